@@ -476,7 +476,7 @@ def test_tables_and_files_that_do_not_fit_are_refused(table, folder, tmp_path):
         pipeline.transform_files(folder, folder, host="here")
     with pytest.raises(UsageError, match="exists already"):
         pipeline.transform_files(folder, str(tmp_path), host="here", mode="error")
-    with pytest.raises(UsageError, match="executor should be arrow or catalyst"):
+    with pytest.raises(UsageError, match="executor should be one of 'arrow', 'catalyst'"):
         pipeline.transform_files(folder, str(tmp_path), executor="dask")
     with pytest.raises(UsageError, match="host should be"):
         pipeline.transform_files(folder, str(tmp_path), host="moon")

@@ -68,9 +68,9 @@ def test_known_types_of_csv_need_no_pass_over_the_data(orca_spark, tmp_path):
 def test_csv_with_wrong_names_or_types(orca_spark, tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("1,2\n")
-    with pytest.raises(UsageError, match="names should have the same length"):
+    with pytest.raises(UsageError, match="names and the columns should have the same length"):
         FeatureTable.read_csv(str(path), names=["a"])
-    with pytest.raises(UsageError, match="dtype should have the same length"):
+    with pytest.raises(UsageError, match="dtype and the columns should have the same length"):
         FeatureTable.read_csv(str(path), dtype=["int"])
     with pytest.raises(UsageError, match="dtype should be string, boolean, int"):
         FeatureTable.read_csv(str(path), dtype="decimal")

@@ -187,7 +187,7 @@ CASES = {
     "labels": (lambda t: t.cut_bins("age", [3], labels=["x"]), "labels should be of length 2"),
     "bins names": (
         lambda t: t.cut_bins("age", [3], out_cols=["x", "y"]),
-        "out_cols should have the same length as columns",
+        "out_cols and columns should have the same length",
     ),
     "bins twins": (
         lambda t: t.cut_bins(["age", "item"], [3], out_cols=["x", "x"]),

@@ -8,18 +8,19 @@ its own, in which the rows of a bucket are one row group, so that they keep the 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors.files import Piece, Rows, file_of, opened, table_of, write
+from bigdl.friesian.executors.files import Piece, file_of, opened, table_of, write
 from bigdl.friesian.ops.batches import Batch, batch_of, factored
-from bigdl.friesian.ops.kinds import Field, require_columns
+from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.operator import Ask, Fitted, Program
 from bigdl.friesian.ops.requests import Request
 from bigdl.friesian.ops.sequences import AddHistSeq
@@ -28,80 +29,55 @@ if TYPE_CHECKING:
     from bigdl.friesian.executors.hosts import Host
 
 
-def answers(
-    program: Program, schema: Mapping[str, Field], pieces: Sequence[Piece], host: Host
-) -> dict[tuple[int, str], Any]:
+def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple[int, str], Any]:
     """Run a program over files."""
-    asked = {
-        (ask.step, name): request
-        for ask in program
-        if isinstance(ask, Ask)
-        for name, request in ask.requests.items()
-    }
     for each in program:
         if isinstance(each, Fitted) and isinstance(each.step, AddHistSeq):
             raise UsageError(
                 f"A step behind {each.step.method} has to learn from the data, which the executor "
                 "arrow cannot do; use fit and transform, or move the step in front of it"
             )
-    parts = host.run(Learn(program, dict(schema)), pieces)
+    asked = _asked(program)
+    parts = zip(*host.run(partial(_learned, program), pieces), strict=True)
     return {
-        key: request.answer(request.merged([part[i] for part in parts]))
-        for i, (key, request) in enumerate(asked.items())
+        key: request.answer(request.merged(of_pieces))
+        for (key, request), of_pieces in zip(asked.items(), parts, strict=True)
     }
 
 
-def transformed(
-    fitted: Sequence[Fitted],
-    schema: Mapping[str, Field],
-    pieces: Sequence[Piece],
-    path: str,
-    host: Host,
-) -> int:
+def transformed(fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host) -> int:
     """Write files behind all steps; returns the number of rows."""
-    with exchanged(fitted, schema, pieces, path, host) as (rest, rows):
-        return sum(host.run(Transform(rest, dict(schema), path), rows))
+    with exchanged(fitted, pieces, path, host) as (rest, rows):
+        return sum(host.run(partial(_written, rest, path), rows))
 
 
-@dataclass(frozen=True)
-class Learn:
-    """The partial answers of a piece, in the order of the requests."""
+def _asked(program: Program) -> dict[tuple[int, str], Request]:
+    return {
+        (ask.step, name): request
+        for ask in program
+        if isinstance(ask, Ask)
+        for name, request in ask.requests.items()
+    }
 
-    program: Program
-    schema: dict[str, Field]
 
-    def __call__(self, rows: Rows) -> list[Any]:
-        requests: list[Request] = []
-        batches: list[list[Any]] = []
-        for batch in rows.batches(self.schema):
-            requests, parts = [], []
-            for each in self.program:
-                if isinstance(each, Fitted):
-                    batch = batch.after(each)
-                    continue
-                requests += each.requests.values()
+def _learned(program: Program, rows: Rows) -> list[Any]:
+    """Return the partial answers of some rows, in the order of the requests."""
+    batches = []
+    for batch in rows.batches():
+        parts = []
+        for each in program:
+            if isinstance(each, Fitted):
+                batch = batch.after(each)
+            else:
                 parts += [request.of_batch(batch) for request in each.requests.values()]
-            batches.append(parts)
-        return [
-            request.merged([parts[i] for parts in batches]) if len(batches) > 1 else batches[0][i]
-            for i, request in enumerate(requests)
-        ]
+        batches.append(parts)
+    of_requests = zip(_asked(program).values(), zip(*batches, strict=True), strict=True)
+    return [request.merged(parts) if len(parts) > 1 else parts[0] for request, parts in of_requests]
 
 
-@dataclass(frozen=True)
-class Transform:
-    """Writes the file of some rows and returns their number."""
-
-    fitted: list[Fitted]
-    schema: dict[str, Field]
-    path: str
-
-    def __call__(self, rows: Rows) -> int:
-        return write(self.path, rows.place, self._tables(rows))
-
-    def _tables(self, rows: Rows) -> Iterator[Any]:
-        for batch in rows.batches(self.schema):
-            yield table_of(batch.behind(self.fitted))
+def _written(fitted: Sequence[Fitted], path: str, rows: Rows) -> int:
+    """Write the file of some rows and return their number."""
+    return write(path, rows.place, (table_of(each.behind(fitted)) for each in rows.batches()))
 
 
 # -- rows with the same key meet -------------------------------------------------------------------
@@ -110,78 +86,67 @@ _BUCKET = 500_000  # rows
 
 
 @dataclass(frozen=True)
-class Bucket(Rows):
+class Bucket:
     """Some keys with all their rows, behind the step that asked for them.
 
     Attributes
     ----------
+    place : int
+        Among all buckets.
     path : str
-        The folder that :class:`Cut` wrote to.
-    parts : tuple of (int, tuple of int)
-        Places of its files, and the row groups of the bucket in each.
-    step : Fitted
-        Of a :class:`AddHistSeq`.
+        The folder that :func:`_cut` wrote to.
+    parts : dict of int to list of int
+        By the places of its files the row groups of the bucket in each.
+    step : AddHistSeq
     """
 
+    place: int
     path: str
-    parts: tuple[tuple[int, tuple[int, ...]], ...]
-    step: Fitted
+    parts: dict[int, list[int]]
+    step: AddHistSeq
 
-    def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         tables = []
-        for place, groups in self.parts:
+        for place, groups in self.parts.items():
             with opened(file_of(self.path, place)) as file:
-                tables.append(file.read_row_groups(list(groups), use_threads=False))
-        for table in cast("AddHistSeq", self.step.step).of_users(pa.concat_tables(tables)):
+                tables.append(file.read_row_groups(groups, use_threads=False))
+        for table in self.step.of_users(pa.concat_tables(tables)):
             yield batch_of({name: table[name] for name in table.column_names})
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Writes the rows of a piece in buckets, as they are in front of a step.
+Rows = Piece | Bucket
 
-    Attributes
-    ----------
-    fitted : list of Fitted
-        The steps before it.
-    step : AddHistSeq
-    buckets : int
-    schema : dict of str to Field
-        Of the data.
-    path : str
-        A folder.
+
+def _cut(
+    fitted: Sequence[Fitted], step: AddHistSeq, count: int, path: str, rows: Rows
+) -> list[int]:
+    """Write some rows in buckets, as they are in front of a step.
+
+    Returns
+    -------
+    list of int
+        The buckets of the row groups of the file.
     """
+    of_groups: list[int] = []
 
-    fitted: list[Fitted]
-    step: AddHistSeq
-    buckets: int
-    schema: dict[str, Field]
-    path: str
-
-    def __call__(self, rows: Rows) -> list[int]:
-        """The buckets of the row groups of the file."""
-        of_groups: list[int] = []
-        write(self.path, rows.place, self._tables(rows, of_groups))
-        return of_groups
-
-    def _tables(self, rows: Rows, of_groups: list[int]) -> Iterator[pa.Table]:
-        for rows_of_piece in rows.batches(self.schema):
-            batch = rows_of_piece.behind(self.fitted)
-            advice = f"; {self.step.method} reads them"
-            require_columns(batch.names, self.step.columns, advice=advice)
+    def tables() -> Iterator[pa.Table]:
+        for each in rows.batches():
+            batch = each.behind(fitted)
+            require_columns(batch.names, step.columns, advice=f"; {step.method} reads them")
             table = table_of(batch)
-            self.step.check_rows(table)
-            buckets = _buckets(batch, self.step.user_col, self.buckets)
-            order = np.argsort(buckets, kind="stable")
-            counts = np.bincount(buckets, minlength=self.buckets)
-            table, start = table.take(pa.array(order)), 0
-            for bucket, count in enumerate(counts.tolist()):
-                if count or (
-                    bucket == 0 and not of_groups
-                ):  # a file has a row group, for its schema
+            step.check_rows(table)
+            buckets = _buckets(batch, step.user_col, count)
+            sizes = np.bincount(buckets, minlength=count).tolist()
+            table, start = table.take(pa.array(np.argsort(buckets, kind="stable"))), 0
+            for bucket, size in enumerate(sizes):
+                is_first = bucket == 0 and not of_groups
+                if size or is_first:  # a file has a row group, for its schema
                     of_groups.append(bucket)
-                    yield table.slice(start, count)
-                start += count
+                    yield table.slice(start, size)
+                start += size
+
+    write(path, rows.place, tables())
+    return of_groups
 
 
 def _buckets(batch: Batch, name: str, count: int) -> np.ndarray:
@@ -200,27 +165,20 @@ def _buckets(batch: Batch, name: str, count: int) -> np.ndarray:
     return hashed.astype(np.int64)[column.codes]
 
 
-def _buckets_of(path: str, step: Fitted, written: Sequence[list[int]], count: int) -> list[Rows]:
-    """Return the buckets, from the results of every :class:`Cut`."""
-    parts: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(count)]
+def _buckets_of(path: str, step: AddHistSeq, written: Sequence[list[int]]) -> list[Bucket]:
+    """Return the buckets, from the results of every :func:`_cut`."""
+    parts: dict[int, dict[int, list[int]]] = {}
     for place, buckets in enumerate(written):
-        groups: dict[int, list[int]] = {}
         for group, bucket in enumerate(buckets):
-            groups.setdefault(bucket, []).append(group)
-        for bucket, mine in groups.items():
-            parts[bucket].append((place, tuple(mine)))
-    filled = [tuple(groups) for groups in parts if groups]
-    return [Bucket(place, path, groups, step) for place, groups in enumerate(filled)]
+            parts.setdefault(bucket, {}).setdefault(place, []).append(group)
+    filled = (parts[bucket] for bucket in sorted(parts))
+    return [Bucket(place, path, each, step) for place, each in enumerate(filled)]
 
 
 @contextmanager
 def exchanged(
-    fitted: Sequence[Fitted],
-    schema: Mapping[str, Field],
-    pieces: Sequence[Piece],
-    path: str,
-    host: Host,
-) -> Iterator[tuple[list[Fitted], list[Rows]]]:
+    fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host
+) -> Iterator[tuple[list[Fitted], Sequence[Rows]]]:
     """Yield the steps behind the last one that looks at groups, and the rows that they get.
 
     What is written on the way lies in a hidden folder in `path` while this is open.
@@ -228,7 +186,7 @@ def exchanged(
     from bigdl.orca.data.file import open_file_system
 
     rest = list(fitted)
-    rows: list[Rows] = list(pieces)
+    rows: Sequence[Rows] = pieces
     count = max(host.pieces, -(-sum(piece.count for piece in pieces) // _BUCKET))
     fs, folder = open_file_system(path)
     made: list[str] = []
@@ -240,8 +198,8 @@ def exchanged(
             fs.makedirs(made[-1], exist_ok=True)
             place = f"{path.rstrip('/')}/{name}"
             step = cast("AddHistSeq", group.step)
-            written = host.run(Cut(rest[:at], step, count, dict(schema), place), rows)
-            rest, rows = rest[at + 1 :], _buckets_of(place, group, written, count)
+            written = host.run(partial(_cut, rest[:at], step, count, place), rows)
+            rest, rows = rest[at + 1 :], _buckets_of(place, step, written)
         yield rest, rows
     finally:
         for each in made:

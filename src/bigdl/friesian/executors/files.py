@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,32 +21,19 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, Factored, normal
-from bigdl.friesian.ops.kinds import Field
+from bigdl.friesian.ops.kinds import Field, Schema
 
 
 @dataclass(frozen=True)
-class Rows(ABC):
-    """Some rows that are worked on together.
-
-    Attributes
-    ----------
-    place : int
-        Among all of their kind; names the file that their results are written to.
-    """
-
-    place: int
-
-    @abstractmethod
-    def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
-        """The rows, given the fields of the data that they come from."""
-
-
-@dataclass(frozen=True)
-class Piece(Rows):
+class Piece:
     """Row groups of one file.
 
     Attributes
     ----------
+    place : int
+        Among all pieces; names the file that their results are written to.
+    schema : dict of str to Field
+        The columns that are read.
     path : str
     groups : tuple of int
     count : int
@@ -56,33 +42,32 @@ class Piece(Rows):
         Values that all rows have, of the columns that stand in the names of folders.
     """
 
+    place: int
+    schema: Schema
     path: str
     groups: tuple[int, ...]
     count: int
     given: dict[str, Any]
 
-    def batches(self, schema: dict[str, Field]) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         """A batch for each group; a column is read when it is asked for."""
-        texts = [
-            name
-            for name, each in schema.items()
-            if each.kind == "string" and name not in self.given
-        ]
+        read = {name: each.kind for name, each in self.schema.items() if name not in self.given}
+        texts = [name for name, kind in read.items() if kind == "string"]
         with opened(self.path, texts) as file:
             known = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
-            for name, each in schema.items():
-                if name not in self.given and known.get(name, each.kind) != each.kind:
+            for name, kind in read.items():
+                if known.get(name, kind) != kind:
                     raise UsageError(
-                        f"The column {name} should be of type {each.kind}, but is {known[name]} in "
+                        f"The column {name} should be of type {kind}, but is {known[name]} in "
                         f"{self.path}"
                     )
             for group in self.groups or (None,):
                 rows = 0 if group is None else file.metadata.row_group(group).num_rows
                 columns = {
-                    name: partial(_repeated, self.given[name], each.kind, rows)
-                    if name in self.given
-                    else partial(_column, file, group, name)
-                    for name, each in schema.items()
+                    name: partial(_column, file, group, name)
+                    if name in read
+                    else partial(_repeated, self.given[name], each.kind, rows)
+                    for name, each in self.schema.items()
                     if name in known or name in self.given
                 }
                 yield Batch(columns, rows)
@@ -205,8 +190,8 @@ def _typed(texts: Sequence[str | None]) -> pa.Array:
     return column
 
 
-def pieces_of(source: Source, count: int) -> list[Piece]:
-    """All row groups of files, in their order, as about so many pieces.
+def pieces_of(source: Source, schema: Schema, count: int) -> list[Piece]:
+    """All row groups of files, in their order, as about so many pieces with some columns.
 
     A piece never has groups of several files, and a group is never cut.  Files without rows are
     one piece without groups.
@@ -217,16 +202,16 @@ def pieces_of(source: Source, count: int) -> list[Piece]:
             groups = range(file.num_row_groups)
             rows.append([file.metadata.row_group(group).num_rows for group in groups])
     target = max(sum(map(sum, rows)) / count, 1)
-    pieces: list[Piece] = []
+    chosen: list[tuple[str, tuple[int, ...], int]] = []
     for path, sizes in zip(source.paths, rows, strict=True):
         parts = min(max(round(sum(sizes) / target), 1), len(sizes))
         bounds = [len(sizes) * i // parts for i in range(parts + 1)] if parts else []
         for first, last in pairwise(bounds):
-            chosen = tuple(range(first, last))
-            count = sum(sizes[first:last])
-            pieces.append(Piece(len(pieces), path, chosen, count, source.given[path]))
-    first_path = source.paths[0]
-    return pieces or [Piece(0, first_path, (), 0, source.given[first_path])]
+            chosen.append((path, tuple(range(first, last)), sum(sizes[first:last])))
+    return [
+        Piece(place, schema, path, groups, count, source.given[path])
+        for place, (path, groups, count) in enumerate(chosen or [(source.paths[0], (), 0)])
+    ]
 
 
 def clear(path: str, sources: Sequence[str], mode: str) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
+from bigdl.friesian.ops.spark import active_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,7 +119,7 @@ class LocalWorkers(Host):
             check_integer("workers", workers, 1)
         self.workers = workers or len(cores)
         slots = [CpuSlot((cores[i % len(cores)],), 1) for i in range(self.workers)]
-        self._pool = WorkerPool([Stage("the pipeline", _Caller, slots)])
+        self._pool = WorkerPool([Stage("the pipeline", _caller, slots)])
 
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         with tempfile.TemporaryDirectory(prefix="bigdl-") as folder:
@@ -135,45 +139,39 @@ class LocalWorkers(Host):
         self.close()
 
 
-class _Caller:
-    """In a worker: calls a function that is read from a file, once."""
-
-    def __init__(self) -> None:
-        pa.set_cpu_count(1)
-        self._path: str | None = None
-        self._function: Callable[[Any], Any] | None = None
-
-    def __call__(self, item: tuple[str, Any]) -> Any:
-        path, piece = item
-        if path != self._path:
-            with open(path, "rb") as file:
-                self._path, self._function = path, pickle.load(file)
-        return _outcome(cast("Callable[[Any], Any]", self._function), piece)
+def _caller() -> Callable[[tuple[str, Any]], Any]:
+    """In a worker: return what calls the function of a file, which is read once."""
+    pa.set_cpu_count(1)
+    return lambda work: _outcome(_read_function(work[0]), work[1])
 
 
-def host_of(host: Any) -> Host:
-    """Return the host that a user named; None means Spark if it runs, else this machine."""
-    if isinstance(host, Host):
-        return host
-    if host is None or host == "spark":
-        spark = _active_spark()
-        if spark is not None:
-            return SparkTasks(spark)
-        if host == "spark":
-            from bigdl.orca import OrcaContext
+@lru_cache(maxsize=1)
+def _read_function(path: str) -> Callable[[Any], Any]:
+    with open(path, "rb") as file:
+        return pickle.load(file)
 
-            return SparkTasks(OrcaContext.get_spark_session())
-        return LocalWorkers()
-    if host == "local":
+
+def host_of(host: Any) -> AbstractContextManager[Host]:
+    """Return the host that a user named; one that is made for this call ends with it.
+
+    None means Spark if it runs, else this machine.
+    """
+    return nullcontext(host) if isinstance(host, Host) else closing(_new_host(host))
+
+
+def _new_host(host: Any) -> Host:
+    if host in (None, "spark"):
+        session = _running_session() or (active_spark() if host == "spark" else None)
+        if session is not None:
+            return SparkTasks(session)
+    if host in (None, "local"):
         return LocalWorkers()
     if host == "here":
         return Here()
     raise UsageError(f"host should be spark, local, here, a host or None, got {host!r}")
 
 
-def _active_spark() -> SparkSession | None:
-    import sys
-
+def _running_session() -> SparkSession | None:
     if "pyspark" not in sys.modules:
         return None
     from pyspark.sql import SparkSession

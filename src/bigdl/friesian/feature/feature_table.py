@@ -28,6 +28,7 @@ from bigdl.friesian.ops.spark import (
     as_names,
     as_number,
     check_different,
+    check_lengths,
     check_string,
     col,
     join_groups,
@@ -45,7 +46,6 @@ from bigdl.friesian.ops.targets import (
     CountEncode,
     TargetEncode,
     TargetStatistics,
-    look_up_codes,
     without_twins,
 )
 from bigdl.friesian.ops.vocabulary import number_column
@@ -133,11 +133,7 @@ class FeatureTable(FeatureMethods, Table):
         df = reader.csv(for_spark(paths))  # all strings, after a look at the first line
         if names is not None:
             names = as_names(names, "names")
-            if len(names) != len(df.columns):
-                raise UsageError(
-                    "names should have the same length as the number of columns, "
-                    f"{len(df.columns)}, but got {names}"
-                )
+            check_lengths("names", names, "the columns", df.columns)
         some = dtype is None or isinstance(dtype, Mapping)
         if some and not set(names or df.columns) <= set(dtype or ()):
             # a pass over the data finds the other types
@@ -579,11 +575,7 @@ class FeatureTable(FeatureMethods, Table):
         names = as_names(columns)
         require_columns(self.columns, names)
         chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
-        if len(chosen) != len(names):
-            raise UsageError(
-                "columns and indices should have the same length, but got "
-                f"{len(names)} and {len(chosen)}"
-            )
+        check_lengths("columns", names, "indices", chosen)
         for name in names:
             lookup.check_single(name, kind_of(self.df, name))
         dictionaries = {
@@ -711,11 +703,7 @@ class FeatureTable(FeatureMethods, Table):
         """
         names = as_names(columns)
         tables = list(index_tbls) if isinstance(index_tbls, list | tuple) else [index_tbls]
-        if len(names) != len(tables):
-            raise UsageError(
-                "columns and index_tbls should have the same length, but got "
-                f"{len(names)} and {len(tables)}"
-            )
+        check_lengths("columns", names, "index_tbls", tables)
         table = self
         for name, each in zip(names, tables, strict=True):
             table = table.add_value_features(name, each, name, name)
@@ -825,17 +813,9 @@ class FeatureTable(FeatureMethods, Table):
         codes : list of TargetCode
             Of each of `cat_cols`, by all rows, for :meth:`encode_target`.
         """
+        folds = kfold, fold_seed, fold_col, drop_fold
         operator = TargetEncode.of(
-            cat_cols,
-            target_cols,
-            target_mean,
-            out_cols,
-            smooth=smooth,
-            kfold=kfold,
-            fold_seed=fold_seed,
-            fold_col=fold_col,
-            drop_cat=drop_cat,
-            drop_fold=drop_fold,
+            cat_cols, target_cols, target_mean, out_cols, smooth, drop_cat, *folds
         )
         df, statistics = operator.by_folds(self.df)
         return self._clone(df), _codes_of(statistics)
@@ -871,9 +851,7 @@ class FeatureTable(FeatureMethods, Table):
         codes : list of TargetCode
             Of each of `cat_cols`, by all rows, for :meth:`encode_target` on later data.
         """
-        operator = TargetEncode.of(
-            cat_cols, target_cols, target_mean, out_cols, smooth=smooth, drop_cat=drop_cat
-        )
+        operator = TargetEncode.of(cat_cols, target_cols, target_mean, out_cols, smooth, drop_cat)
         df, statistics = operator.by_times(self.df, time_col, folds)
         return self._clone(df), _codes_of(statistics)
 
@@ -961,12 +939,13 @@ class FeatureTable(FeatureMethods, Table):
                         f"columns are {self.df.columns}"
                     )
             once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
-            means = {
-                output: mean
+            outputs = {
+                output: (output, F.lit(mean).cast("double"))
                 for output, (target, mean) in code.out_target_mean.items()
                 if wanted is None or target in wanted
             }
-            look_ups.append(look_up_codes(once, code.key_cols, names, means))
+            at = dict(zip(code.key_cols, map(col, names), strict=True))
+            look_ups.append(lookup.LookUp(once, at, outputs))
             done += names
         made = [name for each in look_ups for name in each.outputs]
         check_different(made, "The codes of targets")
@@ -1155,11 +1134,7 @@ def _with_types(df: DataFrame, dtype: Any) -> DataFrame:
     if isinstance(dtype, str):
         dtype = dict.fromkeys(df.columns, dtype)
     if isinstance(dtype, list | tuple):
-        if len(dtype) != len(df.columns):
-            raise UsageError(
-                "dtype should have the same length as the number of columns, "
-                f"{len(df.columns)}, but got {dtype!r}"
-            )
+        check_lengths("dtype", dtype, "the columns", df.columns)
         dtype = dict(zip(df.columns, dtype, strict=True))
     if not isinstance(dtype, Mapping):
         raise UsageError(f"dtype should be str, list of str or dict, but got {dtype!r}")

@@ -217,15 +217,9 @@ class FeatureMethods(CellMethods):
         keep_original_columns : bool, default False
         """
         names = as_names(columns)
-        wanted = sizes if sizes is None or isinstance(sizes, list | tuple) else [sizes]
-        return self._apply(
-            OneHotEncode(
-                names,
-                None if wanted is None else list(wanted),
-                names if prefix is None else as_names(prefix, "prefix"),
-                keep_original_columns,
-            )
-        )
+        wanted = None if sizes is None else listed([sizes])
+        prefixes = names if prefix is None else as_names(prefix, "prefix")
+        return self._apply(OneHotEncode(names, wanted, prefixes, keep_original_columns))
 
     def cut_bins(
         self,
@@ -392,15 +386,5 @@ class FeatureMethods(CellMethods):
         In a pipeline, what users have and how popular items are is that of the table which is
         transformed; nothing is learned.
         """
-        return self._apply(
-            AddNegativeSamples(
-                item_size,
-                item_col,
-                label_col,
-                neg_num,
-                random_seed(seed),
-                exclude_history_col,
-                user_col,
-                popularity,
-            )
-        )
+        options = random_seed(seed), exclude_history_col, user_col, popularity
+        return self._apply(AddNegativeSamples(item_size, item_col, label_col, neg_num, *options))

@@ -8,13 +8,13 @@ cannot wait for the next pass, and steps behind them that read their columns too
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import arrow, files, spark
 from bigdl.friesian.executors.hosts import Host, LocalWorkers, host_of
@@ -163,18 +163,9 @@ class FeaturePipeline(FeatureMethods):
         -----
         What is not in a vocabulary becomes null; :meth:`fillna` with 0 follows as a rule.
         """
+        options = sort_for_array, keep_most_frequent, broadcast, oov_buckets
         return self._apply(
-            CategoryEncode.of(
-                columns,
-                freq_limit,
-                order_by_freq,
-                do_split,
-                sep,
-                sort_for_array,
-                keep_most_frequent,
-                broadcast,
-                oov_buckets,
-            )
+            CategoryEncode.of(columns, freq_limit, order_by_freq, do_split, sep, *options)
         )
 
     def target_encode(
@@ -195,20 +186,8 @@ class FeaturePipeline(FeatureMethods):
         Only ``fit_transform`` makes codes without the rows of the own fold; ``transform`` has, for
         all rows, those of all rows at ``fit``.
         """
-        return self._apply(
-            TargetEncode.of(
-                cat_cols,
-                target_cols,
-                target_mean,
-                out_cols,
-                smooth=smooth,
-                kfold=kfold,
-                fold_seed=fold_seed,
-                fold_col=fold_col,
-                drop_cat=drop_cat,
-                drop_fold=drop_fold,
-            )
-        )
+        options = smooth, drop_cat, kfold, fold_seed, fold_col, drop_fold
+        return self._apply(TargetEncode.of(cat_cols, target_cols, target_mean, out_cols, *options))
 
     def count_encode(
         self,
@@ -315,17 +294,15 @@ class FeaturePipeline(FeatureMethods):
         FeaturePipeline
             This one.
         """
-        if _check_executor(executor) == "catalyst":
+        if check_choice("executor", executor, ("arrow", "catalyst")) == "catalyst":
             return self.fit(FeatureTable.read_parquet(src))
         self._check_runs("arrow")
         source = files.source_of(src)
         schema = source.schema
-        with _host(host) as runner:
-            pieces = files.pieces_of(source, runner.pieces)
+        with host_of(host) as runner:
+            pieces = files.pieces_of(source, schema, runner.pieces)
             fitted = _learn(
-                self._steps,
-                schema,
-                lambda program: arrow.answers(program, schema, pieces, runner),
+                self._steps, schema, lambda program: arrow.answers(program, pieces, runner)
             )
         self._learned(schema, fitted)
         return self
@@ -360,7 +337,7 @@ class FeaturePipeline(FeatureMethods):
             Number of rows.
         """
         fitted = self._known()
-        if _check_executor(executor) == "catalyst":
+        if check_choice("executor", executor, ("arrow", "catalyst")) == "catalyst":
             self.transform(FeatureTable.read_parquet(src)).write_parquet(dst, mode)
             return FeatureTable.read_parquet(dst).size()
         self._check_runs("arrow")
@@ -369,9 +346,9 @@ class FeaturePipeline(FeatureMethods):
         check_schema(known, self._schema, inputs_of(fitted))
         schema = {name: each for name, each in known.items() if name in self._schema}
         files.clear(dst, source.paths, mode)
-        with _host(host) as runner:
-            pieces = files.pieces_of(source, runner.pieces)
-            rows = arrow.transformed(fitted, schema, pieces, os.fspath(dst), runner)
+        with host_of(host) as runner:
+            pieces = files.pieces_of(source, schema, runner.pieces)
+            rows = arrow.transformed(fitted, pieces, os.fspath(dst), runner)
         files.mark_complete(dst)
         return rows
 
@@ -467,23 +444,6 @@ class FeaturePipeline(FeatureMethods):
     def __repr__(self) -> str:
         state = "has not learned" if self._fitted is None else "has learned"
         return f"<FeaturePipeline of {len(self._steps)} steps, {state}>"
-
-
-@contextmanager
-def _host(host: Any) -> Iterator[Host]:
-    """The host that a user named; one that was made for this call ends with it."""
-    runner = host_of(host)
-    try:
-        yield runner
-    finally:
-        if not isinstance(host, Host):
-            runner.close()
-
-
-def _check_executor(executor: Any) -> str:
-    if executor not in ("arrow", "catalyst"):
-        raise UsageError(f"executor should be arrow or catalyst, got {executor!r}")
-    return executor
 
 
 def _frame(table: Any) -> DataFrame:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -39,17 +40,12 @@ def save(
         "steps": [],
     }
     for place, step in enumerate(steps):
-        each: dict[str, Any] = {"method": step.method, "arguments": step.arguments()}
+        each: dict[str, Any] = {"method": step.method, "arguments": vars(step)}
         if fitted is not None:
             each["state"] = _written(fs, folder, place, fitted[place].state)
         content["steps"].append(each)
     with fs.open(f"{folder}/{_FILE}", "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False, default=_plain)
-
-
-def _plain(number: Any) -> Any:
-    """A number of NumPy as one of Python."""
-    return number.item()
+        json.dump(content, file, indent=1, ensure_ascii=False, default=np.generic.item)
 
 
 def _written(fs: Any, folder: str, place: int, state: State) -> dict[str, Any]:
@@ -102,24 +98,15 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | No
 def _step(path: str, saved: dict[str, Any]) -> Operator:
     if saved["method"] not in OPERATORS:
         raise UsageError(f"The pipeline at {path} has a step {saved['method']!r}, unknown here")
-    arguments = saved["arguments"]
-    if list(arguments) == ["given"]:  # as older versions wrote operators of tables
-        arguments = arguments["given"]
-    return OPERATORS[saved["method"]](**arguments)
+    return OPERATORS[saved["method"]](**saved["arguments"])
 
 
 def _read(fs: Any, folder: str, saved: dict[str, Any]) -> State:
-    return {
-        name: _table(fs, f"{folder}/{value['file']}")
-        if isinstance(value, dict) and list(value) == ["file"]
-        else value
-        for name, value in saved.items()
-    }
-
-
-def _table(fs: Any, path: str) -> pa.Table:
-
-    # Read by threads of Arrow, the Python file may be held by one for a moment longer, and a
-    # process that ends then aborts.
-    with fs.open(path, "rb") as file:
-        return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+    state = dict(saved)
+    for name, value in saved.items():
+        if isinstance(value, dict) and list(value) == ["file"]:
+            # Read by threads of Arrow, the Python file may be held by one for a moment longer, and
+            # a process that ends then aborts.
+            with fs.open(f"{folder}/{value['file']}", "rb") as file:
+                state[name] = pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+    return state

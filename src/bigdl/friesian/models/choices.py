@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.models.columns import cardinalities, check_numbers, check_tasks
 from bigdl.friesian.models.layers import (
     FieldEmbeddings,
     TableModel,
@@ -18,9 +16,7 @@ from bigdl.friesian.models.layers import (
     mlp,
     stack_numbers,
 )
-
-if TYPE_CHECKING:
-    from bigdl.friesian.ops.schema import FeatureSchema
+from bigdl.friesian.ops.schema import FeatureSchema, cardinalities, check_numbers
 
 
 class NCF(TableModel):
@@ -269,7 +265,8 @@ class MMoE(TableModel):
         tower_hidden: Sequence[int] = (32,),
         dropout: float = 0.0,
     ):
-        check_tasks(tasks)
+        if isinstance(tasks, str) or not tasks:
+            raise UsageError(f"tasks should be a list of names, got {tasks!r}")
         table = TabularInput(categories, numbers, dim)
         super().__init__(table.feature_cols)
         self.tasks = list(tasks)

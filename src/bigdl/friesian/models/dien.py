@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.models.columns import cardinalities
 from bigdl.friesian.models.layers import FieldEmbeddings, TableModel, mlp
-
-if TYPE_CHECKING:
-    from bigdl.friesian.ops.schema import FeatureSchema
+from bigdl.friesian.ops.schema import FeatureSchema, cardinalities
 
 
 class AUGRU(nn.Module):

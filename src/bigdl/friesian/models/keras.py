@@ -22,19 +22,16 @@ a column did not have when the model was sized stands for 0, the number of unkno
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.friesian.models.columns import cardinalities, check_numbers, check_tasks
+from bigdl.friesian.ops.schema import FeatureSchema, cardinalities, check_numbers
 
 require("keras", "tf")
 import keras  # noqa: E402
 from keras import layers, ops  # noqa: E402
-
-if TYPE_CHECKING:
-    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["InBatchSoftmax", "deepfm", "mmoe", "ncf", "two_tower", "wide_and_deep"]
 
@@ -215,7 +212,8 @@ def mmoe(
         Of each task an output of the shape ``(n, 1)``.  The layers ``<task>_gate`` give the shares
         of the experts, of shape ``(n, experts)``.
     """
-    check_tasks(tasks)
+    if isinstance(tasks, str) or not tasks:
+        raise UsageError(f"tasks should be a list of names, got {tasks!r}")
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     taken = [task for i, task in enumerate(tasks) if task in [*sizes, *numbers, *tasks[:i]]]
     if taken:

@@ -10,11 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.models.columns import cardinalities, check_numbers
 from bigdl.friesian.models.layers import TableModel, TabularInput, mlp
-
-if TYPE_CHECKING:
-    from bigdl.friesian.ops.schema import FeatureSchema
+from bigdl.friesian.ops.schema import FeatureSchema, cardinalities, check_numbers
 
 
 class Tower(TableModel):

@@ -22,7 +22,13 @@ from bigdl.friesian.ops import xxhash64
 from bigdl.friesian.ops.batches import factored, text_of, texts_of
 from bigdl.friesian.ops.kinds import Field, Schema, is_category, require_columns
 from bigdl.friesian.ops.operator import Cell, Function, Operator
-from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_string
+from bigdl.friesian.ops.spark import (
+    F,
+    arrow_function,
+    check_different,
+    check_lengths,
+    check_string,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -174,11 +180,8 @@ class CrossColumns(Operator):
             if cross_col_names is not None:
                 cross_col_names = [cross_col_names]
             cross_columns = [cross_columns]
-        if (
-            not isinstance(cross_columns, list | tuple)
-            or not cross_columns
-            or not all(_is_list_of(str, each) for each in cross_columns)
-        ):
+        is_list = isinstance(cross_columns, list | tuple) and cross_columns
+        if not is_list or not all(_is_list_of(str, each) for each in cross_columns):
             raise UsageError(
                 f"cross_columns should be a nested list of string, but got {cross_columns!r}"
             )
@@ -189,7 +192,7 @@ class CrossColumns(Operator):
                 )
         if not _is_list_of(int, bin_sizes):
             raise UsageError(f"bin_sizes should be a list of int, but got {bin_sizes!r}")
-        _check_length("bin_sizes", bin_sizes, cross_columns)
+        check_lengths("cross_columns", cross_columns, "bin_sizes", bin_sizes)
         names = _cross_names(cross_columns, cross_col_names)
         return cls(list(map(list, cross_columns)), list(bin_sizes), names, method, sep)
 
@@ -218,14 +221,6 @@ def _is_list_of(kind: type, values: Any) -> bool:
     return isinstance(values, list | tuple) and all(isinstance(each, kind) for each in values)
 
 
-def _check_length(what: str, values: Sequence[Any], crosses: Sequence[Any]) -> None:
-    if len(values) != len(crosses):
-        raise UsageError(
-            f"cross_columns and {what} should have the same length, but got {len(crosses)} and "
-            f"{len(values)}"
-        )
-
-
 def _cross_names(crosses: Sequence[Sequence[str]], cross_col_names: Any) -> list[str]:
     if cross_col_names is None:
         cross_col_names = [None] * len(crosses)
@@ -233,7 +228,7 @@ def _cross_names(crosses: Sequence[Sequence[str]], cross_col_names: Any) -> list
         raise UsageError(
             f"cross_col_names should be None or a list of string, but got {cross_col_names!r}"
         )
-    _check_length("cross_col_names", cross_col_names, crosses)
+    check_lengths("cross_columns", crosses, "cross_col_names", cross_col_names)
     for name in cross_col_names:
         if name is not None and not isinstance(name, str):
             raise UsageError(

@@ -60,19 +60,15 @@ def _check_items(name: str, kind: str) -> None:
         )
 
 
-def _uniform(count: Column | int, *keys: Any) -> Column:
-    """A whole number from 0 to `count` − 1, by 64 random bits."""
-
-    return F.pmod(F.xxhash64(*keys), F.lit(count).cast("bigint"))
-
-
 def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
     """A random item other than this one; any item if this one is null or none of the numbers."""
 
     is_item = item.isNotNull() & (item >= 1) & (item < item_size)
-    drawn = _uniform(item_size - 2, *keys) + 1
+    bits = F.xxhash64(*keys)
+    drawn = F.pmod(bits, F.lit(item_size - 2).cast("bigint")) + 1
     other = F.when(drawn >= item, drawn + 1).otherwise(drawn)
-    return F.when(is_item, other).otherwise(_uniform(item_size - 1, *keys) + 1)
+    any_item = F.pmod(bits, F.lit(item_size - 1).cast("bigint")) + 1
+    return F.when(is_item, other).otherwise(any_item)
 
 
 @dataclass(frozen=True)
@@ -147,14 +143,13 @@ class AddNegativeSamples(TableOperator):
         draws = F.sequence(F.lit(1), F.lit(self.neg_num))
         if self.popularity is None and not histories:
             return F.transform(draws, lambda k: _other_than(item.cast("bigint"), size, key, row, k))
-        excluded = _excluded(item, histories, size)
+        tickets = np.ones(size, np.int64)
+        tickets[0] = 0
         if self.popularity is not None:
             tickets = _tickets_of(df, self.item_col, size, self.popularity)
-            bits = F.transform(draws, lambda k: F.xxhash64(key, row, k))
-            draw = arrow_function(_Tickets(tickets, df.sparkSession).draw, "array<bigint>")
-            return draw(bits, excluded)
-        items = F.transform(draws, lambda k: _other_than_all(excluded, size, key, row, k))
-        return F.filter(items, lambda item: item.isNotNull())
+        bits = F.transform(draws, lambda k: F.xxhash64(key, row, k))
+        draw = arrow_function(_Tickets(tickets, df.sparkSession).draw, "array<bigint>")
+        return draw(bits, _excluded(item, histories, size))
 
 
 def _check_history(df: DataFrame, name: str, what: str) -> None:
@@ -172,16 +167,6 @@ def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Colu
     )
     every = F.filter(every, lambda each: each.isNotNull() & (each >= 1) & (each < item_size))
     return F.sort_array(F.array_distinct(every))
-
-
-def _other_than_all(excluded: Column, item_size: int, *keys: Any) -> Column:
-
-    left = F.lit(item_size - 1) - F.size(excluded)
-    drawn = _uniform(F.greatest(left, F.lit(1)), *keys) + 1
-    stepped = F.aggregate(
-        excluded, drawn, lambda number, item: F.when(item <= number, number + 1).otherwise(number)
-    )
-    return F.when(left > 0, stepped)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from bigdl.friesian.ops.spark import (
     F,
     as_names,
     check_different,
+    check_lengths,
     check_new_names,
     col,
     is_missing,
@@ -421,7 +422,7 @@ class CutBins(NumberOperator):
         least = 2 if self.by_quantiles else 1
         for bins in self.bins.values():
             _check_bins(bins, least)
-        _check_lengths("out_cols", self.out_cols, list(self.bins))
+        check_lengths("out_cols", self.out_cols, "columns", self.bins)
         check_different(self.out_cols, "out_cols")
         for name, words in self.labels.items():
             if not isinstance(self.bins[name], int):
@@ -486,13 +487,6 @@ def _check_labels(name: str, edges: Sequence[float], words: Sequence[str]) -> No
         )
 
 
-def _check_lengths(what: str, values: Sequence[Any], columns: Sequence[str]) -> None:
-    if len(values) != len(columns):
-        raise UsageError(
-            f"{what} should have the same length as columns, but got {values} for {columns}"
-        )
-
-
 def _check_bins(bins: Any, least: int) -> None:
     if isinstance(bins, int):
         check_integer("bins", bins, least)
@@ -538,8 +532,8 @@ class OneHotEncode(Operator):
                 raise UsageError(
                     f"sizes should be positive int or a list of them, but got {self.sizes!r}"
                 )
-            _check_lengths("sizes", self.sizes, self.columns)
-        _check_lengths("prefix", self.prefix, self.columns)
+            check_lengths("sizes", self.sizes, "columns", self.columns)
+        check_lengths("prefix", self.prefix, "columns", self.columns)
 
     def requests(self, before: Schema) -> dict[str, Request]:
         advice = "; encode it first"

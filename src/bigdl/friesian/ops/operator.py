@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -154,7 +154,7 @@ OPERATORS: dict[str, type[Operator]] = {}
 
 @dataclass(frozen=True)
 class Operator:
-    """One method with its arguments; see the module for its life.
+    """One method with its arguments, which are values of JSON; see the module for its life.
 
     Attributes
     ----------
@@ -175,10 +175,6 @@ class Operator:
     def is_row_wise(self) -> bool:
         """Whether each row has one result that depends on no other row."""
         return "row" in self.executors
-
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the method, which are values of JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def reads(self) -> Sequence[str] | None:
@@ -255,11 +251,8 @@ class Fitted:
     @property
     def inputs(self) -> list[str]:
         """The columns that have to be there."""
-        return list(
-            dict.fromkeys(
-                name for cell in self.cells if cell.function is not None for name in cell.inputs
-            )
-        )
+        computed = (cell for cell in self.cells if cell.function is not None)
+        return list(dict.fromkeys(name for cell in computed for name in cell.inputs))
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,15 @@ def check_different(names: Sequence[str], what: str) -> None:
         raise UsageError(f"{what} should differ from each other, but {twins} are there twice")
 
 
+def check_lengths(what: str, values: Sequence[Any], others: str, other_values: Any) -> None:
+    """Check that two arguments have the same length."""
+    if len(values) != len(other_values):
+        raise UsageError(
+            f"{what} and {others} should have the same length, but got {len(values)} and "
+            f"{len(other_values)}"
+        )
+
+
 def check_new_names(names: Sequence[str], advice: str = "drop or rename the others") -> None:
     """Check that no two columns of a table have one name."""
     twins = twins_in(names)

@@ -55,29 +55,6 @@ _RELATIVE_ERROR = 0.001  # of the rank that an edge of times has
 # -- tables of codes -------------------------------------------------------------------------------
 
 
-def look_up_codes(
-    codes: DataFrame,
-    keys: Sequence[str],
-    categories: Sequence[str],
-    means: Mapping[str, float | None],
-) -> LookUp:
-    """Return the look-up of some columns of codes.
-
-    Parameters
-    ----------
-    codes : pyspark.sql.DataFrame
-    keys : list of str
-        Its columns of categories.
-    categories : list of str
-        The columns of the rows in their place.
-    means : dict of str to float
-        By the columns of codes what a category has that is not in the table.
-    """
-    at = {key: col(name) for key, name in zip(keys, categories, strict=True)}
-    outputs = {name: (name, F.lit(mean).cast("double")) for name, mean in means.items()}
-    return LookUp(codes, at, outputs)
-
-
 def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
     """One row for each combination of keys: that with the largest count, then values.
 
@@ -554,22 +531,22 @@ class TargetEncode(GroupEncode):
     out_cols: list[list[str]]
     target_mean: dict[str, float]
     smooth: float
+    drop_cat: bool
     kfold: int = 1
     fold_seed: int | None = None
     fold_col: str = ""
-    drop_cat: bool = False
     drop_fold: bool = True
     method = "target_encode"
     kind = "double"
 
     @classmethod
     def of(
-        cls, cat_cols: Any, target_cols: Any, target_mean: Any, out_cols: Any, **options: Any
+        cls, cat_cols: Any, target_cols: Any, target_mean: Any, out_cols: Any, *options: Any
     ) -> TargetEncode:
         """Return the operator for the arguments that users give."""
         targets = as_names(target_cols, "target_cols")
         groups, names = _named_groups(cat_cols, targets, out_cols, "_te_")
-        return cls(groups, targets, names, _check_means(target_mean, targets), **options)
+        return cls(groups, targets, names, _check_means(target_mean, targets), *options)
 
     def __post_init__(self) -> None:
         if self.fold_seed is not None:
