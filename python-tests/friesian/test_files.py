@@ -23,7 +23,7 @@ def test_parquet_goes_out_and_in(messy, rows, tmp_path):
     assert FeatureTable.read_parquet(tmp_path / "table.parquet").size() == 2
     messy.limit(1).write_parquet(path, mode="ignore")
     assert FeatureTable.read_parquet(path).size() == 2
-    with pytest.raises(UsageError, match="mode should be one of append, overwrite, error, ignore"):
+    with pytest.raises(UsageError, match="mode should be one of 'append', 'overwrite', 'error'"):
         messy.write_parquet(path, mode="replace")
 
 

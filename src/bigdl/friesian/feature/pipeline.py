@@ -19,9 +19,8 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import arrow, files, spark
 from bigdl.friesian.executors.hosts import Host, LocalWorkers, host_of
 from bigdl.friesian.feature import storage
-from bigdl.friesian.feature.feature_table import FeatureTable
 from bigdl.friesian.feature.methods import FeatureMethods
-from bigdl.friesian.feature.tables import Table
+from bigdl.friesian.feature.table import FeatureTable, Table
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.columns import Filter, Select
 from bigdl.friesian.ops.kinds import Field, Schema
