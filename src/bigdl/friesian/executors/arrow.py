@@ -24,6 +24,7 @@ from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.operator import Ask, Fitted, Program
 from bigdl.friesian.ops.requests import Request
 from bigdl.friesian.ops.sequences import AddHistSeq
+from bigdl.orca.data.file import open_file_system
 
 if TYPE_CHECKING:
     from bigdl.friesian.executors.hosts import Host
@@ -183,8 +184,6 @@ def exchanged(
 
     What is written on the way lies in a hidden folder in `path` while this is open.
     """
-    from bigdl.orca.data.file import open_file_system
-
     rest = list(fitted)
     rows: Sequence[Rows] = pieces
     count = max(host.pieces, -(-sum(piece.count for piece in pieces) // _BUCKET))

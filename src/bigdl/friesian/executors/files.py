@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,8 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, Factored, normal
 from bigdl.friesian.ops.kinds import Field, Schema
+from bigdl.orca.data.file import is_local_path, open_file_system
+from bigdl.orca.data.pandas.readers import files_of, split_paths
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,6 @@ def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
 @contextmanager
 def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
     """A file, whose columns of text come as dictionaries; `names` are those columns if known."""
-
-    from bigdl.orca.data.file import is_local_path, open_file_system
-
     fs, inside = open_file_system(path)
     source = inside if is_local_path(path) else fs.open(inside)
     # threads of Arrow may hold a Python file for a moment too long for a process that ends
@@ -104,47 +103,31 @@ def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.Parquet
         yield file
 
 
-@dataclass(frozen=True)
-class Source:
-    """The files that a user means.
+Source = dict[str, dict[str, Any]]
+"""Files, and of each the values of the columns that stand in the names of its folders."""
 
-    Attributes
-    ----------
-    paths : list of str
-        Sorted within each path of the user.
-    given : dict of str to dict
-        Of each file the values of the columns that stand in the names of its folders.
-    schema : dict of str to Field
-        Those of the first file, which all others have to have, and the columns in names of folders
-        behind them.
+
+def source_of(src: Any) -> tuple[Source, dict[str, Field]]:
+    """Return the files that a user means, and their columns.
+
+    The files are sorted within each path of the user.  The columns are those of the first file,
+    which all others have to have, and behind them those in names of folders.
     """
-
-    paths: list[str]
-    given: dict[str, dict[str, Any]]
-    schema: dict[str, Field]
-
-
-def source_of(src: Any) -> Source:
-    """The files that a user means."""
-    from bigdl.orca.data.file import is_local_path, open_file_system
-    from bigdl.orca.data.pandas.readers import files_of, split_paths
-
     named: dict[str, dict[str, str | None]] = {}
     for root in split_paths(src):
         inside = open_file_system(root)[1] if is_local_path(root) else root
         for path in files_of(root, nested=True):
             named[path] = _named_in(path, inside)
     columns = _columns_of(named)
-    paths = list(named)
-    given = {
+    source = {
         path: {name: values[i].as_py() for name, values in columns.items()}
-        for i, path in enumerate(paths)
+        for i, path in enumerate(named)
     }
     in_names = {name: Field(kinds.of_arrow(values.type)) for name, values in columns.items()}
-    with opened(paths[0]) as file:
+    with opened(next(iter(source))) as file:
         in_file = {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
     fields = {name: each for name, each in in_file.items() if name not in in_names}
-    return Source(paths, given, fields | in_names)
+    return source, fields | in_names
 
 
 # Columns in the names of folders: ``country=no/day=2024-05-01/part-0.parquet``.
@@ -197,27 +180,25 @@ def pieces_of(source: Source, schema: Schema, count: int) -> list[Piece]:
     one piece without groups.
     """
     rows = []
-    for path in source.paths:
+    for path in source:
         with opened(path) as file:
             groups = range(file.num_row_groups)
             rows.append([file.metadata.row_group(group).num_rows for group in groups])
     target = max(sum(map(sum, rows)) / count, 1)
     chosen: list[tuple[str, tuple[int, ...], int]] = []
-    for path, sizes in zip(source.paths, rows, strict=True):
+    for path, sizes in zip(source, rows, strict=True):
         parts = min(max(round(sum(sizes) / target), 1), len(sizes))
         bounds = [len(sizes) * i // parts for i in range(parts + 1)] if parts else []
         for first, last in pairwise(bounds):
             chosen.append((path, tuple(range(first, last)), sum(sizes[first:last])))
     return [
-        Piece(place, schema, path, groups, count, source.given[path])
-        for place, (path, groups, count) in enumerate(chosen or [(source.paths[0], (), 0)])
+        Piece(place, schema, path, groups, count, source[path])
+        for place, (path, groups, count) in enumerate(chosen or [(next(iter(source)), (), 0)])
     ]
 
 
-def clear(path: str, sources: Sequence[str], mode: str) -> None:
+def clear(path: str, sources: Iterable[str], mode: str) -> None:
     """Make an empty folder for results."""
-    from bigdl.orca.data.file import open_file_system
-
     check_choice("mode", mode, ("overwrite", "error"))
     fs, folder = open_file_system(path)
     folder = folder.rstrip("/")
@@ -234,8 +215,6 @@ def clear(path: str, sources: Sequence[str], mode: str) -> None:
 
 def mark_complete(path: str) -> None:
     """Say, as Spark does, that all results are there."""
-    from bigdl.orca.data.file import open_file_system
-
     fs, folder = open_file_system(path)
     fs.touch(f"{folder.rstrip('/')}/_SUCCESS")
 
@@ -255,8 +234,6 @@ def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
     int
         Number of rows.
     """
-    from bigdl.orca.data.file import is_local_path, open_file_system
-
     fs, folder = open_file_system(path)
     name = file_of(folder, place)
     if not is_local_path(path):  # a file of a remote storage appears when it is closed

@@ -296,8 +296,7 @@ class FeaturePipeline(FeatureMethods):
         if check_choice("executor", executor, ("arrow", "catalyst")) == "catalyst":
             return self.fit(FeatureTable.read_parquet(src))
         self._check_runs("arrow")
-        source = files.source_of(src)
-        schema = source.schema
+        source, schema = files.source_of(src)
         with host_of(host) as runner:
             pieces = files.pieces_of(source, schema, runner.pieces)
             fitted = _learn(
@@ -340,11 +339,10 @@ class FeaturePipeline(FeatureMethods):
             self.transform(FeatureTable.read_parquet(src)).write_parquet(dst, mode)
             return FeatureTable.read_parquet(dst).size()
         self._check_runs("arrow")
-        source = files.source_of(src)
-        known = source.schema
+        source, known = files.source_of(src)
         check_schema(known, self._schema, inputs_of(fitted))
         schema = {name: each for name, each in known.items() if name in self._schema}
-        files.clear(dst, source.paths, mode)
+        files.clear(dst, source, mode)
         with host_of(host) as runner:
             pieces = files.pieces_of(source, schema, runner.pieces)
             rows = arrow.transformed(fitted, pieces, os.fspath(dst), runner)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.kinds import Field, Schema
 from bigdl.friesian.ops.operator import OPERATORS, Fitted, Operator, State
+from bigdl.orca.data.file import open_file_system
 
 _FORMAT = "bigdl.friesian.FeaturePipeline"
 _VERSION = 1
@@ -24,8 +25,6 @@ def save(
     path: str, steps: Sequence[Operator], schema: Schema, fitted: Sequence[Fitted] | None
 ) -> None:
     """Write a pipeline; what was in the folder goes."""
-    from bigdl.orca.data.file import open_file_system
-
     fs, folder = open_file_system(path)
     folder = folder.rstrip("/")
     if fs.exists(folder):
@@ -65,8 +64,6 @@ def _written(fs: Any, folder: str, place: int, state: State) -> dict[str, Any]:
 
 def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | None]:
     """Read what :func:`save` wrote: steps, fields of the data, and the steps with their states."""
-    from bigdl.orca.data.file import open_file_system
-
     fs, folder = open_file_system(path)
     folder = folder.rstrip("/")
     try:

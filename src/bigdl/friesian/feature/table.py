@@ -1689,8 +1689,7 @@ class FeatureTable(FeatureMethods, Table):
         check_integer("num_sampled_list", num_sampled_list, 1)
         check_integer("num_sampled_item", num_sampled_item, 1)
         seed = spark.random_seed(random_seed)
-        row, draw, places = (temporary(self.df, each) for each in ("row", "draw", "places"))
-        rows = self.df.withColumn(row, F.monotonically_increasing_id())
+        draw, places = (temporary(self.df, each) for each in ("draw", "places"))
         long_enough = F.size(col(names[0])) >= num_sampled_item
         if len(names) > 1:
             lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
@@ -1699,22 +1698,16 @@ class FeatureTable(FeatureMethods, Table):
                 "Each row of the FeatureTable should have the same array length in all of columns"
             )
             long_enough = spark.or_error(long_enough, equal, message, "boolean")
-        rows = rows.filter(long_enough)
+        rows = self.df.filter(long_enough)
         rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
-        # sorted by a random number each, the first items are a sample without replacement
-        key = F.lit(seed)
-        numbers = F.transform(
-            F.sequence(F.lit(0), F.size(col(names[0])) - 1),
-            lambda place: F.struct(F.xxhash64(key, col(row), col(draw), place), place.alias("at")),
-        )
-        chosen = F.slice(F.sort_array(numbers), 1, num_sampled_item)["at"]
-        rows = rows.withColumn(places, chosen)
+        shuffled = F.shuffle(F.sequence(F.lit(0), F.size(col(names[0])) - 1), seed)
+        rows = rows.withColumn(places, F.slice(shuffled, 1, num_sampled_item))
 
         def at_places(name: str) -> Column:
             return F.transform(col(places), lambda place: F.get(col(name), place))
 
         samples = {name if replace else f"sampled_{name}": at_places(name) for name in names}
-        rows = spark.replace(rows, samples).drop(row, draw, places)
+        rows = spark.replace(rows, samples).drop(draw, places)
         return self._clone(rows)
 
     def difference_lag(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -333,7 +333,8 @@ def encode_tokens(
             df = _join_tokens(df, name, dictionary, kind, separator)
         else:
             tokens = F.split(col(name).cast("string"), separator)
-            function = arrow_function(_Known(shipped), f"array<{dictionary.value_type}>")
+            known = partial(_known, shipped)
+            function = arrow_function(known, f"array<{dictionary.value_type}>")
             df = replace(df, {name: function(tokens.try_cast(f"array<{kind}>"))})
         if smallest:
             df = replace(df, {name: F.array_min(col(name))})
@@ -382,42 +383,28 @@ def value_features(
         kind = dictionary.meeting_type(inner)
         shipped = cast("Shipped", dictionary.shipped(kind, limited=False))
         begin, end = "array<" * depth, ">" * depth
-        function = arrow_function(_Values(shipped, depth, default), f"{begin}{wanted}{end}")
+        values = partial(_values, shipped, depth, default)
+        function = arrow_function(values, f"{begin}{wanted}{end}")
         results[output] = function(col(name).try_cast(f"{begin}{kind}{end}"))
     return join(df, look_ups, results)
 
 
-@dataclass(frozen=True)
-class _Values:
+def _values(shipped: Shipped, depth: int, default: Any, keys: pa.Array) -> pa.Array:
     """The values of keys, which may be in nested lists; a default for unknown ones."""
-
-    shipped: Shipped
-    depth: int = 0
-    default: Any = None
-
-    def __call__(self, keys: pa.Array) -> pa.Array:
-        return self._nested(keys, self.depth)
-
-    def _nested(self, keys: pa.Array, depth: int) -> pa.Array:
-        if not depth:
-            values = self.shipped.find(keys)
-            return values if self.default is None else values.fill_null(self.default)
-        inner = self._nested(keys.flatten(), depth - 1)
-        return pa.ListArray.from_arrays(_offsets(keys), inner, mask=keys.is_null())
+    if not depth:
+        values = shipped.find(keys)
+        return values if default is None else values.fill_null(default)
+    inner = _values(shipped, depth - 1, default, keys.flatten())
+    return pa.ListArray.from_arrays(_offsets(keys), inner, mask=keys.is_null())
 
 
-@dataclass(frozen=True)
-class _Known:
+def _known(shipped: Shipped, keys: pa.Array) -> pa.Array:
     """The values of the keys in a list, without those of unknown ones; null if there are none."""
-
-    shipped: Shipped
-
-    def __call__(self, keys: pa.Array) -> pa.Array:
-        values = self.shipped.find(keys.flatten())
-        known = np.concatenate([[0], np.cumsum(values.is_valid().to_numpy(zero_copy_only=False))])
-        offsets = known[_offsets(keys).to_numpy()].astype(np.int32)
-        empty = pa.array(offsets[1:] == offsets[:-1])
-        return pa.ListArray.from_arrays(pa.array(offsets), values.drop_null(), mask=empty)
+    values = shipped.find(keys.flatten())
+    known = np.concatenate([[0], np.cumsum(values.is_valid().to_numpy(zero_copy_only=False))])
+    offsets = known[_offsets(keys).to_numpy()].astype(np.int32)
+    empty = pa.array(offsets[1:] == offsets[:-1])
+    return pa.ListArray.from_arrays(pa.array(offsets), values.drop_null(), mask=empty)
 
 
 def _offsets(lists: pa.Array) -> pa.Array:

@@ -285,33 +285,21 @@ class MinMaxScale(Operator):
         """
         before = schema_of(df)
         self._check(before, _is_scalable)
-        names = [name for name in self.columns if not kinds.is_number(before[name].kind)]
-        cells = [_tagged(i, name, before[name].kind) for i, name in enumerate(names)]
-        extremes: dict[str, tuple] = {name: ([], []) for name in names}
-        if not names:
-            return extremes
-        rows = df.select(F.explode(F.concat(*cells)).alias("cell")).select("cell.*")
-        grouped = rows.groupBy("column", "place").agg(F.min("value"), F.max("value"))
-        for i, _, low, high in sorted(grouped.collect(), key=lambda row: row[:2]):
-            extremes[names[i]][0].append(low)
-            extremes[names[i]][1].append(high)
+        extremes: dict[str, tuple] = {}
+        for name in self.columns:
+            if kinds.is_number(before[name].kind):
+                continue
+            cells = df.select(F.posexplode(_as_array(col(name), before[name].kind)))
+            value = without_nan(F.col("col"), "double")
+            grouped = cells.groupBy("pos").agg(F.min(value).alias("min"), F.max(value).alias("max"))
+            table = grouped.sort("pos").toArrow()
+            extremes[name] = table["min"].to_pylist(), table["max"].to_pylist()
         return extremes
 
 
 def _is_scalable(kind: str) -> bool:
     inner = kinds.element_of(kind) if kinds.is_array(kind) else kind
     return kinds.is_number(inner) or kind == "vector"
-
-
-def _tagged(column: int, name: str, kind: str) -> Column:
-    """Return the values of an array with the number of its column and their places."""
-
-    def one(value: Column, place: Column) -> Column:
-        value = without_nan(value, "double").alias("value")
-        return F.struct(F.lit(column).alias("column"), place.alias("place"), value)
-
-    values = _as_array(col(name), kind)
-    return F.transform(F.coalesce(values, F.array().cast("array<double>")), one)
 
 
 def _as_array(value: Column, kind: str) -> Column:

@@ -166,10 +166,7 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray:
     if kinds.is_fractional(kinds.of_arrow(column.type)):  # both zeros are equal
         column = pc.add(column, pa.scalar(0.0, column.type))
     parts = factored(normal(column))
-    values = parts.values
-    ordered = pc.sort_indices(values).to_numpy()
-    ranks = np.empty(len(ordered), np.int64)
-    ranks[ordered] = np.arange(len(ordered))
+    ranks = pc.rank(parts.values, tiebreaker="first").to_numpy().astype(np.int64) - 1
     return ranks[parts.codes]
 
 

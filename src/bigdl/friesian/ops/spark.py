@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_integer
@@ -257,18 +258,8 @@ def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:
     return name
 
 
-class _Carried:
-    """A value that travels with a function, in the place of a broadcast."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __reduce__(self):
-        return _Carried, (self.value,)
-
-
 def shared(value: Any, spark: Any) -> Any:
     """A broadcast: Spark sends the value to each worker once, whose process unpacks it once."""
     context = getattr(spark, "_sc", None)
     # Spark Connect has no broadcasts: there it travels with the function.
-    return _Carried(value) if context is None else context.broadcast(value)
+    return SimpleNamespace(value=value) if context is None else context.broadcast(value)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -378,16 +377,15 @@ class TimeStatistics(TargetStatistics):
 
         figures = [F.sum(f"sum_{i}"), F.sum(f"count_{i}")]
         sums = self._rows_of(self.encodings[0]).groupBy("fold").agg(*figures).collect()
-        by_fold = {fold: (total or 0.0, count or 0) for fold, total, count in sums}
-        each = [by_fold.get(fold, (0.0, 0)) for fold in range(max(by_fold, default=0) + 1)]
-        totals, counts = (list(accumulate(values)) for values in zip(*each, strict=True))
-        first = bisect_left(counts, 1)  # the first fold that has a target at all
+        totals, counts = np.zeros((2, max((fold for fold, _, _ in sums), default=0) + 1))
+        for fold, total, count in sums:
+            totals[fold], counts[fold] = total or 0.0, count or 0
+        totals, counts = totals.cumsum(), counts.cumsum()
+        first = np.searchsorted(counts, 1)  # the first fold that has a target at all
         if first == len(counts):
             return [None]
-        return [
-            totals[max(fold - 1, first)] / counts[max(fold - 1, first)]
-            for fold in range(len(counts))
-        ]
+        earlier = np.maximum(np.arange(len(counts)) - 1, first)
+        return (totals[earlier] / counts[earlier]).tolist()
 
     def _prior(self, target: str, fold: Column) -> Column:
         means = self._earlier[target]
