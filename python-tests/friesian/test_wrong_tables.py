@@ -207,7 +207,7 @@ CASES = {
     "negatives": (lambda t: t.add_negative_samples(2), "item_size should be the largest item"),
     "negatives text": (
         lambda t: t.add_negative_samples(9, "city"),
-        "city should hold whole numbers",
+        "city should be a column of whole numbers",
     ),
     "negatives of": (
         lambda t: t.add_neg_hist_seq(9, "item", 2),
@@ -251,7 +251,7 @@ CASES = {
         lambda t: t.target_encode("city", "age", kfold=0),
         "kfold should be an integer larger than 0",
     ),
-    "target": (lambda t: t.target_encode("city", "tags"), "target_cols should be numeric"),
+    "target": (lambda t: t.target_encode("city", "tags"), "tags should be a column of numbers"),
     "target mean": (
         lambda t: t.target_encode("city", "age", target_mean={"age": "x"}),
         "mean in target_mean should be numeric",
@@ -262,7 +262,7 @@ CASES = {
     ),
     "target fold": (
         lambda t: t.target_encode("city", "age", fold_col="tags"),
-        "fold_col should be integer type",
+        "should be a column of whole numbers",
     ),
     "target names": (
         lambda t: t.target_encode(["city", "tags"], "age", out_cols="x"),

@@ -208,9 +208,32 @@ class FeaturePipeline(FeatureMethods):
 
     # -- what was learned ----------------------------------------------------------------------
 
-    def _learned(self, schema: Schema, fitted: list[Fitted]) -> None:
-        self._schema, self._fitted = schema, fitted
-        self.__dict__.pop("_row_executor", None)
+    def _learn(
+        self, schema: Schema, answer: Callable[[Program], dict[tuple[int, str], Any]]
+    ) -> Self:
+        """Find the states of all steps; returns this pipeline.
+
+        Parameters
+        ----------
+        schema : dict of str to Field
+            Of the data.
+        answer : callable
+            Runs a program over the data and returns the answers by the place of the step and the
+            name of the request.
+        """
+        states: dict[int, State] = {}
+        while True:
+            program, fitted = _program(self._steps, schema, states)
+            asks = [each for each in program if isinstance(each, Ask)]
+            if not asks:
+                self._schema, self._fitted = schema, fitted
+                self.__dict__.pop("_row_executor", None)
+                return self
+            answers = answer(program)
+            for each in asks:
+                known = {name: answers[each.step, name] for name in each.requests}
+                asking = fitted[each.step]
+                states[each.step] = asking.step.settled(asking.before, known)
 
     def _known(self) -> list[Fitted]:
         if self._fitted is None:
@@ -240,11 +263,7 @@ class FeaturePipeline(FeatureMethods):
             If a column does not exist or is of a type that an operator does not take.
         """
         df = _frame(table)
-        schema = schema_of(df)
-        self._learned(
-            schema, _learn(self._steps, schema, lambda program: spark.answers(df, program))
-        )
-        return self
+        return self._learn(schema_of(df), lambda program: spark.answers(df, program))
 
     def transform(self, table: Table | DataFrame) -> FeatureTable:
         """Run the operators on a table, by plans of Spark.
@@ -299,11 +318,7 @@ class FeaturePipeline(FeatureMethods):
         source, schema = files.source_of(src)
         with host_of(host) as runner:
             pieces = files.pieces_of(source, schema, runner.pieces)
-            fitted = _learn(
-                self._steps, schema, lambda program: arrow.answers(program, pieces, runner)
-            )
-        self._learned(schema, fitted)
-        return self
+            return self._learn(schema, lambda program: arrow.answers(program, pieces, runner))
 
     def transform_files(
         self,
@@ -455,39 +470,6 @@ def _frame(table: Any) -> DataFrame:
 
 
 # -- learning --------------------------------------------------------------------------------------
-
-
-def _learn(
-    steps: Sequence[Operator],
-    schema: Schema,
-    answer: Callable[[Program], dict[tuple[int, str], Any]],
-) -> list[Fitted]:
-    """Find the states of all steps.
-
-    Parameters
-    ----------
-    steps : list of Operator
-    schema : dict of str to Field
-        Of the data.
-    answer : callable
-        Runs a program over the data and returns the answers by the place of the step and the name
-        of the request.
-
-    Returns
-    -------
-    list of Fitted
-    """
-    states: dict[int, State] = {}
-    while True:
-        program, fitted = _program(steps, schema, states)
-        asks = [each for each in program if isinstance(each, Ask)]
-        if not asks:
-            return fitted
-        answers = answer(program)
-        for each in asks:
-            mine = {name: answers[each.step, name] for name in each.requests}
-            before = fitted[each.step].before
-            states[each.step] = steps[each.step].settled(before, mine)
 
 
 def _program(

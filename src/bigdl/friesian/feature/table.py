@@ -1245,11 +1245,13 @@ class FeatureTable(FeatureMethods, Table):
         if oov_buckets and do_split:
             raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
         names = as_names(columns)
-        require_columns(self.columns, names)
         chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
         check_lengths("columns", names, "indices", chosen)
-        for name in names:
-            lookup.check_single(name, kind_of(self.df, name))
+        message = (
+            "The column {name} of type {kind} cannot be encoded: its cells should be single "
+            "values, or with do_split their text; explode it, or use add_value_features"
+        )
+        kinds.check_kinds(schema_of(self.df), names, kinds.is_atomic, message)
         dictionaries = {
             name: _dictionary(index, name) for name, index in zip(names, chosen, strict=True)
         }

@@ -20,7 +20,14 @@ import pyarrow.compute as pc
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import xxhash64
 from bigdl.friesian.ops.batches import factored, text_of, texts_of
-from bigdl.friesian.ops.kinds import Field, Schema, is_category, require_columns
+from bigdl.friesian.ops.kinds import (
+    Field,
+    Schema,
+    check_kinds,
+    is_category,
+    is_fractional,
+    require_columns,
+)
 from bigdl.friesian.ops.operator import Cell, Function, Operator
 from bigdl.friesian.ops.spark import (
     F,
@@ -126,15 +133,10 @@ def _check_hash(bins: Any, what: str, method: Any) -> None:
         )
 
 
-def _check_text(before: Schema, names: Sequence[str], others: Sequence[str] = ()) -> None:
-    require_columns(before, names)
-    for name in names:
-        kind = before[name].kind
-        if not is_category(kind) and kind not in others:
-            raise UsageError(
-                f"The column {name} of type {kind} cannot be hashed: Spark and Python write such "
-                "values differently; cast or bin it first"
-            )
+_NO_HASH = (
+    "The column {name} of type {kind} cannot be hashed: Spark and Python write such values "
+    "differently; cast or bin it first"
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,10 @@ class HashEncode(Operator):
         _check_hash(self.bins, "bins", self.hash_method)
 
     def check(self, before: Schema) -> None:
-        _check_text(before, self.columns, () if self.hash_method == FAST else ("float", "double"))
+        def is_same(kind: str) -> bool:
+            return is_category(kind) or (self.hash_method != FAST and is_fractional(kind))
+
+        check_kinds(before, self.columns, is_same, _NO_HASH)
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         require_columns(before, self.columns)
@@ -207,7 +212,7 @@ class CrossColumns(Operator):
         return list(dict.fromkeys(name for cross in self.crosses for name in cross))
 
     def check(self, before: Schema) -> None:
-        _check_text(before, self.reads)
+        check_kinds(before, self.reads, is_category, _NO_HASH)
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         require_columns(before, self.reads)

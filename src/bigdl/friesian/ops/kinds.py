@@ -234,9 +234,16 @@ def require_kind(
     advice: str = "",
 ) -> None:
     """Check that columns exist and are of a kind, which a message calls by a word."""
+    message = f"{{name}} should be a column of {word}, but its type is {{kind}}{advice}"
+    check_kinds(before, names, is_kind, message)
+
+
+def check_kinds(
+    before: Schema, names: Iterable[str], is_kind: Callable[[str], bool], message: str
+) -> None:
+    """Check that columns exist and are of a kind; the message takes a ``name`` and a ``kind``."""
     names = list(names)
     require_columns(before, names)
     for name in names:
-        kind = before[name].kind
-        if not is_kind(kind):
-            raise UsageError(f"{name} should be a column of {word}, but its type is {kind}{advice}")
+        if not is_kind(before[name].kind):
+            raise UsageError(message.format(name=name, kind=before[name].kind))

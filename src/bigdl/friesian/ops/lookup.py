@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.hashing import fast_bucket
 from bigdl.friesian.ops.spark import (
@@ -265,15 +264,6 @@ def join(
             results[output] = F.coalesce(col(hidden[column]), default)
         gone += hidden.values()
     return replace(rows, cast("dict[str, Column]", results)).drop(*gone)
-
-
-def check_single(name: str, kind: str) -> None:
-    """Check that the cells of a column are single values."""
-    if not kinds.is_atomic(kind):
-        raise UsageError(
-            f"The column {name} of type {kind} cannot be encoded: its cells should "
-            "be single values, or with do_split their text; explode it, or use add_value_features"
-        )
 
 
 def encode(

@@ -23,7 +23,7 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, lookup, spark
-from bigdl.friesian.ops.kinds import Schema, require_columns
+from bigdl.friesian.ops.kinds import Schema, require_columns, require_kind
 from bigdl.friesian.ops.lookup import LookUp
 from bigdl.friesian.ops.operator import State, TableOperator
 from bigdl.friesian.ops.requests import Outcome, Request
@@ -33,7 +33,7 @@ from bigdl.friesian.ops.spark import (
     check_string,
     col,
     kind_of,
-    names_of,
+    schema_of,
     shared,
     temporary,
 )
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 _TICKETS = 1 << 38  # of all items; times the rows of a batch they fit in 64 bits
 
 
+_ENCODED = "whole numbers", "; encode it first"
+
+
 def _check_sizes(item_size: Any, neg_num: Any) -> None:
     if isinstance(item_size, bool) or not isinstance(item_size, int) or item_size < 3:
         raise UsageError(
@@ -51,13 +54,6 @@ def _check_sizes(item_size: Any, neg_num: Any) -> None:
             f"another item, but got {item_size!r}"
         )
     check_integer("neg_num", neg_num, 1)
-
-
-def _check_items(name: str, kind: str) -> None:
-    if not kinds.is_integral(kind):
-        raise UsageError(
-            f"{name} should hold whole numbers, but its type is {kind}; encode it first"
-        )
 
 
 def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
@@ -111,12 +107,12 @@ class AddNegativeSamples(TableOperator):
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         require_columns(df.columns, self.reads)
         kind = kind_of(df, self.item_col)
-        _check_items(self.item_col, kind)
+        require_kind(schema_of(df), [self.item_col], kinds.is_integral, *_ENCODED)
         row, samples, history = (temporary(df, each) for each in ("row", "samples", "history"))
         rows = df.withColumn(row, F.monotonically_increasing_id())
         histories = []
         if self.exclude_history_col is not None:
-            _check_history(df, self.exclude_history_col, "exclude_history_col")
+            _check_history(df, self.exclude_history_col)
             histories.append(col(self.exclude_history_col))
         if self.user_col is not None:
             rows = self._with_items(rows, col(self.user_col), history)
@@ -152,9 +148,11 @@ class AddNegativeSamples(TableOperator):
         return draw(bits, _excluded(item, histories, size))
 
 
-def _check_history(df: DataFrame, name: str, what: str) -> None:
-    names_of(df, name, kinds.is_array, "arrays", what)
-    _check_items(name, kinds.element_of(kind_of(df, name)))
+def _check_history(df: DataFrame, name: str) -> None:
+    def holds_items(kind: str) -> bool:
+        return kinds.is_array(kind) and kinds.is_integral(kinds.element_of(kind))
+
+    require_kind(schema_of(df), [name], holds_items, "arrays of whole numbers", _ENCODED[1])
 
 
 def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Column:
@@ -193,7 +191,7 @@ class AddNegHistSeq(TableOperator):
         return super().cardinality(name, state)
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
-        _check_history(df, self.item_history_col, "item_history_col")
+        _check_history(df, self.item_history_col)
         row = temporary(df, "row")
         key = F.lit(self.seed)
         kind = kinds.element_of(kind_of(df, self.item_history_col))

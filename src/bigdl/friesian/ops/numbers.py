@@ -14,7 +14,7 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
+from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_kind
 from bigdl.friesian.ops.operator import Cell, NumberFunction, Operator, State
 from bigdl.friesian.ops.requests import Extremes, Quantiles, Request
 from bigdl.friesian.ops.spark import (
@@ -239,13 +239,11 @@ class MinMaxScale(Operator):
         self._check(before, kinds.is_numeric)
 
     def _check(self, before: Schema, is_scalable: Any) -> None:
-        require_columns(before, self.columns)
-        for name in self.columns:
-            if not is_scalable(before[name].kind):
-                raise UsageError(
-                    f"The column {name} of type {before[name].kind} cannot be scaled; it should "
-                    "hold numbers, or in a table arrays of numbers or vectors"
-                )
+        message = (
+            "The column {name} of type {kind} cannot be scaled; it should hold numbers, or in a "
+            "table arrays of numbers or vectors"
+        )
+        check_kinds(before, self.columns, is_scalable, message)
 
     def requests(self, before: Schema) -> dict[str, Request]:
         return {name: Extremes((name,)) for name in self.columns}

@@ -38,6 +38,7 @@ from bigdl.friesian.ops.spark import (
     names_of_results,
     or_error,
     require_times,
+    schema_of,
     temporary,
     without_nan,
 )
@@ -139,10 +140,7 @@ def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
 def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
     """`df` with a column of folds 0 … kfold − 1, unless it has one."""
     if fold_col in df.columns:
-        if not kinds.is_integral(kind_of(df, fold_col)):
-            raise UsageError(
-                f"fold_col should be integer type, but {fold_col} is {kind_of(df, fold_col)}"
-            )
+        require_kind(schema_of(df), [fold_col], kinds.is_integral, "whole numbers")
         return df
     if fold_seed is None:
         fold = F.monotonically_increasing_id() % kfold
@@ -646,12 +644,7 @@ class TargetEncode(GroupEncode):
         return statistics.encode(rows).drop(*self.dropped), statistics
 
     def _check(self, df: DataFrame) -> None:
-        require_columns(df.columns, self.targets)
-        for name in self.targets:
-            if not kinds.is_number(kind_of(df, name)):
-                raise UsageError(
-                    f"target_cols should be numeric, but {name} is {kind_of(df, name)}"
-                )
+        require_kind(schema_of(df), self.targets, kinds.is_number, "numbers")
         require_columns(df.columns, self.categories)
 
 

@@ -21,7 +21,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, lookup
 from bigdl.friesian.ops.batches import texts_of
 from bigdl.friesian.ops.hashing import FAST, buckets
-from bigdl.friesian.ops.kinds import Field, Schema, require_columns
+from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_columns
 from bigdl.friesian.ops.lookup import DRIVER_KEYS, Vocabulary
 from bigdl.friesian.ops.operator import Cell, Function, Operator, State, ValueFunction
 from bigdl.friesian.ops.requests import Counts, Request
@@ -385,11 +385,8 @@ class CategoryEncode(Operator):
 
 def check_categories(before: Schema, names: Sequence[str]) -> None:
     """Check that columns exist and hold values that all executors tell apart alike."""
-    require_columns(before, names)
-    for name in names:
-        kind = before[name].kind
-        if not kinds.is_category(kind):
-            raise UsageError(
-                f"The column {name} of type {kind} has no categories in a pipeline: cells should "
-                "be strings, whole numbers, booleans or dates; cast or bin them first"
-            )
+    message = (
+        "The column {name} of type {kind} has no categories in a pipeline: cells should be "
+        "strings, whole numbers, booleans or dates; cast or bin them first"
+    )
+    check_kinds(before, names, kinds.is_category, message)
