@@ -7,27 +7,299 @@ its own, in which the rows of a bucket are one row group, so that they keep the 
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors.files import Piece, file_of, opened, table_of, write
-from bigdl.friesian.ops.batches import Batch, batch_of, factored
-from bigdl.friesian.ops.kinds import require_columns
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.batches import Batch, Factored, batch_of, factored, normal
+from bigdl.friesian.ops.kinds import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import Ask, Fitted, Program
 from bigdl.friesian.ops.requests import Request
 from bigdl.friesian.ops.sequences import AddHistSeq
-from bigdl.orca.data.file import open_file_system
+from bigdl.orca.data.file import is_local_path, open_file_system
+from bigdl.orca.data.pandas.readers import files_of, split_paths
 
 if TYPE_CHECKING:
     from bigdl.friesian.executors.hosts import Host
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Row groups of one file.
+
+    Attributes
+    ----------
+    place : int
+        Among all pieces; names the file that their results are written to.
+    schema : dict of str to Field
+        The columns that are read.
+    path : str
+    groups : tuple of int
+    count : int
+        Number of rows.
+    given : dict of str to object
+        Values that all rows have, of the columns that stand in the names of folders.
+    """
+
+    place: int
+    schema: Schema
+    path: str
+    groups: tuple[int, ...]
+    count: int
+    given: dict[str, Any]
+
+    def batches(self) -> Iterator[Batch]:
+        """A batch for each group; a column is read when it is asked for."""
+        read = {name: each.kind for name, each in self.schema.items() if name not in self.given}
+        texts = [name for name, kind in read.items() if kind == "string"]
+        with opened(self.path, texts) as file:
+            known = {each.name: kinds.of_arrow(each.type) for each in file.schema_arrow}
+            for name, kind in read.items():
+                if known.get(name, kind) != kind:
+                    raise UsageError(
+                        f"The column {name} should be of type {kind}, but is {known[name]} in "
+                        f"{self.path}"
+                    )
+            for group in self.groups or (None,):
+                rows = 0 if group is None else file.metadata.row_group(group).num_rows
+                columns = {
+                    name: partial(_column, file, group, name)
+                    if name in read
+                    else partial(_repeated, self.given[name], each.kind, rows)
+                    for name, each in self.schema.items()
+                    if name in known or name in self.given
+                }
+                yield Batch(columns, rows)
+
+
+def _repeated(value: Any, kind: str, rows: int) -> Factored:
+    return Factored(pa.array([value], kinds.to_arrow(kind)), np.zeros(rows, np.int32))
+
+
+def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
+    if group is None:
+        return normal(file.schema_arrow.empty_table()[name])
+    return normal(file.read_row_group(group, columns=[name], use_threads=False)[name])
+
+
+@contextmanager
+def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
+    """A file, whose columns of text come as dictionaries; `names` are those columns if known."""
+    fs, inside = open_file_system(path)
+    source = inside if is_local_path(path) else fs.open(inside)
+    # threads of Arrow may hold a Python file for a moment too long for a process that ends
+    options = {"memory_map": True} if is_local_path(path) else {"pre_buffer": False}
+    try:
+        file = pq.ParquetFile(
+            source, read_dictionary=names, coerce_int96_timestamp_unit="us", **options
+        )
+    except KeyError as error:
+        name = error.args[0].decode()
+        raise UsageError(f"The column {name} of the other files is missing in {path}") from None
+    with file:
+        yield file
+
+
+Source = dict[str, dict[str, Any]]
+"""Files, and of each the values of the columns that stand in the names of its folders."""
+
+
+def source_of(src: Any) -> tuple[Source, dict[str, Field]]:
+    """Return the files that a user means, and their columns.
+
+    The files are sorted within each path of the user.  The columns are those of the first file,
+    which all others have to have, and behind them those in names of folders.
+    """
+    named: dict[str, dict[str, str | None]] = {}
+    for root in split_paths(src):
+        inside = open_file_system(root)[1] if is_local_path(root) else root
+        for path in files_of(root, nested=True):
+            named[path] = _named_in(path, inside)
+    columns = _columns_of(named)
+    source = {
+        path: {name: values[i].as_py() for name, values in columns.items()}
+        for i, path in enumerate(named)
+    }
+    in_names = {name: Field(kinds.of_arrow(values.type)) for name, values in columns.items()}
+    with opened(next(iter(source))) as file:
+        in_file = {each.name: Field(kinds.of_arrow(each.type)) for each in file.schema_arrow}
+    fields = {name: each for name, each in in_file.items() if name not in in_names}
+    return source, fields | in_names
+
+
+# Columns in the names of folders: ``country=no/day=2024-05-01/part-0.parquet``.
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def _named_in(path: str, root: str) -> dict[str, str | None]:
+    """The columns in the names of the folders between a root and a file, as text."""
+    inside = path[len(root) :].strip("/") if path.startswith(root) else ""
+    pairs = [name.partition("=") for name in inside.split("/")[:-1] if "=" in name]
+    return {unquote(name): None if value == _NULL else unquote(value) for name, _, value in pairs}
+
+
+def _columns_of(named: Mapping[str, Mapping[str, str | None]]) -> dict[str, pa.Array]:
+    """The columns in the names of the folders of files, with a value for each file.
+
+    As with Spark a column is int, bigint, double, date or string: the first that takes all values.
+
+    Parameters
+    ----------
+    named : dict of str to dict
+        Of each file what :func:`_named_in` returned.
+    """
+    names = list(next(iter(named.values()), {}))
+    for path, values in named.items():
+        if list(values) != names:
+            raise UsageError(
+                f"The folders of all files should name the columns {names}, but those of {path} "
+                f"name {list(values)}"
+            )
+    return {name: _typed([values[name] for values in named.values()]) for name in names}
+
+
+def _typed(texts: Sequence[str | None]) -> pa.Array:
+    column = pa.array(texts, pa.string())
+    for kind in (pa.int32(), pa.int64(), pa.float64(), pa.date32()):
+        try:
+            if column.null_count < len(column):
+                return column.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return column
+
+
+def pieces_of(source: Source, schema: Schema, count: int) -> list[Piece]:
+    """All row groups of files, in their order, as about so many pieces with some columns.
+
+    A piece never has groups of several files, and a group is never cut.  Files without rows are
+    one piece without groups.
+    """
+    rows = []
+    for path in source:
+        with opened(path) as file:
+            groups = range(file.num_row_groups)
+            rows.append([file.metadata.row_group(group).num_rows for group in groups])
+    target = max(sum(map(sum, rows)) / count, 1)
+    chosen: list[tuple[str, tuple[int, ...], int]] = []
+    for path, sizes in zip(source, rows, strict=True):
+        parts = min(max(round(sum(sizes) / target), 1), len(sizes))
+        bounds = [len(sizes) * i // parts for i in range(parts + 1)] if parts else []
+        for first, last in pairwise(bounds):
+            chosen.append((path, tuple(range(first, last)), sum(sizes[first:last])))
+    return [
+        Piece(place, schema, path, groups, count, source[path])
+        for place, (path, groups, count) in enumerate(chosen or [(next(iter(source)), (), 0)])
+    ]
+
+
+def clear(path: str, sources: Iterable[str], mode: str) -> None:
+    """Make an empty folder for results."""
+    check_choice("mode", mode, ("overwrite", "error"))
+    fs, folder = open_file_system(path)
+    folder = folder.rstrip("/")
+    for source in sources:
+        inside = open_file_system(source)[1]
+        if inside == folder or inside.startswith(folder + "/"):
+            raise UsageError(f"The results cannot replace the files that they are made of: {path}")
+    if fs.exists(folder):
+        if mode == "error":
+            raise UsageError(f"{path} exists already; remove it or use mode='overwrite'")
+        fs.rm(folder, recursive=True)
+    fs.makedirs(folder, exist_ok=True)
+
+
+def mark_complete(path: str) -> None:
+    """Say, as Spark does, that all results are there."""
+    fs, folder = open_file_system(path)
+    fs.touch(f"{folder.rstrip('/')}/_SUCCESS")
+
+
+def file_of(path: str, place: int) -> str:
+    """The file of a folder that :func:`write` writes."""
+    return f"{path.rstrip('/')}/part-{place:05d}.parquet"
+
+
+def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
+    """Write the tables of a piece as the row groups of one file.
+
+    The file has its name only when it is complete: a task that is repeated leaves no second one.
+
+    Returns
+    -------
+    int
+        Number of rows.
+    """
+    fs, folder = open_file_system(path)
+    name = file_of(folder, place)
+    if not is_local_path(path):  # a file of a remote storage appears when it is closed
+        with fs.open(name, "wb") as sink:
+            return _write(sink, tables)
+    hidden = f"{folder.rstrip('/')}/.part-{place:05d}-{uuid.uuid4().hex}"
+    try:
+        rows = _write(hidden, tables)
+        os.replace(hidden, name)
+    finally:
+        if os.path.exists(hidden):
+            os.remove(hidden)
+    return rows
+
+
+def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
+
+    writer, rows = None, 0
+    try:
+        for table in tables:
+            if writer is None:
+                texts = [each.name for each in table.schema if pa.types.is_dictionary(each.type)]
+                writer = pq.ParquetWriter(
+                    sink,
+                    table.schema,
+                    use_dictionary=texts or False,
+                    # dictionaries are a matter of the file, not of the type of the column
+                    store_schema=False,
+                    coerce_timestamps="us",
+                    allow_truncated_timestamps=True,
+                )
+            writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            rows += table.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def table_of(batch: Batch) -> pa.Table:
+    """All columns of a batch; those of text as dictionaries."""
+
+    return pa.table({name: _written(batch[name]) for name in batch.names})
+
+
+def _written(column: Any) -> pa.Array:
+
+    if not isinstance(column, Factored):
+        return column.dictionary_encode() if pa.types.is_string(column.type) else column
+    values, codes = column.values, column.codes
+    if not pa.types.is_string(values.type):
+        return values.take(pa.array(codes))
+    if pc.count_distinct(values, mode="only_valid").as_py() < len(values):  # a null or a twin
+        return values.take(pa.array(codes)).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), values)
 
 
 def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple[int, str], Any]:
@@ -49,7 +321,7 @@ def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple
 def transformed(fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host) -> int:
     """Write files behind all steps; returns the number of rows."""
     with exchanged(fitted, pieces, path, host) as (rest, rows):
-        return sum(host.run(partial(_written, rest, path), rows))
+        return sum(host.run(partial(_write_rows, rest, path), rows))
 
 
 def _asked(program: Program) -> dict[tuple[int, str], Request]:
@@ -76,7 +348,7 @@ def _learned(program: Program, rows: Rows) -> list[Any]:
     return [request.merged(parts) if len(parts) > 1 else parts[0] for request, parts in of_requests]
 
 
-def _written(fitted: Sequence[Fitted], path: str, rows: Rows) -> int:
+def _write_rows(fitted: Sequence[Fitted], path: str, rows: Rows) -> int:
     """Write the file of some rows and return their number."""
     return write(path, rows.place, (table_of(each.behind(fitted)) for each in rows.batches()))
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors.files import Piece, opened
+from bigdl.friesian.executors.arrow import Piece, opened
 from bigdl.friesian.executors.hosts import Here, SparkTasks
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, batch_of
@@ -218,9 +218,7 @@ def _middle(group: Any) -> int:
 
 
 def _looked(
-    look: Callable[[Sequence[str]], list[list[Group]] | None],
-    paths: list[str],
-    spark: SparkSession,
+    look: Callable[[Sequence[str]], list[list[Group]] | None], paths: list[str], spark: SparkSession
 ) -> dict[str, list[Group]] | None:
     """Return row groups by path; on a cluster its workers look, who have to open them later."""
     from bigdl.orca.cluster.spark import is_local

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.cells import Cast, FillMedian, FillNa
-from bigdl.friesian.ops.columns import Drop, DropNa, Rename
+from bigdl.friesian.ops.cells import Cast, Drop, DropNa, FillMedian, FillNa, Rename
 from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
-from bigdl.friesian.ops.negatives import AddNegativeSamples, AddNegHistSeq
 from bigdl.friesian.ops.numbers import Clip, CutBins, Log, OneHotEncode
-from bigdl.friesian.ops.sequences import AddHistSeq, Mask, Pad
+from bigdl.friesian.ops.sequences import AddHistSeq, AddNegativeSamples, AddNegHistSeq, Mask, Pad
 from bigdl.friesian.ops.spark import as_names, listed, random_seed
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ import numpy as np
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors import arrow, files, spark
+from bigdl.friesian.executors import arrow, spark
 from bigdl.friesian.executors.hosts import Host, LocalWorkers, host_of
 from bigdl.friesian.feature import storage
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.table import FeatureTable, Table
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.columns import Filter, Select
+from bigdl.friesian.ops.cells import Filter, Select
 from bigdl.friesian.ops.kinds import Field, Schema
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.operator import (
@@ -315,9 +315,9 @@ class FeaturePipeline(FeatureMethods):
         if check_choice("executor", executor, ("arrow", "catalyst")) == "catalyst":
             return self.fit(FeatureTable.read_parquet(src))
         self._check_runs("arrow")
-        source, schema = files.source_of(src)
+        source, schema = arrow.source_of(src)
         with host_of(host) as runner:
-            pieces = files.pieces_of(source, schema, runner.pieces)
+            pieces = arrow.pieces_of(source, schema, runner.pieces)
             return self._learn(schema, lambda program: arrow.answers(program, pieces, runner))
 
     def transform_files(
@@ -354,14 +354,14 @@ class FeaturePipeline(FeatureMethods):
             self.transform(FeatureTable.read_parquet(src)).write_parquet(dst, mode)
             return FeatureTable.read_parquet(dst).size()
         self._check_runs("arrow")
-        source, known = files.source_of(src)
+        source, known = arrow.source_of(src)
         check_schema(known, self._schema, inputs_of(fitted))
         schema = {name: each for name, each in known.items() if name in self._schema}
-        files.clear(dst, source, mode)
+        arrow.clear(dst, source, mode)
         with host_of(host) as runner:
-            pieces = files.pieces_of(source, schema, runner.pieces)
+            pieces = arrow.pieces_of(source, schema, runner.pieces)
             rows = arrow.transformed(fitted, pieces, os.fspath(dst), runner)
-        files.mark_complete(dst)
+        arrow.mark_complete(dst)
         return rows
 
     def _check_runs(self, executor: str) -> None:

@@ -18,10 +18,9 @@ from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.friesian.executors.spark import answer, run
 from bigdl.friesian.feature.methods import CellMethods, FeatureMethods
-from bigdl.friesian.ops import kinds, lookup, spark, vocabulary
+from bigdl.friesian.ops import kinds, spark, vocabulary
 from bigdl.friesian.ops.cells import Cast, medians_of
 from bigdl.friesian.ops.kinds import require_columns, require_kind
-from bigdl.friesian.ops.lookup import Dictionary
 from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
 from bigdl.friesian.ops.requests import Extremes
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
@@ -39,7 +38,7 @@ from bigdl.friesian.ops.spark import (
     temporary,
 )
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode, TargetStatistics, without_twins
-from bigdl.friesian.ops.vocabulary import number_column
+from bigdl.friesian.ops.vocabulary import Dictionary, number_column
 from bigdl.orca.data.pandas.readers import for_spark
 
 if TYPE_CHECKING:
@@ -1256,9 +1255,9 @@ class FeatureTable(FeatureMethods, Table):
             name: _dictionary(index, name) for name, index in zip(names, chosen, strict=True)
         }
         if not do_split:
-            return self._clone(lookup.encode(self.df, dictionaries, broadcast, oov_buckets))
+            return self._clone(vocabulary.encode(self.df, dictionaries, broadcast, oov_buckets))
         return self._clone(
-            lookup.encode_tokens(
+            vocabulary.encode_tokens(
                 self.df,
                 dictionaries,
                 check_string(sep, "sep"),
@@ -1327,7 +1326,9 @@ class FeatureTable(FeatureMethods, Table):
         elif not isinstance(index, StringIndex):
             raise UsageError(f"index should be a StringIndex, but got {type(index).__name__}")
         dictionary = index.dictionary_of(index.col_name)
-        return self._clone(lookup.encode(self.df, dict.fromkeys(names, dictionary), True)), index
+        return self._clone(
+            vocabulary.encode(self.df, dict.fromkeys(names, dictionary), True)
+        ), index
 
     def get_vocabularies(self, columns: str | list[str]) -> dict[str, list]:
         """The different values of columns, in their order; a null comes last.
@@ -1619,11 +1620,11 @@ class FeatureTable(FeatureMethods, Table):
                 if wanted is None or target in wanted
             }
             at = dict(zip(code.key_cols, map(col, names), strict=True))
-            look_ups.append(lookup.LookUp(once, at, outputs))
+            look_ups.append(vocabulary.LookUp(once, at, outputs))
             done += names
         made = [name for each in look_ups for name in each.outputs]
         spark.check_different(made, "The codes of targets")
-        df = lookup.join(self.df, look_ups)
+        df = vocabulary.join(self.df, look_ups)
         return self._clone(df.drop(*(set(done) - set(made))) if drop_cat else df)
 
     # -- arrays and other rows -----------------------------------------------------------------
@@ -1657,11 +1658,11 @@ class FeatureTable(FeatureMethods, Table):
         if len(known) < 2:
             raise UsageError(f"dict_tbl should have 2 columns, but its columns are {known}")
         source = (key, value) if key in known and value in known and key != value else known[:2]
-        dictionary = lookup.Dictionary(dict_tbl.df, *source)
+        dictionary = vocabulary.Dictionary(dict_tbl.df, *source)
         default = 0 if kinds.is_number(dictionary.value_type) else None
         outputs = {name: name.replace(key, value) for name in names}
         spark.check_different(list(outputs.values()), "The names of the results")
-        return self._clone(lookup.value_features(self.df, outputs, dictionary, default))
+        return self._clone(vocabulary.value_features(self.df, outputs, dictionary, default))
 
     def sample_listwise(
         self,

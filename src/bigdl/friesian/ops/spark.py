@@ -83,11 +83,7 @@ def is_column(value: Any) -> bool:
 
 
 def names_of(
-    df: DataFrame,
-    columns: Any,
-    is_kind: Callable[[str], bool],
-    kind: str,
-    what: str = "columns",
+    df: DataFrame, columns: Any, is_kind: Callable[[str], bool], kind: str, what: str = "columns"
 ) -> list[str]:
     """Names of columns that exist and are of one kind.
 

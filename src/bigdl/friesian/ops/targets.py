@@ -22,9 +22,8 @@ import pyarrow.compute as pc
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds, lookup
+from bigdl.friesian.ops import kinds, vocabulary
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.lookup import LookUp, Vocabulary
 from bigdl.friesian.ops.operator import Cell, Function, Operator, State
 from bigdl.friesian.ops.requests import Request, TargetSums
 from bigdl.friesian.ops.spark import (
@@ -42,7 +41,7 @@ from bigdl.friesian.ops.spark import (
     temporary,
     without_nan,
 )
-from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, check_categories
+from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -248,7 +247,7 @@ class TargetStatistics:
 
     def encode(self, df: DataFrame) -> DataFrame:
         """`df` with the codes of its rows, each by the rows of other folds."""
-        return lookup.join(df, [self._look_up(encoding) for encoding in self.encodings])
+        return vocabulary.join(df, [self._look_up(encoding) for encoding in self.encodings])
 
     def _look_up(self, encoding: Encoding) -> LookUp:
         keys = [self._key_of[name] for name in encoding.categories]
@@ -507,7 +506,7 @@ class GroupEncode(Operator, ABC):
             columns = dict.fromkeys(column for column, _ in outputs.values())
             table = df.sparkSession.createDataFrame(state[str(i)].select([*keys, *columns]))
             look_ups.append(LookUp(table, at, outputs))
-        return lookup.join(df, look_ups).drop(*self.dropped)
+        return vocabulary.join(df, look_ups).drop(*self.dropped)
 
 
 @dataclass(frozen=True)
@@ -729,7 +728,7 @@ class CountEncode(GroupEncode):
             look_ups.append(
                 LookUp(table, {name: col(name) for name in group}, {output: (wanted, F.lit(0))})
             )
-        return lookup.join(df, look_ups)
+        return vocabulary.join(df, look_ups)
 
     def _check(self, df: DataFrame) -> None:
         require_columns(df.columns, self.categories)
