@@ -229,8 +229,7 @@ CASES = {
     "mask": (lambda t: t.mask("age"), "age should be a column of arrays"),
     "pad token": (
         lambda t: t.pad("history", mask_token="x"),
-        "Failed to convert mask_token type java.lang.String to the element type of column "
-        "java.lang.Integer",
+        "mask_token should be of type int, but got 'x'",
     ),
     "pad length": (lambda t: t.pad("history", 0), "seq_len should be a positive integer"),
     "difference": (
@@ -249,7 +248,7 @@ CASES = {
     ),
     "kfold": (
         lambda t: t.target_encode("city", "age", kfold=0),
-        "kfold should be an integer larger than 0",
+        "kfold should be a positive integer",
     ),
     "target": (lambda t: t.target_encode("city", "tags"), "tags should be a column of numbers"),
     "target mean": (
@@ -348,7 +347,7 @@ def test_wrong_tables_indices_and_codes(make):
             lambda: FeatureTable(df).encode_target(
                 TargetCode(df.withColumnRenamed("c", "unknown"), "unknown", {"out": ("y", 1)})
             ),
-            "unknown in TargetCode.cat_col in targets does not exist in Table",
+            "'unknown'. do not exist in this Table",
         ),
     ]:
         with pytest.raises(UsageError) as caught:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -460,18 +460,15 @@ def exchanged(
     rows: Sequence[Rows] = pieces
     count = max(host.pieces, -(-sum(piece.count for piece in pieces) // _BUCKET))
     fs, folder = open_file_system(path)
-    made: list[str] = []
-    try:
+    with ExitStack() as stack:
         while group := next((each for each in rest if isinstance(each.step, AddHistSeq)), None):
             at = rest.index(group)
             name = f".exchange-{uuid.uuid4().hex}"
-            made.append(f"{folder.rstrip('/')}/{name}")
-            fs.makedirs(made[-1], exist_ok=True)
+            hidden = f"{folder.rstrip('/')}/{name}"
+            fs.makedirs(hidden, exist_ok=True)
+            stack.callback(fs.rm, hidden, recursive=True)
             place = f"{path.rstrip('/')}/{name}"
             step = cast("AddHistSeq", group.step)
             written = host.run(partial(_cut, rest[:at], step, count, place), rows)
             rest, rows = rest[at + 1 :], _buckets_of(place, step, written)
         yield rest, rows
-    finally:
-        for each in made:
-            fs.rm(each, recursive=True)

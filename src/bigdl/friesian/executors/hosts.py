@@ -9,7 +9,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -42,7 +42,7 @@ class Host(ABC):
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """The results in the order of the items; raises the first error of the user."""
-        results = self._outcomes(function, items)
+        results = self._outcomes(partial(_outcome, function), items)
         for result in results:
             if isinstance(result, UsageError):
                 raise result
@@ -81,7 +81,7 @@ class SparkTasks(Host):
             pa.set_cpu_count(1)
             for batch in batches:
                 for place in batch.column(0).to_pylist():
-                    result = pickle.dumps(_outcome(function, items[place]))
+                    result = pickle.dumps(function(items[place]))
                     yield pa.record_batch(
                         [pa.array([place]), pa.array([result], pa.binary())],
                         names=["place", "result"],
@@ -142,7 +142,7 @@ class LocalWorkers(Host):
 def _caller() -> Callable[[tuple[str, Any]], Any]:
     """In a worker: return what calls the function of a file, which is read once."""
     pa.set_cpu_count(1)
-    return lambda work: _outcome(_read_function(work[0]), work[1])
+    return lambda work: _read_function(work[0])(work[1])
 
 
 @lru_cache(maxsize=1)

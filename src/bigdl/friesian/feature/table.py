@@ -1240,9 +1240,7 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             Nulls for what is not in the vocabulary, and for cells without any known value.
         """
-        check_integer("oov_buckets", oov_buckets, 0)
-        if oov_buckets and do_split:
-            raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
+        vocabulary.check_oov_buckets(oov_buckets, do_split)
         names = as_names(columns)
         chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
         check_lengths("columns", names, "indices", chosen)
@@ -1607,12 +1605,7 @@ class FeatureTable(FeatureMethods, Table):
         look_ups, done = [], []
         for code in codes:
             names = as_names(code.cat_col)
-            for name in names:
-                if name not in self.df.columns:
-                    raise UsageError(
-                        f"{name} in TargetCode.cat_col in targets does not exist in Table, whose "
-                        f"columns are {self.df.columns}"
-                    )
+            require_columns(self.columns, names, advice="; cat_col of a TargetCode names them")
             once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
             outputs = {
                 output: (output, F.lit(mean).cast("double"))

@@ -107,11 +107,8 @@ def wide_and_deep(
     numbers = check_numbers(schema, numbers)
     if not linear:
         raise UsageError("wide has no columns; name those of the linear part")
-    if not deep and not numbers:
-        raise UsageError("The model has no columns; name categories or numbers")
     inputs = _inputs(linear | deep, numbers)
-    parts = _embedded(inputs, deep, dim, "deep") + [_column(inputs[name]) for name in numbers]
-    network = _network(_joined(parts), hidden, dropout)
+    network = _network(_rows(inputs, deep, numbers, dim), hidden, dropout)
     first = _embedded(inputs, linear, 1, "wide", initializer="zeros")
     return _model(inputs, layers.Add()([*first, layers.Dense(1)(network)]))
 
@@ -275,15 +272,8 @@ def two_tower(
         raise UsageError(
             f"The columns {sorted(shared)} are of the user and of the item; choose one"
         )
-    inputs: dict[str, Any] = {}
-    vectors = []
-    for tower in towers:
-        own = {
-            name: keras.Input(each.shape[1:], dtype=each.dtype, name=name)
-            for name, each in tower.input.items()
-        }
-        vectors.append(layers.Reshape((1, dim))(tower(own)))
-        inputs |= own
+    vectors = [layers.Reshape((1, dim))(tower(tower.input)) for tower in towers]
+    inputs = towers[0].input | towers[1].input
     return keras.Model(inputs, layers.Concatenate(axis=1, name="vectors")(vectors))
 
 

@@ -4,8 +4,8 @@ The number of a value is that of BigDL 2.x: the digest of its text as a whole nu
 bins.  Digests are made in Python, of the different texts of a batch: in Spark's own expressions two
 crosses by md5 took 7 seconds of CPU time for a million rows.
 
-The function ``xxhash64`` of Spark for texts is XXH64 with the seed 42.
-Texts of equal length are hashed together, as the rows of a matrix of bytes.
+The function ``xxhash64`` of Spark for texts is XXH64 with the seed 42.  Texts of equal length are
+hashed together, as the rows of a matrix of bytes.
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md describes the algorithm.
 """
 

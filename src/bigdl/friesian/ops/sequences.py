@@ -332,36 +332,16 @@ class Pad(Operator):
         return [self._cell(name, before[name]) for name in self.columns]
 
     def _cell(self, name: str, field: Field) -> Cell:
-        inner, depth = kinds.innermost(field.kind)
+        _, depth = kinds.innermost(field.kind)
         if depth > 2:
             raise UsageError(
                 f"{name} should hold arrays of one or two dimensions, but its type is {field.kind}"
             )
-        _check_token(self.mask_token, inner)
         padded = Padded(field.kind, self.seq_len, self.mask_token, self.row_len)
         cardinality = field.cardinality
         if cardinality is not None:
             cardinality = max(cardinality, int(padded.token) + 1)
         return Cell((name,), name, Field(field.kind, cardinality, self.seq_len), padded)
-
-
-_JAVA = {"int": "Integer", "bigint": "Long", "smallint": "Short", "tinyint": "Byte"}
-
-
-def _check_token(token: Any, kind: str) -> None:
-    fits = (
-        (isinstance(token, str) and kinds.is_text(kind))
-        or (type(token) is int and kinds.is_number(kind))
-        or (type(token) is float and kinds.is_number(kind) and not kinds.is_integral(kind))
-        or (type(token) is float and kinds.is_integral(kind) and token.is_integer())
-        or (isinstance(token, bool) and kind == "boolean")
-    )
-    if not fits:
-        java = {str: "String", bool: "Boolean", int: "Integer", float: "Double"}
-        raise UsageError(
-            f"Failed to convert mask_token type java.lang.{java[type(token)]} to the element type "
-            f"of column java.lang.{_JAVA.get(kind, kind.capitalize())}"
-        )
 
 
 _TICKETS = 1 << 38  # of all items; times the rows of a batch they fit in 64 bits

@@ -546,8 +546,7 @@ class TargetEncode(GroupEncode):
     def __post_init__(self) -> None:
         if self.fold_seed is not None:
             check_integer("fold_seed", self.fold_seed)
-        if isinstance(self.kfold, bool) or not isinstance(self.kfold, int) or self.kfold <= 0:
-            raise UsageError(f"kfold should be an integer larger than 0, but got {self.kfold!r}")
+        check_integer("kfold", self.kfold, 1)
         check_number("smooth", self.smooth, 0)
         check_string(self.fold_col, "fold_col")
         if any(self.fold_col in outputs for outputs in self.out_cols):

@@ -557,8 +557,6 @@ def _pairs(
 def _ranked_on_driver(
     counted: DataFrame, fields: list[str], order_by_freq: bool
 ) -> list[DataFrame]:
-    from pyspark.sql.types import IntegerType, StructField, StructType
-
     table = counted.toArrow()
     frames = []
     for i, field in enumerate(fields):
@@ -566,9 +564,8 @@ def _ranked_on_driver(
         order = [("count", "descending")] if order_by_freq else []
         values = mine.sort_by([*order, (field, "ascending")])[field]
         ids = pa.array(range(1, len(values) + 1), pa.int32())
-        schema = StructType([counted.schema[field], StructField("id", IntegerType())])
-        ranked = pa.table([values, ids], names=schema.names)
-        frames.append(counted.sparkSession.createDataFrame(ranked, schema))
+        ranked, kind = pa.table({field: values, "id": ids}), kind_of(counted, field)
+        frames.append(counted.sparkSession.createDataFrame(ranked, f"{field} {kind}, id int"))
     return frames
 
 
@@ -682,9 +679,7 @@ class CategoryEncode(Operator):
             raise UsageError(
                 f"sep should be plain text without a backslash in a pipeline, got {self.sep!r}"
             )
-        check_integer("oov_buckets", self.oov_buckets, 0)
-        if self.oov_buckets and self.do_split:
-            raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
+        check_oov_buckets(self.oov_buckets, self.do_split)
 
     @property
     def reads(self) -> list[str]:
@@ -752,6 +747,12 @@ class CategoryEncode(Operator):
             return encode(df, dictionaries, self.broadcast, self.oov_buckets)
         options = self.broadcast, self.sort_for_array, self.keep_most_frequent
         return encode_tokens(df, dictionaries, re.escape(self.sep), *options)
+
+
+def check_oov_buckets(oov_buckets: Any, do_split: bool) -> None:
+    """Check a number of numbers for unknown values."""
+    if check_integer("oov_buckets", oov_buckets, 0) and do_split:
+        raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
 
 
 def check_categories(before: Schema, names: Sequence[str]) -> None:
