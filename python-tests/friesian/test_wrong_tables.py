@@ -347,7 +347,7 @@ def test_wrong_tables_indices_and_codes(make):
             lambda: FeatureTable(df).encode_target(
                 TargetCode(df.withColumnRenamed("c", "unknown"), "unknown", {"out": ("y", 1)})
             ),
-            "'unknown'. do not exist in this Table",
+            "['unknown'] do not exist in this Table",
         ),
     ]:
         with pytest.raises(UsageError) as caught:
