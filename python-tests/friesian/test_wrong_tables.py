@@ -253,7 +253,7 @@ CASES = {
     "target": (lambda t: t.target_encode("city", "tags"), "tags should be a column of numbers"),
     "target mean": (
         lambda t: t.target_encode("city", "age", target_mean={"age": "x"}),
-        "mean in target_mean should be numeric",
+        "mean in target_mean should be a number",
     ),
     "target means": (
         lambda t: t.target_encode("city", "age", target_mean={"item": 2}),

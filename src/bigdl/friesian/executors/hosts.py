@@ -6,9 +6,9 @@ import os
 import pickle
 import sys
 import tempfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _PIECES = 4  # for each worker, so that none waits long for the last
 
 
-class Host(ABC):
-    """Runs a function on items.
+class Host(AbstractContextManager):
+    """Runs a function on items; a context manager that closes it.
 
     Attributes
     ----------
@@ -52,8 +52,11 @@ class Host(ABC):
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """The results in the order of the items, with errors of the user in their place."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Free what the host holds."""
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 class Here(Host):
@@ -132,12 +135,6 @@ class LocalWorkers(Host):
         """End the processes."""
         self._pool.close()
 
-    def __enter__(self) -> LocalWorkers:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
 
 def _caller() -> Callable[[tuple[str, Any]], Any]:
     """In a worker: return what calls the function of a file, which is read once."""
@@ -156,7 +153,7 @@ def host_of(host: Any) -> AbstractContextManager[Host]:
 
     None means Spark if it runs, else this machine.
     """
-    return nullcontext(host) if isinstance(host, Host) else closing(_new_host(host))
+    return nullcontext(host) if isinstance(host, Host) else _new_host(host)
 
 
 def _new_host(host: Any) -> Host:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -190,11 +191,8 @@ class DIEN(TableModel):
         return output, self._interest_loss(interests, history, self.items(negatives), mask)
 
     def _groups(self, columns: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        groups, begin = [], 0
-        for count in self._counts:
-            groups.append(columns[begin : begin + count])
-            begin += count
-        return groups
+        rest = iter(columns)
+        return [list(islice(rest, count)) for count in self._counts]
 
     def _interest_loss(
         self, interests: Tensor, history: Tensor, negatives: Tensor, mask: Tensor

@@ -82,9 +82,7 @@ def is_column(value: Any) -> bool:
     return isinstance(value, Column)
 
 
-def names_of(
-    df: DataFrame, columns: Any, is_kind: Callable[[str], bool], kind: str, what: str = "columns"
-) -> list[str]:
+def names_of(df: DataFrame, columns: Any, is_kind: Callable[[str], bool], kind: str) -> list[str]:
     """Names of columns that exist and are of one kind.
 
     Parameters
@@ -95,10 +93,8 @@ def names_of(
         Such as :func:`kinds.is_number`.
     kind : str
         What a message calls it, such as ``"numbers"``.
-    what : str
-        What a message calls the argument.
     """
-    names = as_names(columns, what)
+    names = as_names(columns)
     require_kind(schema_of(df), names, is_kind, kind)
     return names
 

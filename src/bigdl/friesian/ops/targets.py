@@ -129,11 +129,7 @@ def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
     missing = [target for target in targets if target not in target_mean]
     if missing:
         raise UsageError(f"target_mean has nothing for {missing}, got {dict(target_mean)!r}")
-    for target in targets:
-        mean = target_mean[target]
-        if isinstance(mean, bool) or not isinstance(mean, int | float):
-            raise UsageError(f"mean in target_mean should be numeric, but got {mean!r}")
-    return {target: float(target_mean[target]) for target in targets}
+    return {each: float(check_number("mean in target_mean", target_mean[each])) for each in targets}
 
 
 def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
@@ -695,15 +691,9 @@ class CountEncode(GroupEncode):
         statistics = TargetStatistics(df, [Encoding(tuple(group)) for group in self.groups])
         tables = []
         for encoding in statistics.encodings:
-            counted = statistics.codes(encoding)
-            total = cast("Row", counted.agg(F.sum(COUNT)).first())[0]
-            names = [
-                col(key).alias(name)
-                for key, name in zip(encoding.key_columns, encoding.categories, strict=True)
-            ]
-            count = F.col(COUNT)
-            figures = count.alias("count"), (count / F.lit(total)).alias("frequency")
-            tables.append(counted.select(*names, *figures))
+            counted = statistics.codes(encoding).toDF(*encoding.categories, "count")
+            total = cast("Row", counted.agg(F.sum("count")).first())[0]
+            tables.append(counted.withColumn("frequency", F.col("count") / F.lit(total)))
         return tables
 
     def encode(self, df: DataFrame, tables: Sequence[DataFrame], once: bool) -> DataFrame:

@@ -212,16 +212,12 @@ class Shipped:
 
     def __init__(self, table: pa.Table, spark: Any):
         self.key_type = table.schema.field("key").type
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        self._data = shared(sink.getvalue().to_pybytes(), spark)
+        self._data = shared(table, spark)
 
     def find(self, keys: pa.Array) -> pa.Array:
         """The value of every key; null where there is none."""
         if not hasattr(self._data, "_bigdl_unpacked"):  # lives as long as Spark keeps the bytes
-            table = pa.ipc.open_stream(self._data.value).read_all()
-            columns = (column.combine_chunks() for column in table.columns)
+            columns = (column.combine_chunks() for column in self._data.value.columns)
             self._data._bigdl_unpacked = Vocabulary(*columns)
         codes = keys.cast(self.key_type).dictionary_encode()
         return self._data._bigdl_unpacked.find(codes.dictionary).take(codes.indices)
@@ -485,11 +481,26 @@ def count_values(
     of_sources = [_value_kind(df, source, separator) for source in sources]
     types = list(dict.fromkeys(of_sources))
     fields = [f"value_{types.index(kind)}" for kind in of_sources]
-    cells = [
-        _pairs(df, i, name, of_sources[i], types, separator, nulls)
-        for i, source in enumerate(sources)
-        for name in source.columns
-    ]
+
+    def pairs(i: int, name: str) -> Column:
+        """Return the pairs of one cell: a struct, or with a separator an array of structs."""
+        value = col(name)
+        if not nulls:
+            value = without_nan(value, kind_of(df, name))  # NaN is no value of a vocabulary
+        value = value.cast(of_sources[i])
+
+        def pair(value: Column) -> Column:
+            typed = ((kind, value if kind == of_sources[i] else F.lit(None)) for kind in types)
+            fields = (cell.cast(kind).alias(f"value_{j}") for j, (kind, cell) in enumerate(typed))
+            return F.struct(F.lit(i).alias("source"), *fields)
+
+        if separator is None:
+            return pair(value)
+        # a null cell has no tokens; concat of a null array would be null
+        none = F.array().cast("array<string>")
+        return F.transform(F.coalesce(F.split(value, separator), none), pair)
+
+    cells = [pairs(i, name) for i, source in enumerate(sources) for name in source.columns]
     every = F.concat(*cells) if separator is not None else F.array(*cells)
     pair = temporary(df, "pair")
     values = [f"value_{i}" for i in range(len(types))]
@@ -524,34 +535,6 @@ def _value_kind(df: DataFrame, source: Source, separator: str | None) -> str:
     if len(set(of_columns)) == 1:
         return of_columns[0]
     return "double" if any(map(kinds.is_fractional, of_columns)) else "bigint"
-
-
-def _pairs(
-    df: DataFrame,
-    i: int,
-    name: str,
-    kind: str,
-    types: list[str],
-    separator: str | None,
-    nulls: bool,
-) -> Column:
-    """Return the pairs of one cell: a struct, or with a separator an array of structs."""
-    value = col(name)
-    if not nulls:
-        value = without_nan(value, kind_of(df, name))  # NaN is no value of a vocabulary
-    value = value.cast(kind)
-
-    def pair(value: Column) -> Column:
-        fields = [
-            (value if each == kind else F.lit(None).cast(each)).alias(f"value_{j}")
-            for j, each in enumerate(types)
-        ]
-        return F.struct(F.lit(i).alias("source"), *fields)
-
-    if separator is None:
-        return pair(value)
-    # a null cell has no tokens; concat of a null array would be null
-    return F.transform(F.coalesce(F.split(value, separator), F.array().cast("array<string>")), pair)
 
 
 def _ranked_on_driver(
