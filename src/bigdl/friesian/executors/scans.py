@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors.arrow import Piece, opened
-from bigdl.friesian.executors.hosts import Here, SparkTasks
+from bigdl.friesian.executors.arrow import Here, Piece, SparkTasks, opened
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, batch_of
 from bigdl.friesian.ops.kinds import Field

@@ -17,7 +17,7 @@ import numpy as np
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.friesian.executors import arrow, spark
-from bigdl.friesian.executors.hosts import Host, LocalWorkers, host_of
+from bigdl.friesian.executors.arrow import Host, LocalWorkers, host_of
 from bigdl.friesian.feature import storage
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.table import FeatureTable, Table

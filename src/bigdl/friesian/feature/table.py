@@ -19,10 +19,10 @@ from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.friesian.executors.spark import answer, run
 from bigdl.friesian.feature.methods import CellMethods, FeatureMethods
 from bigdl.friesian.ops import kinds, spark, vocabulary
+from bigdl.friesian.ops.batches import Extremes
 from bigdl.friesian.ops.cells import Cast, medians_of
 from bigdl.friesian.ops.kinds import require_columns, require_kind
 from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
-from bigdl.friesian.ops.requests import Extremes
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
 from bigdl.friesian.ops.spark import (
     F,

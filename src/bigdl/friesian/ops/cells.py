@@ -15,7 +15,7 @@ import pyarrow as pa
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark
-from bigdl.friesian.ops.batches import text_of, texts_of
+from bigdl.friesian.ops.batches import Quantiles, Request, text_of, texts_of
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import (
     Cell,
@@ -26,7 +26,6 @@ from bigdl.friesian.ops.operator import (
     TableOperator,
     ValueFunction,
 )
-from bigdl.friesian.ops.requests import Quantiles, Request
 from bigdl.friesian.ops.spark import F, check_new_names, col, renamed, twins_in
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.batches import Extremes, Quantiles, Request
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_kind
 from bigdl.friesian.ops.operator import Cell, NumberFunction, Operator, State
-from bigdl.friesian.ops.requests import Extremes, Quantiles, Request
 from bigdl.friesian.ops.spark import (
     F,
     as_names,

@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.batches import Outcome, Request
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, to_arrow
-from bigdl.friesian.ops.requests import Outcome, Request
 from bigdl.friesian.ops.spark import col, replace
 
 if TYPE_CHECKING:

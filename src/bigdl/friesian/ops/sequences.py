@@ -24,10 +24,9 @@ import pyarrow.compute as pc
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark, vocabulary
-from bigdl.friesian.ops.batches import factored, normal
+from bigdl.friesian.ops.batches import Outcome, Request, factored, normal
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
 from bigdl.friesian.ops.operator import Cell, Function, Operator, State, TableOperator
-from bigdl.friesian.ops.requests import Outcome, Request
 from bigdl.friesian.ops.spark import (
     F,
     arrow_function,

@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, vocabulary
+from bigdl.friesian.ops.batches import Request, TargetSums
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
 from bigdl.friesian.ops.operator import Cell, Function, Operator, State
-from bigdl.friesian.ops.requests import Request, TargetSums
 from bigdl.friesian.ops.spark import (
     F,
     as_names,
