@@ -522,15 +522,10 @@ class Table(CellMethods):
 
 def _with_equal_kinds(frames: list[DataFrame]) -> list[DataFrame]:
     """A column of strings in one frame becomes one in all: ANSI mode would parse the strings."""
-    textual: dict[str, set[bool]] = {}
-    for frame in frames:
-        for name, field in schema_of(frame).items():
-            textual.setdefault(name, set()).add(kinds.is_text(field.kind))
-    mixed = [name for name, answers in textual.items() if len(answers) > 1]
+    fields = [each for frame in frames for each in schema_of(frame).items()]
+    texts = {name for name, field in fields if kinds.is_text(field.kind)}
     return [
-        frame.withColumns(
-            {name: col(name).cast("string") for name in mixed if name in frame.columns}
-        )
+        frame.withColumns({name: col(name).cast("string") for name in texts & {*frame.columns}})
         for frame in frames
     ]
 
@@ -729,11 +724,8 @@ class TargetCode(Table):
             From old to new names.
         """
         renamed = Table(self.df).rename(columns)
-        cat_col = (
-            columns.get(self.cat_col, self.cat_col)
-            if isinstance(self.cat_col, str)
-            else [columns.get(name, name) for name in self.cat_col]
-        )
+        names = [columns.get(name, name) for name in as_names(self.cat_col)]
+        cat_col = names[0] if isinstance(self.cat_col, str) else names
         means = {columns.get(name, name): each for name, each in self.out_target_mean.items()}
         keys = [columns.get(name, name) for name in self.key_cols]
         return type(self)(renamed.df, cat_col, means, keys)
@@ -1254,16 +1246,8 @@ class FeatureTable(FeatureMethods, Table):
         }
         if not do_split:
             return self._clone(vocabulary.encode(self.df, dictionaries, broadcast, oov_buckets))
-        return self._clone(
-            vocabulary.encode_tokens(
-                self.df,
-                dictionaries,
-                check_string(sep, "sep"),
-                broadcast,
-                sort_for_array,
-                keep_most_frequent,
-            )
-        )
+        options = check_string(sep, "sep"), broadcast, sort_for_array, keep_most_frequent
+        return self._clone(vocabulary.encode_tokens(self.df, dictionaries, *options))
 
     def category_encode(
         self,

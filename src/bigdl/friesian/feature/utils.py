@@ -44,18 +44,10 @@ def featuretable_to_xshards(
     def shard(rows: Any) -> Any:
         import pandas as pd
 
-        yield _arrays(pd.DataFrame(list(rows), columns=columns), stacked)
+        arrays = {}
+        for name, cells in pd.DataFrame(list(rows), columns=columns).items():
+            is_matrix = name in stacked and len(cells) and isinstance(cells.iloc[0], list)
+            arrays[name] = np.array(cells.tolist()) if is_matrix else cells.to_numpy()
+        yield arrays
 
     return SparkXShards(tbl.df.rdd.mapPartitions(shard))
-
-
-def _arrays(frame: Any, stacked: frozenset[str]) -> dict[str, Any]:
-
-    arrays = {}
-    for name in frame.columns:
-        cells = frame[name]
-        if name in stacked and len(cells) and isinstance(cells.iloc[0], list):
-            arrays[name] = np.array(cells.tolist())
-        else:
-            arrays[name] = cells.to_numpy()
-    return arrays

@@ -1,8 +1,9 @@
 """Columns in batches of Arrow, where a column of few different values is computed by them only.
 
-Questions that operators ask about the data are answered by batches.  Each batch gives a partial answer, partial answers are merged, and the last one becomes the answer.
-Only the different values of a column are looked at where it is known by them.  The executor
-``catalyst`` has an aggregation of Spark for each question instead.
+Questions that operators ask about the data are answered by batches.  Each batch gives a partial
+answer, partial answers are merged, and the last one becomes the answer.  Only the different values
+of a column are looked at where it is known by them.  The executor ``catalyst`` has an aggregation
+of Spark for each question instead.
 """
 
 from __future__ import annotations
