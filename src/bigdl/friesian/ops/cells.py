@@ -26,7 +26,7 @@ from bigdl.friesian.ops.operator import (
     TableOperator,
     ValueFunction,
 )
-from bigdl.friesian.ops.spark import F, check_new_names, col, renamed, twins_in
+from bigdl.friesian.ops.spark import F, check_different, check_new_names, col, renamed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -43,9 +43,7 @@ class Select(Operator):
     method = "select"
 
     def __post_init__(self) -> None:
-        twins = sorted(twins_in(self.columns))
-        if twins:
-            raise UsageError(f"cols should have every column once, but got {twins} several times")
+        check_different(self.columns, "cols")
 
     def after(self, before: Schema, state: Any) -> Schema:
         require_columns(before, self.columns)

@@ -303,11 +303,9 @@ class TableOperator(Operator):
         return {"after": Outcome(tuple(before), self)}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        cardinalities = {}
-        for name, kind in answers["after"].items():
-            same = name in before and before[name].kind == kind
-            cardinalities[name] = before[name].cardinality if same else None
-        return {"kinds": answers["after"], "cardinalities": cardinalities}
+        after = answers["after"]
+        same = [name for name in after if name in before and before[name].kind == after[name]]
+        return {"kinds": after, "cardinalities": {name: before[name].cardinality for name in same}}
 
     def hides_columns(self, before: Schema) -> bool:
         return True
@@ -321,4 +319,4 @@ class TableOperator(Operator):
 
     def cardinality(self, name: str, state: State) -> int | None:
         """Return the cardinality of a column behind the operator."""
-        return state["cardinalities"][name]
+        return state["cardinalities"].get(name)

@@ -40,6 +40,7 @@ from bigdl.friesian.ops.spark import (
     is_missing,
     kind_of,
     replace,
+    schema_of,
     shared,
     temporary,
     without_nan,
@@ -476,7 +477,6 @@ def count_values(
         The column ``value_<i>`` of each source.
     """
 
-    require_columns(df.columns, [name for source in sources for name in source.columns])
     of_sources = [_value_kind(df, source, separator) for source in sources]
     types = list(dict.fromkeys(of_sources))
     fields = [f"value_{types.index(kind)}" for kind in of_sources]
@@ -521,14 +521,12 @@ def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
 
 
 def _value_kind(df: DataFrame, source: Source, separator: str | None) -> str:
+    message = (
+        "The column {name} of type {kind} has no vocabulary: its cells should be single values; "
+        "explode it first"
+    )
+    check_kinds(schema_of(df), source.columns, kinds.is_atomic, message)
     of_columns = [kind_of(df, name) for name in source.columns]
-    for name, kind in zip(source.columns, of_columns, strict=True):
-        if not kinds.is_atomic(kind):
-            hint = "; explode it first" if kinds.is_array(kind) else ""
-            raise UsageError(
-                f"The column {name} of type {kind} has no vocabulary: its cells should be single "
-                f"values{hint}"
-            )
     if separator is not None or any(map(kinds.is_text, of_columns)):
         return "string"
     if len(set(of_columns)) == 1:
