@@ -401,7 +401,7 @@ UNRECORDABLE = {
         lambda p: p.category_encode("a", do_split=True, oov_buckets=2),
         "cannot be used with do_split",
     ),
-    "twins": (lambda p: p.select("a", "a"), "every column once"),
+    "twins": (lambda p: p.select("a", "a"), "cols should differ from each other"),
     "no length": (lambda p: p.pad("a", 0), "seq_len should be a positive integer"),
     "no width": (lambda p: p.pad("a", 2, row_len=-1), "row_len should be an integer of at least 0"),
     "a list as token": (lambda p: p.pad("a", 2, mask_token=[0]), "mask_token should be a number"),

@@ -29,7 +29,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Counts, Request, texts_of
 from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
-from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_columns
+from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
 from bigdl.friesian.ops.operator import Cell, Function, Operator, State, ValueFunction
 from bigdl.friesian.ops.spark import (
     F,
