@@ -107,10 +107,7 @@ class SparkTasks(Host):
             for batch in batches:
                 for place in batch.column(0).to_pylist():
                     result = pickle.dumps(function(items[place]))
-                    yield pa.record_batch(
-                        [pa.array([place]), pa.array([result], pa.binary())],
-                        names=["place", "result"],
-                    )
+                    yield pa.record_batch({"place": [place], "result": [result]})
 
         if not items:
             return []

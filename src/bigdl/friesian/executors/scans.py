@@ -108,21 +108,16 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
         pa.set_cpu_count(1)
         places = (place for batch in batches for place in batch.column(0).to_pylist())
         for piece in (piece for place in places for piece in tasks.value[place]):
-            for batch in _batches(piece):
-                named = {name: partial(batch.__getitem__, columns[name]) for name in columns}
-                yield from function(Batch(named, batch.rows))
+            try:
+                for batch in piece.batches():
+                    named = {name: partial(batch.__getitem__, columns[name]) for name in columns}
+                    yield from function(Batch(named, batch.rows))
+            except FileNotFoundError:
+                message = f"The file {piece.path} is no longer there; read the table again"
+                raise UsageError(message) from None
 
     count = len(pieces)
     return df.sparkSession.range(0, count, 1, count).mapInArrow(work, schema)
-
-
-def _batches(piece: Piece) -> Iterator[Batch]:
-    try:
-        yield from piece.batches()
-    except FileNotFoundError:
-        raise UsageError(
-            f"The file {piece.path} is no longer there; read the table again"
-        ) from None
 
 
 def _pieces(scan: Scan, fields: dict[str, Field], spark: SparkSession) -> list[list[Piece]] | None:

@@ -610,11 +610,8 @@ def _size(state: State) -> str:
 
 
 def _figures(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(map(_figures, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_figures, value))
-    return 1
+    values = value.values() if isinstance(value, dict) else value
+    return sum(map(_figures, values)) if isinstance(value, dict | list | tuple) else 1
 
 
 def _bytes(size: int) -> str:

@@ -399,9 +399,7 @@ class Table(CellMethods):
         -------
         list
         """
-        if not isinstance(column, str):
-            raise UsageError(f"Column should be of str type, but got {type(column).__name__}")
-        require_columns(self.columns, [column])
+        require_columns(self.columns, [check_string(column, "column")])
         return self._columns([column])[column]
 
     def to_dict(self) -> dict[str, list]:

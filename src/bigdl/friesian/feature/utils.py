@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.table import Table
 from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.spark import as_names
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.table import Table
     from bigdl.orca.data import SparkXShards
 
 
@@ -32,7 +32,6 @@ def featuretable_to_xshards(
     SparkXShards
         Dicts from the names of the columns to NumPy arrays.
     """
-    from bigdl.friesian.feature.table import Table
     from bigdl.orca.data import SparkXShards
 
     if not isinstance(tbl, Table):

@@ -40,16 +40,9 @@ if TYPE_CHECKING:
 NULL = 42
 """The hash of null: the seed."""
 
-_P1, _P2, _P3, _P4, _P5 = (
-    np.uint64(each)
-    for each in (
-        0x9E3779B185EBCA87,
-        0xC2B2AE3D27D4EB4F,
-        0x165667B19E3779F9,
-        0x85EBCA77C2B2AE63,
-        0x27D4EB2F165667C5,
-    )
-)
+_P1, _P2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
+_P3, _P4 = np.uint64(0x165667B19E3779F9), np.uint64(0x85EBCA77C2B2AE63)
+_P5 = np.uint64(0x27D4EB2F165667C5)
 _SEED = np.uint64(42)
 
 
