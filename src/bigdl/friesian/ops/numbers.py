@@ -326,8 +326,7 @@ class Bin(NumberFunction):
         self.source, self.of_null = source, len(edges) + 1
 
     def numbers(self, numbers: Any) -> Any:
-        is_nan = numbers != numbers
-        return np.searchsorted(self._edges, numbers, side="right") + is_nan
+        return np.searchsorted(self._edges, numbers, side="right") + (numbers != numbers)
 
     def array(self, *values: pa.Array) -> pa.Array:
         places = super().array(*values)

@@ -600,9 +600,8 @@ class EncodeTokens(ValueFunction):
         self.sort, self.smallest = sort, smallest
 
     def value(self, value: str | None) -> list[int] | int | None:
-        known = self.vocabulary.by_key
         tokens = () if value is None else value.split(self.separator)
-        numbers = [known[token] for token in tokens if token in known]
+        numbers = list(filter(None, map(self.vocabulary.by_key.get, tokens)))
         if not numbers:
             return None
         if self.smallest:
