@@ -178,8 +178,14 @@ CASES = {
         lambda t: t.append_column("age_0", t.age).one_hot_encode("age", 2),
         "There would be several columns ['age_0']; use another prefix",
     ),
-    "one hot sizes": (lambda t: t.one_hot_encode("age", [1, 2]), "sizes and columns should have the same"),
-    "one hot prefix": (lambda t: t.one_hot_encode("age", 2, ["a", "b"]), "prefix and columns should have"),
+    "one hot sizes": (
+        lambda t: t.one_hot_encode("age", [1, 2]),
+        "sizes and columns should have the same",
+    ),
+    "one hot prefix": (
+        lambda t: t.one_hot_encode("age", 2, ["a", "b"]),
+        "prefix and columns should have",
+    ),
     "bins": (lambda t: t.cut_bins("age", "4"), "bins should be int or a list of numbers"),
     "bins order": (lambda t: t.cut_bins("age", [3, 1]), "should be ascending"),
     "bins text": (lambda t: t.cut_bins("city", 3), "city should be a column of numbers"),
