@@ -25,6 +25,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -65,7 +66,7 @@ def lookup_sides(spark, rows, columns, size, is_skewed):
     from pyspark.sql import functions as F
 
     from bigdl.friesian.feature import FeatureTable, StringIndex
-    from bigdl.friesian.ops.lookup import _Values
+    from bigdl.friesian.ops.vocabulary import _values
     from bigdl.friesian.ops.spark import arrow_function
 
     names = [f"v{i}" for i in range(columns)]
@@ -90,7 +91,9 @@ def lookup_sides(spark, rows, columns, size, is_skewed):
         drain(table.encode_string(names, indices).df)
 
     def arrow():
-        functions = {name: arrow_function(_Values(shipped[name]), "int") for name in names}
+        functions = {
+            name: arrow_function(partial(_values, shipped[name], 0, None), "int") for name in names
+        }
         drain(table.df.select(*(functions[name](name).alias(name) for name in names)))
 
     def shuffle():

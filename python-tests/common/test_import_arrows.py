@@ -232,7 +232,7 @@ def test_a_wrong_import_is_found(module, source):
         ("bigdl.orca.learn.estimator", "from bigdl.nano.pytorch import InferenceOptimizer"),
         ("bigdl.orca.learn.estimator", "from ..engine import SparkEngine"),
         ("bigdl.friesian.feature", "from bigdl.orca import OrcaContext"),
-        ("bigdl.friesian.feature.tables", "from . import storage"),
+        ("bigdl.friesian.feature.table", "from . import storage"),
     ],
 )
 def test_a_right_import_passes(module, source):

@@ -401,7 +401,7 @@ UNRECORDABLE = {
         lambda p: p.category_encode("a", do_split=True, oov_buckets=2),
         "cannot be used with do_split",
     ),
-    "twins": (lambda p: p.select("a", "a"), "every column once"),
+    "twins": (lambda p: p.select("a", "a"), "cols should differ from each other"),
     "no length": (lambda p: p.pad("a", 0), "seq_len should be a positive integer"),
     "no width": (lambda p: p.pad("a", 2, row_len=-1), "row_len should be an integer of at least 0"),
     "a list as token": (lambda p: p.pad("a", 2, mask_token=[0]), "mask_token should be a number"),
@@ -476,7 +476,7 @@ def test_tables_and_files_that_do_not_fit_are_refused(table, folder, tmp_path):
         pipeline.transform_files(folder, folder, host="here")
     with pytest.raises(UsageError, match="exists already"):
         pipeline.transform_files(folder, str(tmp_path), host="here", mode="error")
-    with pytest.raises(UsageError, match="executor should be arrow or catalyst"):
+    with pytest.raises(UsageError, match="executor should be one of 'arrow', 'catalyst'"):
         pipeline.transform_files(folder, str(tmp_path), executor="dask")
     with pytest.raises(UsageError, match="host should be"):
         pipeline.transform_files(folder, str(tmp_path), host="moon")

@@ -23,7 +23,7 @@ def test_parquet_goes_out_and_in(messy, rows, tmp_path):
     assert FeatureTable.read_parquet(tmp_path / "table.parquet").size() == 2
     messy.limit(1).write_parquet(path, mode="ignore")
     assert FeatureTable.read_parquet(path).size() == 2
-    with pytest.raises(UsageError, match="mode should be one of append, overwrite, error, ignore"):
+    with pytest.raises(UsageError, match="mode should be one of 'append', 'overwrite', 'error'"):
         messy.write_parquet(path, mode="replace")
 
 
@@ -68,9 +68,9 @@ def test_known_types_of_csv_need_no_pass_over_the_data(orca_spark, tmp_path):
 def test_csv_with_wrong_names_or_types(orca_spark, tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("1,2\n")
-    with pytest.raises(UsageError, match="names should have the same length"):
+    with pytest.raises(UsageError, match="names and the columns should have the same length"):
         FeatureTable.read_csv(str(path), names=["a"])
-    with pytest.raises(UsageError, match="dtype should have the same length"):
+    with pytest.raises(UsageError, match="dtype and the columns should have the same length"):
         FeatureTable.read_csv(str(path), dtype=["int"])
     with pytest.raises(UsageError, match="dtype should be string, boolean, int"):
         FeatureTable.read_csv(str(path), dtype="decimal")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigdl.friesian.ops.negatives import _Tickets
+from bigdl.friesian.ops.sequences import _Tickets
 
 SCHEMA = "user int, item int, seen array<int>"
 

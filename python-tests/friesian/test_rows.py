@@ -197,7 +197,7 @@ def test_values_come_out_as_python_objects(messy, rows):
     assert messy.to_dict()["city"] == column(rows, "city")
     assert len(messy.collect()) == messy.size() == len(rows)
     assert list(messy.to_pandas().columns) == messy.columns
-    with pytest.raises(UsageError, match="Column should be of str type"):
+    with pytest.raises(UsageError, match="column should be str, but get"):
         messy.to_list(["city"])
     assert any(map(is_present, messy.to_list("price")))
 

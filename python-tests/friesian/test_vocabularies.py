@@ -11,7 +11,7 @@ from table_reference import assert_same, column, is_present
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeatureTable, StringIndex
 from bigdl.friesian.feature.table import Table
-from bigdl.friesian.ops import lookup, vocabulary
+from bigdl.friesian.ops import vocabulary
 
 
 def vocabulary_of(values, limit=0, by_frequency=False):
@@ -93,7 +93,7 @@ def test_many_values_are_ranked_by_spark_alike(messy, monkeypatch):
 @pytest.mark.parametrize("plan", ["broadcast", "too large to collect", "no broadcast"])
 def test_encode_keeps_places_and_gives_null_for_the_unknown(messy, rows, plan, monkeypatch):
     if plan == "too large to collect":
-        monkeypatch.setattr(lookup, "DRIVER_KEYS", 2)
+        monkeypatch.setattr(vocabulary, "DRIVER_KEYS", 2)
     names = ["price", "city", "item", "flag"]
     indices = messy.gen_string_idx(names, freq_limit=6)
     found = messy.encode_string(names, indices, broadcast=plan != "no broadcast")
@@ -115,7 +115,7 @@ def test_encode_keeps_places_and_gives_null_for_the_unknown(messy, rows, plan, m
 @pytest.mark.parametrize("plan", ["arrow", "joins"])
 def test_encode_of_cells_of_several_values(messy, rows, plan, monkeypatch):
     if plan == "joins":
-        monkeypatch.setattr(lookup, "DRIVER_KEYS", 0)
+        monkeypatch.setattr(vocabulary, "DRIVER_KEYS", 0)
     numbers = {"b": 1, "a": 2, "c": 3, "": 4}
     cells = Counter(column(rows, "tags"))
 
@@ -258,7 +258,7 @@ def test_value_features_by_the_first_two_columns_or_by_name(make, monkeypatch):
     by_name = make([(7, "x", 1)], "v int, other string, k int")
     found = table.add_value_features("k", by_name, "k", "v")
     assert found.to_list("v") == [7, 0]
-    monkeypatch.setattr(lookup, "DRIVER_KEYS", 0)
+    monkeypatch.setattr(vocabulary, "DRIVER_KEYS", 0)
     joined = table.add_value_features("k", by_name, "k", "v")
     assert sorted(joined.to_list("v")) == [0, 7]
 

@@ -77,7 +77,7 @@ CASES = {
     "intersect": (lambda t: t.intersect(t.df), "other should be a Table, but got DataFrame"),
     "as of text": (
         lambda t: t.join_as_of(t.select("user", "city", "age"), "user", "city"),
-        "city should hold numbers, dates or timestamps, but its type is string",
+        "city should be a column of numbers, dates or timestamps, but its type is string",
     ),
     "as of kinds": (
         lambda t: t.join_as_of(_at_dates(t), "user"),
@@ -178,8 +178,14 @@ CASES = {
         lambda t: t.append_column("age_0", t.age).one_hot_encode("age", 2),
         "There would be several columns ['age_0']; use another prefix",
     ),
-    "one hot sizes": (lambda t: t.one_hot_encode("age", [1, 2]), "sizes should have the same"),
-    "one hot prefix": (lambda t: t.one_hot_encode("age", 2, ["a", "b"]), "prefix should have"),
+    "one hot sizes": (
+        lambda t: t.one_hot_encode("age", [1, 2]),
+        "sizes and columns should have the same",
+    ),
+    "one hot prefix": (
+        lambda t: t.one_hot_encode("age", 2, ["a", "b"]),
+        "prefix and columns should have",
+    ),
     "bins": (lambda t: t.cut_bins("age", "4"), "bins should be int or a list of numbers"),
     "bins order": (lambda t: t.cut_bins("age", [3, 1]), "should be ascending"),
     "bins text": (lambda t: t.cut_bins("city", 3), "city should be a column of numbers"),
@@ -187,7 +193,7 @@ CASES = {
     "labels": (lambda t: t.cut_bins("age", [3], labels=["x"]), "labels should be of length 2"),
     "bins names": (
         lambda t: t.cut_bins("age", [3], out_cols=["x", "y"]),
-        "out_cols should have the same length as columns",
+        "out_cols and columns should have the same length",
     ),
     "bins twins": (
         lambda t: t.cut_bins(["age", "item"], [3], out_cols=["x", "x"]),
@@ -207,7 +213,7 @@ CASES = {
     "negatives": (lambda t: t.add_negative_samples(2), "item_size should be the largest item"),
     "negatives text": (
         lambda t: t.add_negative_samples(9, "city"),
-        "city should hold whole numbers",
+        "city should be a column of whole numbers",
     ),
     "negatives of": (
         lambda t: t.add_neg_hist_seq(9, "item", 2),
@@ -229,29 +235,31 @@ CASES = {
     "mask": (lambda t: t.mask("age"), "age should be a column of arrays"),
     "pad token": (
         lambda t: t.pad("history", mask_token="x"),
-        "Failed to convert mask_token type java.lang.String to the element type of column "
-        "java.lang.Integer",
+        "mask_token should be of type int, but got 'x'",
     ),
     "pad length": (lambda t: t.pad("history", 0), "seq_len should be a positive integer"),
-    "difference": (lambda t: t.difference_lag("city", "time"), "columns should be numeric"),
+    "difference": (
+        lambda t: t.difference_lag("city", "time"),
+        "city should be a column of numbers",
+    ),
     "difference shifts": (lambda t: t.difference_lag("age", "time", 1.5), "shifts should be int"),
     "difference names": (
         lambda t: t.difference_lag(["age", "item"], "time", [1, 2], out_cols=["x", "y"]),
         "out_cols should have 2 lists",
     ),
-    "listwise": (lambda t: t.sample_listwise("age", 1, 1), "Each column should be of list type"),
+    "listwise": (lambda t: t.sample_listwise("age", 1, 1), "age should be a column of arrays"),
     "listwise missing": (
         lambda t: t.sample_listwise("no", 1, 1),
-        "does not exist in this FeatureTable.",
+        "do not exist in this Table",
     ),
     "kfold": (
         lambda t: t.target_encode("city", "age", kfold=0),
-        "kfold should be an integer larger than 0",
+        "kfold should be a positive integer",
     ),
-    "target": (lambda t: t.target_encode("city", "tags"), "target_cols should be numeric"),
+    "target": (lambda t: t.target_encode("city", "tags"), "tags should be a column of numbers"),
     "target mean": (
         lambda t: t.target_encode("city", "age", target_mean={"age": "x"}),
-        "mean in target_mean should be numeric",
+        "mean in target_mean should be a number",
     ),
     "target means": (
         lambda t: t.target_encode("city", "age", target_mean={"item": 2}),
@@ -259,7 +267,7 @@ CASES = {
     ),
     "target fold": (
         lambda t: t.target_encode("city", "age", fold_col="tags"),
-        "fold_col should be integer type",
+        "should be a column of whole numbers",
     ),
     "target names": (
         lambda t: t.target_encode(["city", "tags"], "age", out_cols="x"),
@@ -293,7 +301,7 @@ CASES = {
     ),
     "time kind": (
         lambda t: t.target_encode_by_time("city", "age", "tags", 2),
-        "tags should hold numbers, dates or timestamps",
+        "tags should be a column of numbers, dates or timestamps",
     ),
     "counts": (
         lambda t: t.count_encode(["city", "tags"], counts=t),
@@ -345,7 +353,7 @@ def test_wrong_tables_indices_and_codes(make):
             lambda: FeatureTable(df).encode_target(
                 TargetCode(df.withColumnRenamed("c", "unknown"), "unknown", {"out": ("y", 1)})
             ),
-            "unknown in TargetCode.cat_col in targets does not exist in Table",
+            "['unknown'] do not exist in this Table",
         ),
     ]:
         with pytest.raises(UsageError) as caught:

@@ -12,14 +12,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors.files import Piece, opened
-from bigdl.friesian.executors.hosts import Here, SparkTasks
+from bigdl.friesian.executors.arrow import Here, Piece, SparkTasks, opened
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, batch_of
 from bigdl.friesian.ops.kinds import Field
@@ -108,112 +108,93 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
         pa.set_cpu_count(1)
         places = (place for batch in batches for place in batch.column(0).to_pylist())
         for piece in (piece for place in places for piece in tasks.value[place]):
-            for batch in _batches(piece, fields):
-                named = {name: partial(batch.__getitem__, columns[name]) for name in columns}
-                yield from function(Batch(named, batch.rows))
+            try:
+                for batch in piece.batches():
+                    named = {name: partial(batch.__getitem__, columns[name]) for name in columns}
+                    yield from function(Batch(named, batch.rows))
+            except FileNotFoundError:
+                message = f"The file {piece.path} is no longer there; read the table again"
+                raise UsageError(message) from None
 
     count = len(pieces)
     return df.sparkSession.range(0, count, 1, count).mapInArrow(work, schema)
 
 
-def _batches(piece: Piece, fields: dict[str, Field]) -> Iterator[Batch]:
-    try:
-        yield from piece.batches(fields)
-    except FileNotFoundError:
-        raise UsageError(
-            f"The file {piece.path} is no longer there; read the table again"
-        ) from None
-
-
 def _pieces(scan: Scan, fields: dict[str, Field], spark: SparkSession) -> list[list[Piece]] | None:
     """The row groups of each task; None if a file has to be read by Spark."""
-    paths = list(dict.fromkeys(split.path for task in scan.tasks for split in task))
-    look = Look({name: each.kind for name, each in fields.items()}, scan.keeps_old_dates)
+    paths = list(dict.fromkeys(path for task in scan.tasks for path, _, _ in task))
+    look = partial(_row_groups, {n: f.kind for n, f in fields.items()}, scan.keeps_old_dates)
     groups = _looked(look, paths, spark)
     if groups is None:
         return None
     pieces: list[list[Piece]] = []
-    found = 0
-    for task in scan.tasks:
+    count = 0
+    for place, task in enumerate(scan.tasks):
         pieces.append([])
-        for split in task:
-            mine = [
-                i
-                for i, group in enumerate(groups[split.path])
-                if split.start <= group.middle < split.stop
-            ]
-            rows = sum(groups[split.path][i].rows for i in mine)
-            found += len(mine)
+        for path, start, stop in task:
+            mine = [i for i, (middle, _) in enumerate(groups[path]) if start <= middle < stop]
+            count += len(mine)
             if mine:
-                pieces[-1].append(Piece(len(pieces) - 1, split.path, tuple(mine), rows, {}))
+                rows = sum(groups[path][i][1] for i in mine)
+                pieces[-1].append(Piece(place, fields, path, tuple(mine), rows, {}))
     # a file that has changed since Spark listed it is none of ours
-    return pieces if found == sum(map(len, groups.values())) else None
+    return pieces if count == sum(map(len, groups.values())) else None
 
 
-@dataclass(frozen=True)
-class Group:
-    """A row group: where its middle is in the file, and how many rows it has."""
-
-    middle: int
-    rows: int
+Group = tuple[int, int]
+"""A row group: where its middle is in the file, and how many rows it has."""
 
 
-@dataclass(frozen=True)
-class Look:
-    """Looks into files: their row groups, or None if one has to be read by Spark.
+def _row_groups(
+    columns: dict[str, str], keeps_old_dates: bool, paths: Sequence[str]
+) -> list[list[Group]] | None:
+    """Return the row groups of files, or None if one has to be read by Spark.
 
-    Attributes
+    Parameters
     ----------
-    kinds : dict of str to str
-        Of the columns that are needed, by their names in the files.
+    columns : dict of str to str
+        Kinds of the columns that are needed, by their names in the files.
     keeps_old_dates : bool
         See :class:`Scan`.
+    paths : list of str
     """
+    groups = []
+    try:
+        for path in paths:
+            with opened(path, []) as file:
+                parts = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+                has_dates_of_today = "date" not in columns.values() or _is_of_today(
+                    file.metadata.metadata or {}, keeps_old_dates
+                )
+                is_large = any(_size(part, columns) > _MOST_BYTES for part in parts)
+                if not has_dates_of_today or is_large or not _has_columns(file, columns):
+                    return None
+                groups.append([(_middle(part), part.num_rows) for part in parts])
+    except Exception:  # what pyarrow cannot open may be nothing special for Spark
+        return None
+    return groups
 
-    kinds: dict[str, str]
-    keeps_old_dates: bool
 
-    def __call__(self, paths: Sequence[str]) -> list[list[Group]] | None:
-        try:
-            found = list(map(self._groups, paths))
-        except Exception:  # what pyarrow cannot open may be nothing special for Spark
-            return None
-        return None if None in found else cast("list[list[Group]]", found)
+def _has_columns(file: pq.ParquetFile, columns: dict[str, str]) -> bool:
+    known = [(each.name, kinds.of_arrow(each.type)) for each in file.schema_arrow]
+    lowered = [name.lower() for name, _ in known]  # Spark takes a column of another case
+    return all(each in known and lowered.count(each[0].lower()) == 1 for each in columns.items())
 
-    def _groups(self, path: str) -> list[Group] | None:
-        with opened(path, []) as file:
-            if not self._has_columns(file) or not self._has_dates_of_today(file):
-                return None
-            groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-            if any(self._size(group) > _MOST_BYTES for group in groups):
-                return None
-            return [Group(_middle(group), group.num_rows) for group in groups]
 
-    def _has_columns(self, file: pq.ParquetFile) -> bool:
-        found = [(each.name, kinds.of_arrow(each.type)) for each in file.schema_arrow]
-        lowered = [name.lower() for name, _ in found]  # Spark takes a column of another case
-        return all(
-            (name, kind) in found and lowered.count(name.lower()) == 1
-            for name, kind in self.kinds.items()
-        )
+def _is_of_today(metadata: dict[bytes, bytes], keeps_old_dates: bool) -> bool:
+    """Return True if dates of a file count by today's calendar, as Spark tells it."""
+    version = metadata.get(b"org.apache.spark.version")
+    if version is None:
+        return keeps_old_dates
+    is_old = int(version.split(b".")[0]) < 3
+    return not is_old and b"org.apache.spark.legacyDateTime" not in metadata
 
-    def _has_dates_of_today(self, file: pq.ParquetFile) -> bool:
-        """Return True if dates count by today's calendar, as Spark tells it."""
-        if "date" not in self.kinds.values():
-            return True
-        known = file.metadata.metadata or {}
-        version = known.get(b"org.apache.spark.version")
-        if version is None:
-            return self.keeps_old_dates
-        is_old = int(version.split(b".")[0]) < 3
-        return not is_old and b"org.apache.spark.legacyDateTime" not in known
 
-    def _size(self, group: Any) -> int:
-        size = group.num_rows * sum(map(_width, self.kinds.values()))
-        for column in map(group.column, range(group.num_columns)):
-            if self.kinds.get(column.path_in_schema) == "string":
-                size += column.total_uncompressed_size
-        return size
+def _size(group: Any, columns: dict[str, str]) -> int:
+    parts = map(group.column, range(group.num_columns))
+    texts = (each for each in parts if columns.get(each.path_in_schema) == "string")
+    rows = group.num_rows * sum(map(_width, columns.values()))
+    return rows + sum(each.total_uncompressed_size for each in texts)
 
 
 def _width(kind: str) -> int:
@@ -230,17 +211,17 @@ def _middle(group: Any) -> int:
     return min(starts) + sum(column.total_compressed_size for column in columns) // 2
 
 
-def _looked(look: Look, paths: list[str], spark: SparkSession) -> dict[str, list[Group]] | None:
+def _looked(
+    look: Callable[[Sequence[str]], list[list[Group]] | None], paths: list[str], spark: SparkSession
+) -> dict[str, list[Group]] | None:
     """Return row groups by path; on a cluster its workers look, who have to open them later."""
     from bigdl.orca.cluster.spark import is_local
 
     is_here = is_local(cast("str", spark.sparkContext.master)) and len(paths) <= _FEW_FILES
     host = Here() if is_here else SparkTasks(spark)
     parts = [paths[i : i + _OF_TASK] for i in range(0, len(paths), _OF_TASK)]
-    found = host.run(look, parts)
-    if None in found:
-        return None
-    return dict(zip(paths, (groups for part in found for groups in part), strict=True))
+    groups = host.run(look, parts)
+    return None if None in groups else dict(zip(paths, chain(*groups), strict=True))
 
 
 # -- plans of Spark that do nothing but read files -------------------------------------------------
@@ -262,13 +243,8 @@ _REBASE = "spark.sql.parquet.datetimeRebaseModeInRead"
 _MOST_PARTS = 4096  # parts of files, of which each takes a millisecond to ask for
 
 
-@dataclass(frozen=True)
-class Split:
-    """Bytes of a file; the row groups whose middle is among them are read together."""
-
-    path: str
-    start: int
-    stop: int
+Split = tuple[str, int, int]
+"""Path, start and stop of bytes; row groups whose middle is among them are read together."""
 
 
 @dataclass(frozen=True)
@@ -357,12 +333,10 @@ def _tasks(rdd: Any) -> list[list[Split]] | None:
     parts = [each.files() for each in _items(rdd.filePartitions())]
     if sum(map(len, parts)) > _MOST_PARTS:
         return None
-    return [[_split(file) for file in files] for files in parts]
-
-
-def _split(file: Any) -> Split:
-    start = file.start()
-    return Split(file.filePath().toPath().toString(), start, start + file.length())
+    return [
+        [(f.filePath().toPath().toString(), f.start(), f.start() + f.length()) for f in files]
+        for files in parts
+    ]
 
 
 def _class(java: Any) -> str:

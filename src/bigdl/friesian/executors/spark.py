@@ -12,18 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bigdl.friesian.executors import scans
-from bigdl.friesian.ops.batches import Batch, batch_of, cut, flat
-from bigdl.friesian.ops.columns import HIDDEN
-from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
-from bigdl.friesian.ops.operator import (
-    Ask,
-    Fitted,
-    Operator,
-    Program,
-    check_schema,
-    inputs_of,
+from bigdl.friesian.ops.batches import (
+    Batch,
+    Counts,
+    Extremes,
+    Outcome,
+    Quantiles,
+    Request,
+    TargetSums,
+    batch_of,
+    cut,
+    flat,
 )
-from bigdl.friesian.ops.requests import Counts, Extremes, Outcome, Quantiles, Request, TargetSums
+from bigdl.friesian.ops.cells import HIDDEN
+from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
+from bigdl.friesian.ops.operator import Ask, Fitted, Operator, Program, check_schema, inputs_of
 from bigdl.friesian.ops.spark import F, col, kind_of, schema_of, shared, without_nan
 from bigdl.friesian.ops.vocabulary import Source, count_values, enough
 

@@ -4,9 +4,8 @@ A :class:`FeatureTable` wraps one Spark DataFrame, which is its attribute ``df``
 returns a new table.
 """
 
-from bigdl.friesian.feature.feature_table import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline
-from bigdl.friesian.feature.tables import StringIndex, TargetCode
+from bigdl.friesian.feature.table import FeatureTable, StringIndex, TargetCode
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
 
 __all__ = [

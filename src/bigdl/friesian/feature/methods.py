@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.cells import Cast, FillMedian, FillNa
-from bigdl.friesian.ops.columns import Drop, DropNa, Rename
+from bigdl.friesian.ops.cells import Cast, Drop, DropNa, FillMedian, FillNa, Rename
 from bigdl.friesian.ops.hashing import CrossColumns, HashEncode
-from bigdl.friesian.ops.negatives import AddNegativeSamples, AddNegHistSeq
 from bigdl.friesian.ops.numbers import Clip, CutBins, Log, OneHotEncode
-from bigdl.friesian.ops.sequences import AddHistSeq, Mask, Pad
-from bigdl.friesian.ops.spark import as_names, random_seed
+from bigdl.friesian.ops.sequences import AddHistSeq, AddNegativeSamples, AddNegHistSeq, Mask, Pad
+from bigdl.friesian.ops.spark import as_names, listed, random_seed
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -123,8 +121,7 @@ class CellMethods(ABC):
 
     def drop(self, *cols: str | list[str]) -> Self:
         """All but some columns; names that do not exist are skipped."""
-        unwanted = cols[0] if len(cols) == 1 and isinstance(cols[0], list) else list(cols)
-        return self._apply(Drop(as_names(unwanted)))
+        return self._apply(Drop(as_names(listed(cols))))
 
     def rename(self, columns: dict[str, str]) -> Self:
         """Give columns new names.
@@ -218,15 +215,9 @@ class FeatureMethods(CellMethods):
         keep_original_columns : bool, default False
         """
         names = as_names(columns)
-        wanted = sizes if sizes is None or isinstance(sizes, list | tuple) else [sizes]
-        return self._apply(
-            OneHotEncode(
-                names,
-                None if wanted is None else list(wanted),
-                names if prefix is None else as_names(prefix, "prefix"),
-                keep_original_columns,
-            )
-        )
+        wanted = None if sizes is None else listed([sizes])
+        prefixes = names if prefix is None else as_names(prefix, "prefix")
+        return self._apply(OneHotEncode(names, wanted, prefixes, keep_original_columns))
 
     def cut_bins(
         self,
@@ -393,15 +384,5 @@ class FeatureMethods(CellMethods):
         In a pipeline, what users have and how popular items are is that of the table which is
         transformed; nothing is learned.
         """
-        return self._apply(
-            AddNegativeSamples(
-                item_size,
-                item_col,
-                label_col,
-                neg_num,
-                random_seed(seed),
-                exclude_history_col,
-                user_col,
-                popularity,
-            )
-        )
+        options = random_seed(seed), exclude_history_col, user_col, popularity
+        return self._apply(AddNegativeSamples(item_size, item_col, label_col, neg_num, *options))

@@ -8,23 +8,21 @@ cannot wait for the next pass, and steps behind them that read their columns too
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from itertools import starmap
 from typing import TYPE_CHECKING, Any, Self, cast
 
-import pyarrow as pa
+import numpy as np
 
+from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors import arrow, files, spark
-from bigdl.friesian.executors.hosts import Host, LocalWorkers, host_of
+from bigdl.friesian.executors import arrow, spark
+from bigdl.friesian.executors.arrow import Host, LocalWorkers, host_of
 from bigdl.friesian.feature import storage
-from bigdl.friesian.feature.feature_table import FeatureTable
 from bigdl.friesian.feature.methods import FeatureMethods
-from bigdl.friesian.feature.tables import Table
+from bigdl.friesian.feature.table import FeatureTable, Table
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.columns import Filter, Select
+from bigdl.friesian.ops.cells import Filter, Select
 from bigdl.friesian.ops.kinds import Field, Schema
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.operator import (
@@ -34,11 +32,10 @@ from bigdl.friesian.ops.operator import (
     Program,
     State,
     check_schema,
-    executors_of,
     inputs_of,
 )
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
-from bigdl.friesian.ops.spark import as_names, check_string, schema_of
+from bigdl.friesian.ops.spark import as_names, check_string, listed, schema_of
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode
 from bigdl.friesian.ops.vocabulary import CategoryEncode
 
@@ -96,8 +93,7 @@ class FeaturePipeline(FeatureMethods):
 
     def select(self, *cols: str | list[str]) -> Self:
         """Only these columns, in this order."""
-        wanted = cols[0] if len(cols) == 1 and isinstance(cols[0], list | tuple) else list(cols)
-        return self._apply(Select(as_names(wanted, "cols")))
+        return self._apply(Select(as_names(listed(cols), "cols")))
 
     def filter(self, condition: str) -> Self:
         """The rows for which an expression of SQL holds; on tables of Spark only."""
@@ -166,18 +162,9 @@ class FeaturePipeline(FeatureMethods):
         -----
         What is not in a vocabulary becomes null; :meth:`fillna` with 0 follows as a rule.
         """
+        options = sort_for_array, keep_most_frequent, broadcast, oov_buckets
         return self._apply(
-            CategoryEncode.of(
-                columns,
-                freq_limit,
-                order_by_freq,
-                do_split,
-                sep,
-                sort_for_array,
-                keep_most_frequent,
-                broadcast,
-                oov_buckets,
-            )
+            CategoryEncode.of(columns, freq_limit, order_by_freq, do_split, sep, *options)
         )
 
     def target_encode(
@@ -198,20 +185,8 @@ class FeaturePipeline(FeatureMethods):
         Only ``fit_transform`` makes codes without the rows of the own fold; ``transform`` has, for
         all rows, those of all rows at ``fit``.
         """
-        return self._apply(
-            TargetEncode.of(
-                cat_cols,
-                target_cols,
-                target_mean,
-                out_cols,
-                smooth=smooth,
-                kfold=kfold,
-                fold_seed=fold_seed,
-                fold_col=fold_col,
-                drop_cat=drop_cat,
-                drop_fold=drop_fold,
-            )
-        )
+        options = smooth, drop_cat, kfold, fold_seed, fold_col, drop_fold
+        return self._apply(TargetEncode.of(cat_cols, target_cols, target_mean, out_cols, *options))
 
     def count_encode(
         self,
@@ -233,9 +208,32 @@ class FeaturePipeline(FeatureMethods):
 
     # -- what was learned ----------------------------------------------------------------------
 
-    def _learned(self, schema: Schema, fitted: list[Fitted]) -> None:
-        self._schema, self._fitted = schema, fitted
-        self.__dict__.pop("_row_executor", None)
+    def _learn(
+        self, schema: Schema, answer: Callable[[Program], dict[tuple[int, str], Any]]
+    ) -> Self:
+        """Find the states of all steps; returns this pipeline.
+
+        Parameters
+        ----------
+        schema : dict of str to Field
+            Of the data.
+        answer : callable
+            Runs a program over the data and returns the answers by the place of the step and the
+            name of the request.
+        """
+        states: dict[int, State] = {}
+        while True:
+            program, fitted = _program(self._steps, schema, states)
+            asks = [each for each in program if isinstance(each, Ask)]
+            if not asks:
+                self._schema, self._fitted = schema, fitted
+                self.__dict__.pop("_row_executor", None)
+                return self
+            answers = answer(program)
+            for each in asks:
+                known = {name: answers[each.step, name] for name in each.requests}
+                asking = fitted[each.step]
+                states[each.step] = asking.step.settled(asking.before, known)
 
     def _known(self) -> list[Fitted]:
         if self._fitted is None:
@@ -265,11 +263,7 @@ class FeaturePipeline(FeatureMethods):
             If a column does not exist or is of a type that an operator does not take.
         """
         df = _frame(table)
-        schema = schema_of(df)
-        self._learned(
-            schema, _learn(self._steps, schema, lambda program: spark.answers(df, program))
-        )
-        return self
+        return self._learn(schema_of(df), lambda program: spark.answers(df, program))
 
     def transform(self, table: Table | DataFrame) -> FeatureTable:
         """Run the operators on a table, by plans of Spark.
@@ -318,20 +312,13 @@ class FeaturePipeline(FeatureMethods):
         FeaturePipeline
             This one.
         """
-        if _check_executor(executor) == "catalyst":
+        if check_choice("executor", executor, ("arrow", "catalyst")) == "catalyst":
             return self.fit(FeatureTable.read_parquet(src))
         self._check_runs("arrow")
-        source = files.source_of(src)
-        schema = source.schema
-        with _host(host) as runner:
-            pieces = files.pieces_of(source, runner.pieces)
-            fitted = _learn(
-                self._steps,
-                schema,
-                lambda program: arrow.answers(program, schema, pieces, runner),
-            )
-        self._learned(schema, fitted)
-        return self
+        source, schema = arrow.source_of(src)
+        with host_of(host) as runner:
+            pieces = arrow.pieces_of(source, schema, runner.pieces)
+            return self._learn(schema, lambda program: arrow.answers(program, pieces, runner))
 
     def transform_files(
         self,
@@ -363,23 +350,22 @@ class FeaturePipeline(FeatureMethods):
             Number of rows.
         """
         fitted = self._known()
-        if _check_executor(executor) == "catalyst":
+        if check_choice("executor", executor, ("arrow", "catalyst")) == "catalyst":
             self.transform(FeatureTable.read_parquet(src)).write_parquet(dst, mode)
             return FeatureTable.read_parquet(dst).size()
         self._check_runs("arrow")
-        source = files.source_of(src)
-        known = source.schema
+        source, known = arrow.source_of(src)
         check_schema(known, self._schema, inputs_of(fitted))
         schema = {name: each for name, each in known.items() if name in self._schema}
-        files.clear(dst, source.paths, mode)
-        with _host(host) as runner:
-            pieces = files.pieces_of(source, runner.pieces)
-            rows = arrow.transformed(fitted, schema, pieces, os.fspath(dst), runner)
-        files.mark_complete(dst)
+        arrow.clear(dst, source, mode)
+        with host_of(host) as runner:
+            pieces = arrow.pieces_of(source, schema, runner.pieces)
+            rows = arrow.transformed(fitted, pieces, os.fspath(dst), runner)
+        arrow.mark_complete(dst)
         return rows
 
     def _check_runs(self, executor: str) -> None:
-        others = [step.method for step in self._steps if executor not in executors_of(step)]
+        others = [step.method for step in self._steps if executor not in step.executors]
         if others:
             raise UsageError(
                 f"The executor {executor} does not run {', '.join(others)}; use fit and transform "
@@ -472,23 +458,6 @@ class FeaturePipeline(FeatureMethods):
         return f"<FeaturePipeline of {len(self._steps)} steps, {state}>"
 
 
-@contextmanager
-def _host(host: Any) -> Iterator[Host]:
-    """The host that a user named; one that was made for this call ends with it."""
-    runner = host_of(host)
-    try:
-        yield runner
-    finally:
-        if not isinstance(host, Host):
-            runner.close()
-
-
-def _check_executor(executor: Any) -> str:
-    if executor not in ("arrow", "catalyst"):
-        raise UsageError(f"executor should be arrow or catalyst, got {executor!r}")
-    return executor
-
-
 def _frame(table: Any) -> DataFrame:
     if isinstance(table, Table):
         return table.df
@@ -501,39 +470,6 @@ def _frame(table: Any) -> DataFrame:
 
 
 # -- learning --------------------------------------------------------------------------------------
-
-
-def _learn(
-    steps: Sequence[Operator],
-    schema: Schema,
-    answer: Callable[[Program], dict[tuple[int, str], Any]],
-) -> list[Fitted]:
-    """Find the states of all steps.
-
-    Parameters
-    ----------
-    steps : list of Operator
-    schema : dict of str to Field
-        Of the data.
-    answer : callable
-        Runs a program over the data and returns the answers by the place of the step and the name
-        of the request.
-
-    Returns
-    -------
-    list of Fitted
-    """
-    states: dict[int, State] = {}
-    while True:
-        program, fitted = _program(steps, schema, states)
-        asks = [each for each in program if isinstance(each, Ask)]
-        if not asks:
-            return fitted
-        answers = answer(program)
-        for each in asks:
-            mine = {name: answers[each.step, name] for name in each.requests}
-            before = fitted[each.step].before
-            states[each.step] = steps[each.step].settled(before, mine)
 
 
 def _program(
@@ -573,7 +509,7 @@ def _program(
 
 
 class RowExecutor:
-    """Steps prepared for rows, each of which is a batch of one row.
+    """Steps prepared for rows: functions of single values, by the places of their results.
 
     Parameters
     ----------
@@ -585,36 +521,34 @@ class RowExecutor:
     def __init__(self, fitted: Sequence[Fitted], schema: Schema):
         self._kinds = {name: each.kind for name, each in schema.items()}
         self._needed = inputs_of(fitted)
-        self._fitted = fitted
+        self._work: list[tuple[Callable[..., Any], list[Hashable], Hashable]] = []
+        places: dict[str, Hashable] = {name: name for name in schema}
+        for number, each in enumerate(fitted):
+            made: dict[str, Hashable] = {}
+            for cell in each.cells:
+                inputs = [places[name] for name in cell.inputs]
+                if cell.function is None:
+                    (made[cell.output],) = inputs
+                    continue
+                made[cell.output] = number, cell.output
+                function = cell.function.single(*(each.before[name].kind for name in cell.inputs))
+                self._work.append((function, inputs, made[cell.output]))
+            places = {name: made.get(name, places.get(name)) for name in each.after}
+        self._places = places
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self._needed if name not in row]
         if missing:
             raise UsageError(f"The row has no {missing}, which the pipeline reads; give None")
-        # values of Python as they were, or arrays of what was computed
-        values = {
+        values: dict[Hashable, Any] = {
             name: kinds.coerced(row[name], kind, name)
             for name, kind in self._kinds.items()
             if name in row
         }
-        for each in self._fitted:
-            made = {}
-            for cell in each.cells:
-                if cell.function is not None:
-                    inputs = [(values[name], each.before[name].kind) for name in cell.inputs]
-                    made[cell.output] = cell.function.array(*starmap(_array, inputs))
-                elif cell.inputs[0] in values:
-                    made[cell.output] = values[cell.inputs[0]]
-            values |= made
-            values = {name: values[name] for name in each.after if name in values}
-        return {
-            name: value[0].as_py() if isinstance(value, pa.Array) else value
-            for name, value in values.items()
-        }
-
-
-def _array(value: Any, kind: str) -> pa.Array:
-    return value if isinstance(value, pa.Array) else kinds.array_of(value, kind)
+        with np.errstate(all="ignore"):
+            for function, inputs, place in self._work:
+                values[place] = function(*map(values.__getitem__, inputs))
+        return {name: values[place] for name, place in self._places.items() if place in values}
 
 
 # -- pipelines as text and as schemas --------------------------------------------------------------
@@ -630,7 +564,7 @@ def _explained(steps: Sequence[Operator], fitted: Sequence[Fitted] | None) -> st
     """See :meth:`FeaturePipeline.explain`."""
     rows = [("step", "reads", "makes", "executors", "learned")]
     for place, step in enumerate(steps):
-        executors = ", ".join(executors_of(step))
+        executors = ", ".join(step.executors)
         name = f"{place + 1} {step.method}"
         if fitted is None:
             read = "all that fit" if step.reads is None else _few(step.reads)
@@ -676,11 +610,8 @@ def _size(state: State) -> str:
 
 
 def _figures(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(map(_figures, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_figures, value))
-    return 1
+    values = value.values() if isinstance(value, dict) else value
+    return sum(map(_figures, values)) if isinstance(value, dict | list | tuple) else 1
 
 
 def _bytes(size: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -12,19 +12,19 @@ import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.kinds import Field, Schema
-from bigdl.friesian.ops.operator import OPERATORS, Fitted, Operator, State
+from bigdl.friesian.ops.operator import OPERATORS, Fitted, Operator
+from bigdl.orca.data.file import open_file_system
 
 _FORMAT = "bigdl.friesian.FeaturePipeline"
 _VERSION = 1
 _FILE = "pipeline.json"
+_TABLE = "__bigdl_table__"  # the key of the name of a table's file
 
 
 def save(
     path: str, steps: Sequence[Operator], schema: Schema, fitted: Sequence[Fitted] | None
 ) -> None:
     """Write a pipeline; what was in the folder goes."""
-    from bigdl.orca.data.file import open_file_system
-
     fs, folder = open_file_system(path)
     folder = folder.rstrip("/")
     if fs.exists(folder):
@@ -32,52 +32,44 @@ def save(
             raise UsageError(f"{path} exists and is no pipeline; choose another folder")
         fs.rm(folder, recursive=True)
     fs.makedirs(folder, exist_ok=True)
-    content: dict[str, Any] = {
+    numbers = count()
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, pa.Table):
+            name = f"state-{next(numbers):03d}.parquet"
+            with fs.open(f"{folder}/{name}", "wb") as file:
+                pq.write_table(value, file)
+            return {_TABLE: name}
+        return vars(value) if isinstance(value, Field) else value.item()  # a number of NumPy
+
+    content = {
         "format": _FORMAT,
         "version": _VERSION,
-        "schema": {name: asdict(each) for name, each in schema.items()},
-        "steps": [],
+        "schema": dict(schema),
+        "steps": [{"method": step.method, "arguments": vars(step)} for step in steps],
+        "states": None if fitted is None else [each.state for each in fitted],
     }
-    for place, step in enumerate(steps):
-        each: dict[str, Any] = {"method": step.method, "arguments": step.arguments()}
-        if fitted is not None:
-            each["state"] = _written(fs, folder, place, fitted[place].state)
-        content["steps"].append(each)
     with fs.open(f"{folder}/{_FILE}", "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False, default=_plain)
-
-
-def _plain(number: Any) -> Any:
-    """A number of NumPy as one of Python."""
-    return number.item()
-
-
-def _written(fs: Any, folder: str, place: int, state: State) -> dict[str, Any]:
-    """The state with names of files in the place of tables."""
-
-    content: dict[str, Any] = {}
-    for i, (name, value) in enumerate(state.items()):
-        if not isinstance(value, pa.Table):
-            content[name] = value
-            continue
-        file_name = f"state-{place:03d}-{i:03d}.parquet"
-        with fs.open(f"{folder}/{file_name}", "wb") as file:
-            pq.write_table(value, file)
-        content[name] = {"file": file_name}
-    return content
+        json.dump(content, file, indent=1, ensure_ascii=False, default=plain)
 
 
 def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | None]:
     """Read what :func:`save` wrote: steps, fields of the data, and the steps with their states."""
-    from bigdl.orca.data.file import open_file_system
-
     fs, folder = open_file_system(path)
     folder = folder.rstrip("/")
+
+    def with_tables(value: dict[str, Any]) -> Any:
+        if list(value) != [_TABLE]:
+            return value
+        # Read by threads of Arrow, the Python file may be held by one for a moment longer, and a
+        # process that ends then aborts.
+        with fs.open(f"{folder}/{value[_TABLE]}", "rb") as file:
+            return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+
+    if not fs.exists(f"{folder}/{_FILE}"):
+        raise UsageError(f"There is no pipeline at {path}: {_FILE} is missing")
     try:
-        with fs.open(f"{folder}/{_FILE}", encoding="utf-8") as file:
-            content = json.load(file)
-    except FileNotFoundError as error:
-        raise UsageError(f"There is no pipeline at {path}: {_FILE} is missing") from error
+        content = json.loads(fs.cat_file(f"{folder}/{_FILE}"), object_hook=with_tables)
     except ValueError as error:
         raise UsageError(f"The pipeline at {path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
@@ -87,39 +79,16 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | No
             f"The pipeline at {path} has the version {content.get('version')!r}, but this BigDL "
             f"reads version {_VERSION}; save it anew with the BigDL that wrote it, or update BigDL"
         )
-    steps = [_step(path, each) for each in content["steps"]]
+    unknown = [each["method"] for each in content["steps"] if each["method"] not in OPERATORS]
+    if unknown:
+        raise UsageError(f"The pipeline at {path} has a step {unknown[0]!r}, unknown here")
+    steps = [OPERATORS[each["method"]](**each["arguments"]) for each in content["steps"]]
     schema = {name: Field(**each) for name, each in content["schema"].items()}
-    if not schema:
+    if content["states"] is None:
         return steps, schema, None
     fitted: list[Fitted] = []
     before: Mapping[str, Field] = schema
-    for step, each in zip(steps, content["steps"], strict=True):
-        fitted.append(Fitted(step, before, _read(fs, folder, each["state"])))
+    for step, state in zip(steps, content["states"], strict=True):
+        fitted.append(Fitted(step, before, state))
         before = fitted[-1].after
     return steps, schema, fitted
-
-
-def _step(path: str, saved: dict[str, Any]) -> Operator:
-    if saved["method"] not in OPERATORS:
-        raise UsageError(f"The pipeline at {path} has a step {saved['method']!r}, unknown here")
-    arguments = saved["arguments"]
-    if list(arguments) == ["given"]:  # as older versions wrote operators of tables
-        arguments = arguments["given"]
-    return OPERATORS[saved["method"]](**arguments)
-
-
-def _read(fs: Any, folder: str, saved: dict[str, Any]) -> State:
-    return {
-        name: _table(fs, f"{folder}/{value['file']}")
-        if isinstance(value, dict) and list(value) == ["file"]
-        else value
-        for name, value in saved.items()
-    }
-
-
-def _table(fs: Any, path: str) -> pa.Table:
-
-    # Read by threads of Arrow, the Python file may be held by one for a moment longer, and a
-    # process that ends then aborts.
-    with fs.open(path, "rb") as file:
-        return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)

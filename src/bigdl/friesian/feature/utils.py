@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.feature.table import Table
 from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.spark import as_names
 
 if TYPE_CHECKING:
-    from bigdl.friesian.feature.tables import Table
     from bigdl.orca.data import SparkXShards
 
 
@@ -32,7 +32,6 @@ def featuretable_to_xshards(
     SparkXShards
         Dicts from the names of the columns to NumPy arrays.
     """
-    from bigdl.friesian.feature.tables import Table
     from bigdl.orca.data import SparkXShards
 
     if not isinstance(tbl, Table):
@@ -44,18 +43,10 @@ def featuretable_to_xshards(
     def shard(rows: Any) -> Any:
         import pandas as pd
 
-        yield _arrays(pd.DataFrame(list(rows), columns=columns), stacked)
+        arrays = {}
+        for name, cells in pd.DataFrame(list(rows), columns=columns).items():
+            is_matrix = name in stacked and len(cells) and isinstance(cells.iloc[0], list)
+            arrays[name] = np.array(cells.tolist()) if is_matrix else cells.to_numpy()
+        yield arrays
 
     return SparkXShards(tbl.df.rdd.mapPartitions(shard))
-
-
-def _arrays(frame: Any, stacked: frozenset[str]) -> dict[str, Any]:
-
-    arrays = {}
-    for name in frame.columns:
-        cells = frame[name]
-        if name in stacked and len(cells) and isinstance(cells.iloc[0], list):
-            arrays[name] = np.array(cells.tolist())
-        else:
-            arrays[name] = cells.to_numpy()
-    return arrays

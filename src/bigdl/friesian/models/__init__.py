@@ -12,23 +12,29 @@ import importlib
 
 from bigdl.common.errors import require
 
-_MODULES = {
-    "choices": ("DeepFM", "MMoE", "MultiTaskLoss", "NCF", "WideAndDeep"),
-    "dien": ("AUGRU", "DIEN", "InterestLoss"),
-    "tfrs": ("TFRSModel",),
-    "two_tower": ("InBatchSoftmax", "Tower", "TwoTower"),
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = sorted(_HOMES)
+__all__ = [
+    "AUGRU",
+    "DIEN",
+    "NCF",
+    "DeepFM",
+    "InBatchSoftmax",
+    "InterestLoss",
+    "MMoE",
+    "MultiTaskLoss",
+    "TFRSModel",
+    "Tower",
+    "TwoTower",
+    "WideAndDeep",
+]
 
 
 def __getattr__(name: str):
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name != "TFRSModel":
         require("torch", "orca")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = "tfrs" if name == "TFRSModel" else "torch"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__():

@@ -22,19 +22,16 @@ a column did not have when the model was sized stands for 0, the number of unkno
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.friesian.models.columns import cardinalities, check_numbers, check_tasks
+from bigdl.friesian.ops.schema import FeatureSchema, cardinalities, check_numbers
 
 require("keras", "tf")
 import keras  # noqa: E402
 from keras import layers, ops  # noqa: E402
-
-if TYPE_CHECKING:
-    from bigdl.friesian.ops.schema import FeatureSchema
 
 __all__ = ["InBatchSoftmax", "deepfm", "mmoe", "ncf", "two_tower", "wide_and_deep"]
 
@@ -110,11 +107,8 @@ def wide_and_deep(
     numbers = check_numbers(schema, numbers)
     if not linear:
         raise UsageError("wide has no columns; name those of the linear part")
-    if not deep and not numbers:
-        raise UsageError("The model has no columns; name categories or numbers")
     inputs = _inputs(linear | deep, numbers)
-    parts = _embedded(inputs, deep, dim, "deep") + [_column(inputs[name]) for name in numbers]
-    network = _network(_joined(parts), hidden, dropout)
+    network = _network(_rows(inputs, deep, numbers, dim), hidden, dropout)
     first = _embedded(inputs, linear, 1, "wide", initializer="zeros")
     return _model(inputs, layers.Add()([*first, layers.Dense(1)(network)]))
 
@@ -215,7 +209,8 @@ def mmoe(
         Of each task an output of the shape ``(n, 1)``.  The layers ``<task>_gate`` give the shares
         of the experts, of shape ``(n, experts)``.
     """
-    check_tasks(tasks)
+    if isinstance(tasks, str) or not tasks:
+        raise UsageError(f"tasks should be a list of names, got {tasks!r}")
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     taken = [task for i, task in enumerate(tasks) if task in [*sizes, *numbers, *tasks[:i]]]
     if taken:
@@ -277,15 +272,8 @@ def two_tower(
         raise UsageError(
             f"The columns {sorted(shared)} are of the user and of the item; choose one"
         )
-    inputs: dict[str, Any] = {}
-    vectors = []
-    for tower in towers:
-        own = {
-            name: keras.Input(each.shape[1:], dtype=each.dtype, name=name)
-            for name, each in tower.input.items()
-        }
-        vectors.append(layers.Reshape((1, dim))(tower(own)))
-        inputs |= own
+    vectors = [layers.Reshape((1, dim))(tower(tower.input)) for tower in towers]
+    inputs = towers[0].input | towers[1].input
     return keras.Model(inputs, layers.Concatenate(axis=1, name="vectors")(vectors))
 
 

@@ -41,10 +41,9 @@ def TFRSModel(tfrs_model: Any) -> Any:
 
 def _keras_model_class(model: Any) -> type | None:
     """The class Model of the Keras that a model is made of, of either generation."""
-    for each in type(model).__mro__:
-        if each.__name__ == "Model" and each.__module__.split(".")[0] in ("keras", "tf_keras"):
-            return each
-    return None
+    models = (each for each in type(model).__mro__ if each.__name__ == "Model")
+    packages = ("keras", "tf_keras")
+    return next((each for each in models if each.__module__.split(".")[0] in packages), None)
 
 
 def _losses_per_row(model: Any) -> None:

@@ -1,29 +1,134 @@
-"""Operators that change one cell at a time: nulls and types."""
+"""Operators that change one cell at a time, nulls and types, and that choose columns or rows."""
 
 from __future__ import annotations
 
 import decimal
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark
-from bigdl.friesian.ops.batches import texts_of
+from bigdl.friesian.ops.batches import Quantiles, Request, text_of, texts_of
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
-from bigdl.friesian.ops.operator import Cell, Function, Operator, State
-from bigdl.friesian.ops.requests import Quantiles, Request
-from bigdl.friesian.ops.spark import F, col
+from bigdl.friesian.ops.operator import (
+    Cell,
+    Function,
+    NumberFunction,
+    Operator,
+    State,
+    TableOperator,
+    ValueFunction,
+)
+from bigdl.friesian.ops.spark import F, check_different, check_new_names, col, renamed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
+
+HIDDEN = "__bigdl_asked_"  # begins the names of columns that a fit has asked about
+
+
+@dataclass(frozen=True)
+class Select(Operator):
+    """``select``."""
+
+    columns: list[str]
+    method = "select"
+
+    def __post_init__(self) -> None:
+        check_different(self.columns, "cols")
+
+    def after(self, before: Schema, state: Any) -> Schema:
+        require_columns(before, self.columns)
+        return {name: before[name] for name in self.columns}
+
+    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+        hidden = [name for name in df.columns if name.startswith(HIDDEN)]
+        kept = (name for name in self.columns if name in df.columns)
+        return df.select(*map(col, kept), *map(col, hidden))
+
+
+@dataclass(frozen=True)
+class Drop(Operator):
+    """``drop``."""
+
+    columns: list[str]
+    method = "drop"
+
+    @property
+    def reads(self) -> list[str]:
+        return []
+
+    @property
+    def dropped(self) -> set[str]:
+        return set(self.columns)
+
+
+@dataclass(frozen=True)
+class Rename(Operator):
+    """``rename``."""
+
+    columns: dict[str, str]
+    method = "rename"
+
+    def cells(self, before: Schema, state: Any) -> list[Cell]:
+        names = self._names(before)
+        check_new_names([*(old for old in before if old not in names), *names.values()])
+        return [Cell((old,), new, before[old], None) for old, new in names.items()]
+
+    def _names(self, before: Schema) -> dict[str, str]:
+        return {old: new for old, new in self.columns.items() if old in before}
+
+    def after(self, before: Schema, state: Any) -> Schema:
+        names = self._names(before)
+        return {names.get(name, name): each for name, each in before.items()}
+
+    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+        return renamed(df, self._names(before))
+
+
+@dataclass(frozen=True)
+class Filter(TableOperator):
+    """``filter``, by an expression of SQL."""
+
+    condition: str
+    method = "filter"
+
+    @property
+    def reads(self) -> list[str]:
+        """The condition, of which only Spark knows what columns it names."""
+        return [self.condition]
+
+    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+        return df.filter(self.condition)
+
+
+@dataclass(frozen=True)
+class DropNa(TableOperator):
+    """``dropna``."""
+
+    columns: list[str] | None
+    how: str
+    thresh: int | None
+    method = "dropna"
+
+    def __post_init__(self) -> None:
+        check_choice("how", self.how, ("any", "all"))
+        if self.thresh is not None:
+            check_integer("thresh", self.thresh)
+
+    def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
+        names = df.columns if self.columns is None else self.columns
+        require_columns(df.columns, names)
+        quoted = [f"`{name.replace('`', '``')}`" for name in names]
+        return df.dropna(how=self.how, thresh=self.thresh, subset=quoted)
 
 
 # -- nulls -----------------------------------------------------------------------------------------
@@ -45,6 +150,9 @@ class Fill(Function):
         if not values.null_count:
             return values
         return values.fill_null(pa.scalar(self.constant, kinds.to_arrow(self.kind)))
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        return lambda value: self.constant if value is None else value
 
     def column(self, value: Column) -> Column:
         return F.coalesce(value, F.lit(self.value).cast(self.kind))
@@ -180,6 +288,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[dDfF]?")
 _WORDS = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
 _TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
+_BOOLEANS = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}
 
 
 def _number(text: str) -> float | None:
@@ -193,42 +302,22 @@ def _number(text: str) -> float | None:
     return -number if sign == "-" else number
 
 
-def _cut_to(values: pa.Array, kind: str) -> pa.Array:
-    """Doubles cut to whole numbers, null where the kind cannot hold them."""
-    low, high = kinds.limits(kind)
-    numbers = values.to_numpy(zero_copy_only=False)  # null is NaN, and both become null
-    fits = (np.floor(numbers) <= high) & (np.ceil(numbers) >= low)
-    # as a double the largest bigint is 2**63, which Spark takes for it
-    is_largest = numbers == float(high + 1) if kind == "bigint" else np.zeros_like(fits)
-    whole = np.where(is_largest, high, np.where(fits & ~is_largest, numbers, 0).astype(np.int64))
-    return pa.array(whole, pa.int64(), mask=~(fits | is_largest)).cast(kinds.to_arrow(kind))
-
-
-class OfText(Function):
+class OfText(ValueFunction):
     """The number or boolean that a text means, or null."""
-
-    is_costly = True
 
     def __init__(self, kind: str):
         self.kind = kind
+        self._of_double = OfNumber(kind).single("double")
 
-    def array(self, values: pa.Array) -> pa.Array:
-        texts = [None if each is None else each.strip(_SPACE) for each in values.to_pylist()]
-        kind = kinds.to_arrow(self.kind)
+    def value(self, value: str | None) -> Any:
+        text = "" if value is None else value.strip(_SPACE)
         if self.kind == "boolean":
-            words = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}
-            return pa.array([words.get(text.lower()) if text else None for text in texts], kind)
-        numbers = pa.array([_number(text) if text else None for text in texts], pa.float64())
-        if not kinds.is_integral(self.kind):
-            return numbers.cast(kind, safe=False)
-        exact = pa.array([self._whole(text) for text in texts], kind)
-        return pc.coalesce(exact, _cut_to(numbers, self.kind))
-
-    def _whole(self, text: str | None) -> int | None:
-        if text is None or not _WHOLE.fullmatch(text):
-            return None
-        low, high = kinds.limits(self.kind)
-        return int(text) if low <= int(text) <= high else None
+            return _BOOLEANS.get(text.lower())
+        if kinds.is_integral(self.kind) and _WHOLE.fullmatch(text):
+            low, high = kinds.limits(self.kind)
+            if low <= int(text) <= high:
+                return int(text)
+        return self._of_double(_number(text))
 
 
 class ToText(Function):
@@ -237,27 +326,31 @@ class ToText(Function):
     def array(self, values: pa.Array) -> pa.Array:
         return texts_of(values)
 
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        return text_of
 
-class OfNumber(Function):
+
+class OfNumber(NumberFunction):
     """A number or boolean as another kind of them, null where that cannot hold it."""
 
-    def __init__(self, source: str, kind: str):
-        self.source, self.kind = source, kind
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._type = np.dtype(kinds.to_arrow(kind).to_pandas_dtype())
 
-    def array(self, values: pa.Array) -> pa.Array:
-        kind = kinds.to_arrow(self.kind)
-        if self.kind == "boolean":
-            return pc.not_equal(values, pa.scalar(0, values.type))
-        if self.source == "boolean":
-            return values.cast(pa.int8()).cast(kind)
+    def numbers(self, numbers: Any) -> Any:
+        numbers = np.asarray(numbers)
+        if not kinds.is_integral(self.kind) or numbers.dtype.kind != "f":
+            return numbers.astype(self._type)
+        # as a double the largest bigint is 2**63, which Spark takes for it
+        _, high = kinds.limits(self.kind)
+        whole = np.where(self.undefined(numbers) | (numbers >= high), 0, numbers)
+        return np.where(numbers >= high, self._type.type(high), whole.astype(self._type))
+
+    def undefined(self, numbers: Any) -> Any:
         if not kinds.is_integral(self.kind):
-            return values.cast(kind, safe=False)
-        if not kinds.is_integral(self.source):
-            return _cut_to(values.cast(pa.float64()), self.kind)
+            return None
         low, high = kinds.limits(self.kind)
-        wide = values.cast(pa.int64())
-        fits = pc.and_(pc.greater_equal(wide, low), pc.less_equal(wide, high))
-        return pc.if_else(fits, wide, None).cast(kind)
+        return ~((np.floor(numbers) <= high) & (np.ceil(numbers) >= low))
 
 
 @dataclass(frozen=True)
@@ -301,7 +394,7 @@ class Cast(Operator):
         if wanted == "string" and (is_exact or source.kind == "date"):
             return Cell((name,), name, field, ToText())
         if wanted != "string" and (is_exact or kinds.is_fractional(source.kind)):
-            return Cell((name,), name, field, OfNumber(source.kind, wanted))
+            return Cell((name,), name, field, OfNumber(wanted))
         raise UsageError(
             f"The column {name} of type {source.kind} cannot be cast to {wanted} in a pipeline: "
             "Spark and Python would not agree; cast the table first"

@@ -3,28 +3,114 @@
 The number of a value is that of BigDL 2.x: the digest of its text as a whole number, modulo the
 bins.  Digests are made in Python, of the different texts of a batch: in Spark's own expressions two
 crosses by md5 took 7 seconds of CPU time for a million rows.
+
+The function ``xxhash64`` of Spark for texts is XXH64 with the seed 42.  Texts of equal length are
+hashed together, as the rows of a matrix of bytes.
+https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md describes the algorithm.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import xxhash64
-from bigdl.friesian.ops.batches import factored, texts_of
-from bigdl.friesian.ops.kinds import Field, Schema, is_category, require_columns
+from bigdl.friesian.ops.batches import factored, text_of, texts_of
+from bigdl.friesian.ops.kinds import (
+    Field,
+    Schema,
+    check_kinds,
+    is_category,
+    is_fractional,
+    require_columns,
+)
 from bigdl.friesian.ops.operator import Cell, Function, Operator
-from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_string
+from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_lengths, check_string
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+
+NULL = 42
+"""The hash of null: the seed."""
+
+_P1, _P2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
+_P3, _P4 = np.uint64(0x165667B19E3779F9), np.uint64(0x85EBCA77C2B2AE63)
+_P5 = np.uint64(0x27D4EB2F165667C5)
+_SEED = np.uint64(42)
+
+
+def hashes(texts: Sequence[bytes]) -> np.ndarray:
+    """Hash texts.
+
+    Parameters
+    ----------
+    texts : list of bytes
+
+    Returns
+    -------
+    numpy.ndarray of int64
+    """
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    results = np.empty(len(texts), np.uint64)
+    order = np.argsort(lengths, kind="stable")
+    starts = np.flatnonzero(np.diff(lengths[order], prepend=-1))
+    with np.errstate(over="ignore"):
+        for places in np.split(order, starts[1:]) if len(texts) else ():
+            data = b"".join([texts[place] for place in places])
+            rows = np.frombuffer(data, np.uint8).reshape(len(places), -1)
+            results[places] = _of_rows(rows)
+    return results.view(np.int64)
+
+
+def _of_rows(rows: np.ndarray) -> np.ndarray:
+    count, length = rows.shape
+    at, result = 0, np.full(count, _SEED + _P5)
+    if length >= 32:
+        at = length - length % 32
+        result = _of_stripes(np.ascontiguousarray(rows[:, :at]).view("<u8"))
+    result += np.uint64(length)
+    for start in range(at, length - 7, 8):
+        word = np.ascontiguousarray(rows[:, start : start + 8]).view("<u8")[:, 0]
+        result = _rotated(result ^ _round(np.uint64(0), word), 27) * _P1 + _P4
+        at = start + 8
+    if length - at >= 4:
+        word = np.ascontiguousarray(rows[:, at : at + 4]).view("<u4")[:, 0].astype(np.uint64)
+        result = _rotated(result ^ (word * _P1), 23) * _P2 + _P3
+        at += 4
+    for place in range(at, length):
+        result = _rotated(result ^ (rows[:, place].astype(np.uint64) * _P5), 11) * _P1
+    for shift, factor in ((33, _P2), (29, _P3), (32, np.uint64(1))):
+        result = (result ^ (result >> np.uint64(shift))) * factor
+    return result
+
+
+def _of_stripes(words: np.ndarray) -> np.ndarray:
+    """Four lanes over the words, merged."""
+    count = len(words)
+    lanes = [np.full(count, each) for each in (_SEED + _P1 + _P2, _SEED + _P2, _SEED, _SEED - _P1)]
+    for start in range(0, words.shape[1], 4):
+        lanes = [_round(lane, words[:, start + i]) for i, lane in enumerate(lanes)]
+    turned = (_rotated(lane, turn) for lane, turn in zip(lanes, (1, 7, 12, 18), strict=True))
+    merged = cast("np.ndarray", sum(turned, np.uint64(0)))
+    for lane in lanes:
+        merged = (merged ^ _round(np.uint64(0), lane)) * _P1 + _P4
+    return merged
+
+
+def _round(lane: np.ndarray | np.uint64, word: np.ndarray) -> np.ndarray:
+    return _rotated(lane + word * _P2, 31) * _P1
+
+
+def _rotated(values: np.ndarray, by: int) -> np.ndarray:
+    return (values << np.uint64(by)) | (values >> np.uint64(64 - by))
+
 
 FAST = "xxhash64"
 
@@ -33,22 +119,18 @@ def buckets(texts: pa.Array, bins: int, method: str) -> np.ndarray:
     """Return the bins (int32) of texts, nulls among them."""
     data = texts.cast(pa.binary())
     if method == FAST:
-        hashes = xxhash64.hashes(data.fill_null(b"").to_pylist())
+        numbers = hashes(data.fill_null(b"").to_pylist())
         if texts.null_count:
-            hashes[texts.is_null().to_numpy(zero_copy_only=False)] = xxhash64.NULL
-        return (hashes % bins).astype(np.int32)
-    words = _digests(data.fill_null(b"None").to_pylist(), method)
-    rest = np.zeros(len(texts), np.uint64)
-    for word in words.T:  # the digest is a number of many words, the first one highest
-        rest = ((rest << np.uint64(32)) | word) % np.uint64(bins)
-    return rest.astype(np.int32)
+            numbers[texts.is_null().to_numpy(zero_copy_only=False)] = NULL
+        return (numbers % bins).astype(np.int32)
+    make, as_number = _hash_function(method), int.from_bytes
+    texts = data.fill_null(b"None").to_pylist()
+    rests = (as_number(make(text).digest()) % bins for text in texts)
+    return np.fromiter(rests, np.int32, len(texts))
 
 
-def _digests(texts: list[bytes], method: str) -> np.ndarray:
-    make = getattr(hashlib, method, None) or (lambda text: hashlib.new(method, text))
-    digests = b"".join([make(text).digest() for text in texts])
-    size = hashlib.new(method).digest_size
-    return np.frombuffer(digests, ">u4").reshape(-1, size // 4).astype(np.uint64)
+def _hash_function(method: str) -> Callable[[bytes], Any]:
+    return getattr(hashlib, method, None) or partial(hashlib.new, method)
 
 
 def fast_bucket(value: Column, bins: int) -> Column:
@@ -69,6 +151,12 @@ class Hash(Function):
             texts = [None if each is None else str(each) for each in values.to_pylist()]
             values = pa.array(texts, pa.string())
         return pa.array(buckets(values, self.bins, self.method), pa.int32())
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        if self.method == FAST:
+            return super().single(*input_kinds)
+        make = _hash_function(self.method)
+        return lambda value: int.from_bytes(make(str(value).encode()).digest()) % self.bins
 
     def column(self, value: Column) -> Column:
         if self.method == FAST:
@@ -92,6 +180,15 @@ class Cross(Hash):
     def array(self, *values: pa.Array) -> pa.Array:
         return super().array(pc.binary_join_element_wise(*map(texts_of, values), self.separator))
 
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        of_text = super().single("string")
+
+        def of_values(*values: Any) -> Any:
+            is_null = any(value is None for value in values)
+            return of_text(None if is_null else self.separator.join(map(str, map(text_of, values))))
+
+        return of_values
+
     def column(self, *values: Column) -> Column:
         spaced = [part for each in values for part in (F.lit(self.separator), each.cast("string"))]
         return super().column(F.concat(*spaced[1:]))
@@ -108,15 +205,10 @@ def _check_hash(bins: Any, what: str, method: Any) -> None:
         )
 
 
-def _check_text(before: Schema, names: Sequence[str], others: Sequence[str] = ()) -> None:
-    require_columns(before, names)
-    for name in names:
-        kind = before[name].kind
-        if not is_category(kind) and kind not in others:
-            raise UsageError(
-                f"The column {name} of type {kind} cannot be hashed: Spark and Python write such "
-                "values differently; cast or bin it first"
-            )
+_NO_HASH = (
+    "The column {name} of type {kind} cannot be hashed: Spark and Python write such values "
+    "differently; cast or bin it first"
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +224,10 @@ class HashEncode(Operator):
         _check_hash(self.bins, "bins", self.hash_method)
 
     def check(self, before: Schema) -> None:
-        _check_text(before, self.columns, () if self.hash_method == FAST else ("float", "double"))
+        def is_same(kind: str) -> bool:
+            return is_category(kind) or (self.hash_method != FAST and is_fractional(kind))
+
+        check_kinds(before, self.columns, is_same, _NO_HASH)
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         require_columns(before, self.columns)
@@ -162,11 +257,8 @@ class CrossColumns(Operator):
             if cross_col_names is not None:
                 cross_col_names = [cross_col_names]
             cross_columns = [cross_columns]
-        if (
-            not isinstance(cross_columns, list | tuple)
-            or not cross_columns
-            or not all(_is_list_of(str, each) for each in cross_columns)
-        ):
+        is_list = isinstance(cross_columns, list | tuple) and cross_columns
+        if not is_list or not all(_is_list_of(str, each) for each in cross_columns):
             raise UsageError(
                 f"cross_columns should be a nested list of string, but got {cross_columns!r}"
             )
@@ -177,7 +269,7 @@ class CrossColumns(Operator):
                 )
         if not _is_list_of(int, bin_sizes):
             raise UsageError(f"bin_sizes should be a list of int, but got {bin_sizes!r}")
-        _check_length("bin_sizes", bin_sizes, cross_columns)
+        check_lengths("cross_columns", cross_columns, "bin_sizes", bin_sizes)
         names = _cross_names(cross_columns, cross_col_names)
         return cls(list(map(list, cross_columns)), list(bin_sizes), names, method, sep)
 
@@ -192,7 +284,7 @@ class CrossColumns(Operator):
         return list(dict.fromkeys(name for cross in self.crosses for name in cross))
 
     def check(self, before: Schema) -> None:
-        _check_text(before, self.reads)
+        check_kinds(before, self.reads, is_category, _NO_HASH)
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         require_columns(before, self.reads)
@@ -206,14 +298,6 @@ def _is_list_of(kind: type, values: Any) -> bool:
     return isinstance(values, list | tuple) and all(isinstance(each, kind) for each in values)
 
 
-def _check_length(what: str, values: Sequence[Any], crosses: Sequence[Any]) -> None:
-    if len(values) != len(crosses):
-        raise UsageError(
-            f"cross_columns and {what} should have the same length, but got {len(crosses)} and "
-            f"{len(values)}"
-        )
-
-
 def _cross_names(crosses: Sequence[Sequence[str]], cross_col_names: Any) -> list[str]:
     if cross_col_names is None:
         cross_col_names = [None] * len(crosses)
@@ -221,7 +305,7 @@ def _cross_names(crosses: Sequence[Sequence[str]], cross_col_names: Any) -> list
         raise UsageError(
             f"cross_col_names should be None or a list of string, but got {cross_col_names!r}"
         )
-    _check_length("cross_col_names", cross_col_names, crosses)
+    check_lengths("cross_columns", crosses, "cross_col_names", cross_col_names)
     for name in cross_col_names:
         if name is not None and not isinstance(name, str):
             raise UsageError(

@@ -58,6 +58,9 @@ _NAMES = {
 }
 
 
+_PYTHON_TYPES = {"string": str, "boolean": bool, "binary": bytes, "double": float}
+
+
 def is_integral(kind: str) -> bool:
     """Return True if values are whole numbers."""
     return kind in BITS
@@ -76,6 +79,11 @@ def is_numeric(kind: str) -> bool:
 def is_number(kind: str) -> bool:
     """Return True if values are numbers, decimal ones too."""
     return is_numeric(kind) or kind.startswith("decimal")
+
+
+def is_time(kind: str) -> bool:
+    """Return True if values can be times."""
+    return is_number(kind) or kind in ("date", "timestamp", "timestamp_ntz")
 
 
 def digits(kind: str) -> tuple[int, int]:
@@ -174,8 +182,8 @@ def coerced(value: Any, kind: str, name: str) -> Any:
     UsageError
         If it is of another type or does not fit.
     """
-    if value is None:
-        return None
+    if value is None or type(value) is _PYTHON_TYPES.get(kind):
+        return value
     if hasattr(value, "item") and not getattr(value, "ndim", 0):
         value = value.item()
     if is_array(kind):
@@ -199,9 +207,8 @@ def coerced(value: Any, kind: str, name: str) -> Any:
 def _is_of_kind(value: Any, kind: str) -> bool:
     if kind == "date":
         return isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)
-    known = {"string": str, "boolean": bool, "binary": bytes}
-    if kind in known:
-        return isinstance(value, known[kind])
+    if kind in _PYTHON_TYPES:
+        return isinstance(value, _PYTHON_TYPES[kind])
     return not (is_numeric(kind) or is_array(kind))  # what no step computes with passes as it is
 
 
@@ -227,9 +234,16 @@ def require_kind(
     advice: str = "",
 ) -> None:
     """Check that columns exist and are of a kind, which a message calls by a word."""
+    message = f"{{name}} should be a column of {word}, but its type is {{kind}}{advice}"
+    check_kinds(before, names, is_kind, message)
+
+
+def check_kinds(
+    before: Schema, names: Iterable[str], is_kind: Callable[[str], bool], message: str
+) -> None:
+    """Check that columns exist and are of a kind; the message takes a ``name`` and a ``kind``."""
     names = list(names)
     require_columns(before, names)
     for name in names:
-        kind = before[name].kind
-        if not is_kind(kind):
-            raise UsageError(f"{name} should be a column of {word}, but its type is {kind}{advice}")
+        if not is_kind(before[name].kind):
+            raise UsageError(message.format(name=name, kind=before[name].kind))

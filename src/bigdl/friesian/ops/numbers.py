@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.batches import by_numpy, doubles
-from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.operator import Cell, Function, Operator, State
-from bigdl.friesian.ops.requests import Extremes, Quantiles, Request
+from bigdl.friesian.ops.batches import Extremes, Quantiles, Request
+from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_kind
+from bigdl.friesian.ops.operator import Cell, NumberFunction, Operator, State
 from bigdl.friesian.ops.spark import (
     F,
     as_names,
     check_different,
+    check_lengths,
     check_new_names,
     col,
     is_missing,
@@ -48,21 +47,16 @@ class NumberOperator(Operator):
 # -- bounds and logarithms -------------------------------------------------------------------------
 
 
-class Bound(Function):
+class Bound(NumberFunction):
     """Bounds for numbers; nulls and NaN stay."""
 
     def __init__(self, low: float | None, high: float | None, kind: str):
         self.low, self.high, self.kind = _bound(low, kind), _bound(high, kind), kind
 
-    def array(self, values: pa.Array) -> pa.Array:
-        def bounded(numbers: np.ndarray) -> np.ndarray:
-            if self.low is not None:
-                numbers = np.maximum(numbers, numbers.dtype.type(self.low))
-            if self.high is not None:
-                numbers = np.minimum(numbers, numbers.dtype.type(self.high))
-            return numbers
-
-        return by_numpy(values, bounded, values.type)
+    def numbers(self, numbers: Any) -> Any:
+        if self.low is not None:
+            numbers = np.maximum(numbers, self.low)
+        return numbers if self.high is None else np.minimum(numbers, self.high)
 
     def column(self, value: Column) -> Column:
         bounded = value
@@ -110,18 +104,20 @@ class Clip(NumberOperator):
         ]
 
 
-class Logarithm(Function):
+class Logarithm(NumberFunction):
     """``log(x + 1)`` with 0 for negative x, or ``log(x)`` with null for x that is not positive."""
+
+    kind = "double"
 
     def __init__(self, clipping: bool):
         self.clipping = clipping
 
-    def array(self, values: pa.Array) -> pa.Array:
-        numbers = doubles(values)
-        if self.clipping:
-            return by_numpy(numbers, lambda x: np.log1p(np.where(x < 0, 0.0, x)), pa.float64())
-        logarithms = by_numpy(numbers, np.log, pa.float64())
-        return pc.if_else(pc.less_equal(numbers, 0.0), pa.scalar(None, pa.float64()), logarithms)
+    def numbers(self, numbers: Any) -> Any:
+        numbers = np.float64(numbers)
+        return np.log1p(np.maximum(numbers, 0.0)) if self.clipping else np.log(numbers)
+
+    def undefined(self, numbers: Any) -> Any:
+        return None if self.clipping else numbers <= 0
 
     def column(self, value: Column) -> Column:
         number = value.cast("double")
@@ -153,18 +149,23 @@ class Log(NumberOperator):
 # -- ranges ----------------------------------------------------------------------------------------
 
 
-class Scale(Function):
+class Scale(NumberFunction):
     """``(x − low) / span * factor + offset`` as float, within the range if it clips.
 
     Where the extremes are equal every value becomes the middle of the range.  Extremes may be lists
     on tables of Spark, for arrays that are scaled by position.
     """
 
-    def __init__(self, low: Any, high: Any, minimum: float, maximum: float, clip: bool, kind: str):
+    kind = "float"
+
+    def __init__(
+        self, low: Any, high: Any, minimum: float, maximum: float, clip: bool, source: str
+    ):
         self.minimum, self.maximum = float(minimum), float(maximum)
-        self.clip, self.kind = clip, kind
+        self.clip, self.source = clip, source
         lists = (low, high) if isinstance(low, list | tuple) else ([low], [high])
         self.terms = [self._terms(*each) for each in zip(*lists, strict=True)]
+        self._known_terms = None if not self.terms or None in self.terms[0] else self.terms[0]
 
     def _terms(self, low: float | None, high: float | None) -> tuple:
         if low is None or high is None:
@@ -176,22 +177,18 @@ class Scale(Function):
             return low, 1.0, 0.0, (self.minimum + self.maximum) / 2
         return low, high - low, self.maximum - self.minimum, self.minimum
 
-    def array(self, values: pa.Array) -> pa.Array:
-        (terms,) = self.terms
-        if None in terms:
-            return pa.nulls(len(values), pa.float32())
-        low, span, factor, offset = terms
+    def numbers(self, numbers: Any) -> Any:
+        low, span, factor, offset = self._known_terms or (0.0, 1.0, 1.0, 0.0)
+        results = (np.float64(numbers) - low) / span * factor + offset
+        if self.clip:
+            results = np.minimum(np.maximum(results, self.minimum), self.maximum)
+        return np.float32(results)
 
-        def scaled(numbers: np.ndarray) -> np.ndarray:
-            results = (numbers - low) / span * factor + offset
-            if self.clip:
-                results = np.clip(results, self.minimum, self.maximum)
-            return results.astype(np.float32)
-
-        return by_numpy(doubles(values), scaled, pa.float32())
+    def undefined(self, numbers: Any) -> Any:
+        return None if self._known_terms else np.full(np.shape(numbers), True)
 
     def column(self, value: Column) -> Column:
-        if kinds.is_number(self.kind):
+        if kinds.is_number(self.source):
             terms = (F.lit(each).cast("double") for each in self.terms[0])
             return self._scaled(value.cast("double"), *terms).cast("float")
         # position by position; the terms are literal arrays, so that the plan stays small
@@ -200,10 +197,10 @@ class Scale(Function):
             for each in (zip(*self.terms, strict=True) if self.terms else [()] * 4)
         ]
         values = F.transform(
-            _as_array(value, self.kind),
+            _as_array(value, self.source),
             lambda each, i: self._scaled(each, *(F.get(terms, i) for terms in arrays)),
         )
-        if self.kind != "vector":
+        if self.source != "vector":
             return values
         from pyspark.ml.functions import array_to_vector
 
@@ -242,13 +239,11 @@ class MinMaxScale(Operator):
         self._check(before, kinds.is_numeric)
 
     def _check(self, before: Schema, is_scalable: Any) -> None:
-        require_columns(before, self.columns)
-        for name in self.columns:
-            if not is_scalable(before[name].kind):
-                raise UsageError(
-                    f"The column {name} of type {before[name].kind} cannot be scaled; it should "
-                    "hold numbers, or in a table arrays of numbers or vectors"
-                )
+        message = (
+            "The column {name} of type {kind} cannot be scaled; it should hold numbers, or in a "
+            "table arrays of numbers or vectors"
+        )
+        check_kinds(before, self.columns, is_scalable, message)
 
     def requests(self, before: Schema) -> dict[str, Request]:
         return {name: Extremes((name,)) for name in self.columns}
@@ -288,33 +283,21 @@ class MinMaxScale(Operator):
         """
         before = schema_of(df)
         self._check(before, _is_scalable)
-        names = [name for name in self.columns if not kinds.is_number(before[name].kind)]
-        cells = [_tagged(i, name, before[name].kind) for i, name in enumerate(names)]
-        extremes: dict[str, tuple] = {name: ([], []) for name in names}
-        if not names:
-            return extremes
-        rows = df.select(F.explode(F.concat(*cells)).alias("cell")).select("cell.*")
-        grouped = rows.groupBy("column", "place").agg(F.min("value"), F.max("value"))
-        for i, _, low, high in sorted(grouped.collect(), key=lambda row: row[:2]):
-            extremes[names[i]][0].append(low)
-            extremes[names[i]][1].append(high)
+        extremes: dict[str, tuple] = {}
+        for name in self.columns:
+            if kinds.is_number(before[name].kind):
+                continue
+            cells = df.select(F.posexplode(_as_array(col(name), before[name].kind)))
+            value = without_nan(F.col("col"), "double")
+            grouped = cells.groupBy("pos").agg(F.min(value).alias("min"), F.max(value).alias("max"))
+            table = grouped.sort("pos").toArrow()
+            extremes[name] = table["min"].to_pylist(), table["max"].to_pylist()
         return extremes
 
 
 def _is_scalable(kind: str) -> bool:
     inner = kinds.element_of(kind) if kinds.is_array(kind) else kind
     return kinds.is_number(inner) or kind == "vector"
-
-
-def _tagged(column: int, name: str, kind: str) -> Column:
-    """Return the values of an array with the number of its column and their places."""
-
-    def one(value: Column, place: Column) -> Column:
-        value = without_nan(value, "double").alias("value")
-        return F.struct(F.lit(column).alias("column"), place.alias("place"), value)
-
-    values = _as_array(col(name), kind)
-    return F.transform(F.coalesce(values, F.array().cast("array<double>")), one)
 
 
 def _as_array(value: Column, kind: str) -> Column:
@@ -329,31 +312,36 @@ def _as_array(value: Column, kind: str) -> Column:
 # -- bins ------------------------------------------------------------------------------------------
 
 
-class Bin(Function):
+class Bin(NumberFunction):
     """The number of edges that are not above a value, or its label."""
 
-    def __init__(self, edges: Sequence[float], labels: Sequence[str] | None, kind: str):
-        # whole edges for whole numbers, else all of them float: Spark compares by either
-        self.is_whole = kinds.is_integral(kind) and all(isinstance(edge, int) for edge in edges)
-        self.edges = list(edges) if self.is_whole else list(map(float, edges))
-        self.labels, self.kind = None if labels is None else list(labels), kind
+    kind = "int"
 
-    def array(self, values: pa.Array) -> pa.Array:
-        kind = pa.int64() if self.is_whole else pa.float64()
-        numbers = values.fill_null(pa.scalar(0, values.type)).cast(kind, safe=False).to_numpy()
-        edges = np.array(self.edges, np.int64 if self.is_whole else np.float64)
-        places = np.searchsorted(edges, numbers, side="right").astype(np.int32)
-        missing = values.is_null().to_numpy(zero_copy_only=False) | (numbers != numbers)
-        places[missing] = len(self.edges) + 1
-        if self.labels is None:
-            return pa.array(places)
-        return pa.array([*self.labels, None], pa.string()).take(pa.array(places))
+    def __init__(self, edges: Sequence[float], labels: Sequence[str] | None, source: str):
+        # whole edges for whole numbers, else all of them float: Spark compares by either
+        is_whole = kinds.is_integral(source) and all(isinstance(edge, int) for edge in edges)
+        self.edges = list(edges) if is_whole else list(map(float, edges))
+        self._edges = np.array(self.edges, np.int64 if is_whole else np.float64)
+        self.words = None if labels is None else [*labels, None]
+        self.source, self.of_null = source, len(edges) + 1
+
+    def numbers(self, numbers: Any) -> Any:
+        places = np.searchsorted(self._edges, numbers, side="right")
+        return np.int32(places + (numbers != numbers))
+
+    def array(self, *values: pa.Array) -> pa.Array:
+        places = super().array(*values)
+        return places if self.words is None else pa.array(self.words, pa.string()).take(places)
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        place, words = super().single(*input_kinds), self.words
+        return place if words is None else lambda number: words[place(number)]
 
     def column(self, value: Column) -> Column:
         """Return the bin by a balanced tree of comparisons."""
 
         def result(number: int) -> Column:
-            return F.lit(number if self.labels is None else self.labels[number])
+            return F.lit(number if self.words is None else self.words[number])
 
         def between(first: int, last: int) -> Column:
             if first == last:
@@ -362,9 +350,8 @@ class Bin(Function):
             below = value < F.lit(self.edges[middle])
             return F.when(below, between(first, middle)).otherwise(between(middle + 1, last))
 
-        none = F.lit(len(self.edges) + 1) if self.labels is None else F.lit(None)
         tree = between(0, len(self.edges))
-        return F.when(is_missing(value, self.kind), none).otherwise(tree)
+        return F.when(is_missing(value, self.source), result(self.of_null)).otherwise(tree)
 
 
 @dataclass(frozen=True)
@@ -421,7 +408,7 @@ class CutBins(NumberOperator):
         least = 2 if self.by_quantiles else 1
         for bins in self.bins.values():
             _check_bins(bins, least)
-        _check_lengths("out_cols", self.out_cols, list(self.bins))
+        check_lengths("out_cols", self.out_cols, "columns", self.bins)
         check_different(self.out_cols, "out_cols")
         for name, words in self.labels.items():
             if not isinstance(self.bins[name], int):
@@ -486,13 +473,6 @@ def _check_labels(name: str, edges: Sequence[float], words: Sequence[str]) -> No
         )
 
 
-def _check_lengths(what: str, values: Sequence[Any], columns: Sequence[str]) -> None:
-    if len(values) != len(columns):
-        raise UsageError(
-            f"{what} should have the same length as columns, but got {values} for {columns}"
-        )
-
-
 def _check_bins(bins: Any, least: int) -> None:
     if isinstance(bins, int):
         check_integer("bins", bins, least)
@@ -507,15 +487,16 @@ def _check_bins(bins: Any, least: int) -> None:
 # -- indicators ------------------------------------------------------------------------------------
 
 
-class Indicator(Function):
+class Indicator(NumberFunction):
     """1 for one number, 0 for all others and null."""
+
+    kind, of_null = "int", 0
 
     def __init__(self, number: int):
         self.number = number
 
-    def array(self, values: pa.Array) -> pa.Array:
-        is_number = pc.equal(values, pa.scalar(self.number, values.type))
-        return is_number.fill_null(False).cast(pa.int32())
+    def numbers(self, numbers: Any) -> Any:
+        return np.int32(numbers == self.number)
 
     def column(self, value: Column) -> Column:
         return F.when(value == self.number, 1).otherwise(0)
@@ -537,8 +518,8 @@ class OneHotEncode(Operator):
                 raise UsageError(
                     f"sizes should be positive int or a list of them, but got {self.sizes!r}"
                 )
-            _check_lengths("sizes", self.sizes, self.columns)
-        _check_lengths("prefix", self.prefix, self.columns)
+            check_lengths("sizes", self.sizes, "columns", self.columns)
+        check_lengths("prefix", self.prefix, "columns", self.columns)
 
     def requests(self, before: Schema) -> dict[str, Request]:
         advice = "; encode it first"

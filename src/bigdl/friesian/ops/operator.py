@@ -15,16 +15,18 @@ then on a :class:`Fitted` holds operator, fields and state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import numpy as np
 import pyarrow as pa
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.kinds import Field, Schema, require_columns
-from bigdl.friesian.ops.requests import Outcome, Request
+from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.batches import Outcome, Request
+from bigdl.friesian.ops.kinds import Field, Schema, require_columns, to_arrow
 from bigdl.friesian.ops.spark import col, replace
 
 if TYPE_CHECKING:
@@ -40,17 +42,91 @@ class Function(ABC):
     ----------
     is_costly : bool
         Whether it pays to look for the different values of an array first.
+    column : callable
+        The function of columns of Spark; needed unless the operator has a plan of its own.
     """
 
     is_costly: ClassVar[bool] = False
+    column: Callable[..., Column]
 
     @abstractmethod
     def array(self, *values: pa.Array) -> pa.Array:
         """The results for arrays of the same length."""
 
-    def column(self, *values: Any) -> Column:
-        """The results for columns of Spark, unless the operator has a plan of its own."""
-        raise NotImplementedError
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        """Return the function of single values of some kinds, by default by arrays of one."""
+
+        def of_values(*values: Any) -> Any:
+            return self.array(*map(kinds.array_of, values, input_kinds))[0].as_py()
+
+        return of_values
+
+
+class ValueFunction(Function):
+    """A function of values of Python, one by one.
+
+    Attributes
+    ----------
+    kind : str
+        Of the results.
+    """
+
+    is_costly = True
+    kind: str
+
+    @abstractmethod
+    def value(self, value: Any) -> Any:
+        """The result for one value; None is null."""
+
+    def array(self, *values: pa.Array) -> pa.Array:
+        return pa.array(map(self.value, *map(pa.Array.to_pylist, values)), to_arrow(self.kind))
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        return self.value
+
+
+class NumberFunction(Function):
+    """A function of numbers that NumPy computes, of an array of them as of a single one.
+
+    Attributes
+    ----------
+    kind : str
+        Of the results.
+    of_null : number or str, optional
+        The result for null.
+    """
+
+    kind: str
+    of_null: Any = None
+
+    @abstractmethod
+    def numbers(self, numbers: Any) -> Any:
+        """The results for an array of numbers, or for one; they may be infinite or NaN."""
+
+    def undefined(self, numbers: Any) -> Any:
+        """Return True for numbers whose result is null; None if there are none."""
+        return None
+
+    def array(self, *values: pa.Array) -> pa.Array:
+        (column,) = values
+        mask = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+        if mask is not None:
+            column = column.fill_null(pa.scalar(0).cast(column.type))
+        numbers = column.to_numpy(zero_copy_only=False)
+        with np.errstate(all="ignore"):
+            results, undefined = self.numbers(numbers), self.undefined(numbers)
+        if undefined is not None:
+            mask = undefined if mask is None else mask | undefined
+        made = pa.array(results, to_arrow(self.kind), mask=mask)
+        return made if self.of_null is None else made.fill_null(self.of_null)
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        def of_number(number: Any) -> Any:
+            if number is None:
+                return self.of_null
+            return None if self.undefined(number) else self.numbers(number).item()
+
+        return of_number
 
 
 @dataclass(frozen=True)
@@ -78,27 +154,27 @@ OPERATORS: dict[str, type[Operator]] = {}
 
 @dataclass(frozen=True)
 class Operator:
-    """One method with its arguments; see the module for its life.
+    """One method with its arguments, which are values of JSON; see the module for its life.
 
     Attributes
     ----------
     method : str
         Of :class:`FeatureTable` and :class:`FeaturePipeline`.
-    is_row_wise : bool
-        Whether each row has one result that depends on no other row.  Others run on Spark, and by
-        ``arrow`` if they are a :class:`GroupOperator`.
+    executors : tuple of str
+        Who runs it.
     """
 
     method: ClassVar[str]
-    is_row_wise: ClassVar[bool] = True
+    executors: ClassVar[tuple[str, ...]] = ("catalyst", "arrow", "row")
 
     def __init_subclass__(cls) -> None:
         if "method" in vars(cls):
             OPERATORS[cls.method] = cls
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the method, which are values of JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether each row has one result that depends on no other row."""
+        return "row" in self.executors
 
     @property
     def reads(self) -> Sequence[str] | None:
@@ -156,29 +232,6 @@ class Operator:
         return self.catalyst(df, before, state)
 
 
-class GroupOperator(Operator, ABC):
-    """An operator that looks at the rows with the same value in a column, and at no others."""
-
-    is_row_wise = False
-
-    @property
-    @abstractmethod
-    def key(self) -> str:
-        """The column."""
-
-    @property
-    @abstractmethod
-    def columns(self) -> list[str]:
-        """All columns that it reads."""
-
-    def check_rows(self, table: pa.Table) -> None:
-        """Refuse rows that it cannot work on; they need not belong together."""
-
-    @abstractmethod
-    def of_groups(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Yield the results of all rows with some values in the column, in their order."""
-
-
 @dataclass(frozen=True)
 class Fitted:
     """An operator with the fields before it and its state."""
@@ -198,11 +251,8 @@ class Fitted:
     @property
     def inputs(self) -> list[str]:
         """The columns that have to be there."""
-        return list(
-            dict.fromkeys(
-                name for cell in self.cells if cell.function is not None for name in cell.inputs
-            )
-        )
+        computed = (cell for cell in self.cells if cell.function is not None)
+        return list(dict.fromkeys(name for cell in computed for name in cell.inputs))
 
 
 @dataclass(frozen=True)
@@ -221,13 +271,6 @@ class Ask:
 
 
 Program = list[Fitted | Ask]
-
-
-def executors_of(step: Operator) -> tuple[str, ...]:
-    """The executors that a step runs by."""
-    if step.is_row_wise:
-        return "catalyst", "arrow", "row"
-    return ("catalyst", "arrow") if isinstance(step, GroupOperator) else ("catalyst",)
 
 
 def inputs_of(fitted: Sequence[Fitted]) -> list[str]:
@@ -254,17 +297,15 @@ def check_schema(known: Schema, wanted: Schema, needed: Sequence[str]) -> None:
 class TableOperator(Operator):
     """An operator that looks at several rows or chooses some; the state has the fields behind."""
 
-    is_row_wise = False
+    executors = ("catalyst",)
 
     def requests(self, before: Schema) -> dict[str, Request]:
         return {"after": Outcome(tuple(before), self)}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        cardinalities = {}
-        for name, kind in answers["after"].items():
-            same = name in before and before[name].kind == kind
-            cardinalities[name] = before[name].cardinality if same else None
-        return {"kinds": answers["after"], "cardinalities": cardinalities}
+        after = answers["after"]
+        same = [name for name in after if name in before and before[name].kind == after[name]]
+        return {"kinds": after, "cardinalities": {name: before[name].cardinality for name in same}}
 
     def hides_columns(self, before: Schema) -> bool:
         return True
@@ -278,4 +319,4 @@ class TableOperator(Operator):
 
     def cardinality(self, name: str, state: State) -> int | None:
         """Return the cardinality of a column behind the operator."""
-        return state["cardinalities"][name]
+        return state["cardinalities"].get(name)

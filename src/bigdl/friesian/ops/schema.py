@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import NoReturn
 
 from bigdl.common.errors import UsageError
 
@@ -31,7 +31,7 @@ class Feature:
     shape: tuple[int | None, ...] = ()
 
 
-class FeatureSchema(Mapping):
+class FeatureSchema(dict[str, Feature]):
     """The columns of a table, by name; what models are sized from.
 
     Parameters
@@ -47,25 +47,11 @@ class FeatureSchema(Mapping):
     True
     """
 
-    def __init__(self, features: Mapping[str, Feature]):
-        self._features = dict(features)
-
-    def __getitem__(self, name: str) -> Feature:
-        if name not in self._features:
-            raise UsageError(f"The schema has no column {name!r}; it has {list(self._features)}")
-        return self._features[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._features
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._features)
-
-    def __len__(self) -> int:
-        return len(self._features)
+    def __missing__(self, name: str) -> NoReturn:
+        raise UsageError(f"The schema has no column {name!r}; it has {list(self)}")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._features!r})"
+        return f"{type(self).__name__}({super().__repr__()})"
 
     def cardinality(self, name: str) -> int:
         """Return the number of rows of an embedding of a column.
@@ -107,31 +93,40 @@ class FeatureSchema(Mapping):
         UsageError
             If a column of both has another type or depth in the other.
         """
-        features = dict(self._features)
-        for name, theirs in other.items():
-            features[name] = _fitting(name, features[name], theirs) if name in self else theirs
-        return FeatureSchema(features)
+        both = {name: _fitting(name, self[name], other[name]) for name in self if name in other}
+        return FeatureSchema({**self, **other, **both})
 
     def to_json(self) -> str:
         """As text, for :meth:`from_json`."""
-        return json.dumps({name: asdict(each) for name, each in self._features.items()})
+        return json.dumps({name: asdict(each) for name, each in self.items()})
 
     @classmethod
     def from_json(cls, text: str) -> FeatureSchema:
         """Read what :meth:`to_json` wrote."""
-        features: dict[str, Any] = json.loads(text)
-        return cls(
-            {
-                name: Feature(each["dtype"], each["cardinality"], tuple(each["shape"]))
-                for name, each in features.items()
-            }
-        )
+        features = json.loads(text).items()
+        return cls({n: Feature(**each | {"shape": tuple(each["shape"])}) for n, each in features})
 
 
 def _fitting(name: str, ours: Feature, theirs: Feature) -> Feature:
     if (ours.dtype, len(ours.shape)) != (theirs.dtype, len(theirs.shape)):
         raise UsageError(f"{name} is {ours} in one table and {theirs} in the other")
-    sizes = (ours.cardinality, theirs.cardinality)
-    size = None if None in sizes else max(cast("tuple[int, int]", sizes))
+    size = None
+    if ours.cardinality is not None and theirs.cardinality is not None:
+        size = max(ours.cardinality, theirs.cardinality)
     shape = tuple(a if a == b else None for a, b in zip(ours.shape, theirs.shape, strict=True))
     return Feature(ours.dtype, size, shape)
+
+
+def cardinalities(schema: FeatureSchema, names: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of different values of columns of categories."""
+    return {name: schema.cardinality(name) for name in names}
+
+
+def check_numbers(schema: FeatureSchema, names: Iterable[str]) -> list[str]:
+    """Return columns of single numbers; a UsageError if one holds something else."""
+    names = list(names)
+    for name in names:
+        feature = schema[name]
+        if feature.shape or feature.dtype in ("string", "boolean"):
+            raise UsageError(f"{name} should hold numbers, but its type is {feature}")
+    return names

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_integer
@@ -19,7 +20,7 @@ from bigdl.orca.data.transformer.encoding import as_names as as_names
 from bigdl.orca.data.transformer.encoding import check_string as check_string
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql import functions as F
 else:
 
@@ -35,11 +36,26 @@ else:
 # -- what users give -------------------------------------------------------------------------------
 
 
+def listed(values: Sequence[Any]) -> list[Any]:
+    """Return positional arguments, which may be one list, as a list."""
+    is_list = len(values) == 1 and isinstance(values[0], list | tuple)
+    return list(values[0] if is_list else values)
+
+
 def check_different(names: Sequence[str], what: str) -> None:
     """Check that no two results have one name: one of them would be lost."""
     twins = twins_in(names)
     if twins:
         raise UsageError(f"{what} should differ from each other, but {twins} are there twice")
+
+
+def check_lengths(what: str, values: Sequence[Any], others: str, other_values: Any) -> None:
+    """Check that two arguments have the same length."""
+    if len(values) != len(other_values):
+        raise UsageError(
+            f"{what} and {others} should have the same length, but got {len(values)} and "
+            f"{len(other_values)}"
+        )
 
 
 def check_new_names(names: Sequence[str], advice: str = "drop or rename the others") -> None:
@@ -66,13 +82,7 @@ def is_column(value: Any) -> bool:
     return isinstance(value, Column)
 
 
-def names_of(
-    df: DataFrame,
-    columns: Any,
-    is_kind: Callable[[str], bool],
-    kind: str,
-    what: str = "columns",
-) -> list[str]:
+def names_of(df: DataFrame, columns: Any, is_kind: Callable[[str], bool], kind: str) -> list[str]:
     """Names of columns that exist and are of one kind.
 
     Parameters
@@ -83,10 +93,8 @@ def names_of(
         Such as :func:`kinds.is_number`.
     kind : str
         What a message calls it, such as ``"numbers"``.
-    what : str
-        What a message calls the argument.
     """
-    names = as_names(columns, what)
+    names = as_names(columns)
     require_kind(schema_of(df), names, is_kind, kind)
     return names
 
@@ -130,6 +138,13 @@ def names_of_results(
 # -- types -----------------------------------------------------------------------------------------
 
 
+def active_spark() -> SparkSession:
+    """The session of the active context."""
+    from bigdl.orca import OrcaContext
+
+    return OrcaContext.get_spark_session()
+
+
 def schema_of(df: DataFrame) -> dict[str, Field]:
     """Return the fields of a DataFrame."""
     return {each.name: Field(each.dataType.simpleString()) for each in df.schema.fields}
@@ -145,15 +160,11 @@ def numeric_columns(df: DataFrame) -> list[str]:
     return [name for name, field in schema_of(df).items() if kinds.is_number(field.kind)]
 
 
-def common_text(df: DataFrame, columns: list[str]) -> list[Column]:
-    """Columns that can be put in one array: if any holds strings, all become strings.
-
-    In ANSI mode Spark would cast the strings to the other type instead, and fail.
-    """
-    textual = [kinds.is_text(kind_of(df, name)) for name in columns]
-    if any(textual) and not all(textual):
-        return [col(name).cast("string") for name in columns]
-    return [col(name) for name in columns]
+def require_times(df: DataFrame, name: str) -> None:
+    """Check that a column holds times."""
+    check_string(name, "time_col")
+    words = "numbers, dates or timestamps"
+    require_kind(schema_of(df), [name], kinds.is_time, words, "; cast it first")
 
 
 # -- expressions -----------------------------------------------------------------------------------
@@ -194,6 +205,13 @@ def arrow_function(function: Callable, kind: str) -> Callable[..., Column]:
     return F.arrow_udf(apply, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
 
 
+def as_number(time: Column, kind: str) -> Column:
+    """Times as numbers: in seconds unless they are numbers."""
+    if kinds.is_number(kind):
+        return time.cast("bigint") if kinds.is_integral(kind) else time
+    return time.cast("timestamp").cast("double")
+
+
 # -- DataFrames ------------------------------------------------------------------------------------
 
 
@@ -214,6 +232,14 @@ def renamed(df: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     return df.toDF(*names)
 
 
+def join_groups(df: DataFrame, groups: DataFrame, keys: Sequence[str], how: str) -> DataFrame:
+    """`df` joined with the rows of another that have equal keys; nulls are equal."""
+    known = [*df.columns, *groups.columns]
+    hidden = {key: temporary(known, f"key{i}") for i, key in enumerate(keys)}
+    same = all_of(col(key).eqNullSafe(col(other)) for key, other in hidden.items())
+    return df.join(groups.withColumnsRenamed(hidden), same, how).drop(*hidden.values())
+
+
 def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:
     """A column name that the table has not, for the time of an operator."""
     taken = {name.lower() for name in cast("Iterable[str]", getattr(df, "columns", df))}
@@ -224,18 +250,8 @@ def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:
     return name
 
 
-class _Carried:
-    """A value that travels with a function, in the place of a broadcast."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __reduce__(self):
-        return _Carried, (self.value,)
-
-
 def shared(value: Any, spark: Any) -> Any:
     """A broadcast: Spark sends the value to each worker once, whose process unpacks it once."""
     context = getattr(spark, "_sc", None)
     # Spark Connect has no broadcasts: there it travels with the function.
-    return _Carried(value) if context is None else context.broadcast(value)
+    return SimpleNamespace(value=value) if context is None else context.broadcast(value)

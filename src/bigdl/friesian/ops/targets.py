@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from abc import ABC, abstractmethod
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -23,24 +22,26 @@ import pyarrow.compute as pc
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds, lookup
+from bigdl.friesian.ops import kinds, vocabulary
+from bigdl.friesian.ops.batches import Request, TargetSums
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.lookup import LookUp, Vocabulary
 from bigdl.friesian.ops.operator import Cell, Function, Operator, State
-from bigdl.friesian.ops.requests import Request, TargetSums
 from bigdl.friesian.ops.spark import (
     F,
     as_names,
+    as_number,
     check_different,
     check_string,
     col,
     kind_of,
     names_of_results,
     or_error,
+    require_times,
+    schema_of,
     temporary,
     without_nan,
 )
-from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, check_categories
+from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -51,29 +52,6 @@ _RELATIVE_ERROR = 0.001  # of the rank that an edge of times has
 
 
 # -- tables of codes -------------------------------------------------------------------------------
-
-
-def look_up_codes(
-    codes: DataFrame,
-    keys: Sequence[str],
-    categories: Sequence[str],
-    means: Mapping[str, float | None],
-) -> LookUp:
-    """Return the look-up of some columns of codes.
-
-    Parameters
-    ----------
-    codes : pyspark.sql.DataFrame
-    keys : list of str
-        Its columns of categories.
-    categories : list of str
-        The columns of the rows in their place.
-    means : dict of str to float
-        By the columns of codes what a category has that is not in the table.
-    """
-    at = {key: col(name) for key, name in zip(keys, categories, strict=True)}
-    outputs = {name: (name, F.lit(mean).cast("double")) for name, mean in means.items()}
-    return LookUp(codes, at, outputs)
 
 
 def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) -> DataFrame:
@@ -151,20 +129,13 @@ def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
     missing = [target for target in targets if target not in target_mean]
     if missing:
         raise UsageError(f"target_mean has nothing for {missing}, got {dict(target_mean)!r}")
-    for target in targets:
-        mean = target_mean[target]
-        if isinstance(mean, bool) or not isinstance(mean, int | float):
-            raise UsageError(f"mean in target_mean should be numeric, but got {mean!r}")
-    return {target: float(target_mean[target]) for target in targets}
+    return {each: float(check_number("mean in target_mean", target_mean[each])) for each in targets}
 
 
 def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
     """`df` with a column of folds 0 … kfold − 1, unless it has one."""
     if fold_col in df.columns:
-        if not kinds.is_integral(kind_of(df, fold_col)):
-            raise UsageError(
-                f"fold_col should be integer type, but {fold_col} is {kind_of(df, fold_col)}"
-            )
+        require_kind(schema_of(df), [fold_col], kinds.is_integral, "whole numbers")
         return df
     if fold_seed is None:
         fold = F.monotonically_increasing_id() % kfold
@@ -272,7 +243,7 @@ class TargetStatistics:
 
     def encode(self, df: DataFrame) -> DataFrame:
         """`df` with the codes of its rows, each by the rows of other folds."""
-        return lookup.join(df, [self._look_up(encoding) for encoding in self.encodings])
+        return vocabulary.join(df, [self._look_up(encoding) for encoding in self.encodings])
 
     def _look_up(self, encoding: Encoding) -> LookUp:
         keys = [self._key_of[name] for name in encoding.categories]
@@ -334,25 +305,17 @@ def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataF
     fold_col : str
         Name of the new column.
     """
-    require_columns(df.columns, [check_string(time_col, "time_col")])
+    require_times(df, time_col)
     kind = kind_of(df, time_col)
-    if not kinds.is_number(kind) and kind not in ("date", "timestamp"):
-        raise UsageError(
-            f"{time_col} should hold numbers, dates or timestamps, but its type is {kind}"
-        )
-    time = _as_number(col(time_col), kinds.is_number(kind))
+    time = as_number(col(time_col), kind)
     if isinstance(folds, int) and not isinstance(folds, bool):
         edges = _edges_of_equal_parts(df.select(time.alias("time")), folds)
     else:
-        edges = _given_edges(folds, df, kinds.is_number(kind))
+        edges = _given_edges(folds, df, kind)
     begun = F.size(F.filter(F.array(*map(F.lit, edges)), lambda edge: edge <= time))
     message = f"The column {time_col} has nulls; drop or fill them first"
     fold = or_error(begun, time.isNotNull(), message, "int")
     return df.withColumn(fold_col, fold if edges else F.lit(0))
-
-
-def _as_number(time: Column, is_number: bool) -> Column:
-    return time.cast("double") if is_number else time.cast("timestamp").cast("double")
 
 
 def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
@@ -362,7 +325,8 @@ def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
     return sorted(set(times.approxQuantile("time", shares, _RELATIVE_ERROR)))
 
 
-def _given_edges(folds: Any, df: DataFrame, are_numbers: bool) -> list[float]:
+def _given_edges(folds: Any, df: DataFrame, kind: str) -> list[float]:
+    are_numbers = kinds.is_number(kind)
     is_list = isinstance(folds, list | tuple) and len(folds) > 0
     types: Any = int | float if are_numbers else str | datetime.date
     if not is_list or not all(isinstance(e, types) and not isinstance(e, bool) for e in folds):
@@ -371,7 +335,8 @@ def _given_edges(folds: Any, df: DataFrame, are_numbers: bool) -> list[float]:
             f"{'numbers' if are_numbers else 'dates, timestamps or their texts'}, got {folds!r}"
         )
     # by Spark, in the time zone of the session
-    times = df.sparkSession.range(1).select(*(_as_number(F.lit(e), are_numbers) for e in folds))
+    kind = "double" if are_numbers else kind
+    times = df.sparkSession.range(1).select(*(as_number(F.lit(e), kind) for e in folds))
     edges = list(cast("Row", times.first()))
     if any(a >= b for a, b in pairwise(edges)):
         raise UsageError(f"The times in folds should be ascending, got {folds!r}")
@@ -405,16 +370,15 @@ class TimeStatistics(TargetStatistics):
 
         figures = [F.sum(f"sum_{i}"), F.sum(f"count_{i}")]
         sums = self._rows_of(self.encodings[0]).groupBy("fold").agg(*figures).collect()
-        by_fold = {fold: (total or 0.0, count or 0) for fold, total, count in sums}
-        each = [by_fold.get(fold, (0.0, 0)) for fold in range(max(by_fold, default=0) + 1)]
-        totals, counts = (list(accumulate(values)) for values in zip(*each, strict=True))
-        first = bisect_left(counts, 1)  # the first fold that has a target at all
+        totals, counts = np.zeros((2, max((fold for fold, _, _ in sums), default=0) + 1))
+        for fold, total, count in sums:
+            totals[fold], counts[fold] = total or 0.0, count or 0
+        totals, counts = totals.cumsum(), counts.cumsum()
+        first = np.searchsorted(counts, 1)  # the first fold that has a target at all
         if first == len(counts):
             return [None]
-        return [
-            totals[max(fold - 1, first)] / counts[max(fold - 1, first)]
-            for fold in range(len(counts))
-        ]
+        earlier = np.maximum(np.arange(len(counts)) - 1, first)
+        return (totals[earlier] / counts[earlier]).tolist()
 
     def _prior(self, target: str, fold: Column) -> Column:
         means = self._earlier[target]
@@ -453,25 +417,27 @@ class Codes(Function):
 
     def __init__(self, table: pa.Table, code: str, default: Any):
         self.keys = [table[name].combine_chunks() for name in _keys(table)]
-        codes = table[code].combine_chunks()
-        self.codes = pa.concat_arrays([codes, pa.array([default], codes.type)])
+        self.codes, self.default = table[code].combine_chunks(), default
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.keys[0])
+        return Vocabulary(self.keys[0], self.codes)
 
     @cached_property
-    def _places(self) -> dict[tuple, int]:
-        keys = zip(*(each.to_pylist() for each in self.keys), strict=True)
-        return {key: place for place, key in enumerate(keys)}
+    def _by_keys(self) -> dict[tuple, Any]:
+        keys = zip(*map(pa.Array.to_pylist, self.keys), strict=True)
+        return dict(zip(keys, self.codes.to_pylist(), strict=True))
 
     def array(self, *values: pa.Array) -> pa.Array:
         if len(values) == 1:
-            places = self._vocabulary.find(*values)
-        else:
-            rows = zip(*(each.to_pylist() for each in values), strict=True)
-            places = pa.array(map(self._places.get, rows), pa.int32())
-        return self.codes.take(places.fill_null(len(self.codes) - 1))
+            codes = self._vocabulary.find(*values)
+            return codes if self.default is None else codes.fill_null(self.default)
+        of_keys = self.single()
+        return pa.array(map(of_keys, *map(pa.Array.to_pylist, values)), self.codes.type)
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        known, default = self._by_keys, self.default
+        return lambda *keys: known.get(keys, default)
 
 
 def _keys(table: pa.Table) -> list[str]:
@@ -536,7 +502,7 @@ class GroupEncode(Operator, ABC):
             columns = dict.fromkeys(column for column, _ in outputs.values())
             table = df.sparkSession.createDataFrame(state[str(i)].select([*keys, *columns]))
             look_ups.append(LookUp(table, at, outputs))
-        return lookup.join(df, look_ups).drop(*self.dropped)
+        return vocabulary.join(df, look_ups).drop(*self.dropped)
 
 
 @dataclass(frozen=True)
@@ -556,28 +522,27 @@ class TargetEncode(GroupEncode):
     out_cols: list[list[str]]
     target_mean: dict[str, float]
     smooth: float
+    drop_cat: bool
     kfold: int = 1
     fold_seed: int | None = None
     fold_col: str = ""
-    drop_cat: bool = False
     drop_fold: bool = True
     method = "target_encode"
     kind = "double"
 
     @classmethod
     def of(
-        cls, cat_cols: Any, target_cols: Any, target_mean: Any, out_cols: Any, **options: Any
+        cls, cat_cols: Any, target_cols: Any, target_mean: Any, out_cols: Any, *options: Any
     ) -> TargetEncode:
         """Return the operator for the arguments that users give."""
         targets = as_names(target_cols, "target_cols")
         groups, names = _named_groups(cat_cols, targets, out_cols, "_te_")
-        return cls(groups, targets, names, _check_means(target_mean, targets), **options)
+        return cls(groups, targets, names, _check_means(target_mean, targets), *options)
 
     def __post_init__(self) -> None:
         if self.fold_seed is not None:
             check_integer("fold_seed", self.fold_seed)
-        if isinstance(self.kfold, bool) or not isinstance(self.kfold, int) or self.kfold <= 0:
-            raise UsageError(f"kfold should be an integer larger than 0, but got {self.kfold!r}")
+        check_integer("kfold", self.kfold, 1)
         check_number("smooth", self.smooth, 0)
         check_string(self.fold_col, "fold_col")
         if any(self.fold_col in outputs for outputs in self.out_cols):
@@ -673,12 +638,7 @@ class TargetEncode(GroupEncode):
         return statistics.encode(rows).drop(*self.dropped), statistics
 
     def _check(self, df: DataFrame) -> None:
-        require_columns(df.columns, self.targets)
-        for name in self.targets:
-            if not kinds.is_number(kind_of(df, name)):
-                raise UsageError(
-                    f"target_cols should be numeric, but {name} is {kind_of(df, name)}"
-                )
+        require_kind(schema_of(df), self.targets, kinds.is_number, "numbers")
         require_columns(df.columns, self.categories)
 
 
@@ -731,15 +691,9 @@ class CountEncode(GroupEncode):
         statistics = TargetStatistics(df, [Encoding(tuple(group)) for group in self.groups])
         tables = []
         for encoding in statistics.encodings:
-            counted = statistics.codes(encoding)
-            total = cast("Row", counted.agg(F.sum(COUNT)).first())[0]
-            names = [
-                col(key).alias(name)
-                for key, name in zip(encoding.key_columns, encoding.categories, strict=True)
-            ]
-            count = F.col(COUNT)
-            figures = count.alias("count"), (count / F.lit(total)).alias("frequency")
-            tables.append(counted.select(*names, *figures))
+            counted = statistics.codes(encoding).toDF(*encoding.categories, "count")
+            total = cast("Row", counted.agg(F.sum("count")).first())[0]
+            tables.append(counted.withColumn("frequency", F.col("count") / F.lit(total)))
         return tables
 
     def encode(self, df: DataFrame, tables: Sequence[DataFrame], once: bool) -> DataFrame:
@@ -763,7 +717,7 @@ class CountEncode(GroupEncode):
             look_ups.append(
                 LookUp(table, {name: col(name) for name in group}, {output: (wanted, F.lit(0))})
             )
-        return lookup.join(df, look_ups)
+        return vocabulary.join(df, look_ups)
 
     def _check(self, df: DataFrame) -> None:
         require_columns(df.columns, self.categories)

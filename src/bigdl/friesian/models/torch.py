@@ -1,0 +1,876 @@
+"""Models of recommenders for PyTorch, and the layers that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, islice, pairwise
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops.schema import FeatureSchema, cardinalities, check_numbers
+
+
+class FieldEmbeddings(nn.Module):
+    """Embeddings of several columns, in one table.
+
+    One look-up finds the vectors of all columns.  A number that a column did not have when the
+    table was sized stands for 0, the number of unknown values.
+
+    Parameters
+    ----------
+    sizes : iterable of int
+        How many numbers each column has.
+    dim : int
+        Length of a vector.
+    """
+
+    if TYPE_CHECKING:  # TorchScript would read them
+        sizes: Tensor
+        begins: Tensor
+
+    def __init__(self, sizes: Iterable[int], dim: int):
+        super().__init__()
+        sizes = [max(1, size) for size in sizes]
+        self.table = nn.Embedding(sum(sizes), dim)
+        nn.init.normal_(self.table.weight, std=0.05)
+        self.register_buffer("sizes", torch.tensor(sizes, dtype=torch.int64), persistent=False)
+        begins = torch.tensor([0, *accumulate(sizes)][:-1], dtype=torch.int64)
+        self.register_buffer("begins", begins, persistent=False)
+
+    def forward(self, columns: Sequence[Tensor]) -> Tensor:
+        """Vectors of shape ``(..., fields, dim)`` for columns of numbers of shape ``(...)``."""
+        numbers = torch.stack([column.to(torch.int64) for column in columns], -1)
+        known = (numbers >= 0) & (numbers < self.sizes)
+        return self.table(torch.where(known, numbers, 0) + self.begins)
+
+
+def mlp(width: int, hidden: Sequence[int], dropout: float = 0.0, activation=nn.ReLU):
+    """Layers of the widths `hidden`, each with an activation.
+
+    Parameters
+    ----------
+    width : int
+        Of the input.
+    hidden : sequence of int
+    dropout : float
+        Share of the activations that is left out while training.
+    activation : callable
+        Makes a module.
+
+    Returns
+    -------
+    torch.nn.Sequential
+    """
+    layers: list[nn.Module] = []
+    for into, out in pairwise([width, *hidden]):
+        layers += [nn.Linear(into, out), activation()]
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+    return nn.Sequential(*layers)
+
+
+def stack_numbers(columns: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Columns of shape ``(n,)`` as a matrix ``(n, columns)``."""
+    return torch.stack([column.to(dtype) for column in columns], -1)
+
+
+class TableModel(nn.Module):
+    """Base of the models whose inputs are columns of a table.
+
+    Attributes
+    ----------
+    feature_cols : list of str
+        The columns that ``forward`` takes, in its order: what ``fit`` of an Estimator needs.
+    """
+
+    def __init__(self, feature_cols: Iterable[str]):
+        super().__init__()
+        self.feature_cols = list(feature_cols)
+
+    def _checked(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if len(columns) != len(self.feature_cols):
+            raise UsageError(
+                f"{type(self).__name__} takes {len(self.feature_cols)} columns "
+                f"{self.feature_cols}, but got {len(columns)}; pass feature_cols=model.feature_cols"
+            )
+        return columns
+
+
+class TabularInput(nn.Module):
+    """Embeddings of categories beside numbers, as one vector for each row.
+
+    Parameters
+    ----------
+    categories : mapping of str to int
+        Columns of whole numbers, and how many there are.
+    numbers : sequence of str
+        Columns of numbers, which should be scaled.
+    dim : int
+        Length of an embedding.
+    sequences : mapping of str to int
+        Columns of arrays of whole numbers, of which 0 is padding: their embeddings are averaged.
+
+    Attributes
+    ----------
+    feature_cols : list of str
+        `categories`, `sequences` and `numbers`, in this order.
+    width : int
+        Length of the vector.
+    """
+
+    def __init__(
+        self,
+        categories: Mapping[str, int],
+        numbers: Sequence[str] = (),
+        dim: int = 16,
+        sequences: Mapping[str, int] | None = None,
+    ):
+        super().__init__()
+        sequences = sequences or {}
+        if not categories and not numbers and not sequences:
+            raise UsageError("The model has no columns; name categories or numbers")
+        self.feature_cols = [*categories, *sequences, *numbers]
+        self.width = (len(categories) + len(sequences)) * dim + len(numbers)
+        self._counts = (len(categories), len(sequences))
+        self.fields = FieldEmbeddings(categories.values(), dim) if categories else None
+        self.bags = nn.ModuleList(FieldEmbeddings([size], dim) for size in sequences.values())
+
+    def forward(self, columns: Sequence[Tensor]) -> Tensor:
+        """A matrix ``(n, width)`` for the columns."""
+        first, second = self._counts[0], sum(self._counts)
+        parts = []
+        if self.fields is not None:
+            parts.append(self.fields(columns[:first]).flatten(1))
+        for bag, numbers in zip(self.bags, columns[first:second], strict=True):
+            parts.append(_mean_of_known(bag, numbers))
+        if len(columns) > second:
+            dtype = parts[0].dtype if parts else torch.get_default_dtype()
+            parts.append(stack_numbers(columns[second:], dtype))
+        return torch.cat(parts, 1)
+
+
+def _mean_of_known(bag: nn.Module, numbers: Tensor) -> Tensor:
+    vectors = bag([numbers]).squeeze(-2)
+    known = (numbers != 0).unsqueeze(-1).to(vectors.dtype)
+    return (vectors * known).sum(1) / known.sum(1).clamp(min=1)
+
+
+class NCF(TableModel):
+    """The probability that a user chooses an item, of their two numbers alone (NeuMF).
+
+    A product of embeddings (generalised matrix factorisation) and a network on other embeddings
+    are weighed together: He et al., "Neural Collaborative Filtering", WWW 2017.
+
+    Parameters
+    ----------
+    user_size, item_size : int
+        The largest numbers plus 1.
+    factors : int, default 16
+        Length of the embeddings of the product.
+    hidden : sequence of int, default (64, 32, 16)
+        Widths of the network; the embeddings of user and item make its first layer's input and are
+        half as long as its width each.
+    dropout : float, default 0.0
+    user, item : str
+        Names of the columns.
+    """
+
+    def __init__(
+        self,
+        user_size: int,
+        item_size: int,
+        factors: int = 16,
+        hidden: Sequence[int] = (64, 32, 16),
+        dropout: float = 0.0,
+        user: str = "user",
+        item: str = "item",
+    ):
+        super().__init__([user, item])
+        sizes, half = (user_size, item_size), hidden[0] // 2
+        self.product = FieldEmbeddings(sizes, factors)
+        self.network = FieldEmbeddings(sizes, half)
+        self.hidden = mlp(2 * half, hidden, dropout)
+        self.head = nn.Linear(factors + hidden[-1], 1)
+
+    @classmethod
+    def from_schema(
+        cls, schema: FeatureSchema, user: str = "user", item: str = "item", **options
+    ) -> NCF:
+        """A model of the size of a table.
+
+        Parameters
+        ----------
+        schema : FeatureSchema
+        user, item : str
+            Columns of whole numbers.
+        **options
+            Of the class.
+        """
+        sizes = schema.cardinality(user), schema.cardinality(item)
+        return cls(*sizes, user=user, item=item, **options)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        """Probabilities of shape ``(n,)`` for numbers of shape ``(n,)``."""
+        pair = (user, item)
+        product = self.product(pair).prod(1)
+        hidden = self.hidden(self.network(pair).flatten(1))
+        return torch.sigmoid(self.head(torch.cat([product, hidden], 1))).squeeze(1)
+
+
+class WideAndDeep(TableModel):
+    """The probability of a click, by a linear model of crosses and a network.
+
+    The linear part remembers which crossed categories came with clicks, the network generalises
+    over embeddings: Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
+
+    Parameters
+    ----------
+    wide : mapping of str to int
+        Columns of the linear part, such as those of ``cross_columns``, and how many values each
+        has.
+    categories : mapping of str to int
+        Columns that are embedded for the network; they may be in `wide` too.
+    numbers : sequence of str
+        Columns of scaled numbers, for the network.
+    dim : int, default 16
+        Length of an embedding.
+    hidden : sequence of int, default (128, 64)
+    dropout : float, default 0.0
+    """
+
+    def __init__(
+        self,
+        wide: Mapping[str, int],
+        categories: Mapping[str, int],
+        numbers: Sequence[str] = (),
+        dim: int = 16,
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+    ):
+        if not wide:
+            raise UsageError("wide has no columns; name those of the linear part")
+        super().__init__(dict.fromkeys([*wide, *categories, *numbers]))
+        self.linear = FieldEmbeddings(wide.values(), 1)
+        nn.init.zeros_(self.linear.table.weight)
+        self.input = TabularInput(categories, numbers, dim)
+        self.hidden = mlp(self.input.width, hidden, dropout)
+        self.head = nn.Linear(hidden[-1], 1)
+        self._wide = [self.feature_cols.index(name) for name in wide]
+        self._deep = [self.feature_cols.index(name) for name in self.input.feature_cols]
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: FeatureSchema,
+        wide: Iterable[str],
+        categories: Iterable[str],
+        numbers: Iterable[str] = (),
+        **options,
+    ) -> WideAndDeep:
+        """A model of the size of a table.
+
+        Parameters
+        ----------
+        schema : FeatureSchema
+        wide, categories : list of str
+            Columns of whole numbers.
+        numbers : list of str
+        **options
+            Of the class.
+        """
+        sizes = cardinalities(schema, wide), cardinalities(schema, categories)
+        return cls(*sizes, check_numbers(schema, numbers), **options)
+
+    def forward(self, *columns: Tensor) -> Tensor:
+        """Probabilities of shape ``(n,)`` for the columns `feature_cols`."""
+        columns = self._checked(columns)
+        wide = self.linear([columns[i] for i in self._wide]).sum((1, 2))
+        deep = self.head(self.hidden(self.input([columns[i] for i in self._deep]))).squeeze(1)
+        return torch.sigmoid(wide + deep)
+
+
+class DeepFM(TableModel):
+    """The probability of a click, by products of all pairs of fields and a network on them.
+
+    Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI
+    2017.  A number is a field whose embedding is a vector times the number.
+
+    Parameters
+    ----------
+    categories : mapping of str to int
+        Columns of whole numbers, and how many there are.
+    numbers : sequence of str
+        Columns of scaled numbers.
+    dim : int, default 16
+        Length of an embedding.
+    hidden : sequence of int, default (128, 64)
+    dropout : float, default 0.0
+    """
+
+    def __init__(
+        self,
+        categories: Mapping[str, int],
+        numbers: Sequence[str] = (),
+        dim: int = 16,
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+    ):
+        if not categories:
+            raise UsageError("categories has no columns; name those that are embedded")
+        super().__init__([*categories, *numbers])
+        self._categories = len(categories)
+        self.linear = FieldEmbeddings(categories.values(), 1)
+        nn.init.zeros_(self.linear.table.weight)
+        self.fields = FieldEmbeddings(categories.values(), dim)
+        if numbers:
+            self.slopes = nn.Parameter(torch.zeros(len(numbers)))
+            self.directions = nn.Parameter(torch.randn(len(numbers), dim) * 0.05)
+        self.bias = nn.Parameter(torch.zeros(()))
+        self.hidden = mlp(len(self.feature_cols) * dim, hidden, dropout)
+        self.head = nn.Linear(hidden[-1], 1)
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: FeatureSchema,
+        categories: Iterable[str],
+        numbers: Iterable[str] = (),
+        **options,
+    ) -> DeepFM:
+        """A model of the size of a table.
+
+        Parameters
+        ----------
+        schema : FeatureSchema
+        categories : list of str
+            Columns of whole numbers.
+        numbers : list of str
+        **options
+            Of the class.
+        """
+        return cls(cardinalities(schema, categories), check_numbers(schema, numbers), **options)
+
+    def forward(self, *columns: Tensor) -> Tensor:
+        """Probabilities of shape ``(n,)`` for the columns `feature_cols`."""
+        columns = self._checked(columns)
+        categories, numbers = columns[: self._categories], columns[self._categories :]
+        first = self.bias + self.linear(categories).sum((1, 2))
+        fields = self.fields(categories)
+        if numbers:
+            values = stack_numbers(numbers, fields.dtype)
+            first = first + values @ self.slopes
+            fields = torch.cat([fields, values.unsqueeze(-1) * self.directions], 1)
+        # the sum of the products of all pairs is half of (square of the sum − sum of the squares)
+        pairs = (fields.sum(1).square() - fields.square().sum(1)).sum(1) / 2
+        deep = self.head(self.hidden(fields.flatten(1))).squeeze(1)
+        return torch.sigmoid(first + pairs + deep)
+
+
+class MMoE(TableModel):
+    """Probabilities of several tasks, each by its own mixture of the same experts.
+
+    Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate
+    Mixture-of-Experts", KDD 2018.
+
+    Parameters
+    ----------
+    categories : mapping of str to int
+        Columns of whole numbers, and how many there are.
+    numbers : sequence of str
+        Columns of scaled numbers.
+    tasks : sequence of str
+        Names of the probabilities.
+    dim : int, default 16
+        Length of an embedding.
+    experts : int, default 4
+    expert_hidden : sequence of int, default (64,)
+        Widths of every expert.
+    tower_hidden : sequence of int, default (32,)
+        Widths of the network of every task.
+    dropout : float, default 0.0
+    """
+
+    def __init__(
+        self,
+        categories: Mapping[str, int],
+        numbers: Sequence[str] = (),
+        tasks: Sequence[str] = ("label",),
+        dim: int = 16,
+        experts: int = 4,
+        expert_hidden: Sequence[int] = (64,),
+        tower_hidden: Sequence[int] = (32,),
+        dropout: float = 0.0,
+    ):
+        if isinstance(tasks, str) or not tasks:
+            raise UsageError(f"tasks should be a list of names, got {tasks!r}")
+        table = TabularInput(categories, numbers, dim)
+        super().__init__(table.feature_cols)
+        self.tasks = list(tasks)
+        self.input = table
+        self.experts = nn.ModuleList(
+            mlp(table.width, expert_hidden, dropout) for _ in range(experts)
+        )
+        self.gates = nn.ModuleList(nn.Linear(table.width, experts) for _ in self.tasks)
+        self.towers = nn.ModuleList(
+            nn.Sequential(
+                mlp(expert_hidden[-1], tower_hidden, dropout), nn.Linear(tower_hidden[-1], 1)
+            )
+            for _ in self.tasks
+        )
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: FeatureSchema,
+        categories: Iterable[str],
+        numbers: Iterable[str] = (),
+        tasks: Sequence[str] = ("label",),
+        **options,
+    ) -> MMoE:
+        """A model of the size of a table.
+
+        Parameters
+        ----------
+        schema : FeatureSchema
+        categories : list of str
+            Columns of whole numbers.
+        numbers, tasks : list of str
+        **options
+            Of the class.
+        """
+        sizes = cardinalities(schema, categories)
+        return cls(sizes, check_numbers(schema, numbers), tasks, **options)
+
+    def mixtures(self, *columns: Tensor) -> Tensor:
+        """The shares of the experts in every task, of shape ``(n, tasks, experts)``."""
+        return self._mixtures(self.input(self._checked(columns)))
+
+    def _mixtures(self, rows: Tensor) -> Tensor:
+        return torch.stack([gate(rows) for gate in self.gates], 1).softmax(-1)
+
+    def forward(self, *columns: Tensor) -> dict[str, Tensor]:
+        """Of every task probabilities of shape ``(n,)``, for the columns `feature_cols`."""
+        rows = self.input(self._checked(columns))
+        opinions = torch.stack([expert(rows) for expert in self.experts], 1)
+        mixed = self._mixtures(rows) @ opinions
+        outputs = [tower(mixed[:, i]).squeeze(1) for i, tower in enumerate(self.towers)]
+        return {task: torch.sigmoid(each) for task, each in zip(self.tasks, outputs, strict=True)}
+
+
+class MultiTaskLoss(nn.Module):
+    """The sum of the binary cross-entropies of all tasks.
+
+    Parameters
+    ----------
+    weights : sequence of float, optional
+        Of the tasks; default 1.
+    """
+
+    def __init__(self, weights: Sequence[float] | None = None):
+        super().__init__()
+        self.weights = None if weights is None else [float(weight) for weight in weights]
+
+    def forward(self, outputs: Mapping[str, Tensor], *targets: Tensor) -> Tensor:
+        """The mean over the rows.
+
+        Parameters
+        ----------
+        outputs : dict of str to Tensor of shape (n,)
+        *targets : Tensor of shape (n,)
+            In the order of the tasks.
+        """
+        weights = self.weights or [1.0] * len(outputs)
+        if not len(outputs) == len(targets) == len(weights):
+            raise UsageError(
+                f"The model has the tasks {list(outputs)}, but there are {len(targets)} label_cols "
+                f"and {len(weights)} weights; give one for each"
+            )
+        losses = [
+            weight * F.binary_cross_entropy(output, target.reshape(output.shape).to(output.dtype))
+            for weight, output, target in zip(weights, outputs.values(), targets, strict=True)
+        ]
+        return torch.stack(losses).sum()
+
+
+class Tower(TableModel):
+    """A vector of length 1 for the columns of a user, or of an item.
+
+    Parameters
+    ----------
+    categories : mapping of str to int
+        Columns of whole numbers, and how many there are.
+    numbers : sequence of str
+        Columns of scaled numbers.
+    dim : int, default 32
+        Length of an embedding, and of the vector.
+    hidden : sequence of int, default (64,)
+    sequences : mapping of str to int
+        Columns of arrays of whole numbers, of which 0 is padding; their embeddings are averaged.
+    """
+
+    def __init__(
+        self,
+        categories: Mapping[str, int],
+        numbers: Sequence[str] = (),
+        dim: int = 32,
+        hidden: Sequence[int] = (64,),
+        sequences: Mapping[str, int] | None = None,
+    ):
+        table = TabularInput(categories, numbers, dim, sequences)
+        super().__init__(table.feature_cols)
+        self.input = table
+        self.hidden = mlp(table.width, hidden)
+        self.head = nn.Linear(hidden[-1] if hidden else table.width, dim)
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: FeatureSchema,
+        categories: Iterable[str],
+        numbers: Iterable[str] = (),
+        sequences: Iterable[str] = (),
+        **options,
+    ) -> Self:
+        """A tower of the size of a table.
+
+        Parameters
+        ----------
+        schema : FeatureSchema
+        categories, numbers, sequences : list of str
+        **options
+            Of the class.
+        """
+        return cls(
+            cardinalities(schema, categories),
+            check_numbers(schema, numbers),
+            sequences=cardinalities(schema, sequences),
+            **options,
+        )
+
+    def forward(self, *columns: Tensor) -> Tensor:
+        """Vectors of shape ``(n, dim)`` for the columns `feature_cols`."""
+        vectors = self.head(self.hidden(self.input(self._checked(columns))))
+        return F.normalize(vectors, dim=1)
+
+
+class TwoTower(TableModel):
+    """Vectors of users and of items, whose product says how well they fit.
+
+    Both towers are models of their own, so that vectors of items can be stored and searched
+    (Covington et al., "Deep Neural Networks for YouTube Recommendations", RecSys 2016).
+
+    Parameters
+    ----------
+    user, item : Tower
+
+    Attributes
+    ----------
+    user, item : Tower
+    """
+
+    def __init__(self, user: Tower, item: Tower):
+        super().__init__([*user.feature_cols, *item.feature_cols])
+        self.user, self.item = user, item
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: FeatureSchema,
+        user: Iterable[str],
+        item: Iterable[str],
+        user_numbers: Iterable[str] = (),
+        item_numbers: Iterable[str] = (),
+        user_sequences: Iterable[str] = (),
+        **options,
+    ) -> TwoTower:
+        """A model of the size of a table.
+
+        Parameters
+        ----------
+        schema : FeatureSchema
+        user, item : list of str
+            Columns of whole numbers.
+        user_numbers, item_numbers : list of str
+        user_sequences : list of str
+            Columns of arrays, such as histories.
+        **options
+            Of both towers.
+        """
+        return cls(
+            Tower.from_schema(schema, user, user_numbers, user_sequences, **options),
+            Tower.from_schema(schema, item, item_numbers, **options),
+        )
+
+    def forward(self, *columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors of users and of items, of shape ``(n, dim)`` each."""
+        columns = self._checked(columns)
+        users = len(self.user.feature_cols)
+        return self.user(*columns[:users]), self.item(*columns[users:])
+
+
+class InBatchSoftmax(nn.Module):
+    """The other items of a batch are the negatives of each of its rows.
+
+    Frequent items come up as negatives more often; the logarithm of the probability of an item is
+    taken off for that (Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item
+    Recommendations", RecSys 2019).  The target is the number of the item: the same item in another
+    row is no negative.  With several workers the negatives are those of the worker's own rows.
+
+    Parameters
+    ----------
+    temperature : float, default 0.1
+        By which the products are divided.
+    item_counts : sequence of number, optional
+        How often each item number occurs in the data; without it nothing is taken off.
+    """
+
+    if TYPE_CHECKING:  # TorchScript would read it
+        log_share: Tensor | None
+
+    def __init__(self, temperature: float = 0.1, item_counts: Sequence[float] | None = None):
+        super().__init__()
+        if not temperature > 0:
+            raise UsageError(f"temperature should be a number above 0, got {temperature!r}")
+        self.temperature = temperature
+        if item_counts is None:
+            self.register_buffer("log_share", None)
+        else:
+            counts = torch.as_tensor(item_counts, dtype=torch.float32).clamp(min=1)
+            self.register_buffer("log_share", torch.log(counts / counts.sum()))
+
+    def forward(self, user: Tensor, item: Tensor, number: Tensor) -> Tensor:
+        """The mean over the rows.
+
+        Parameters
+        ----------
+        user, item : Tensor of shape (n, dim)
+        number : Tensor of shape (n,)
+            Of the items.
+        """
+        number = number.reshape(-1).to(torch.int64)
+        logits = user @ item.T / self.temperature
+        if self.log_share is not None:
+            logits = logits - self.log_share[number]
+        place = torch.arange(len(number), device=number.device)
+        again = (number[:, None] == number) & (place[:, None] != place)
+        return F.cross_entropy(logits.masked_fill(again, torch.finfo(logits.dtype).min), place)
+
+
+class AUGRU(nn.Module):
+    """A GRU whose update gate is multiplied by the attention that a step gets.
+
+    Parameters
+    ----------
+    width : int
+        Of the inputs and of the state.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.of_input = nn.Linear(width, 3 * width)
+        self.of_state = nn.Linear(width, 3 * width)
+
+    def forward(self, inputs: Tensor, attention: Tensor) -> Tensor:
+        """The last state.
+
+        Parameters
+        ----------
+        inputs : Tensor of shape (n, steps, width)
+        attention : Tensor of shape (n, steps)
+            Where it is 0 the state stays as it is.
+
+        Returns
+        -------
+        Tensor of shape (n, width)
+        """
+        state = torch.zeros_like(inputs[:, 0])
+        for step, weight in zip(
+            self.of_input(inputs).unbind(1), attention.unsqueeze(-1).unbind(1), strict=True
+        ):
+            reset, update, new = step.chunk(3, -1)
+            state_reset, state_update, state_new = self.of_state(state).chunk(3, -1)
+            update = weight * torch.sigmoid(update + state_update)
+            new = torch.tanh(new + torch.sigmoid(reset + state_reset) * state_new)
+            state = (1 - update) * state + update * new
+        return state
+
+
+class DIEN(TableModel):
+    """The probability that a user chooses an item, by how her interests evolved towards it.
+
+    A GRU reads the history of a user; an attention compares its states with the item, and a second
+    GRU (:class:`AUGRU`) follows the interests that matter for it: Zhou et al., "Deep Interest
+    Evolution Network for Click-Through Rate Prediction", AAAI 2019.  While training, the states of
+    the first GRU also learn to tell the next item of the history from one that was not chosen.
+
+    Parameters
+    ----------
+    targets : mapping of str to int
+        Columns of the item, such as its number and that of its category, and how many there are.
+    histories : sequence of str
+        Columns of arrays of the same things, in the same order, padded at their end.
+    mask : str
+        Column of arrays with 1 for each value of a history and 0 for padding.
+    negatives : sequence of str
+        Columns of arrays, or of arrays of arrays, of the same things that were not chosen.  They
+        are inputs of the training only.
+    profile : mapping of str to int, optional
+        More columns of whole numbers, such as the user.
+    dim : int, default 16
+        Length of an embedding.
+    hidden : sequence of int, default (80, 40)
+
+    Attributes
+    ----------
+    feature_cols : list of str
+        `profile`, `targets`, `histories`, `mask` and `negatives`.
+    predict_cols : list of str
+        The same without `negatives`: what ``evaluate`` and ``predict`` need.
+    """
+
+    def __init__(
+        self,
+        targets: Mapping[str, int],
+        histories: Sequence[str],
+        mask: str,
+        negatives: Sequence[str] = (),
+        profile: Mapping[str, int] | None = None,
+        dim: int = 16,
+        hidden: Sequence[int] = (80, 40),
+    ):
+        profile = profile or {}
+        if len(histories) != len(targets) or (negatives and len(negatives) != len(targets)):
+            raise UsageError(
+                "histories and negatives should have a column for each of targets, but got "
+                f"{list(histories)} and {list(negatives)} for {list(targets)}"
+            )
+        predict_cols = [*profile, *targets, *histories, mask]
+        super().__init__([*predict_cols, *negatives])
+        self.predict_cols = predict_cols
+        self._counts = [len(profile), len(targets), len(histories), 1, len(negatives)]
+        width = len(targets) * dim
+        self.items = FieldEmbeddings(targets.values(), dim)
+        self.profile = FieldEmbeddings(profile.values(), dim) if profile else None
+        self.interests = nn.GRU(width, width, batch_first=True)
+        self.compare = nn.Linear(width, width, bias=False)
+        self.evolution = AUGRU(width)
+        self.hidden = mlp(len(profile) * dim + 2 * width, hidden, activation=nn.PReLU)
+        self.head = nn.Linear(hidden[-1], 1)
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: FeatureSchema,
+        targets: Sequence[str],
+        histories: Sequence[str],
+        mask: str,
+        negatives: Sequence[str] = (),
+        profile: Iterable[str] = (),
+        **options,
+    ) -> DIEN:
+        """A model of the size of a table.
+
+        Parameters
+        ----------
+        schema : FeatureSchema
+            The arrays must be of one length.
+        targets, histories, negatives, profile : list of str
+        mask : str
+        **options
+            Of the class.
+        """
+        lengths = {name: schema.length(name) for name in [*histories, mask, *negatives]}
+        if len(set(lengths.values())) > 1:
+            raise UsageError(f"The arrays should have one length, but have {lengths}; pad them")
+        sizes = cardinalities(schema, targets)
+        for others in (histories, negatives):  # an item may occur in histories only
+            for target, name in zip(targets, others, strict=False):
+                sizes[target] = max(sizes[target], schema.cardinality(name))
+        profiles = cardinalities(schema, profile)
+        return cls(sizes, histories, mask, negatives, profiles, **options)
+
+    def attention(self, interests: Tensor, item: Tensor, mask: Tensor) -> Tensor:
+        """Return the weight of each step of a history for the item.
+
+        Parameters
+        ----------
+        interests : Tensor of shape (n, steps, width)
+        item : Tensor of shape (n, width)
+        mask : Tensor of shape (n, steps)
+
+        Returns
+        -------
+        Tensor of shape (n, steps)
+            The sum of a row is 1; 0 for padding, and for all of an empty history.
+        """
+        scores = (self.compare(interests) @ item.unsqueeze(-1)).squeeze(-1)
+        present = mask > 0
+        scores = scores.masked_fill(~present, torch.finfo(scores.dtype).min)
+        return scores.softmax(1) * present
+
+    def forward(self, *columns: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Probabilities for the columns `feature_cols`, or without negatives `predict_cols`.
+
+        Returns
+        -------
+        Tensor of shape (n,)
+            While training with negatives also the loss of the interests, of shape (n,); see
+            :class:`InterestLoss`.
+        """
+        if len(columns) != len(self.predict_cols):
+            columns = self._checked(columns)
+        profile, target, histories, (mask,), negatives = self._groups(columns)
+        item = self.items(target).flatten(1)
+        history = self.items(histories).flatten(2)
+        interests, _ = self.interests(history)
+        attention = self.attention(interests, item, mask)
+        parts = [item, self.evolution(interests, attention)]
+        if self.profile is not None:
+            parts.append(self.profile(profile).flatten(1))
+        output = torch.sigmoid(self.head(self.hidden(torch.cat(parts, 1)))).squeeze(1)
+        if not (self.training and negatives):
+            return output
+        return output, self._interest_loss(interests, history, self.items(negatives), mask)
+
+    def _groups(self, columns: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        rest = iter(columns)
+        return [list(islice(rest, count)) for count in self._counts]
+
+    def _interest_loss(
+        self, interests: Tensor, history: Tensor, negatives: Tensor, mask: Tensor
+    ) -> Tensor:
+        """Of each row the mean cross-entropy of telling the next item from others."""
+        others = negatives.flatten(-2)
+        if others.ndim == 3:
+            others = others.unsqueeze(2)
+        states = interests[:, :-1]
+        chosen = (states * history[:, 1:]).sum(-1)
+        unchosen = (states.unsqueeze(2) * others[:, 1:]).sum(-1)
+        losses = -F.logsigmoid(chosen) - F.logsigmoid(-unchosen).mean(-1)
+        there = (mask[:, 1:] > 0).to(losses.dtype)
+        return (losses * there).sum(1) / there.sum(1).clamp(min=1)
+
+
+class InterestLoss(nn.Module):
+    """Binary cross-entropy of :class:`DIEN`, with the loss of the interests while it trains.
+
+    Parameters
+    ----------
+    weight : float, default 1.0
+        Of the loss of the interests.
+    """
+
+    def __init__(self, weight: float = 1.0):
+        super().__init__()
+        self.weight = float(weight)
+
+    def forward(self, output: Tensor, *rest: Tensor) -> Tensor:
+        """The mean over the rows, of ``output, target`` or ``output, interests, target``."""
+        *interests, target = rest
+        target = target.reshape(output.shape).to(output.dtype)
+        loss = F.binary_cross_entropy(output, target)
+        return loss + self.weight * interests[0].mean() if interests else loss
