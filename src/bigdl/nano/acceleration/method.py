@@ -21,6 +21,7 @@ import numpy as np
 from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.structure import Structure
 
 ORIGINAL = "original"
 """Name of the method that leaves the model as it is."""
@@ -102,6 +103,10 @@ class Source(Protocol):
     """
 
     model: Any
+
+    @property
+    def output_structure(self) -> Structure:
+        """What the model's result looks like."""
 
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
         """Flat lists of ndarrays, one for each batch of the calibration data."""

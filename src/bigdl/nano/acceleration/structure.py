@@ -328,6 +328,12 @@ def is_tensor(value: Any) -> bool:
     )
 
 
+def rows_of(batch: Any) -> int:
+    """Return the number of samples in a batch: the length of its first tensor, 1 if it has none."""
+    leaves, _ = flatten(batch)
+    return len(leaves[0]) if leaves and leaves[0].ndim else 1
+
+
 def as_array(value: Any) -> Any:
     """Return a tensor of PyTorch as an ndarray, bfloat16 as float32; anything else as it is."""
     if not hasattr(value, "detach"):

@@ -31,6 +31,7 @@ class OpenVINOFacade(abc.ABC):
     """
 
     nano_network: CompiledNetwork
+    nano_describe: Callable[[], dict[str, Any]]
 
     @property
     def ov_model(self) -> Any:
@@ -99,7 +100,7 @@ class OpenVINOFacade(abc.ABC):
     def nano_result_of(self, results: list[np.ndarray]) -> Any:
         """Return the result of a call from the flat list of the network's results."""
 
-    def nano_network_facts(self) -> dict:
+    def nano_network_facts(self) -> dict[str, Any]:
         """Return facts of the network for a saved directory."""
         return {
             "config": {str(key): plain(value) for key, value in self.additional_config.items()},
@@ -107,15 +108,50 @@ class OpenVINOFacade(abc.ABC):
             "precision": self.nano_network.precision,
         }
 
-    def nano_write_network(self, directory: Path) -> dict:
-        """Write the network's files; return what :func:`saved_network` needs to know of it."""
+    def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
+        """Write the network's files; return what :meth:`load_network` needs to know."""
         self.nano_network.save(directory)
         return {
+            **self.nano_describe(),
             **self.nano_network_facts(),
+            "compression": "fp32",
             "shapes": [str(port.partial_shape) for port in self.ov_model.inputs],
             "xml_path": f"{SAVED_NAME}.xml",
             "weight_path": f"{SAVED_NAME}.bin",
         }
+
+    @classmethod
+    def load_network(
+        cls,
+        directory: Path,
+        meta: Mapping[str, Any],
+        *,
+        device: str | None = None,
+        cache_dir: Any = None,
+        shapes: Any = None,
+    ) -> ShapedNetwork:
+        """Return the network of a saved model.
+
+        Parameters
+        ----------
+        directory : Path
+        meta : mapping
+            What :meth:`save_to` returned.
+        device, shapes : optional
+            Instead of the saved ones.
+        cache_dir : str or Path, optional
+            As of :class:`~bigdl.nano.openvino.network.CompiledNetwork`.
+        """
+        config, threads = saved_properties(meta)
+        return ShapedNetwork(
+            directory / meta["xml_path"],
+            device or meta.get("device", "CPU"),
+            precision=meta.get("precision", "fp32"),
+            thread_num=threads,
+            config=config,
+            shapes=meta.get("shapes") if shapes is None else shapes,
+            cache_dir=cache_dir,
+        )
 
 
 def saved_properties(meta: Mapping) -> tuple[dict[str, Any], int | None]:
@@ -128,38 +164,6 @@ def saved_properties(meta: Mapping) -> tuple[dict[str, Any], int | None]:
     threads = config.pop("INFERENCE_NUM_THREADS", None)
     threads = meta.get("thread_num") or threads
     return config, int(threads) if threads else None
-
-
-def saved_network(
-    directory: Path,
-    meta: Mapping,
-    *,
-    device: str | None = None,
-    cache_dir: Any = None,
-    shapes: Any = None,
-) -> ShapedNetwork:
-    """Return the network of a saved model.
-
-    Parameters
-    ----------
-    directory : Path
-    meta : mapping
-        What :meth:`OpenVINOFacade.nano_write_network` returned.
-    device, shapes : optional
-        Instead of the saved ones.
-    cache_dir : str or Path, optional
-        As of :class:`~bigdl.nano.openvino.network.CompiledNetwork`.
-    """
-    config, threads = saved_properties(meta)
-    return ShapedNetwork(
-        directory / meta["xml_path"],
-        device or meta.get("device", "CPU"),
-        precision=meta.get("precision", "fp32"),
-        thread_num=threads,
-        config=config,
-        shapes=meta.get("shapes") if shapes is None else shapes,
-        cache_dir=cache_dir,
-    )
 
 
 def plain(value: Any) -> Any:

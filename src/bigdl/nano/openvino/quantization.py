@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,19 +15,11 @@ import numpy as np
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal, keep_accuracy, relative_error
-from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.structure import as_array
 from bigdl.nano.openvino.network import CompiledNetwork, loose_shapes, port_name, reason
 
-
-class _Stack(ctypes.Structure):
-    """``stack_t`` of ``sigaltstack(2)`` on Linux."""
-
-    _fields_ = (
-        ("address", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("size", ctypes.c_size_t),
-    )
+_SIZE_OF_STACK_T = 24  # of sigaltstack(2) on Linux: a pointer, an int, a size
 
 
 @contextmanager
@@ -40,26 +31,17 @@ def kept_signal_stack() -> Iterator[None]:
     then the next signal that Python handles, such as Ctrl-C or the end of a child process, ends
     the process without a word. NNCF makes several (openvino 2026.4, nncf 3.4).
     """
-    sigaltstack = _sigaltstack()
-    if sigaltstack is None:
+    if sys.platform != "linux":
         yield
         return
-    before = _Stack()
-    known = sigaltstack(None, ctypes.byref(before)) == 0
+    sigaltstack = ctypes.CDLL(None).sigaltstack
+    before = ctypes.create_string_buffer(_SIZE_OF_STACK_T)
+    known = sigaltstack(None, before) == 0
     try:
         yield
     finally:
         if known:
-            sigaltstack(ctypes.byref(before), None)
-
-
-@functools.cache
-def _sigaltstack():
-    if sys.platform != "linux":
-        return None
-    function = ctypes.CDLL(None).sigaltstack
-    function.argtypes = [ctypes.POINTER(_Stack), ctypes.POINTER(_Stack)]
-    return function
+            sigaltstack(before, None)
 
 
 RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell", "RNNCell")
@@ -286,13 +268,9 @@ class Quantizer:
         twin, shapes = _for_any_batch(self._network)
         names = [port_name(port) for port in twin.inputs]
         data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self._batches])
-        try:
-            with quiet(), kept_signal_stack():
-                made = nncf.quantize(twin, data, subset_size=len(self._batches), **keywords)
-        except Exception as error:  # NNCF has errors of its own and passes on those of OpenVINO
-            raise UsageError(
-                f"NNCF cannot quantize the network with these data: {reason(error)}"
-            ) from error
+        sentence = "NNCF cannot quantize the network with these data"
+        with refusing(sentence, text=reason), quiet(), kept_signal_stack():
+            made = nncf.quantize(twin, data, subset_size=len(self._batches), **keywords)
         made.reshape(shapes)
         return made
 

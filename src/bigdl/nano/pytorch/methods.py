@@ -33,7 +33,7 @@ from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
 from bigdl.nano.acceleration.method import BuildOptions, Method, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
 from bigdl.nano.acceleration.openvino import openvino_methods
-from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.pytorch.inference import graphs
 from bigdl.nano.pytorch.inference.accelerated import Settings, remember_settings
 from bigdl.nano.pytorch.inference.network_models import (
@@ -114,8 +114,8 @@ class _GraphMethod(Method[TorchSource]):
     def prepared(self, source: TorchSource, options: BuildOptions) -> FlatModule:
         """A copy of the module, in this method's precision and layout."""
         module = source.model if options.inplace else copy.deepcopy(source.model)
-        prepare = self.model_class.preparation(self.channels_last)
-        return FlatModule(prepare(module.eval()), source.inputs).eval()
+        prepared = self.model_class.prepared(module.eval(), self.channels_last)
+        return FlatModule(prepared, source.inputs).eval()
 
     @contextmanager
     def lowered(self) -> Iterator[None]:
@@ -249,12 +249,9 @@ class StaticInt8Method(_Int8Method):
         excluded = {*excluded, *_of_one_channel(source.model)}
         with source.flat_module() as module, quiet():
             program = graphs.export_flat(module, source, options.dynamic_axes)
-            try:
+            sentence = f"{type(source.model).__name__} cannot be quantized"
+            with refusing(sentence, text=first_line):
                 converted = self._quantized(_calls_apart(program), batches, excluded)
-            except Exception as error:
-                raise UsageError(
-                    f"{type(source.model).__name__} cannot be quantized: {first_line(error)}"
-                ) from error
             return graphs.export_flat(converted, source, options.dynamic_axes)
 
     def _quantized(self, graph, batches, excluded):

@@ -43,7 +43,7 @@ class BF16(Method[KerasSource]):
 
     def build(self, source: KerasSource, options: BuildOptions) -> KerasBF16Model:
         clone = bf16_clone(source.model)
-        graph = BF16Graph(clone, source.inputs, source.outputs, options.thread_num)
+        graph = BF16Graph(clone, source.inputs, options.thread_num)
         return KerasBF16Model.of(source, graph, self.name, options)
 
 

@@ -22,8 +22,7 @@ from bigdl.nano.acceleration.keywords import Keywords
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.cache import fingerprint
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
-from bigdl.nano.acceleration.search.results import SearchOptions
-from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
+from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
@@ -629,7 +628,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         data = arguments["training_data"]
         if isinstance(data, torch.utils.data.DataLoader):  # without its state
             data = (data.dataset, data.batch_size, type(data.sampler), data.collate_fn)
-        plan = (options.plan, options.direction)
+        measured = (options.latency_sample_num, options.thread_counts, options.batch_sizes)
+        plan = (*measured, options.objective, options.direction)
         with bench.session():  # whether the model is in training mode does not matter
             return fingerprint(bench.identity(), plan, data, surroundings, versions)
 

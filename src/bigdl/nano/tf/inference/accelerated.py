@@ -21,12 +21,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import BuildOptions
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.saved import class_of, opened, write_directory
-from bigdl.nano.acceleration.structure import flatten
+from bigdl.nano.acceleration.structure import is_tensor
 from bigdl.nano.tf.inference.source import CallInputs, CallOutputs, KerasSource
 from bigdl.nano.tf.serialization import compiled_like
 
@@ -122,7 +123,7 @@ class AcceleratedKerasModel(keras.Model):
 
     @classmethod
     @abc.abstractmethod
-    def load_network(cls, directory: Path, meta: Mapping, device: str | None) -> Any:
+    def load_network(cls, directory: Path, meta: Mapping, *, device: str | None) -> Any:
         """Read what :meth:`save_to` wrote; return the network."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -156,16 +157,13 @@ class AcceleratedKerasModel(keras.Model):
         callbacks: Any = None,
     ) -> Any:
         """As ``keras.Model.predict``; arrays go to the runtime without a dataset in between."""
-        if not _is_nest_of_arrays(x):
+        if callbacks is not None or verbose not in (0, "auto") or not _is_nest_of_arrays(x):
             return super().predict(x, batch_size, verbose, steps, callbacks)
         leaves = self.nano_inputs.arrays([x])
         rows, size = len(leaves[0]), batch_size or 32
         starts = range(0, rows, size)[:steps]
-        batches = [[leaf[start : start + size] for leaf in leaves] for start in starts]
-        if callbacks is None and verbose in (0, "auto"):
-            results = list(map(self.nano_network.infer, batches))
-        else:
-            results = self._with_callbacks(batches, verbose, callbacks)
+        batches = ([leaf[start : start + size] for leaf in leaves] for start in starts)
+        results = list(map(self.nano_network.infer, batches))
         if not results:
             raise UsageError("x holds no row; give at least one")
         return self._rebuilt(_joined(results))
@@ -212,29 +210,6 @@ class AcceleratedKerasModel(keras.Model):
             result.set_shape((None, *port.shape[1:]) if port.shape else None)
         return self.nano_outputs.structure.rebuild(results)
 
-    def _with_callbacks(self, batches: list, verbose: Any, callbacks: Any) -> list:
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = keras.callbacks.CallbackList(
-                callbacks,
-                add_progbar=verbose != 0,
-                verbose=verbose,
-                epochs=1,
-                steps=len(batches),
-                model=self,
-            )
-        results = []
-        self.stop_predicting = False
-        callbacks.on_predict_begin()
-        for step, arrays in enumerate(batches):
-            callbacks.on_predict_batch_begin(step)
-            results.append(self.nano_network.infer(arrays))
-            outputs = self.nano_outputs.structure.rebuild(results[-1])
-            callbacks.on_predict_batch_end(step, {"outputs": outputs})
-            if self.stop_predicting:
-                break
-        callbacks.on_predict_end()
-        return results
-
     def nano_describe(self) -> dict:
         """Facts of the wrapper for the saved directory."""
         return {
@@ -252,21 +227,18 @@ class AcceleratedKerasModel(keras.Model):
                 "The directory does not say what the model's inputs and outputs are, as those of "
                 "BigDL 2 do not; save the model again from the original"
             )
-        network = cls.load_network(directory, meta, device)
-        inputs, outputs = (
+        return cls(
+            cls.load_network(directory, meta, device=device),
             CallInputs.from_json(meta["inputs"]),
             CallOutputs.from_json(meta["outputs"]),
-        )
-        facts = {"method": meta.get("method"), "threads": meta.get("thread_num")}
-        return cls(network, inputs, outputs, **facts).nano_attach(model)
+            method=meta.get("method"),
+            threads=meta.get("thread_num"),
+        ).nano_attach(model)
 
     def __getattr__(self, name: str) -> Any:
         source = vars(self).get("nano_source")
-        if source is not None and not name.startswith("_"):
-            try:
-                return getattr(source, name)
-            except AttributeError:
-                pass
+        if not name.startswith("_") and hasattr(source, name):
+            return getattr(source, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> tuple:
@@ -308,12 +280,7 @@ def _joined(results: list[list[np.ndarray]]) -> list[np.ndarray]:
 
 
 def _is_nest_of_arrays(x: Any) -> bool:
-    leaves, structure = flatten(x)
-    return bool(leaves) and "constant" not in _kinds(structure)
-
-
-def _kinds(structure: Any) -> set[str]:
-    return {structure.kind}.union(*map(_kinds, structure.children))
+    return all(map(is_tensor, keras.tree.flatten(x)))
 
 
 _PLAIN = "KerasModel"
@@ -404,17 +371,11 @@ def _write_compiled(model: AcceleratedKerasModel, directory: Path) -> dict:
 
 def _compile(model: AcceleratedKerasModel, file: Path) -> None:
     config = json.loads(file.read_text(encoding="utf-8"))
-    try:
+    sentence = "The loaded model cannot be compiled as the saved one was"
+    with refusing(sentence, "; pass custom_objects, or model"):
         model.compile(**keras.saving.deserialize_keras_object(config))
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"The loaded model cannot be compiled as the saved one was: {one_line(error)}; pass "
-            "custom_objects, or model"
-        ) from error
 
 
 def _load_plain(file: Path) -> Any:
-    try:
+    with refusing("Keras cannot load the model"):
         return keras.saving.load_model(file)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"Keras cannot load the model: {one_line(error)}") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,26 +17,16 @@ import tensorflow as tf
 
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, one_line, require
-from bigdl.nano.acceleration.keywords import refuse_inapplicable
 from bigdl.nano.acceleration.method import BuildOptions
-from bigdl.nano.acceleration.onnxruntime import (
-    OnnxNetwork,
-    OnnxRuntimeFacade,
-    check_outputs,
-    saved_onnx_network,
-)
+from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.openvino import preprocessed
-from bigdl.nano.acceleration.quiet import quiet
-from bigdl.nano.acceleration.structure import flatten
-from bigdl.nano.openvino.model import OpenVINOFacade, saved_network
+from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel
 from bigdl.nano.tf.inference.source import (
     CallInputs,
-    CallOutputs,
     KerasSource,
-    inference_call,
     numpy_type,
-    plain,
 )
 from bigdl.nano.tf.serialization import packed, unpacked
 
@@ -73,19 +63,14 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
             f"The export of a Keras model to ONNX has no argument {', '.join(sorted(keywords))}; "
             "it takes opset"
         )
-    try:
-        with quiet():
-            tf2onnx.convert.from_function(
-                source.graph,
-                input_signature=source.graph.input_signature,
-                opset=opset,
-                custom_op_handlers={"Erfc": (_erfc, [])},
-                output_path=path,
-            )
-    except Exception as error:
-        raise UsageError(
-            f"tf2onnx cannot convert {type(source.model).__name__}: {one_line(error)}"
-        ) from error
+    with refusing(f"tf2onnx cannot convert {type(source.model).__name__}"), quiet():
+        tf2onnx.convert.from_function(
+            source.graph,
+            input_signature=source.graph.input_signature,
+            opset=opset,
+            custom_op_handlers={"Erfc": (_erfc, [])},
+            output_path=path,
+        )
     return source.graph_names()
 
 
@@ -180,13 +165,6 @@ class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
     def nano_result_of(self, results: list[np.ndarray]) -> Any:
         return self._rebuilt(results, tf.convert_to_tensor)
 
-    def save_to(self, directory: Path) -> dict:
-        return {**self.nano_describe(), **self.nano_write_network(directory)}
-
-    @classmethod
-    def load_network(cls, directory: Path, meta: Mapping, device: str | None) -> Any:
-        return saved_network(directory, meta, device=device)
-
 
 class KerasQuantizedModel(KerasOpenVINOModel):
     """A network with 8-bit integers that the registry chose the runtime of, which is OpenVINO."""
@@ -194,21 +172,6 @@ class KerasQuantizedModel(KerasOpenVINOModel):
 
 class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
     """A network of ONNX Runtime that is called as the user's model is; by any number of threads."""
-
-    @classmethod
-    def of(
-        cls, source: KerasSource, network: OnnxNetwork, method: str, options: BuildOptions
-    ) -> Self:
-        check_outputs(network, len(source.outputs.ports), source.model)
-        return super().of(source, network, method, options)
-
-    def save_to(self, directory: Path) -> dict:
-        return {**self.nano_describe(), **self.nano_write_network(directory)}
-
-    @classmethod
-    def load_network(cls, directory: Path, meta: Mapping, device: str | None) -> Any:
-        refuse_inapplicable(meta.get("method") or "onnxruntime_fp32", {"device": (device, None)})
-        return saved_onnx_network(directory, meta)
 
 
 _FILE = "saved_model.keras"
@@ -221,14 +184,13 @@ class KerasBF16Model(AcceleratedKerasModel):
     """
 
     def save_to(self, directory: Path) -> dict:
-        self.nano_network.model.save(directory / _FILE)
+        self.nano_network.source.model.save(directory / _FILE)
         return {**self.nano_describe(), "checkpoint": _FILE}
 
     @classmethod
-    def load_network(cls, directory: Path, meta: Mapping, device: str | None) -> BF16Graph:
+    def load_network(cls, directory: Path, meta: Mapping, *, device: str | None) -> BF16Graph:
         clone = keras.saving.load_model(directory / meta["checkpoint"], compile=False)
-        inputs, outputs = meta["inputs"], meta["outputs"]
-        return BF16Graph(clone, CallInputs.from_json(inputs), CallOutputs.from_json(outputs))
+        return BF16Graph(clone, CallInputs.from_json(meta["inputs"]))
 
 
 class BF16Graph:
@@ -239,34 +201,18 @@ class BF16Graph:
     model : keras.Model
         See :func:`bf16_clone`.
     inputs : CallInputs
-    outputs : CallOutputs
-        The results of the model in float32.
     threads : int, optional
         Threads that were asked for; they are those of TensorFlow.
     """
 
-    def __init__(
-        self, model: Any, inputs: CallInputs, outputs: CallOutputs, threads: int | None = None
-    ):
-        self.model = model
+    def __init__(self, model: Any, inputs: CallInputs, threads: int | None = None):
+        self.source = KerasSource(model)
+        self.source.inputs = inputs
         self.thread_num = threads
-        call = inference_call(model)
-
-        def flat(*tensors: Any) -> tuple:
-            leaves, structure = flatten(plain(call(*inputs.pack(tensors))))
-            if structure != outputs.structure:
-                raise UsageError(
-                    "The clone in bfloat16 gives a result that is nested in another way"
-                )
-            pairs = zip(leaves, outputs.ports, strict=True)
-            return tuple(tf.cast(leaf, port.dtype) for leaf, port in pairs)
-
-        specs = [tf.TensorSpec(port.shape, port.dtype) for port in inputs.ports]
-        self._graph = tf.function(flat, input_signature=specs, autograph=False)
 
     def infer(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Run the graph on a flat list of arrays."""
-        return [np.asarray(result) for result in self._graph(*arrays)]
+        return [np.asarray(result) for result in self.source.graph(*arrays)]
 
 
 def bf16_clone(model: Any) -> Any:

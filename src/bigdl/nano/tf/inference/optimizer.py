@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
@@ -26,10 +27,9 @@ from bigdl.nano.tf.inference.source import (
     KerasSource,
     batches_of,
     first_rows,
-    inference_call,
 )
 from bigdl.nano.tf.methods import DEFAULT_METHODS, METHODS
-from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
+from bigdl.nano.tf.serialization import dumps, packed, unpacked
 
 _ROWS = 32
 
@@ -67,7 +67,7 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
     def predictions(model: Any) -> Iterator[tuple[Any, Any, int]]:
         inputs = source.inputs
         for batch in batches_of(pair, inputs, _ROWS):
-            yield model(*inputs.pack(batch.arrays)), batch.targets, batch.rows
+            yield model(*inputs.pack(batch.arrays)), batch.targets, len(batch.arrays[0])
 
     return score_function(
         metric,
@@ -94,8 +94,6 @@ class KerasBench(Bench[tuple]):
         Those of ``InferenceOptimizer.optimize``.
     """
 
-    _of_the_model = ("_source", "_call_original")
-
     def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
         super().__init__(methods, arguments)
         self.library_threads = core_count()
@@ -116,24 +114,15 @@ class KerasBench(Bench[tuple]):
         x = self._inputs.pack(self._calibration)
         return KerasSource(self.model, self._input_spec, x[0] if len(x) == 1 else x)
 
-    @cached_property
-    def _call_original(self) -> Callable:
-        return inference_call(self.model)
-
     def __getstate__(self) -> dict:
         state = super().__getstate__() | {"model": packed(self.model)}
-        if isinstance(self._metric, keras.metrics.Metric):
-            state["_metric"] = (type(self._metric), self._metric.get_config())
-        return state
+        return state | {"_metric": dumps(self._metric)}
 
     def __setstate__(self, state: dict) -> None:
         _limit_threads(state["thread_num"])
         self.__dict__.update(state)
-        if isinstance(state["model"], PackedModel):
-            self.model = unpacked(state["model"])
-        if isinstance(state["_metric"], tuple):
-            cls, config = state["_metric"]
-            self._metric = cls.from_config(config)
+        self.model = unpacked(state["model"])
+        self._metric = pickle.loads(state["_metric"])
 
     def build(self, method: Method, threads: int | None) -> Candidate:
         if method.name == ORIGINAL:
@@ -142,9 +131,7 @@ class KerasBench(Bench[tuple]):
         return Candidate(method.build(self._source, options), nullcontext)
 
     def call(self, model: Any, batch: tuple) -> Any:
-        if model is self.model:
-            return self._call_original(*batch)
-        return model(*batch)
+        return model(*batch, training=False)
 
     def score(self, candidate: Candidate) -> float:
         data = self._validation_data

@@ -24,7 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.keras.data import DatasetGraph, DatasetRows, with_seeds
@@ -211,12 +212,10 @@ def _array_feed(x, y, sample_weight, batch_size, steps, shuffle) -> ArrayFeed:
 
 
 def _dataset_feed(dataset, steps, epochs, folder, steps_argument) -> Feed:
-    try:
+    with refusing("The dataset cannot be sent"):
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=dataset._variant_tensor, external_state_policy=1
         ).numpy()
-    except tf.errors.OpError as error:
-        raise UsageError(f"The dataset cannot be sent: {one_line(error)}") from error
     batches = dataset.cardinality()
     if steps is None and batches == tf.data.INFINITE_CARDINALITY:
         raise UsageError(f"The dataset has no end; pass {steps_argument}")

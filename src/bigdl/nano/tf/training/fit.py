@@ -16,7 +16,8 @@ import keras
 import numpy as np
 
 from bigdl.common.environment import scratch_directory
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
 from bigdl.nano.tf.training.feeds import Feed, feed_of
@@ -163,12 +164,8 @@ def _pickled(callbacks: list) -> bytes:
     copies = [copy.copy(callback) for callback in callbacks]
     for each in copies:
         each._model = None
-    try:
+    with refusing("The callbacks cannot be sent to another process"):
         return cloudpickle.dumps(copies)
-    except Exception as error:
-        raise UsageError(
-            f"The callbacks cannot be sent to another process: {one_line(error)}"
-        ) from error
 
 
 def _history(model, snapshot, settings, *, stopped: bool) -> keras.callbacks.History:

@@ -15,10 +15,18 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.environment import scratch_directory
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import flatten, is_tensor
-from bigdl.nano.tf.serialization import PackedModel, dumps, packed, unpacked
+from bigdl.nano.tf.serialization import (
+    PackedModel,
+    PackedOptimizer,
+    dumps,
+    packed,
+    put_state,
+    unpacked,
+)
 from bigdl.nano.tf.training.feeds import Feed, FeedRows, feed_of
 from bigdl.nano.tf.training.fit import processes_of
 from bigdl.runtime.collectives.base import GradientSync
@@ -182,7 +190,7 @@ def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any])
         shutil.rmtree(folder, ignore_errors=True)
     put_weights(models[0], trained["weights"])
     for optimizer, state in zip(_optimizers(args), trained["optimizers"], strict=True):
-        _put_state(optimizer, state, models[0])
+        put_state(optimizer, state, models[0])
     return trained["result"]
 
 
@@ -190,43 +198,16 @@ def _optimizers(args: tuple) -> list:
     return [each for each in args if isinstance(each, keras.optimizers.Optimizer)]
 
 
-def _put_state(optimizer: Any, state: list, model: Any) -> None:
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    for variable, value in zip(optimizer.variables, state, strict=False):
-        variable.assign(value)
-
-
-class _PackedOptimizer:
-    """An optimizer that is made again where it arrives."""
-
-    def __init__(self, optimizer: Any):
-        self._cls, self._config = type(optimizer), optimizer.get_config()
-        self._state = [array_of(each) for each in optimizer.variables] if optimizer.built else []
-
-    def made(self, model: Any) -> Any:
-        """Return the optimizer, for the model in this process."""
-        optimizer = self._cls.from_config(self._config)
-        _put_state(optimizer, self._state, model)
-        return optimizer
-
-
 def _packed_call(func: Callable, args: tuple, kwargs: Mapping[str, Any], folder: Path) -> bytes:
     def sent(value: Any) -> Any:
         if isinstance(value, keras.Model):
             return packed(value)
         if isinstance(value, keras.optimizers.Optimizer):
-            return _PackedOptimizer(value)
+            return PackedOptimizer(value)
         return feed_of(value, folder=folder) if isinstance(value, tf.data.Dataset) else value
 
-    try:
+    with refusing("The function or its arguments cannot be sent to another process"):
         return dumps((func, list(map(sent, args)), dict(kwargs)))
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"The function or its arguments cannot be sent to another process: {one_line(error)}"
-        ) from error
 
 
 # -- in the other processes -----------------------------------------------------------------------
@@ -261,7 +242,7 @@ class _Session:
         """Return an argument of the function as it was before it was sent."""
         if isinstance(value, PackedModel):
             return model
-        if isinstance(value, _PackedOptimizer):
+        if isinstance(value, PackedOptimizer):
             return value.made(model)
         if isinstance(value, Feed):
             return _Batches(self.reducer, value.open(self._sync, self._seed))
