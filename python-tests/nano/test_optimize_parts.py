@@ -9,8 +9,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import methods
-from bigdl.nano.acceleration.search.cache import fingerprint
-from bigdl.nano.acceleration.search.results import Results, choose, render
+from bigdl.nano.acceleration.search.results import Results, choose, fingerprint, render
 from bigdl.nano.acceleration.search.trial import (
     Point,
     SearchOptions,

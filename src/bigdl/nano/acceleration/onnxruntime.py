@@ -252,7 +252,6 @@ class OnnxRuntimeMethod(Method[Source]):
     """ONNX Runtime in the precision of the model's operators."""
 
     accelerator: str | None = "onnxruntime"
-    packages: tuple[str, ...] = ("onnx", "onnxruntime", "onnxscript")
     export: Export = field(kw_only=True)
     wrap: Wrap = field(kw_only=True)
 
@@ -340,15 +339,23 @@ class QuantizedMethod(OnnxRuntimeMethod):
         return file
 
 
-def onnxruntime_methods(export: Export, wrap: Wrap) -> list[OnnxRuntimeMethod]:
+def onnxruntime_methods(
+    export: Export, wrap: Wrap, exporter: str, extra: str = "nano"
+) -> list[OnnxRuntimeMethod]:
     """Return the methods that run a framework's models in ONNX Runtime.
 
     Parameters
     ----------
     export, wrap : callable
         See :data:`Export` and :data:`Wrap`.
+    exporter : str
+        The package that `export` needs.
+    extra : str
+        The extra of the distribution that brings all packages.
     """
-    ends: dict[str, Any] = {"export": export, "wrap": wrap}
+    packages = ("onnx", "onnxruntime", exporter)
+    common: dict[str, Any] = {"export": export, "wrap": wrap, "extra": extra}
+    ends = {**common, "packages": packages}
     return [
         OnnxRuntimeMethod("onnxruntime_fp32", option="onnxruntime", default=True, **ends),
         QuantizedMethod(
@@ -372,10 +379,10 @@ def onnxruntime_methods(export: Export, wrap: Wrap) -> list[OnnxRuntimeMethod]:
             "onnxruntime_int8_nncf",
             option="onnxruntime + int8 + nncf",
             variants=("nncf",),
-            packages=(*OnnxRuntimeMethod.packages, "nncf"),
+            packages=(*packages, "nncf"),
             quantize=quantize_with_nncf,
             smooths=True,
             extended=True,
-            **ends,
+            **common,
         ),
     ]

@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -326,6 +326,22 @@ def is_tensor(value: Any) -> bool:
         and hasattr(cls, "shape")
         and not isinstance(value, np.generic)
     )
+
+
+class Batch(NamedTuple):
+    """One batch.
+
+    Attributes
+    ----------
+    args, kwargs
+        The model's arguments.
+    targets : tuple
+        What came with them.
+    """
+
+    args: tuple
+    kwargs: dict
+    targets: tuple = ()
 
 
 def rows_of(batch: Any) -> int:

@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.nano.acceleration.structure import TENSOR, CallInputs, as_array
+from bigdl.common.checks import check_choice, check_positive
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.accuracy import AccuracyGoal, keep_accuracy
+from bigdl.nano.acceleration.structure import TENSOR, CallInputs, as_array, rows_of
 from bigdl.nano.openvino.network import (
     SAVED_NAME,
     CompiledNetwork,
@@ -32,6 +35,8 @@ class OpenVINOFacade(abc.ABC):
 
     nano_network: CompiledNetwork
     nano_describe: Callable[[], dict[str, Any]]
+    nano_result_of: Callable[[list[np.ndarray]], Any]
+    """Returns the result of a call from the flat list of the network's results."""
 
     @property
     def ov_model(self) -> Any:
@@ -95,10 +100,6 @@ class OpenVINOFacade(abc.ABC):
     @abc.abstractmethod
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
         """The flat list of arrays that an element of ``input_data`` means."""
-
-    @abc.abstractmethod
-    def nano_result_of(self, results: list[np.ndarray]) -> Any:
-        """Return the result of a call from the flat list of the network's results."""
 
     def nano_network_facts(self) -> dict[str, Any]:
         """Return facts of the network for a saved directory."""
@@ -313,7 +314,9 @@ class OpenVINOModel(OpenVINOFacade):
         sample_size : int
             Samples to calibrate with.
         **options
-            Further arguments of :func:`bigdl.nano.openvino.quantization.quantized_network`.
+            Further arguments of ``nncf.quantize``, e.g. ``preset`` or ``ignored_scope`` (by
+            default recurrent layers), and `smooth` and `weights_only` of
+            :class:`bigdl.nano.openvino.quantization.Quantizer`.
 
         Returns
         -------
@@ -326,18 +329,35 @@ class OpenVINOModel(OpenVINOFacade):
         UsageError
             If `dataloader` is empty or does not fit the network, or an argument makes no sense.
         """
-        from bigdl.nano.openvino.quantization import quantized_network
+        from bigdl.nano.openvino.quantization import Quantizer, figure_of, split_batch
 
-        network = quantized_network(
-            self.ie_network,
-            dataloader,
-            metric=metric,
-            higher_better=higher_better,
-            drop_type=drop_type,
-            maximal_drop=maximal_drop,
-            max_iterations=max_iter_num,
-            sample_size=sample_size,
-            **options,
+        check_choice("drop_type", drop_type, ("relative", "absolute"))
+        check_positive("sample_size", sample_size)
+        calibration: list[list[np.ndarray]] = []
+        labelled: list[tuple[list[np.ndarray], np.ndarray | None]] = []
+        samples = 0
+        for batch in dataloader:
+            inputs, target = split_batch(batch, self.forward_args)
+            if samples < sample_size:
+                calibration.append(inputs)
+                samples += rows_of(inputs)
+            elif metric is None:
+                break
+            labelled.append((inputs, target))
+        if not calibration:
+            raise UsageError("Quantizing needs samples to calibrate with, but the data is empty")
+        quantizer = Quantizer(self.ie_network, calibration, **options)
+        goal = None
+        if metric is not None:
+            goal = AccuracyGoal(
+                lambda network: figure_of(network, metric, labelled),
+                bool(higher_better),
+                maximal_drop if drop_type == "relative" else None,
+                maximal_drop if drop_type == "absolute" else None,
+                max_iter_num + 1,
+            )
+        network = keep_accuracy(
+            quantizer.quantized, lambda: quantizer.ranking, goal, self.ie_network, refuse=False
         )
         config = self.additional_config
         config.pop("INFERENCE_PRECISION_HINT", None)

@@ -92,20 +92,12 @@ def compiler_missing() -> str | None:
 class _GraphMethod(Method[TorchSource]):
     """A method that makes one graph of a module."""
 
-    @property
-    def model_class(self) -> type[graphs.GraphModel]:
-        return (
-            graphs.PytorchIPEXJITBF16Model
-            if self.precision == "bf16"
-            else graphs.PytorchIPEXJITModel
-        )
-
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
         if self.ipex and _ipex_fits():
             graph = self._with_ipex(source, options)
         else:
             graph = self.graph(source, options)
-        return self.model_class.of(graph, source, self, options)
+        return graphs.graph_model(graph, source, self, options)
 
     @abc.abstractmethod
     def graph(self, source: TorchSource, options: BuildOptions):
@@ -114,7 +106,7 @@ class _GraphMethod(Method[TorchSource]):
     def prepared(self, source: TorchSource, options: BuildOptions) -> FlatModule:
         """A copy of the module, in this method's precision and layout."""
         module = source.model if options.inplace else copy.deepcopy(source.model)
-        prepared = self.model_class.prepared(module.eval(), self.channels_last)
+        prepared = graphs.prepared(module.eval(), self.precision == "bf16", self.channels_last)
         return FlatModule(prepared, source.inputs).eval()
 
     @contextmanager
@@ -228,14 +220,12 @@ class _Int8Method(Method[TorchSource]):
 class StaticInt8Method(_Int8Method):
     """PT2E with calibration, compiled ahead of time."""
 
-    model_class: type[graphs.GraphModel] = graphs.PytorchQuantizedModel
-
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
         batches = list(source.calibration_tensors(options))
 
         def quantized(excluded: Sequence[str]) -> graphs.GraphModel:
             graph = _ExportedGraph(self._converted(source, options, batches, excluded))
-            return self.model_class.of(graph, source, self, options)
+            return graphs.graph_model(graph, source, self, options)
 
         chosen = keep_accuracy(
             quantized, lambda: _by_harm(source, batches[0]), options.goal, source.model
@@ -311,7 +301,7 @@ class TorchaoMethod(_Int8Method):
             flat = FlatModule(module, source.inputs).eval()
             program = graphs.export_flat(flat, source, options.dynamic_axes)
             graph = graphs.CompiledGraph.compile(program, source.inputs.names)
-        model = graphs.PytorchQuantizedModel.of(graph, source, self, options)
+        model = graphs.graph_model(graph, source, self, options)
         # there is nothing to leave out layer by layer: it is good enough or it is not
         return keep_accuracy(lambda excluded: model, lambda: (), options.goal, source.model)
 
@@ -407,7 +397,7 @@ def _fake_quantized(layer, activations: torch.Tensor) -> torch.Tensor:
 
 _FX = (None, "fx", "eager")
 _OPENVINO = openvino_methods(to_openvino, PytorchOpenVINOModel.of)
-_ONNXRUNTIME = onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of)
+_ONNXRUNTIME = onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of, "onnxscript")
 
 METHODS: Mapping[str, Method] = register_methods(
     "torch",
@@ -422,11 +412,7 @@ METHODS: Mapping[str, Method] = register_methods(
         *_both_layouts(InductorMethod("bf16_ipex", "bf16", option="bf16 + ipex", ipex=True)),
         StaticInt8Method("static_int8", option="inc", default=True, variants=_FX),
         StaticInt8Method(
-            "static_int8_ipex",
-            option="inc + ipex",
-            ipex=True,
-            variants=(None, "ipex"),
-            model_class=graphs.PytorchIPEXQuantizationModel,
+            "static_int8_ipex", option="inc + ipex", ipex=True, variants=(None, "ipex")
         ),
         *_both_layouts(ScriptMethod("jit_fp32", "fp32", "jit", "jit")),
         *_both_layouts(ScriptMethod("jit_bf16", "bf16", "jit", "bf16 + jit")),
@@ -439,14 +425,7 @@ METHODS: Mapping[str, Method] = register_methods(
             )
         ),
         *_both_layouts(
-            StaticInt8Method(
-                "jit_int8",
-                "int8",
-                "jit",
-                "int8 + jit",
-                variants=(None, "fx"),
-                model_class=graphs.PytorchJITINT8Model,
-            )
+            StaticInt8Method("jit_int8", "int8", "jit", "int8 + jit", variants=(None, "fx"))
         ),
         *_OPENVINO[:4],
         *_ONNXRUNTIME[:3],

@@ -238,8 +238,7 @@ def _weigh(files: Path, saved: Path | None) -> float:
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
         for _ in range(_RUNS_TO_WEIGH):
-            with candidate.context():
-                bench.call(candidate.model, bench.batches()[0])
+            candidate(bench.batches()[0])
     peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     rss = int(peak[1]) << 10 if peak else psutil.Process().memory_info().rss
     return (rss - before) / _MEGABYTE

@@ -8,6 +8,7 @@ import warnings
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -17,9 +18,8 @@ from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method, find_method
 from bigdl.nano.acceleration.quiet import refusing
-from bigdl.nano.acceleration.search.cache import Cache
 from bigdl.nano.acceleration.search.isolation import search
-from bigdl.nano.acceleration.search.results import Results, choose, fits, render, write_chart
+from bigdl.nano.acceleration.search.results import Cache, Results, choose, fits, render, write_chart
 from bigdl.nano.acceleration.search.trial import (
     ACCELERATORS,
     PRECISIONS,
@@ -308,12 +308,8 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         print(f"Optimization cost {time.monotonic() - began:.1f}s in total.")
         if options.output_filename is not None:
             path = Path(options.output_filename)
-            try:
+            with refusing(f"The table cannot be written to {path}", text=attrgetter("strerror")):
                 path.write_text(render(results), encoding="utf-8")
-            except OSError as error:
-                raise UsageError(
-                    f"The table cannot be written to {path}: {error.strerror}"
-                ) from error
 
     def _key(self, bench: Any, options: SearchOptions, arguments: Mapping[str, Any]) -> str | None:
         """Return a digest of all that the results depend on; None keeps them out of the cache."""

@@ -1,17 +1,32 @@
-"""Methods that a search tries, and its results as a table and as a chart."""
+"""Methods that a search tries, and its results: as a table, as a chart, kept for the next search.
+
+Without a directory, the last few are kept as long as the process lives, so that a cell of a
+notebook can be run again. With one they stay, each in a directory named by its key.
+
+The key, a digest of all that results depend on, answers "is this the same model on the same data as
+last time?", also across processes. Objects are written by :mod:`pickle` into a hash, with their
+classes and functions replaced by a digest of their code, and tensors by one of their bytes.
+Whatever makes a digest differ without a reason costs a search, no more.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import pickle
 import shutil
+import sys
+import tempfile
 import warnings
 import weakref
-from collections import UserDict
-from collections.abc import Collection, Mapping
+from collections import OrderedDict, UserDict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from bigdl.common.checks import check_number
@@ -19,6 +34,7 @@ from bigdl.common.drawing import Chart, Scale, write_drawing
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.method import ORIGINAL, Method
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.search.trial import Point, SearchOptions, Trial
 
 
@@ -319,3 +335,182 @@ def _with_latencies(across: Scale, left: float, right: float, bottom: float) -> 
 
 def _title(trial: Trial) -> str:
     return f"{trial.method}: {trial.latency:.4g} ms ({trial.speedup:.2f}x)"
+
+
+# Packages whose classes and functions are known by their names, as their versions are digested.
+_LIBRARIES = {"torch", "numpy", "pandas", "pytorch_lightning", "lightning", "torchmetrics"}
+
+
+def fingerprint(*objects: Any) -> str | None:
+    """A digest of some objects.
+
+    Parameters
+    ----------
+    *objects
+        Anything.
+
+    Returns
+    -------
+    str or None
+        Hexadecimal; None if one of them cannot be pickled.
+    """
+    target = _Hash()
+    try:
+        _Pickler(target).dump(objects)
+    except Exception:
+        return None
+    return target.digest.hexdigest()
+
+
+class _Hash:
+    """A file that keeps the digest of what is written to it only."""
+
+    def __init__(self):
+        self.digest = hashlib.blake2b(digest_size=20)
+
+    def write(self, data) -> int:
+        self.digest.update(data)
+        return len(data)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file):
+        super().__init__(file, protocol=5)
+        self._seen: set[int] = set()
+
+    def reducer_override(self, value):
+        if isinstance(value, (type, FunctionType)):
+            return self._code_of(value)
+        if isinstance(value, ModuleType):
+            return str, (value.__name__,)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return str, (_tensor_digest(value),)
+        if torch is not None and isinstance(value, torch.Generator):
+            return str, ("generator",)
+        return NotImplemented
+
+    def _code_of(self, value):
+        name = f"{value.__module__}:{value.__qualname__}"
+        package = str(value.__module__).partition(".")[0]
+        if package in _LIBRARIES or package in sys.stdlib_module_names - {"__main__"}:
+            return NotImplemented if _is_importable(value) else (str, (name,))
+        if id(value) in self._seen:
+            return str, (name,)
+        self._seen.add(id(value))
+        if isinstance(value, type):
+            members = sorted(vars(value).items())
+            parts = [(key, _functions_in(member)) for key, member in members]
+            parts = [(key, functions) for key, functions in parts if functions]
+            return tuple, ([name, value.__bases__, parts],)
+        return tuple, ([name, *self._parts_of(value)],)
+
+    def _parts_of(self, function: FunctionType) -> list:
+        known = function.__globals__
+        cells = [_content(cell) for cell in function.__closure__ or ()]
+        codes = list(_codes_in(function.__code__))
+        names = sorted({name for code in codes for name in code.co_names}.intersection(known))
+        # functions and classes of the same module that it calls, and plain values that it reads
+        used = [
+            (name, known[name])
+            for name in names
+            if getattr(known[name], "__module__", None) == function.__module__
+            or isinstance(known[name], (bool, int, float, str))
+        ]
+        texts = [
+            (each.co_code, each.co_names, each.co_varnames, [*map(_text_of, each.co_consts)])
+            for each in codes
+        ]
+        return [texts, function.__defaults__, function.__kwdefaults__, cells, used]
+
+
+def _functions_in(member: Any) -> list[FunctionType]:
+    member = getattr(member, "__func__", member)  # of a staticmethod or a classmethod
+    functions = (member.fget, member.fset) if isinstance(member, property) else (member,)
+    return [each for each in functions if isinstance(each, FunctionType)]
+
+
+def _is_importable(value) -> bool:
+    known: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        known = getattr(known, part, None)
+    return known is value
+
+
+def _content(cell):
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_in(constant)
+
+
+def _text_of(constant: Any) -> str:
+    if isinstance(constant, CodeType):
+        return "code"
+    # the order of a set differs from process to process
+    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+
+
+def _tensor_digest(tensor) -> str:
+    import torch
+
+    plain = tensor.detach().cpu()
+    head = f"{plain.dtype} {tuple(plain.shape)} {plain.layout} {tensor.requires_grad}"
+    if plain.layout != torch.strided or plain.is_quantized:
+        raise pickle.PicklingError("a tensor without plain bytes")
+    content = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return head + hashlib.blake2b(content.data, digest_size=20).hexdigest()
+
+
+_MOST = 4
+_of_this_process: OrderedDict[str, Results] = OrderedDict()
+
+
+class Cache:
+    """Results of earlier searches.
+
+    Parameters
+    ----------
+    directory : str, path or None
+        None: in this process only.
+    """
+
+    def __init__(self, directory: str | os.PathLike | None):
+        self._directory = None if directory is None else Path(directory)
+
+    def find(self, key: str | None) -> Results | None:
+        """Return the results of an equal search, or None."""
+        if key is None:
+            return None
+        if self._directory is not None:
+            return Results.read(self._directory / key)
+        if key in _of_this_process:
+            _of_this_process.move_to_end(key)
+        return _of_this_process.get(key)
+
+    def new_directory(self) -> Path:
+        """Return an empty directory for the models of a search."""
+        sentence = f"No directory can be made in cache_dir {self._directory}"
+        with refusing(sentence, text=attrgetter("strerror")):
+            if self._directory is not None:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix="bigdl-nano-optimize-", dir=self._directory))
+
+    def put(self, key: str | None, results: Results) -> None:
+        """Keep results."""
+        if key is None:
+            return
+        if self._directory is not None:
+            results.keep(self._directory / key)
+            return
+        _of_this_process[key] = results
+        while len(_of_this_process) > _MOST:
+            _of_this_process.popitem(last=False)

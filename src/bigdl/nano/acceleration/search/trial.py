@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import MissingExtraError, UsageError, one_line
 from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import ORIGINAL, Method
-from bigdl.nano.acceleration.structure import as_array, flatten, rows_of
+from bigdl.nano.acceleration.structure import Batch, as_array, flatten, rows_of
 
 _ROUNDS = 10
 _WARM_UPS = 2
@@ -117,9 +117,6 @@ def _calls_per_round(runs: int, seconds: float) -> int:
     return max(_FEWEST, min(wanted, int(_BUDGET / _ROUNDS / max(seconds, 1e-6))))
 
 
-Batch = TypeVar("Batch")
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A model to be timed.
@@ -135,8 +132,12 @@ class Candidate:
     model: Any
     context: Callable[[], AbstractContextManager]
 
+    def __call__(self, batch: Batch) -> Any:
+        with self.context():
+            return self.model(*batch.args, **batch.kwargs)
 
-class Bench(abc.ABC, Generic[Batch]):
+
+class Bench(abc.ABC):
     """A model, a sample of its input, its data and its metric, as a search sees them.
 
     A bench is pickled to the process in which methods are tried. There :meth:`session` is entered
@@ -200,16 +201,11 @@ class Bench(abc.ABC, Generic[Batch]):
         )
 
     @abc.abstractmethod
-    def call(self, model: Any, batch: Batch) -> Any:
-        """Run a model."""
-
-    @abc.abstractmethod
     def score(self, candidate: Candidate) -> float:
         """The user's metric."""
 
-    @abc.abstractmethod
-    def save(self, model: Any, directory: Path) -> None:
-        """Write an accelerated model."""
+    save: ClassVar[Callable[..., None]]
+    """Writes an accelerated model to a directory."""
 
     @abc.abstractmethod
     def load(self, directory: Path) -> Candidate:
@@ -513,11 +509,10 @@ class _Attempt:
     def _compare(self, candidate: Candidate) -> None:
         """The result on the sample, and how far it is from the original's."""
         batch = self.bench.batches()[0]
-        reference = _result(self.bench, self._original(), batch)
-        result = _result(self.bench, candidate, batch)
+        reference, result = self._original()(batch), candidate(batch)
         if self.method.name == ORIGINAL:
             return
-        again = _result(self.bench, self._original(), batch)
+        again = self._original()(batch)
         if not _difference(again, reference) <= _LARGEST_DIFFERENCE["fp32"]:
             return  # random, or not finite: there is nothing to compare with
         difference = self.trial.difference = _difference(result, reference)
@@ -529,11 +524,11 @@ class _Attempt:
 
     def _timed(self, candidate, threads, size) -> Point:
         batches, runs = self.bench.batches(size), self.options.latency_sample_num
-        model = _block(self.bench, candidate, batches)
+        model = _block(candidate, batches)
         if self.method.name == ORIGINAL and threads == self.bench.thread_num:
             timing = time_alone(model, runs)
         else:
-            timing = time_against(_block(self.bench, self._original(), batches), model, runs)
+            timing = time_against(_block(self._original(), batches), model, runs)
         return Point(threads, rows_of(batches[0]), *timing)
 
     def _rank(self, points: list[Point]) -> float:
@@ -576,13 +571,12 @@ def _deviates(difference: float) -> str:
     )
 
 
-def _result(bench: Bench, candidate: Candidate, batch) -> Any:
-    with candidate.context():
-        return bench.call(candidate.model, batch)
+def _block(candidate: Candidate, batches: list[Batch]) -> Block:
+    def call(number: int) -> None:
+        batch = batches[number % len(batches)]
+        candidate.model(*batch.args, **batch.kwargs)
 
-
-def _block(bench: Bench, candidate: Candidate, batches: list) -> Block:
-    calls = block(lambda number: bench.call(candidate.model, batches[number % len(batches)]))
+    calls = block(call)
 
     def within(count: int, limit: float) -> list[float]:
         with candidate.context():

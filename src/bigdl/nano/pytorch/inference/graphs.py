@@ -381,20 +381,6 @@ class GraphModel(AcceleratedModel):
         for name in self._FACTS:
             setattr(self, name, facts[name])
 
-    @classmethod
-    def of(cls, graph: Any, source: TorchSource, method: Method, options: BuildOptions) -> Self:
-        """Return the model of a method's graph."""
-        facts = {
-            "channels_last": method.channels_last,
-            "channels_last_available": layouts_of(source.sample_tensors),
-            "use_ipex": method.ipex,
-            "jit_strict": options.jit_strict,
-            "jit_method": options.jit_method,
-        }
-        keywords = {"method": method.name, "threads": options.thread_num}
-        model = cls(graph, source.inputs, source.outputs, facts, **keywords)
-        return model.nano_attach(source.model)
-
     @property
     def inference_settings(self) -> Settings:
         return Settings(threads=self.thread_num, bf16=self.bf16)
@@ -432,19 +418,12 @@ class GraphModel(AcceleratedModel):
         inputs = ForwardInputs.from_json(meta["inputs"])
 
         def load(file: Path) -> torch.nn.Module:
-            return cls.prepared(module_with_weights(file, options), meta["channels_last"])
+            return prepared(module_with_weights(file, options), cls.bf16, meta["channels_last"])
 
         graph = _GRAPHS[meta["graph"]].read(directory, meta, inputs, load)
         outputs = Structure.from_json(meta["outputs"])
         keywords = {"method": meta["method"], "threads": meta["thread_num"]}
         return cls(graph, inputs, outputs, meta, **keywords).nano_attach(options.model)
-
-    @classmethod
-    def prepared(cls, module: torch.nn.Module, channels_last: bool) -> torch.nn.Module:
-        """Return a copy of the user's module, changed in place, as its graph runs it."""
-        if cls.bf16:
-            lower_weights(module)
-        return module_to_channels_last(module) if channels_last else module
 
 
 class PytorchIPEXJITModel(GraphModel):
@@ -469,6 +448,29 @@ class PytorchJITINT8Model(PytorchQuantizedModel):
     """A graph in int8 that was asked for with ``accelerator="jit"``."""
 
 
+def graph_model(
+    graph: Any, source: TorchSource, method: Method, options: BuildOptions
+) -> GraphModel:
+    """Return the model of a method's graph."""
+    cls: type[GraphModel] = PytorchIPEXJITModel
+    if method.precision == "bf16":
+        cls = PytorchIPEXJITBF16Model
+    elif method.precision == "int8" and method.accelerator == "jit":
+        cls = PytorchJITINT8Model
+    elif method.precision == "int8":
+        cls = PytorchIPEXQuantizationModel if method.ipex else PytorchQuantizedModel
+    facts = {
+        "channels_last": method.channels_last,
+        "channels_last_available": layouts_of(source.sample_tensors),
+        "use_ipex": method.ipex,
+        "jit_strict": options.jit_strict,
+        "jit_method": options.jit_method,
+    }
+    keywords = {"method": method.name, "threads": options.thread_num}
+    model = cls(graph, source.inputs, source.outputs, facts, **keywords)
+    return model.nano_attach(source.model)
+
+
 # What autocast runs in bf16: with weights in bf16 it need not cast them at each call.
 _LOWERED = (
     torch.nn.Linear,
@@ -481,12 +483,13 @@ _LOWERED = (
 )
 
 
-def lower_weights(module: torch.nn.Module) -> None:
-    """Store weights that autocast would cast at every call in bfloat16, in place."""
-    for part in module.modules():
+def prepared(module: torch.nn.Module, bf16: bool, channels_last: bool) -> torch.nn.Module:
+    """Change a copy of the user's module in place to what is run; return it."""
+    for part in module.modules() if bf16 else ():
         # exact classes: a subclass may use its weights in another way
         if type(part) in _LOWERED:
             part.to(torch.bfloat16)
+    return module_to_channels_last(module) if channels_last else module
 
 
 class BF16Model(AcceleratedModel):
@@ -513,8 +516,8 @@ class BF16Model(AcceleratedModel):
     @classmethod
     def convert(cls, module: torch.nn.Module, channels_last: bool = False, **keywords: Any) -> Self:
         """Convert a module in place."""
-        prepared = PytorchIPEXJITBF16Model.prepared(module, channels_last)
-        return cls(prepared, channels_last=channels_last, **keywords)
+        lowered = prepared(module, True, channels_last)
+        return cls(lowered, channels_last=channels_last, **keywords)
 
     @property
     def inference_settings(self) -> Settings:

@@ -26,9 +26,10 @@ from bigdl.nano.pytorch.inference.accelerated import (
     InferenceContext,
     Settings,
     context_of,
+    load_model,
+    save_model,
     settings_of,
 )
-from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.utils.common import schedule_workers
 from bigdl.runtime.messages import encode
 from bigdl.runtime.pool import Stage, TaskError, WorkerPool
@@ -369,7 +370,8 @@ def ready_in_worker(model: torch.nn.Module, threads: int, owner: Any) -> Callabl
     if isinstance(model, torch.jit.ScriptModule):
         script = io.BytesIO()
         torch.jit.save(model, script)
-        return partial(_ready, settings, _load_script, script.getvalue())
+        script.seek(0)
+        return partial(_ready, settings, torch.jit.load, script)
     failure = _pickling_error(model)
     if failure is None:
         return partial(_ready, settings, _itself, model)
@@ -415,7 +417,3 @@ def _itself(model: Any) -> Any:
 
 def _load(folder: str, source: Any, cls: type) -> Any:
     return load_model(folder, source)
-
-
-def _load_script(content: bytes) -> Any:
-    return torch.jit.load(io.BytesIO(content))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.quiet import refusing
-from bigdl.nano.acceleration.structure import CallInputs, Structure, flatten, rows_of
+from bigdl.nano.acceleration.structure import Batch, CallInputs, Structure, flatten, rows_of
 
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
 """Types of data that are one batch."""
@@ -126,22 +126,6 @@ class ForwardInputs(CallInputs):
             if rest is not None:
                 described[rest] = kinds(rest, kind)
         return described
-
-
-class Batch(NamedTuple):
-    """One batch.
-
-    Attributes
-    ----------
-    args, kwargs
-        The model's arguments.
-    targets : tuple
-        What came with them.
-    """
-
-    args: tuple
-    kwargs: dict
-    targets: tuple = ()
 
 
 def batches_of(

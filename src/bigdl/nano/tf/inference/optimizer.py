@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import keras
@@ -16,12 +17,12 @@ from bigdl.common.checks import check_positive
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import actual
-from bigdl.nano.acceleration.accuracy import StreamingMetric, score_function
+from bigdl.nano.acceleration.accuracy import score_function
 from bigdl.nano.acceleration.keywords import Keywords
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
-from bigdl.nano.acceleration.structure import flatten
+from bigdl.nano.acceleration.structure import Batch, flatten
 from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel, load_model, save_model
 from bigdl.nano.tf.inference.source import (
     KerasSource,
@@ -55,10 +56,10 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
     """
     streaming = None
     if isinstance(metric, keras.metrics.Metric):
-        streaming = StreamingMetric(
-            metric.reset_state,
-            lambda predicted, targets: metric.update_state(targets, predicted),
-            metric.result,
+        streaming = SimpleNamespace(
+            reset=metric.reset_state,
+            update=lambda predicted, targets: metric.update_state(targets, predicted),
+            compute=metric.result,
         )
     elif not callable(metric):
         raise UsageError("metric should be a tf.keras.metrics.Metric or a Callable")
@@ -81,7 +82,7 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
 _CALIBRATION_ROWS = 100
 
 
-class KerasBench(Bench[tuple]):
+class KerasBench(Bench):
     """A model on the bench.
 
     What it keeps of the data are ndarrays, so that it can go to another process. There the threads
@@ -102,7 +103,8 @@ class KerasBench(Bench[tuple]):
         data = (arguments["x"], arguments["y"])
         source = KerasSource(self.model, self._input_spec, *data)
         self._calibration = first_rows(data, source.inputs, _CALIBRATION_ROWS)
-        self._batches = [source.inputs.pack(first_rows(data, source.inputs, rows))]
+        sample = source.inputs.pack(first_rows(data, source.inputs, rows))
+        self._batches = [Batch(sample, {"training": False})]
         self._inputs = source.inputs
         validation_data = arguments["validation_data"]
         if self.has_metric:
@@ -130,17 +132,13 @@ class KerasBench(Bench[tuple]):
         options = BuildOptions(thread_num=threads, sample_size=_CALIBRATION_ROWS)
         return Candidate(method.build(self._source, options), nullcontext)
 
-    def call(self, model: Any, batch: tuple) -> Any:
-        return model(*batch, training=False)
-
     def score(self, candidate: Candidate) -> float:
         data = self._validation_data
         if isinstance(data, _PickledDataset):
             data = data.dataset()
         return score_of(self._metric, data, self._source)(candidate.model)
 
-    def save(self, model: Any, directory: Path) -> None:
-        save_model(model, directory)
+    save = staticmethod(save_model)
 
     def load(self, directory: Path) -> Candidate:
         return Candidate(load_model(directory), nullcontext)

@@ -267,24 +267,30 @@ def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator
         yield Batch(_leaves(features, inputs), _sliced(targets, slice(None)))
 
 
-def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np.ndarray]:
-    """The first rows of the data's inputs as a flat list of arrays; fewer if there are fewer.
+def rows_as_arrays(
+    data: tuple[Any, Any], inputs: CallInputs, count: int, size: int
+) -> Iterator[list[np.ndarray]]:
+    """Yield flat lists of arrays of the data's inputs, in batches that hold so many rows.
 
     Raises
     ------
     UsageError
         If there is none.
     """
-    batches = []
     rows = 0
-    for batch in batches_of(data, inputs, count):
-        batches.append(batch.arrays)
+    for batch in batches_of(data, inputs, size):
+        yield batch.arrays
         rows += len(batch.arrays[0])
         if rows >= count:
-            break
+            return
     if not rows:
         raise UsageError("x holds no row; give at least one")
-    return [np.concatenate(column)[:count] for column in zip(*batches, strict=True)]
+
+
+def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np.ndarray]:
+    """Return the first rows as a flat list of arrays; fewer if there are fewer."""
+    columns = zip(*rows_as_arrays(data, inputs, count, count), strict=True)
+    return [np.concatenate(column)[:count] for column in columns]
 
 
 def _is_stream(x: Any) -> bool:
@@ -319,12 +325,6 @@ def _sliced(y: Any, rows: slice) -> Any:
     """Return rows of nested targets as ndarrays."""
     leaves, structure = flatten(y)
     return structure.rebuild([np.asarray(leaf)[rows] for leaf in leaves])
-
-
-def _stacked(values: Sequence[Any]) -> Any:
-    columns = zip(*(flatten(each)[0] for each in values), strict=True)
-    structure = flatten(values[0])[1]
-    return structure.rebuild([np.stack([np.asarray(x) for x in column]) for column in columns])
 
 
 # For dimensions, but the batch, that a random sample has to have and the model leaves open.
@@ -408,10 +408,8 @@ class KerasSource:
             leaves, self._structure = flatten(plain(self._call(tensors)))
             return tuple(map(tf.identity, leaves))
 
-        specs = [
-            tf.TensorSpec(port.shape, port.dtype, name=_graph_name(port.name))
-            for port in self.inputs.ports
-        ]
+        pairs = zip(self.inputs.ports, self.graph_names, strict=True)
+        specs = [tf.TensorSpec(port.shape, port.dtype, name=name) for port, name in pairs]
         return tf.function(flat, input_signature=specs, autograph=False)
 
     @cached_property
@@ -470,17 +468,12 @@ class KerasSource:
             for _ in range(2):
                 yield self.random_arrays(_RANDOM_ROWS)
             return
-        rows = 0
-        for batch in batches_of(self.data, self.inputs, self._batch or _RANDOM_ROWS):
-            yield batch.arrays
-            rows += len(batch.arrays[0])
-            if rows >= options.sample_size:
-                break
-        if not rows:
-            raise UsageError("The calibration data x hold no batch; give at least one")
+        size = self._batch or _RANDOM_ROWS
+        yield from rows_as_arrays(self.data, self.inputs, options.sample_size, size)
 
+    @cached_property
     def graph_names(self) -> list[str]:
-        """Return the names of the inputs in a graph of TensorFlow and in an ONNX file."""
+        """Names of the inputs in a graph of TensorFlow and in an ONNX file."""
         return [_graph_name(name) for name in self.inputs.names]
 
 
