@@ -53,14 +53,12 @@ class Structure:
         leaves : iterable
             In the order of :func:`flatten`.
         """
-        return self._rebuild(iter(leaves))
-
-    def _rebuild(self, leaves):
+        leaves = iter(leaves)
         if self.kind == "tensor":
             return next(leaves)
         if self.kind == "constant":
             return self.value
-        values = [child._rebuild(leaves) for child in self.children]
+        values = [child.rebuild(leaves) for child in self.children]
         if self.kind in ("list", "tuple"):
             return values if self.kind == "list" else tuple(values)
         fields = dict(zip(self.keys, values, strict=True))
@@ -249,7 +247,7 @@ class CallInputs:
         """Return the arguments of a call from the flat list."""
         leaves = iter(leaves)
         values: dict[str | None, Any] = {
-            name: structure._rebuild(leaves) for name, structure in self.structures.items()
+            name: structure.rebuild(leaves) for name, structure in self.structures.items()
         }
         args = [values[name] for name in self.parameters if name not in self.keyword_only]
         kwargs = {name: values[name] for name in self.parameters if name in self.keyword_only}

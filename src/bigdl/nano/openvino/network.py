@@ -114,7 +114,8 @@ def read_network(source: Any):
     if isinstance(source, openvino.Model):
         return source
     if isinstance(source, tuple) and len(source) == 2:
-        return _read(*source, what="the given bytes")
+        with refusing("OpenVINO cannot read the given bytes", text=reason):
+            return core().read_model(*source)
     if not isinstance(source, str | os.PathLike):
         raise UsageError(
             "A network is the path of an .xml or .onnx file or an openvino.Model, "
@@ -127,7 +128,8 @@ def read_network(source: Any):
         raise UsageError(f"A network is read from an .xml or .onnx file, not from {str(source)!r}")
     if not path.is_file():
         raise UsageError(f"{str(path)!r} doesn't exist.")
-    return _read(path, what=repr(str(path)))
+    with refusing(f"OpenVINO cannot read {str(path)!r}", text=reason):
+        return core().read_model(path)
 
 
 def write_network(network, path: str | os.PathLike) -> Path:
@@ -295,11 +297,6 @@ def _partial_shape(shape: Any):
         return openvino.PartialShape(shape)
 
 
-def _read(model: Any, weights: bytes | None = None, *, what: str):
-    with refusing(f"OpenVINO cannot read {what}", text=reason):
-        return core().read_model(model) if weights is None else core().read_model(model, weights)
-
-
 def reason(error: Exception) -> str:
     """Return the text of an exception of OpenVINO without the places in its source files."""
     lines = [line.strip() for line in str(error).splitlines()]
@@ -320,7 +317,12 @@ class _Compilation:
         with refusing(sentence, text=reason):
             self.compiled = core().compile_model(_numpy_ports(network), device, config)
         self.names = [port_name(port) for port in self.compiled.inputs]
-        self.dtypes = [_numpy_type(port) for port in self.compiled.inputs]
+        types = [port.get_element_type() for port in self.compiled.inputs]
+        # of an input's arrays; None for strings
+        self.dtypes = [
+            None if each.get_type_name() == "string" else np.dtype(each.to_dtype())
+            for each in types
+        ]
         # deque's append and pop are atomic: a request belongs to one thread at a time.
         self.idle: deque = deque()
         self.forms: dict[tuple, _Compilation] = {}
@@ -645,12 +647,6 @@ def _numpy_ports(network):
             if port.get_element_type() == bf16:
                 handle(position).tensor().set_element_type(f32)
     return steps.build()
-
-
-def _numpy_type(port) -> np.dtype | None:
-    """Type of an input's arrays; None for strings."""
-    element_type = port.get_element_type()
-    return None if element_type.get_type_name() == "string" else np.dtype(element_type.to_dtype())
 
 
 # Each form has weights of its own, so large networks, which gain little, have one form only.

@@ -165,8 +165,6 @@ class Bench(abc.ABC):
     library_threads: int
     _batches: list[Batch]
     """Inputs as the user gave them."""
-    _of_the_model: ClassVar[tuple[str, ...]] = ("_source",)
-    """Attributes that are made of the model when they are needed."""
 
     def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
         self.model: Any = arguments["model"]
@@ -176,7 +174,7 @@ class Bench(abc.ABC):
         self.has_metric = self._metric is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in self._of_the_model}
+        return {key: value for key, value in vars(self).items() if key != "_source"}
 
     def session(self) -> AbstractContextManager:
         """Return the surroundings of a search: the caller's threads, the model's mode."""
@@ -214,8 +212,7 @@ class Bench(abc.ABC):
     def drop_original(self) -> None:
         """Let go of the user's model: this bench only measures loaded ones from now on."""
         self.model = None
-        for name in self._of_the_model:
-            vars(self).pop(name, None)
+        vars(self).pop("_source", None)
 
 
 # Largest differences by rounding. What int8 costs only a metric can tell.

@@ -121,7 +121,10 @@ class KerasBench(Bench):
         return state | {"_metric": dumps(self._metric)}
 
     def __setstate__(self, state: dict) -> None:
-        _limit_threads(state["thread_num"])
+        if state["thread_num"] is not None:  # before TensorFlow is used, in another process
+            with suppress(RuntimeError):  # it is the caller's, where they stay as they are
+                tf = require("tensorflow", "tf")
+                tf.config.threading.set_intra_op_parallelism_threads(state["thread_num"])
         self.__dict__.update(state)
         self.model = unpacked(state["model"])
         self._metric = pickle.loads(state["_metric"])
@@ -165,15 +168,6 @@ def _picklable(data: Any) -> Any:
         leaves, structure = flatten(data)
         return structure.rebuild([np.asarray(leaf) for leaf in leaves])
     return data
-
-
-def _limit_threads(threads: int | None) -> None:
-    """Set TensorFlow's threads in a process that has not used it yet."""
-    if threads is None:
-        return
-    tf = require("tensorflow", "tf")
-    with suppress(RuntimeError):  # it is the caller's process, where they stay as they are
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
 
 
 class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):

@@ -194,11 +194,9 @@ def _history(model, snapshot, settings, *, stopped: bool) -> keras.callbacks.His
             "steps": entries[-1]["steps"] if entries else None,
         }
     )
-    history.epoch = [settings.initial_epoch + entry["epoch"] - 1 for entry in entries]
-    history.history = {}
+    history.on_train_begin()
     for entry in entries:
-        for name, value in entry["logs"].items():
-            history.history.setdefault(name, []).append(value)
+        history.on_epoch_end(settings.initial_epoch + entry["epoch"] - 1, entry["logs"])
     model.history = history
     model.stop_training = stopped
     return history
