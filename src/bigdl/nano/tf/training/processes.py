@@ -489,7 +489,7 @@ class _Session:
         sent = [tf.cast(leaf, tf.float64) for leaf in leaves]
         sums = tf.numpy_function(summed, sent, [tf.float64] * len(sent))
         merged = []
-        for leaf, each in zip(leaves, sums, strict=True):
+        for leaf, each in zip(leaves, tf.nest.flatten(sums), strict=True):  # eager: one alone
             each.set_shape(leaf.shape)
             merged.append(tf.cast(each, leaf.dtype))
         return structure.rebuild(merged)
