@@ -18,9 +18,9 @@ from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.quiet import quiet
 from bigdl.nano.acceleration.structure import Structure, flatten
 from bigdl.nano.lazy_names import public_names
-from bigdl.nano.pytorch.inference.accelerated import load_model, save_model
 from bigdl.nano.pytorch.inference.graphs import LAYOUTS, layouts_of
 from bigdl.nano.pytorch.inference.network_models import to_onnx
+from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.pytorch.inference.source import (
     Batch,
     TorchSource,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import os
 import threading
 import warnings
 import weakref
@@ -27,9 +26,8 @@ import torch
 
 from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import BuildOptions
-from bigdl.nano.acceleration.saved import SavedModel, class_of, opened, write_directory
+from bigdl.nano.acceleration.saved import SavedModel
 from bigdl.nano.acceleration.structure import TENSOR, Structure
 from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
 
@@ -448,94 +446,3 @@ def _as_array(leaf) -> np.ndarray:
     if leaf.dtype is torch.bfloat16:
         leaf = leaf.float()
     return leaf.cpu().numpy()
-
-
-_COMPRESSIONS = ("fp32", "bf16")
-_PLAIN = "PytorchModel"
-_WEIGHTS = "saved_weight.pt"
-
-
-def save_model(model: torch.nn.Module, path: str | os.PathLike, compression: str = "fp32") -> None:
-    """Write a model, accelerated or not, to a directory.
-
-    Parameters
-    ----------
-    model : Module
-    path : str or path
-        The directory; an earlier model in it is replaced, when the new one is complete.
-    compression : str
-        ``"fp32"``, or ``"bf16"`` for half of the size.
-
-    Raises
-    ------
-    UsageError
-        If the compression is unknown, the model is none, or the directory cannot be written.
-    """
-    if compression not in _COMPRESSIONS:
-        raise UsageError(f"compression must be 'fp32' or 'bf16', not {compression!r}")
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"A model was to be saved, but got a {type(model).__name__}")
-
-    def write(directory: Path) -> dict:
-        if isinstance(model, AcceleratedModel):
-            return {"ModelType": type(model).__name__, **model.save_to(directory, compression)}
-        save_weights(model, directory / _WEIGHTS, compression)
-        return {"ModelType": _PLAIN, "checkpoint": _WEIGHTS, "compression": compression}
-
-    write_directory(path, write)
-
-
-def load_model(
-    path: Any,
-    model: torch.nn.Module | None = None,
-    input_sample: Any = None,
-    inplace: bool = False,
-    device: str | None = None,
-    cache_dir: str | None = None,
-    shapes: str | None = None,
-    thread_num: int | None = None,
-) -> torch.nn.Module:
-    """Read a model from a directory that :func:`save_model` wrote.
-
-    Parameters
-    ----------
-    path : str, path, or dict of str to binary file
-        The directory, or its files by name.
-    model : Module, optional
-        The original. Needed where the directory holds weights only; else its attributes are
-        found on the model again.
-    input_sample : optional
-        Needed with models that were saved with ``compression="bf16"`` and run in another
-        runtime.
-    inplace : bool
-        Load into `model` itself instead of a copy.
-    device : str, optional
-        OpenVINO's device, instead of the saved one.
-    cache_dir : str, optional
-        Directory in which OpenVINO keeps compiled models.
-    shapes : str, optional
-        Input shapes for OpenVINO, e.g. ``"x[1,3,224,224],y[1,4]"``.
-    thread_num : int, optional
-        Threads of the model, instead of those that it was saved with; those of a graph that
-        TorchInductor has compiled stay.
-
-    Returns
-    -------
-    Module
-
-    Raises
-    ------
-    UsageError
-        If a file is missing or an argument is needed.
-    """
-    import bigdl.nano.pytorch.methods  # noqa: F401 - defines the classes of saved models
-
-    load_options = LoadOptions(model, input_sample, inplace, device, cache_dir, shapes)
-    with opened(path, check_threads(thread_num)) as (directory, meta):
-        if meta["ModelType"] != _PLAIN:
-            model_class = class_of(meta, AcceleratedModel, model, "pytorch")
-            return model_class.load_from(directory, meta, load_options)
-        loaded = module_with_weights(directory / meta.get("checkpoint", _WEIGHTS), load_options)
-    if thread_num is not None:
-        remember_settings(loaded, Settings(threads=thread_num))
-    return loaded

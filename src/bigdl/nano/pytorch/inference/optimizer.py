@@ -30,13 +30,12 @@ from bigdl.nano.pytorch.inference.accelerated import (
     Settings,
     active_settings,
     context_of,
-    load_model,
     remember_settings,
-    save_model,
     settings_of,
 )
 from bigdl.nano.pytorch.inference.network_models import PytorchOpenVINOModel
 from bigdl.nano.pytorch.inference.pipeline import to_multi_instance
+from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.pytorch.inference.source import (
     ONE_BATCH,
     TorchSource,

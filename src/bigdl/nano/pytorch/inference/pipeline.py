@@ -26,10 +26,9 @@ from bigdl.nano.pytorch.inference.accelerated import (
     InferenceContext,
     Settings,
     context_of,
-    load_model,
-    save_model,
     settings_of,
 )
+from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.utils.common import schedule_workers
 from bigdl.runtime.messages import encode
 from bigdl.runtime.pool import Stage, TaskError, WorkerPool
