@@ -9,9 +9,14 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import methods
-from bigdl.nano.acceleration.search.cache import fingerprint
-from bigdl.nano.acceleration.search.results import Results, SearchOptions, choose, render
-from bigdl.nano.acceleration.search.trial import Point, Trial, time_against, time_alone
+from bigdl.nano.acceleration.search.results import Results, choose, fingerprint, render
+from bigdl.nano.acceleration.search.trial import (
+    Point,
+    SearchOptions,
+    Trial,
+    time_against,
+    time_alone,
+)
 from bigdl.nano.pytorch import InferenceOptimizer
 
 

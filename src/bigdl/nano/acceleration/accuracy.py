@@ -9,6 +9,7 @@ function that ranks them, which is called only if it is needed.
 
 from __future__ import annotations
 
+import bisect
 import inspect
 import logging
 import math
@@ -25,28 +26,12 @@ from bigdl.nano.acceleration.structure import as_array
 _log = logging.getLogger(__name__)
 
 
-class StreamingMetric(NamedTuple):
-    """A metric that takes batch after batch.
-
-    Attributes
-    ----------
-    reset : callable
-    update : callable
-        Takes predictions and targets.
-    result : callable
-    """
-
-    reset: Callable[[], object]
-    update: Callable[[Any, Any], object]
-    result: Callable[[], Any]
-
-
 def score_function(
     metric: Callable[..., Any],
     data: Any,
     predictions: Callable[[Any], Iterable[tuple[Any, Any, int]]],
     *,
-    streaming: StreamingMetric | None,
+    streaming: Any = None,
     target_words: Sequence[str],
 ) -> Callable[[Any], float]:
     """Return a function from a model to its score on data.
@@ -62,8 +47,9 @@ def score_function(
     predictions : callable
         Called with a model, yields its predictions, the targets and the number of rows of each
         batch of `data`.
-    streaming : StreamingMetric or None
-        What to use instead of calling `metric`.
+    streaming : optional
+        What to use instead of calling `metric`: with ``reset``, ``update``, which takes predictions
+        and targets, and ``compute``, as a ``torchmetrics.Metric``.
     target_words : sequence of str
     """
     roles = _roles(metric, target_words)
@@ -90,7 +76,7 @@ def score_function(
             rows += count
         if not rows:
             raise UsageError("The data for the metric hold no batch; give at least one")
-        return total / rows if streaming is None else as_number(streaming.result())
+        return total / rows if streaming is None else as_number(streaming.compute())
 
     return score
 
@@ -313,18 +299,15 @@ class _Search:
 
     def fewest_of(self, layers: tuple[str, ...], most: int) -> None:
         """Accept the model with the shortest beginning of `layers` in floating point."""
-        failed, tried = 0, 1
-        while self.accepted is None and failed < most and self.may_go_on():
-            tried = min(tried, most)
-            if not self.meets(layers[:tried]):
-                failed, tried = tried, 2 * tried
-        met = tried
-        while self.accepted is not None and met - failed > 1 and self.may_go_on():
-            middle = (failed + met) // 2
-            if self.meets(layers[:middle]):
-                met = middle
-            else:
-                failed = middle
+        failed, tried = 0, min(1, most)
+        while failed < most and self.may_go_on() and not self.meets(layers[:tried]):
+            failed, tried = tried, min(2 * tried, most)
+        if self.accepted is not None:
+            between = range(failed + 1, tried)
+            bisect.bisect_left(between, True, key=lambda n: self._is_enough(layers[:n]))
+
+    def _is_enough(self, excluded: tuple[str, ...]) -> bool:
+        return not self.may_go_on() or self.meets(excluded)
 
     def refusal(self) -> str:
         """Return why nothing was accepted."""

@@ -18,9 +18,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
-from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.structure import Structure
 
 ORIGINAL = "original"
 """Name of the method that leaves the model as it is."""
@@ -103,6 +103,10 @@ class Source(Protocol):
 
     model: Any
 
+    @property
+    def output_structure(self) -> Structure:
+        """What the model's result looks like."""
+
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
         """Flat lists of ndarrays, one for each batch of the calibration data."""
 
@@ -158,8 +162,6 @@ class Method(abc.ABC, Generic[SourceT]):
     """Modules that have to be importable."""
     extra: str = "nano"
     """The extra of the distribution that brings them."""
-    isa: tuple[str, ...] = ()
-    """Instruction sets of which the processor has to have one; none are needed if it is empty."""
     arguments: tuple[str, ...] = ()
     """Keywords of ``quantize`` that apply to it beyond those of its accelerator and precision."""
 
@@ -182,8 +184,6 @@ class Method(abc.ABC, Generic[SourceT]):
         for package in self.packages:
             if not _is_installed(package):
                 return f"{package} is not installed; run: pip install 'bigdl[{self.extra}]'"
-        if self.isa and not isa_flags().intersection(self.isa):
-            return f"the processor has none of {', '.join(self.isa)}, which {self.name} needs"
         return None
 
     def require(self) -> None:

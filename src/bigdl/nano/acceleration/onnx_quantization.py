@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -19,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from bigdl.common.cpu import isa_flags
-from bigdl.common.environment import scratch_directory, scratch_home
+from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import require
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.quiet import quiet
@@ -97,8 +96,8 @@ class FloatGraph:
         onnx = require("onnx", "nano")
         self.feeds = feeds
         self.external = original.external
-        self._folder = tempfile.TemporaryDirectory(prefix="bigdl-int8-", dir=scratch_home())
-        self.path = Path(self._folder.name, "source.onnx")
+        self._file = OnnxFile()
+        self.path = self._file.path
         self.ranges = self.path.with_name("ranges.json")
         model = onnx.load(original.path)
         del model.graph.value_info[:]
@@ -108,12 +107,6 @@ class FloatGraph:
         # Tells ONNX Runtime's quantizers that nothing is left to be done first.
         onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
         save(model, self.path)
-
-    def __enter__(self) -> FloatGraph:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._folder.cleanup()
 
     def rank(self, quantized: Path, feed: Mapping[str, np.ndarray]) -> list[str]:
         """Return the quantized nodes by the error that they bring in, the largest first.
@@ -127,9 +120,8 @@ class FloatGraph:
             What became of this graph: tensors keep their names.
         feed : mapping of str to ndarray
         """
-        onnx = require("onnx", "nano")
-        graph = onnx.load(self.path, load_external_data=False).graph
-        nodes = _changed(graph, onnx.load(quantized, load_external_data=False).graph)
+        graph = _graph_of(self.path)
+        nodes = _changed(graph, _graph_of(quantized))
         readers = {name: node for node in graph.node for name in node.input}
         watched = {name for node in graph.node for name in (*node.input, *node.output) if name}
         watched -= {tensor.name for tensor in graph.initializer} | set(feed)
@@ -181,10 +173,14 @@ def save(model, path: Path) -> None:
     onnx.save(model, path, save_as_external_data=True, location=path.name + ".data")
 
 
+def _graph_of(path: Path):
+    """Return the graph in a file; its weights are left out where they are in another one."""
+    return require("onnx", "nano").load(path, load_external_data=False).graph
+
+
 def has_attention(path: Path) -> bool:
     """Return True if the graph multiplies activations with each other after a softmax."""
-    onnx = require("onnx", "nano")
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = _graph_of(path)
     types = {node.op_type for node in graph.node}
     constants = {tensor.name for tensor in graph.initializer}
     products = [node for node in graph.node if node.op_type == "MatMul"]
@@ -199,8 +195,7 @@ def nodes_of_scores(path: Path) -> list[str]:
     There masks are added to attention's scores. A range that holds minus infinity, or -10,000,
     leaves nothing of the scores in 8 bits.
     """
-    onnx = require("onnx", "nano")
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = _graph_of(path)
     makers = {name: node for node in graph.node for name in node.output}
     waiting = [node for node in graph.node if node.op_type == "Softmax"]
     names: dict[str, None] = {}

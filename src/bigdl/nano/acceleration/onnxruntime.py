@@ -14,31 +14,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.cpu import core_count, topology
-from bigdl.common.errors import UsageError, one_line, require
+from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import keep_accuracy
+from bigdl.nano.acceleration.keywords import refuse_inapplicable
 from bigdl.nano.acceleration.method import BuildOptions, Method, Source
 from bigdl.nano.acceleration.onnx_quantization import (
     FloatGraph,
-    OnnxFile,
     Quantize,
     compress_weights,
     quantize_dynamically,
     quantize_statically,
     quantize_with_nncf,
 )
+from bigdl.nano.acceleration.onnx_quantization import OnnxFile as OnnxFile
+from bigdl.nano.acceleration.quiet import refusing
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
-
-__all__ = [
-    "OnnxFile",
-    "OnnxNetwork",
-    "OnnxRuntimeFacade",
-    "check_outputs",
-    "onnxruntime_methods",
-    "saved_onnx_network",
-]
-
 
 _TYPES: dict[str, DTypeLike] = {
     "tensor(float)": np.float32,
@@ -92,12 +84,10 @@ class OnnxNetwork:
         self.options = _session_options(ort, threads, session_options)
         asked = threads is not None or session_options is not None
         self.thread_num = (self.options.intra_op_num_threads or None) if asked else None
-        try:
+        with refusing("ONNX Runtime cannot run the network", text=_reason):
             self.session = ort.InferenceSession(
                 str(file.path), self.options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:
-            raise UsageError(f"ONNX Runtime cannot run the network: {_reason(error)}") from error
         ports = {port.name: _TYPES.get(port.type) for port in self.session.get_inputs()}
         self.input_names = list(ports) if names is None else list(names)
         self._ports = [
@@ -110,9 +100,9 @@ class OnnxNetwork:
         return self  # nothing in it changes
 
     @property
-    def output_count(self) -> int:
-        """Number of arrays that :meth:`infer` returns."""
-        return len(self.session.get_outputs())
+    def output_names(self) -> list[str]:
+        """Names of the arrays that :meth:`infer` returns."""
+        return [port.name for port in self.session.get_outputs()]
 
     def feed(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Return arrays by the names of the session's inputs, in the types that it takes.
@@ -197,6 +187,7 @@ class OnnxRuntimeFacade:
     """
 
     nano_network: OnnxNetwork
+    nano_describe: Callable[[], dict[str, Any]]
 
     @property
     def ortsess(self) -> Any:
@@ -208,8 +199,8 @@ class OnnxRuntimeFacade:
         """The ``onnxruntime.SessionOptions`` that the session was made with."""
         return self.nano_network.options
 
-    def nano_write_network(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
-        """Write the network's file; return what :func:`saved_onnx_network` needs to know of it.
+    def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
+        """Write the network's file; return what :meth:`load_network` needs to know.
 
         With ``compression="bf16"`` large weights are stored in half of the size.
         """
@@ -220,6 +211,7 @@ class OnnxRuntimeFacade:
             file.copy_to(directory)
         threads = self.nano_network.thread_num
         return {
+            **self.nano_describe(),
             "onnx_path": file.NAME,
             "onnx_inputs": self.nano_network.input_names,
             "intra_op_num_threads": threads,
@@ -227,34 +219,25 @@ class OnnxRuntimeFacade:
             "compression": compression,
         }
 
+    @classmethod
+    def load_network(cls, directory: Path, meta: Mapping[str, Any], **options: Any) -> OnnxNetwork:
+        """Return the network of a saved model.
 
-def saved_onnx_network(directory: Path, meta: Mapping[str, Any]) -> OnnxNetwork:
-    """Return the network of a saved model.
-
-    Parameters
-    ----------
-    directory : Path
-    meta : mapping
-        What :meth:`OnnxRuntimeFacade.nano_write_network` returned; a directory of BigDL 2 knows
-        neither the names of the inputs nor the compression.
-    """
-    threads = meta.get("intra_op_num_threads")
-    file = OnnxFile.read(directory / meta["onnx_path"])
-    return OnnxNetwork(file, meta.get("onnx_inputs"), threads=int(threads) if threads else None)
-
-
-def check_outputs(network: OnnxNetwork, expected: int, model: Any) -> None:
-    """Refuse a network that has not as many outputs as the model it was exported from.
-
-    Raises
-    ------
-    UsageError
-    """
-    if network.output_count != expected:
-        raise UsageError(
-            f"The network of {type(model).__name__} in ONNX has {network.output_count} outputs, "
-            f"but the model has {expected}"
-        )
+        Parameters
+        ----------
+        directory : Path
+        meta : mapping
+            What :meth:`save_to` returned; a directory of BigDL 2 knows neither the names of the
+            inputs nor the compression.
+        **options
+            Of :meth:`OpenVINOFacade.load_network`, which are refused.
+        """
+        defaults = {"device": "CPU"} if options.get("device") else {}
+        refused = {name: (value, defaults.get(name)) for name, value in options.items()}
+        refuse_inapplicable(meta.get("method") or "onnxruntime_fp32", refused)
+        threads = meta.get("intra_op_num_threads")
+        file = OnnxFile.read(directory / meta["onnx_path"])
+        return OnnxNetwork(file, meta.get("onnx_inputs"), threads=int(threads) if threads else None)
 
 
 Export = Callable[[Any, str, BuildOptions], list[str]]
@@ -269,7 +252,6 @@ class OnnxRuntimeMethod(Method[Source]):
     """ONNX Runtime in the precision of the model's operators."""
 
     accelerator: str | None = "onnxruntime"
-    packages: tuple[str, ...] = ("onnx", "onnxruntime", "onnxscript")
     export: Export = field(kw_only=True)
     wrap: Wrap = field(kw_only=True)
 
@@ -291,6 +273,12 @@ class OnnxRuntimeMethod(Method[Source]):
             threads=options.thread_num,
             session_options=options.onnxruntime_session_options,
         )
+        expected = len(source.output_structure.paths(""))
+        if len(network.output_names) != expected:
+            raise UsageError(
+                f"The network of {type(source.model).__name__} in ONNX has "
+                f"{len(network.output_names)} outputs, but the model has {expected}"
+            )
         return self.wrap(source, network, self.name, options)
 
 
@@ -324,19 +312,19 @@ class QuantizedMethod(OnnxRuntimeMethod):
             )
         original = OnnxNetwork(*self.exported(source, options))
         batches = source.calibration_arrays(options) if self.calibrates else ()
-        with FloatGraph(original.file, [original.feed(each) for each in batches]) as graph:
-            file = OnnxFile()
+        graph = FloatGraph(original.file, [original.feed(each) for each in batches])
+        file = OnnxFile()
 
-            def build(excluded: tuple[str, ...]) -> Any:
-                nonlocal file
-                file = self._quantized(graph, excluded, options)
-                return self.model_of(file, original.input_names, source, options)
+        def build(excluded: tuple[str, ...]) -> Any:
+            nonlocal file
+            file = self._quantized(graph, excluded, options)
+            return self.model_of(file, original.input_names, source, options)
 
-            def rank() -> list[str]:
-                feed = graph.feeds[0] if graph.feeds else original.feed(source.sample_arrays())
-                return graph.rank(file.path, feed)
+        def rank() -> list[str]:
+            feed = graph.feeds[0] if graph.feeds else original.feed(source.sample_arrays())
+            return graph.rank(file.path, feed)
 
-            return keep_accuracy(build, rank, options.goal, source.model)
+        return keep_accuracy(build, rank, options.goal, source.model)
 
     def _quantized(
         self, graph: FloatGraph, excluded: tuple[str, ...], options: BuildOptions
@@ -346,24 +334,28 @@ class QuantizedMethod(OnnxRuntimeMethod):
         try:
             self.quantize(graph, file.path, excluded, options.smooth)
         except Exception as error:
-            said = runtime_error(error)
-            if said is error:
-                said = UsageError(
-                    f"The network cannot be quantized by method {self.name!r}: {one_line(error)}"
-                )
-            raise said from error
+            with refusing(f"The network cannot be quantized by method {self.name!r}"):
+                raise runtime_error(error) from error
         return file
 
 
-def onnxruntime_methods(export: Export, wrap: Wrap) -> list[OnnxRuntimeMethod]:
+def onnxruntime_methods(
+    export: Export, wrap: Wrap, exporter: str, extra: str = "nano"
+) -> list[OnnxRuntimeMethod]:
     """Return the methods that run a framework's models in ONNX Runtime.
 
     Parameters
     ----------
     export, wrap : callable
         See :data:`Export` and :data:`Wrap`.
+    exporter : str
+        The package that `export` needs.
+    extra : str
+        The extra of the distribution that brings all packages.
     """
-    ends: dict[str, Any] = {"export": export, "wrap": wrap}
+    packages = ("onnx", "onnxruntime", exporter)
+    common: dict[str, Any] = {"export": export, "wrap": wrap, "extra": extra}
+    ends = {**common, "packages": packages}
     return [
         OnnxRuntimeMethod("onnxruntime_fp32", option="onnxruntime", default=True, **ends),
         QuantizedMethod(
@@ -387,10 +379,10 @@ def onnxruntime_methods(export: Export, wrap: Wrap) -> list[OnnxRuntimeMethod]:
             "onnxruntime_int8_nncf",
             option="onnxruntime + int8 + nncf",
             variants=("nncf",),
-            packages=(*OnnxRuntimeMethod.packages, "nncf"),
+            packages=(*packages, "nncf"),
             quantize=quantize_with_nncf,
             smooths=True,
             extended=True,
-            **ends,
+            **common,
         ),
     ]

@@ -8,21 +8,20 @@ the conversion are those of OpenVINO's old model optimizer; they are carried out
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.method import BuildOptions, Method, Source
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.openvino.network import (
     CompiledNetwork,
     ShapedNetwork,
     checked_device,
     named_values,
+    network_bytes,
     positions,
     read_network,
     reason,
@@ -96,11 +95,7 @@ def preprocessed(network, keywords: Mapping[str, Any]):
 
 def half_weights(network):
     """Return a copy of a network whose constants in fp32 are stored in fp16."""
-    openvino = require("openvino", "nano")
-    with tempfile.TemporaryDirectory(prefix="bigdl-network-", dir=scratch_home()) as folder:
-        text = Path(folder, "network.xml")
-        openvino.save_model(network, text, compress_to_fp16=True)
-        return read_network((text.read_bytes(), text.with_suffix(".bin").read_bytes()))
+    return read_network(network_bytes(network, half=True))
 
 
 def _with_steps(network, keywords: Mapping[str, Any]):
@@ -115,7 +110,7 @@ def _with_steps(network, keywords: Mapping[str, Any]):
     layouts = _by_input(layout, network, _layout)
     means, scales = (_by_input(each, network, _numbers) for each in (means, scales))
     steps = PrePostProcessor(network)
-    try:
+    with refusing("mean_value, scale_values or layout do not fit the network", text=reason):
         for position, port in enumerate(network.inputs):
             mean, scale = means.get(position), scales.get(position)
             names = layouts.get(position) or _USUAL_LAYOUTS.get(len(port.partial_shape))
@@ -130,10 +125,6 @@ def _with_steps(network, keywords: Mapping[str, Any]):
             if scale:
                 process.scale(scale if len(scale) > 1 else scale[0])
         return steps.build()
-    except RuntimeError as error:
-        raise UsageError(
-            f"mean_value, scale_values or layout do not fit the network: {reason(error)}"
-        ) from error
 
 
 def _by_input(value: Any, network: Any, parse: Callable[[Any], Any]) -> dict[int, Any]:

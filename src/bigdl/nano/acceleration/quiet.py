@@ -1,4 +1,4 @@
-"""Conversions without the messages that converters give about themselves."""
+"""Conversions without the messages of converters, whose errors become errors of the user's call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import io
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bigdl.common.errors import UsageError, one_line
 
 
 def _silenced() -> contextlib.ExitStack:
@@ -51,3 +54,26 @@ def quiet() -> Iterator[None]:
             _holders -= 1
             if not _holders:
                 _undo.close()
+
+
+@contextlib.contextmanager
+def refusing(
+    sentence: str, advice: str = "", *, text: Callable[[Any], str] = one_line
+) -> Iterator[None]:
+    """Raise a UsageError for whatever is raised inside; one that is raised there stays as it is.
+
+    Parameters
+    ----------
+    sentence : str
+        What cannot be done.
+    advice : str
+        What stands after the reason.
+    text : callable
+        Returns the reason of an exception.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{sentence}: {text(error)}{advice}") from error

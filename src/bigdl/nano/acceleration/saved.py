@@ -12,12 +12,12 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, ClassVar
 
 from bigdl.common.errors import UsageError, require
-
-T = TypeVar("T")
+from bigdl.nano.acceleration.quiet import refusing
 
 META_FILE = "nano_model_meta.yml"
 # What the runtimes call their threads.
@@ -44,10 +44,8 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
     yaml = require("yaml", "nano")
     target = Path(path)
     aside = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-    try:
+    with refusing(f"The model cannot be saved at {target}", text=attrgetter("strerror")):
         aside.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(f"The model cannot be saved at {target}: {error.strerror}") from error
     try:
         text = yaml.safe_dump(dict(write(aside)), sort_keys=False)
         (aside / META_FILE).write_text(text, encoding="utf-8")
@@ -99,30 +97,64 @@ def opened(
         yield directory, meta
 
 
-def class_of(meta: Mapping, classes: Mapping[str, T], model: Any, framework: str) -> T:
+class SavedModel:
+    """What accelerated models of all frameworks have in common.
+
+    Attributes
+    ----------
+    nano_classes : dict of str to type
+        Every class by its name, which stands in saved directories as ``ModelType``.
+    """
+
+    nano_classes: ClassVar[dict[str, type]] = {}
+
+    nano_inputs: Any
+    nano_outputs: Any
+    nano_method: str | None
+    thread_num: int | None
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        SavedModel.nano_classes[cls.__name__] = cls
+
+    @property
+    def forward_args(self) -> list[str]:
+        """Names of the inputs."""
+        return list(self.nano_inputs.names)
+
+    def nano_describe(self) -> dict[str, Any]:
+        """Return facts of the wrapper for the saved directory."""
+        return {
+            "inputs": self.nano_inputs.to_json(),
+            "outputs": self.nano_outputs.to_json(),
+            "method": self.nano_method,
+            "thread_num": self.thread_num,
+        }
+
+
+def class_of(meta: Mapping, base: type, model: Any, framework: str) -> Any:
     """Return the class of a saved model.
 
     Raises
     ------
     UsageError
-        If the framework has no such class.
+        If the framework, whose models are of the class `base`, has no such class.
     """
-    if meta["ModelType"] not in classes:
+    model_class = SavedModel.nano_classes.get(meta["ModelType"], object)
+    if not issubclass(model_class, base):
         raise UsageError(
             f"ModelType {meta['ModelType']} or argument 'model={type(model).__name__}' is not "
             f"acceptable for {framework} loading."
         )
-    return classes[meta["ModelType"]]
+    return model_class
 
 
 def _read_meta(file: Path) -> dict[str, Any]:
     yaml = require("yaml", "nano")
     if not file.exists():
         raise UsageError(f"File {META_FILE} is required to load model.")
-    try:
+    with refusing(f"{file} cannot be read", text=str):
         meta = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
     if not isinstance(meta, dict) or "ModelType" not in meta:
         raise UsageError(f"{file} does not say what the model is; save the model again")
     return meta

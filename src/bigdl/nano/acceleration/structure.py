@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -53,14 +53,12 @@ class Structure:
         leaves : iterable
             In the order of :func:`flatten`.
         """
-        return self._rebuild(iter(leaves))
-
-    def _rebuild(self, leaves):
+        leaves = iter(leaves)
         if self.kind == "tensor":
             return next(leaves)
         if self.kind == "constant":
             return self.value
-        values = [child._rebuild(leaves) for child in self.children]
+        values = [child.rebuild(leaves) for child in self.children]
         if self.kind in ("list", "tuple"):
             return values if self.kind == "list" else tuple(values)
         fields = dict(zip(self.keys, values, strict=True))
@@ -249,7 +247,7 @@ class CallInputs:
         """Return the arguments of a call from the flat list."""
         leaves = iter(leaves)
         values: dict[str | None, Any] = {
-            name: structure._rebuild(leaves) for name, structure in self.structures.items()
+            name: structure.rebuild(leaves) for name, structure in self.structures.items()
         }
         args = [values[name] for name in self.parameters if name not in self.keyword_only]
         kwargs = {name: values[name] for name in self.parameters if name in self.keyword_only}
@@ -326,6 +324,28 @@ def is_tensor(value: Any) -> bool:
         and hasattr(cls, "shape")
         and not isinstance(value, np.generic)
     )
+
+
+class Batch(NamedTuple):
+    """One batch.
+
+    Attributes
+    ----------
+    args, kwargs
+        The model's arguments.
+    targets : tuple
+        What came with them.
+    """
+
+    args: tuple
+    kwargs: dict
+    targets: tuple = ()
+
+
+def rows_of(batch: Any) -> int:
+    """Return the number of samples in a batch: the length of its first tensor, 1 if it has none."""
+    leaves, _ = flatten(batch)
+    return len(leaves[0]) if leaves and leaves[0].ndim else 1
 
 
 def as_array(value: Any) -> Any:

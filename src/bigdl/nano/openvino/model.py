@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.nano.acceleration.structure import TENSOR, CallInputs, as_array
+from bigdl.common.checks import check_choice, check_positive
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.accuracy import AccuracyGoal, keep_accuracy
+from bigdl.nano.acceleration.structure import TENSOR, CallInputs, as_array, rows_of
 from bigdl.nano.openvino.network import (
     SAVED_NAME,
     CompiledNetwork,
@@ -31,6 +34,9 @@ class OpenVINOFacade(abc.ABC):
     """
 
     nano_network: CompiledNetwork
+    nano_describe: Callable[[], dict[str, Any]]
+    nano_result_of: Callable[[list[np.ndarray]], Any]
+    """Returns the result of a call from the flat list of the network's results."""
 
     @property
     def ov_model(self) -> Any:
@@ -95,11 +101,7 @@ class OpenVINOFacade(abc.ABC):
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
         """The flat list of arrays that an element of ``input_data`` means."""
 
-    @abc.abstractmethod
-    def nano_result_of(self, results: list[np.ndarray]) -> Any:
-        """Return the result of a call from the flat list of the network's results."""
-
-    def nano_network_facts(self) -> dict:
+    def nano_network_facts(self) -> dict[str, Any]:
         """Return facts of the network for a saved directory."""
         return {
             "config": {str(key): plain(value) for key, value in self.additional_config.items()},
@@ -107,15 +109,50 @@ class OpenVINOFacade(abc.ABC):
             "precision": self.nano_network.precision,
         }
 
-    def nano_write_network(self, directory: Path) -> dict:
-        """Write the network's files; return what :func:`saved_network` needs to know of it."""
+    def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
+        """Write the network's files; return what :meth:`load_network` needs to know."""
         self.nano_network.save(directory)
         return {
+            **self.nano_describe(),
             **self.nano_network_facts(),
+            "compression": "fp32",
             "shapes": [str(port.partial_shape) for port in self.ov_model.inputs],
             "xml_path": f"{SAVED_NAME}.xml",
             "weight_path": f"{SAVED_NAME}.bin",
         }
+
+    @classmethod
+    def load_network(
+        cls,
+        directory: Path,
+        meta: Mapping[str, Any],
+        *,
+        device: str | None = None,
+        cache_dir: Any = None,
+        shapes: Any = None,
+    ) -> ShapedNetwork:
+        """Return the network of a saved model.
+
+        Parameters
+        ----------
+        directory : Path
+        meta : mapping
+            What :meth:`save_to` returned.
+        device, shapes : optional
+            Instead of the saved ones.
+        cache_dir : str or Path, optional
+            As of :class:`~bigdl.nano.openvino.network.CompiledNetwork`.
+        """
+        config, threads = saved_properties(meta)
+        return ShapedNetwork(
+            directory / meta["xml_path"],
+            device or meta.get("device", "CPU"),
+            precision=meta.get("precision", "fp32"),
+            thread_num=threads,
+            config=config,
+            shapes=meta.get("shapes") if shapes is None else shapes,
+            cache_dir=cache_dir,
+        )
 
 
 def saved_properties(meta: Mapping) -> tuple[dict[str, Any], int | None]:
@@ -128,38 +165,6 @@ def saved_properties(meta: Mapping) -> tuple[dict[str, Any], int | None]:
     threads = config.pop("INFERENCE_NUM_THREADS", None)
     threads = meta.get("thread_num") or threads
     return config, int(threads) if threads else None
-
-
-def saved_network(
-    directory: Path,
-    meta: Mapping,
-    *,
-    device: str | None = None,
-    cache_dir: Any = None,
-    shapes: Any = None,
-) -> ShapedNetwork:
-    """Return the network of a saved model.
-
-    Parameters
-    ----------
-    directory : Path
-    meta : mapping
-        What :meth:`OpenVINOFacade.nano_write_network` returned.
-    device, shapes : optional
-        Instead of the saved ones.
-    cache_dir : str or Path, optional
-        As of :class:`~bigdl.nano.openvino.network.CompiledNetwork`.
-    """
-    config, threads = saved_properties(meta)
-    return ShapedNetwork(
-        directory / meta["xml_path"],
-        device or meta.get("device", "CPU"),
-        precision=meta.get("precision", "fp32"),
-        thread_num=threads,
-        config=config,
-        shapes=meta.get("shapes") if shapes is None else shapes,
-        cache_dir=cache_dir,
-    )
 
 
 def plain(value: Any) -> Any:
@@ -309,7 +314,9 @@ class OpenVINOModel(OpenVINOFacade):
         sample_size : int
             Samples to calibrate with.
         **options
-            Further arguments of :func:`bigdl.nano.openvino.quantization.quantized_network`.
+            Further arguments of ``nncf.quantize``, e.g. ``preset`` or ``ignored_scope`` (by
+            default recurrent layers), and `smooth` and `weights_only` of
+            :class:`bigdl.nano.openvino.quantization.Quantizer`.
 
         Returns
         -------
@@ -322,18 +329,35 @@ class OpenVINOModel(OpenVINOFacade):
         UsageError
             If `dataloader` is empty or does not fit the network, or an argument makes no sense.
         """
-        from bigdl.nano.openvino.quantization import quantized_network
+        from bigdl.nano.openvino.quantization import Quantizer, figure_of, split_batch
 
-        network = quantized_network(
-            self.ie_network,
-            dataloader,
-            metric=metric,
-            higher_better=higher_better,
-            drop_type=drop_type,
-            maximal_drop=maximal_drop,
-            max_iterations=max_iter_num,
-            sample_size=sample_size,
-            **options,
+        check_choice("drop_type", drop_type, ("relative", "absolute"))
+        check_positive("sample_size", sample_size)
+        calibration: list[list[np.ndarray]] = []
+        labelled: list[tuple[list[np.ndarray], np.ndarray | None]] = []
+        samples = 0
+        for batch in dataloader:
+            inputs, target = split_batch(batch, self.forward_args)
+            if samples < sample_size:
+                calibration.append(inputs)
+                samples += rows_of(inputs)
+            elif metric is None:
+                break
+            labelled.append((inputs, target))
+        if not calibration:
+            raise UsageError("Quantizing needs samples to calibrate with, but the data is empty")
+        quantizer = Quantizer(self.ie_network, calibration, **options)
+        goal = None
+        if metric is not None:
+            goal = AccuracyGoal(
+                lambda network: figure_of(network, metric, labelled),
+                bool(higher_better),
+                maximal_drop if drop_type == "relative" else None,
+                maximal_drop if drop_type == "absolute" else None,
+                max_iter_num + 1,
+            )
+        network = keep_accuracy(
+            quantizer.quantized, lambda: quantizer.ranking, goal, self.ie_network, refuse=False
         )
         config = self.additional_config
         config.pop("INFERENCE_PRECISION_HINT", None)

@@ -22,7 +22,9 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.cpu import usable_cores
+from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.acceleration.quiet import refusing
 
 SAVED_NAME = "ov_saved_model"
 """Name, without suffix, of the two files of a network in a directory of its own."""
@@ -112,7 +114,8 @@ def read_network(source: Any):
     if isinstance(source, openvino.Model):
         return source
     if isinstance(source, tuple) and len(source) == 2:
-        return _read(*source, what="the given bytes")
+        with refusing("OpenVINO cannot read the given bytes", text=reason):
+            return core().read_model(*source)
     if not isinstance(source, str | os.PathLike):
         raise UsageError(
             "A network is the path of an .xml or .onnx file or an openvino.Model, "
@@ -125,7 +128,8 @@ def read_network(source: Any):
         raise UsageError(f"A network is read from an .xml or .onnx file, not from {str(source)!r}")
     if not path.is_file():
         raise UsageError(f"{str(path)!r} doesn't exist.")
-    return _read(path, what=repr(str(path)))
+    with refusing(f"OpenVINO cannot read {str(path)!r}", text=reason):
+        return core().read_model(path)
 
 
 def write_network(network, path: str | os.PathLike) -> Path:
@@ -160,10 +164,14 @@ def write_network(network, path: str | os.PathLike) -> Path:
     return target
 
 
-def network_bytes(network) -> tuple[bytes, bytes]:
-    """Return the content of the two files of a network, as :func:`read_network` takes it."""
-    with tempfile.TemporaryDirectory(prefix="bigdl-network-") as folder:
-        text = write_network(network, folder)
+def network_bytes(network, *, half: bool = False) -> tuple[bytes, bytes]:
+    """Return the content of the two files of a network, as :func:`read_network` takes it.
+
+    With `half` constants in fp32 are stored in fp16.
+    """
+    with tempfile.TemporaryDirectory(prefix="bigdl-network-", dir=scratch_home()) as folder:
+        text = Path(folder, "network.xml")
+        require("openvino", "nano").save_model(network, text, compress_to_fp16=half)
         return text.read_bytes(), text.with_suffix(".bin").read_bytes()
 
 
@@ -227,10 +235,8 @@ def reshaped(network, shapes: Any):
     if all(network.inputs[i].partial_shape == shape for i, shape in wanted.items()):
         return network
     twin = network.clone()
-    try:
+    with refusing(f"The network cannot have inputs {shapes}", text=reason):
         twin.reshape(wanted)
-    except RuntimeError as error:
-        raise UsageError(f"The network cannot have inputs {shapes}: {reason(error)}") from error
     return twin
 
 
@@ -285,19 +291,10 @@ def positions(key: str | int, network: Any) -> list[int]:
 
 def _partial_shape(shape: Any):
     openvino = require("openvino", "nano")
-    try:
+    with refusing(f"{shape!r} is not a shape", text=reason):
         if isinstance(shape, str):
-            return openvino.PartialShape(f"[{shape.strip().strip('[]')}]")
+            shape = f"[{shape.strip().strip('[]')}]"
         return openvino.PartialShape(shape)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(f"{shape!r} is not a shape: {reason(error)}") from error
-
-
-def _read(model: Any, weights: bytes | None = None, *, what: str):
-    try:
-        return core().read_model(model) if weights is None else core().read_model(model, weights)
-    except RuntimeError as error:
-        raise UsageError(f"OpenVINO cannot read {what}: {reason(error)}") from error
 
 
 def reason(error: Exception) -> str:
@@ -316,17 +313,19 @@ class _Compilation:
 
     def __init__(self, network, device: str, config: dict[str, Any]):
         self.network = network
-        try:
+        sentence = f"OpenVINO cannot compile the network for {device} with {config}"
+        with refusing(sentence, text=reason):
             self.compiled = core().compile_model(_numpy_ports(network), device, config)
-        except RuntimeError as error:
-            raise UsageError(
-                f"OpenVINO cannot compile the network for {device} with {config}: {reason(error)}"
-            ) from error
         self.names = [port_name(port) for port in self.compiled.inputs]
-        self.dtypes = [_numpy_type(port) for port in self.compiled.inputs]
+        types = [port.get_element_type() for port in self.compiled.inputs]
+        # of an input's arrays; None for strings
+        self.dtypes = [
+            None if each.get_type_name() == "string" else np.dtype(each.to_dtype())
+            for each in types
+        ]
         # deque's append and pop are atomic: a request belongs to one thread at a time.
         self.idle: deque = deque()
-        self.forms: dict[tuple, CompiledNetwork] = {}
+        self.forms: dict[tuple, _Compilation] = {}
 
     @cached_property
     def worth_forms(self) -> bool:
@@ -460,7 +459,7 @@ class CompiledNetwork:
         UsageError
             If the number of arrays, a shape or a type does not fit.
         """
-        now = self._now
+        now = self._form_for(inputs)
         arrays = _fitting(inputs, now)
         request = now.take()
         try:
@@ -469,6 +468,9 @@ class CompiledNetwork:
             raise _misfit(arrays, now, error) from error
         finally:
             now.idle.append(request)
+
+    def _form_for(self, inputs: Sequence[np.ndarray]) -> _Compilation:
+        return self._now
 
     def infer_many(
         self, batches: Iterable[Sequence[np.ndarray]], num_requests: int = 0
@@ -647,12 +649,6 @@ def _numpy_ports(network):
     return steps.build()
 
 
-def _numpy_type(port) -> np.dtype | None:
-    """Type of an input's arrays; None for strings."""
-    element_type = port.get_element_type()
-    return None if element_type.get_type_name() == "string" else np.dtype(element_type.to_dtype())
-
-
 # Each form has weights of its own, so large networks, which gain little, have one form only.
 _MOST_SHAPES = 4
 _MOST_BYTES = 128 * 2**20
@@ -667,17 +663,17 @@ class ShapedNetwork(CompiledNetwork):
     of :class:`CompiledNetwork`.
     """
 
-    def infer(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _form_for(self, inputs: Sequence[np.ndarray]) -> _Compilation:
         now = self._now
         if self.device != "CPU" or not now.worth_forms:
-            return super().infer(inputs)
+            return now
         shapes = tuple(np.shape(each) for each in inputs)
         form = now.forms.get(shapes)
         if form is None and len(now.forms) < _MOST_SHAPES:
             form = self._compiled_for(shapes, now)
-        return super().infer(inputs) if form is None else form.infer(inputs)
+        return form or now
 
-    def _compiled_for(self, shapes: tuple, now: _Compilation) -> CompiledNetwork | None:
+    def _compiled_for(self, shapes: tuple, now: _Compilation) -> _Compilation | None:
         """Return a form for these shapes; None if the network does not take them."""
         openvino = require("openvino", "nano")
         with self._lock:
@@ -690,15 +686,8 @@ class ShapedNetwork(CompiledNetwork):
             ):
                 return None
             try:
-                form = CompiledNetwork(
-                    now.network,
-                    self.device,
-                    precision=self.precision,
-                    thread_num=self.thread_num,
-                    config=self.additional_config,
-                    shapes=dict(enumerate(shapes)),
-                )
+                network = reshaped(now.network, dict(enumerate(shapes)))
+                now.forms[shapes] = _Compilation(network, self.device, self.final_config)
             except UsageError:  # the dynamic form says what is wrong with the shapes
                 return None
-            now.forms[shapes] = form
-            return form
+            return now.forms[shapes]

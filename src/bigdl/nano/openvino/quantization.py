@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.acceleration.accuracy import AccuracyGoal, keep_accuracy, relative_error
-from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.acceleration.accuracy import relative_error
+from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.structure import as_array
 from bigdl.nano.openvino.network import CompiledNetwork, loose_shapes, port_name, reason
 
-
-class _Stack(ctypes.Structure):
-    """``stack_t`` of ``sigaltstack(2)`` on Linux."""
-
-    _fields_ = (
-        ("address", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("size", ctypes.c_size_t),
-    )
+_SIZE_OF_STACK_T = 24  # of sigaltstack(2) on Linux: a pointer, an int, a size
 
 
 @contextmanager
@@ -40,114 +30,24 @@ def kept_signal_stack() -> Iterator[None]:
     then the next signal that Python handles, such as Ctrl-C or the end of a child process, ends
     the process without a word. NNCF makes several (openvino 2026.4, nncf 3.4).
     """
-    sigaltstack = _sigaltstack()
-    if sigaltstack is None:
+    if sys.platform != "linux":
         yield
         return
-    before = _Stack()
-    known = sigaltstack(None, ctypes.byref(before)) == 0
+    sigaltstack = ctypes.CDLL(None).sigaltstack
+    before = ctypes.create_string_buffer(_SIZE_OF_STACK_T)
+    known = sigaltstack(None, before) == 0
     try:
         yield
     finally:
         if known:
-            sigaltstack(ctypes.byref(before), None)
-
-
-@functools.cache
-def _sigaltstack():
-    if sys.platform != "linux":
-        return None
-    function = ctypes.CDLL(None).sigaltstack
-    function.argtypes = [ctypes.POINTER(_Stack), ctypes.POINTER(_Stack)]
-    return function
+            sigaltstack(before, None)
 
 
 RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell", "RNNCell")
 """Operators that stay in floating point: OpenVINO 2026.4 loses the last state of quantized ones."""
 
 
-def quantized_network(
-    network: Any,
-    data: Iterable[Any],
-    *,
-    metric: Any = None,
-    higher_better: bool = True,
-    drop_type: str = "relative",
-    maximal_drop: float = 0.01,
-    max_iterations: int | None = None,
-    sample_size: int = 300,
-    **options: Any,
-) -> Any:
-    """Quantize a network with the activations that it has on samples of data.
-
-    Parameters
-    ----------
-    network : openvino.Model
-        The network; it stays as it is.
-    data : iterable
-        Batches: an array, a mapping of names to arrays, or a tuple or list whose first elements
-        are the inputs (they may be a tuple themselves). What follows the inputs is the target.
-    metric : callable or torchmetrics.Metric, optional
-        ``metric(predictions, targets) -> float`` on arrays of all batches, joined; an object with
-        ``update``, ``compute`` and ``reset`` gets each batch as tensors. With it, layers are
-        taken back to floating point until the figure is good enough, all of them if need be.
-    higher_better : bool
-        Whether a higher figure is better.
-    drop_type : str
-        Whether `maximal_drop` is ``"relative"`` to the figure of `network` or ``"absolute"``.
-    maximal_drop : float
-        By how much the figure may get worse.
-    max_iterations : int, optional
-        Rounds of taking layers back; by default as many as needed. After the last one, the best
-        network is returned.
-    sample_size : int
-        Samples to calibrate with. Batches are counted by the first dimension of the first input.
-    **options
-        Further arguments of ``nncf.quantize``, e.g. ``preset`` or ``ignored_scope`` (by default
-        recurrent layers).
-
-    Returns
-    -------
-    openvino.Model
-
-    Raises
-    ------
-    UsageError
-        If there are no samples, a batch does not fit the network, targets are missing, or an
-        argument makes no sense.
-    """
-    check_choice("drop_type", drop_type, ("relative", "absolute"))
-    check_positive("sample_size", sample_size)
-    names = [port_name(port) for port in network.inputs]
-    calibration: list[list[np.ndarray]] = []
-    labelled: list[tuple[list[np.ndarray], np.ndarray | None]] = []
-    samples = 0
-    for batch in data:
-        inputs, target = _split_batch(batch, names)
-        if samples < sample_size:
-            calibration.append(inputs)
-            samples += inputs[0].shape[0] if inputs[0].ndim else 1
-        elif metric is None:
-            break
-        labelled.append((inputs, target))
-    if not calibration:
-        raise UsageError("Quantizing needs samples to calibrate with, but the data is empty")
-    quantizer = Quantizer(network, calibration, **options)
-    goal = None
-    if metric is not None:
-        goal = AccuracyGoal(
-            lambda candidate: _figure(candidate, metric, labelled),
-            bool(higher_better),
-            maximal_drop if drop_type == "relative" else None,
-            maximal_drop if drop_type == "absolute" else None,
-            None if max_iterations is None else max_iterations + 1,
-        )
-    return keep_accuracy(
-        quantizer.quantized, lambda: quantizer.ranking, goal, network, refuse=False
-    )
-
-
-def _figure(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | None]]) -> float:
+def figure_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | None]]) -> float:
     """Return a metric of a network's first output."""
     if any(target is None for _, target in batches):
         raise UsageError("A metric compares with targets, but a batch has inputs only")
@@ -163,7 +63,7 @@ def _figure(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | No
     return float(metric.compute())
 
 
-def _split_batch(batch: Any, names: list[str]) -> tuple[list[np.ndarray], np.ndarray | None]:
+def split_batch(batch: Any, names: list[str]) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Return the inputs in order, and the target if there is one."""
     inputs: Any = (batch,)
     rest: Sequence[Any] = ()
@@ -286,13 +186,9 @@ class Quantizer:
         twin, shapes = _for_any_batch(self._network)
         names = [port_name(port) for port in twin.inputs]
         data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self._batches])
-        try:
-            with quiet(), kept_signal_stack():
-                made = nncf.quantize(twin, data, subset_size=len(self._batches), **keywords)
-        except Exception as error:  # NNCF has errors of its own and passes on those of OpenVINO
-            raise UsageError(
-                f"NNCF cannot quantize the network with these data: {reason(error)}"
-            ) from error
+        sentence = "NNCF cannot quantize the network with these data"
+        with refusing(sentence, text=reason), quiet(), kept_signal_stack():
+            made = nncf.quantize(twin, data, subset_size=len(self._batches), **keywords)
         made.reshape(shapes)
         return made
 

@@ -33,7 +33,7 @@ from bigdl.nano.acceleration.accuracy import keep_accuracy, relative_error
 from bigdl.nano.acceleration.method import BuildOptions, Method, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
 from bigdl.nano.acceleration.openvino import openvino_methods
-from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.pytorch.inference import graphs
 from bigdl.nano.pytorch.inference.accelerated import Settings, remember_settings
 from bigdl.nano.pytorch.inference.network_models import (
@@ -92,20 +92,12 @@ def compiler_missing() -> str | None:
 class _GraphMethod(Method[TorchSource]):
     """A method that makes one graph of a module."""
 
-    @property
-    def model_class(self) -> type[graphs.GraphModel]:
-        return (
-            graphs.PytorchIPEXJITBF16Model
-            if self.precision == "bf16"
-            else graphs.PytorchIPEXJITModel
-        )
-
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
         if self.ipex and _ipex_fits():
             graph = self._with_ipex(source, options)
         else:
             graph = self.graph(source, options)
-        return self.model_class.of(graph, source, self, options)
+        return graphs.graph_model(graph, source, self, options)
 
     @abc.abstractmethod
     def graph(self, source: TorchSource, options: BuildOptions):
@@ -114,8 +106,8 @@ class _GraphMethod(Method[TorchSource]):
     def prepared(self, source: TorchSource, options: BuildOptions) -> FlatModule:
         """A copy of the module, in this method's precision and layout."""
         module = source.model if options.inplace else copy.deepcopy(source.model)
-        prepare = self.model_class.preparation(self.channels_last)
-        return FlatModule(prepare(module.eval()), source.inputs).eval()
+        prepared = graphs.prepared(module.eval(), self.precision == "bf16", self.channels_last)
+        return FlatModule(prepared, source.inputs).eval()
 
     @contextmanager
     def lowered(self) -> Iterator[None]:
@@ -228,14 +220,12 @@ class _Int8Method(Method[TorchSource]):
 class StaticInt8Method(_Int8Method):
     """PT2E with calibration, compiled ahead of time."""
 
-    model_class: type[graphs.GraphModel] = graphs.PytorchQuantizedModel
-
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
         batches = list(source.calibration_tensors(options))
 
         def quantized(excluded: Sequence[str]) -> graphs.GraphModel:
             graph = _ExportedGraph(self._converted(source, options, batches, excluded))
-            return self.model_class.of(graph, source, self, options)
+            return graphs.graph_model(graph, source, self, options)
 
         chosen = keep_accuracy(
             quantized, lambda: _by_harm(source, batches[0]), options.goal, source.model
@@ -249,12 +239,9 @@ class StaticInt8Method(_Int8Method):
         excluded = {*excluded, *_of_one_channel(source.model)}
         with source.flat_module() as module, quiet():
             program = graphs.export_flat(module, source, options.dynamic_axes)
-            try:
+            sentence = f"{type(source.model).__name__} cannot be quantized"
+            with refusing(sentence, text=first_line):
                 converted = self._quantized(_calls_apart(program), batches, excluded)
-            except Exception as error:
-                raise UsageError(
-                    f"{type(source.model).__name__} cannot be quantized: {first_line(error)}"
-                ) from error
             return graphs.export_flat(converted, source, options.dynamic_axes)
 
     def _quantized(self, graph, batches, excluded):
@@ -314,7 +301,7 @@ class TorchaoMethod(_Int8Method):
             flat = FlatModule(module, source.inputs).eval()
             program = graphs.export_flat(flat, source, options.dynamic_axes)
             graph = graphs.CompiledGraph.compile(program, source.inputs.names)
-        model = graphs.PytorchQuantizedModel.of(graph, source, self, options)
+        model = graphs.graph_model(graph, source, self, options)
         # there is nothing to leave out layer by layer: it is good enough or it is not
         return keep_accuracy(lambda excluded: model, lambda: (), options.goal, source.model)
 
@@ -410,7 +397,7 @@ def _fake_quantized(layer, activations: torch.Tensor) -> torch.Tensor:
 
 _FX = (None, "fx", "eager")
 _OPENVINO = openvino_methods(to_openvino, PytorchOpenVINOModel.of)
-_ONNXRUNTIME = onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of)
+_ONNXRUNTIME = onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of, "onnxscript")
 
 METHODS: Mapping[str, Method] = register_methods(
     "torch",
@@ -425,11 +412,7 @@ METHODS: Mapping[str, Method] = register_methods(
         *_both_layouts(InductorMethod("bf16_ipex", "bf16", option="bf16 + ipex", ipex=True)),
         StaticInt8Method("static_int8", option="inc", default=True, variants=_FX),
         StaticInt8Method(
-            "static_int8_ipex",
-            option="inc + ipex",
-            ipex=True,
-            variants=(None, "ipex"),
-            model_class=graphs.PytorchIPEXQuantizationModel,
+            "static_int8_ipex", option="inc + ipex", ipex=True, variants=(None, "ipex")
         ),
         *_both_layouts(ScriptMethod("jit_fp32", "fp32", "jit", "jit")),
         *_both_layouts(ScriptMethod("jit_bf16", "bf16", "jit", "bf16 + jit")),
@@ -442,14 +425,7 @@ METHODS: Mapping[str, Method] = register_methods(
             )
         ),
         *_both_layouts(
-            StaticInt8Method(
-                "jit_int8",
-                "int8",
-                "jit",
-                "int8 + jit",
-                variants=(None, "fx"),
-                model_class=graphs.PytorchJITINT8Model,
-            )
+            StaticInt8Method("jit_int8", "int8", "jit", "int8 + jit", variants=(None, "fx"))
         ),
         *_OPENVINO[:4],
         *_ONNXRUNTIME[:3],

@@ -11,7 +11,7 @@ from bigdl.nano.acceleration.method import BuildOptions, Method, Source, registe
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
 from bigdl.nano.acceleration.openvino import QuantizedMethod, openvino_methods
 from bigdl.nano.openvino.network import supports_bf16
-from bigdl.nano.tf.inference.network_models import (
+from bigdl.nano.tf.inference.accelerated import (
     BF16Graph,
     KerasBF16Model,
     KerasONNXRuntimeModel,
@@ -22,8 +22,6 @@ from bigdl.nano.tf.inference.network_models import (
     to_openvino,
 )
 from bigdl.nano.tf.inference.source import KerasSource
-
-_EXPORTER = ("onnx", "onnxruntime", "tf2onnx")
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class BF16(Method[KerasSource]):
 
     def build(self, source: KerasSource, options: BuildOptions) -> KerasBF16Model:
         clone = bf16_clone(source.model)
-        graph = BF16Graph(clone, source.inputs, source.outputs, options.thread_num)
+        graph = BF16Graph(clone, source.inputs, options.thread_num)
         return KerasBF16Model.of(source, graph, self.name, options)
 
 
@@ -62,16 +60,8 @@ class StaticInt8(QuantizedMethod):
         return QuantizedMethod.build(replace(self, computes=computes), source, options)
 
 
-def _with_exporter(method: Method) -> Method:
-    """Return a method of ONNX Runtime with the packages that export Keras models."""
-    others = tuple(each for each in method.packages if each not in (*_EXPORTER, "onnxscript"))
-    return replace(method, packages=(*_EXPORTER, *others), extra="nano,tf")
-
-
 _OPENVINO = openvino_methods(to_openvino, KerasOpenVINOModel.of)
-_ONNXRUNTIME = [
-    _with_exporter(each) for each in onnxruntime_methods(to_onnx, KerasONNXRuntimeModel.of)
-]
+_ONNXRUNTIME = onnxruntime_methods(to_onnx, KerasONNXRuntimeModel.of, "tf2onnx", "nano,tf")
 
 _IN_ORDER: tuple[Method, ...] = (
     Original("original", option="original"),

@@ -68,16 +68,16 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     from bigdl.nano.tf.keras.models import Model, Sequential
     from bigdl.nano.tf.optimizers import SparseAdam
 
-    by_place = {}
-    for home in (keras, tf.keras):
-        for module, name, value in (
+    # Both homes may share a module: what is replaced last is put back first.
+    return [
+        replacement
+        for home in (keras, tf.keras)
+        for replacement in (
             (home, "Model", Model),
             (home, "Sequential", Sequential),
             (home.models, "Model", Model),
             (home.models, "Sequential", Sequential),
             (home.layers, "Embedding", Embedding),
             (home.optimizers, "Adam", SparseAdam),
-        ):
-            # Both homes may share a module, of which the original must be remembered.
-            by_place[id(module), name] = (module, name, value)
-    return list(by_place.values())
+        )
+    ]

@@ -11,7 +11,7 @@ import inspect
 import io
 import pickle
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.errors import UsageError, one_line
+from bigdl.nano.acceleration.quiet import refusing
+from bigdl.training.keras.state import array_of
 
 _OF_TRAINING = ("optimizer", "run_eagerly", "jit_compile", "steps_per_execution")
 
@@ -116,26 +117,17 @@ def packed(model: Any, compiled: bool = True) -> PackedModel:
     UsageError
         If something cannot be written or pickled.
     """
-    try:
+    advice = "; give its classes a get_config that Keras can rebuild them from"
+    with refusing(f"{type(model).__name__} cannot be sent to another process", advice):
         # As Keras pickles models, but for the classes, which it takes for known everywhere.
         saved = model.__reduce__()[1][0].getvalue()
         arguments = compile_arguments(model) if compiled else {}
         content = None
         if arguments:
-            optimizer = model.optimizer
-            state = [np.asarray(each) for each in optimizer.variables] if optimizer.built else []
-            again = partial(type(optimizer).from_config, optimizer.get_config())
             chosen = {key: arguments[key] for key in _COMPILED}
-            content = dumps((chosen, again, state))
+            content = dumps((chosen, PackedOptimizer(model.optimizer)))
         objects = {**functions_of(arguments), **custom_objects(model)}
         return PackedModel(saved, cloudpickle.dumps(objects), content)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{type(model).__name__} cannot be sent to another process: {one_line(error)}; give "
-            "its classes a get_config that Keras can rebuild them from"
-        ) from error
 
 
 def unpacked(content: PackedModel) -> Any:
@@ -147,18 +139,16 @@ def unpacked(content: PackedModel) -> Any:
         If Keras cannot build it from its configuration.
     """
     objects = pickle.loads(content.objects)
-    try:
+    sentence = "Keras cannot rebuild the model from its configuration"
+    advice = "; give its classes a get_config that they can be rebuilt from"
+    with keras.saving.custom_object_scope(objects):
         # The file is the caller's own, so lambdas in it are as safe as the rest of the program.
-        with keras.saving.custom_object_scope(objects):
+        with refusing(sentence, advice):
             model = _loaded(content.model)
-    except Exception as error:
-        raise UsageError(
-            f"Keras cannot rebuild the model from its configuration: {one_line(error)}; give its "
-            "classes a get_config that they can be rebuilt from"
-        ) from error
-    if content.compiled is not None:
-        with keras.saving.custom_object_scope(objects):
-            _compile(model, *pickle.loads(content.compiled))
+        if content.compiled is not None:
+            arguments, optimizer = pickle.loads(content.compiled)
+            # It was wrapped for its loss scale when the user compiled, if it had to be.
+            model.compile(optimizer.made(model), **arguments, auto_scale_loss=False)
     return model
 
 
@@ -217,12 +207,24 @@ def _is_of_keras(value: Any) -> bool:
     return module.partition(".")[0] in ("keras", "tensorflow", "builtins", "numpy")
 
 
-def _compile(
-    model: Any, arguments: dict[str, Any], optimizer: Callable[[], Any], state: list[np.ndarray]
-) -> None:
-    # The optimizer was wrapped for its loss scale when the user compiled, if it had to be.
-    model.compile(optimizer(), **arguments, auto_scale_loss=False)
-    if state and model.built:
-        model.optimizer.build(model.trainable_variables)
-        for variable, value in zip(model.optimizer.variables, state, strict=True):
-            variable.assign(value)
+class PackedOptimizer:
+    """An optimizer that is made again where it arrives."""
+
+    def __init__(self, optimizer: Any):
+        self._cls, self._config = type(optimizer), optimizer.get_config()
+        self._state = [array_of(each) for each in optimizer.variables] if optimizer.built else []
+
+    def made(self, model: Any) -> Any:
+        """Return the optimizer, for the model in this process."""
+        optimizer = self._cls.from_config(self._config)
+        if model.built:
+            put_state(optimizer, self._state, model)
+        return optimizer
+
+
+def put_state(optimizer: Any, state: list[np.ndarray], model: Any) -> None:
+    """Give the optimizer of a model the values of its variables; none leaves it as it begins."""
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    for variable, value in zip(optimizer.variables, state, strict=False):
+        variable.assign(value)

@@ -127,7 +127,7 @@ def nano_copies(count: int, files: Mapping[str, bytes], module: Any) -> list:
 
 def nano_files(path: str | os.PathLike) -> dict[str, bytes]:
     """The files of a directory that ``InferenceOptimizer.save`` wrote, by name."""
-    from bigdl.nano.pytorch.inference.serialization import META_FILE
+    from bigdl.nano.acceleration.saved import META_FILE
 
     directory = Path(path)
     if not (directory / META_FILE).exists():

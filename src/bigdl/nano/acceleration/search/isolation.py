@@ -19,19 +19,19 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import psutil
 
 from bigdl.common.cpu import usable_cores
 from bigdl.common.environment import VARIABLE as SCRATCH
-from bigdl.common.errors import BigDLError, UsageError, WorkerLost, one_line
+from bigdl.common.errors import BigDLError, WorkerLost, one_line
 from bigdl.common.memory import available_memory
 from bigdl.nano.acceleration.method import ORIGINAL
-from bigdl.nano.acceleration.search.trial import Bench, Plan, Trial, try_method
+from bigdl.nano.acceleration.search.trial import Bench, SearchOptions, Trial, try_method
 from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool
 
 _ENDING_PROCESS = ("crashed", "out of memory", "timed out")
@@ -40,77 +40,46 @@ _TICK = 0.1  # seconds between two looks at the process
 _MEMORY_KILLED_FIRST = 1000  # of oom_score_adj, from -1000 to 1000
 _RUNS_TO_WEIGH = 3
 _MEGABYTE = 1 << 20
+_LEAST_TIME = 300.0  # seconds
+_TIMES_OF_ORIGINAL = 20
+_SHARE_OF_MEMORY = 0.9
+_BENCH, _STAGE, _LOG = "bench.pkl", "stage", "output.log"
 
 
-class TrialsInProcess:
-    """Runs trials where it is called, without limits: for models that cannot be pickled."""
-
-    def __init__(self, bench: Bench, plan: Plan):
-        self._bench = bench
-        self._plan = plan
-
-    def run(self, name: str, directory: Path, time_limit: float | None) -> Trial:
-        """One trial."""
-        with self._bench.session():
-            return try_method(self._bench, name, self._plan, directory)
-
-    def weigh(self, trial: Trial, directory: Path, time_limit: float | None) -> None:
-        """Nothing: only a process of its own tells what one model takes."""
-        trial.reason = trial.reason or "its memory is not known, as it ran in the caller's process"
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class TrialProcess:
-    """Runs trials in another process.
+class TrialRunner:
+    """Runs trials in another process, or in this one where the bench cannot be sent.
 
     Parameters
     ----------
     bench : Bench
-    plan : Plan
+    options : SearchOptions
     directory : Path
         For its files.
-    threads : int
-        Threads of the numeric libraries there.
-    memory_limit : int or None
-        Bytes of resident memory of that process.
-    show : bool
-        Whether what it prints appears on this process's streams.
 
-    Raises
-    ------
-    UsageError
+    Warns
+    -----
+    UserWarning
         If the bench cannot be pickled, or not be loaded in another process.
     """
 
-    def __init__(
-        self,
-        bench: Bench,
-        plan: Plan,
-        directory: Path,
-        threads: int,
-        memory_limit: int | None,
-        show: bool,
-    ):
-        self._memory_limit = memory_limit
-        self._slots = [CpuSlot(tuple(usable_cores()), threads)]
-        self._bench_file = directory / "bench.pkl"
-        self._stage_file = directory / "stage"
-        self._log = None if show else directory / "output.log"
-        try:
-            with self._bench_file.open("wb") as file:
-                cloudpickle.dump(bench, file)
-        except Exception as error:
-            raise UsageError(f"they cannot be pickled: {one_line(error)}") from error
-        self._make = partial(_make_trials, str(self._bench_file), plan, self._stage_file, self._log)
-        try:
-            self._pool = self._open()
-        except BigDLError as error:
-            raise UsageError(
-                f"they cannot be loaded in another process: {one_line(error)}"
-            ) from error
+    def __init__(self, bench: Bench, options: SearchOptions, directory: Path):
+        self._bench, self._options, self._directory = bench, options, directory
+        self._memory_limit = options.memory_limit or int(_SHARE_OF_MEMORY * available_memory())
+        self._pool: Any = None  # in this process
         self._is_fresh = True
+        failure = "cannot be pickled"
+        try:
+            with (directory / _BENCH).open("wb") as file:
+                cloudpickle.dump(bench, file)
+            failure = "cannot be loaded in another process"
+            self._pool = self._open(_make_trials)
+        except Exception as error:
+            warnings.warn(
+                "Methods are tried in this process, where a crash or a hang of one ends the whole "
+                "search, as the model, the data and the metric have to go to another one and they "
+                f"{failure}: {one_line(error)}",
+                stacklevel=4,
+            )
 
     def run(self, name: str, directory: Path, time_limit: float | None) -> Trial:
         """One trial.
@@ -124,48 +93,57 @@ class TrialProcess:
         time_limit : float or None
             Seconds.
         """
+        if self._pool is None:
+            with self._bench.session():
+                return try_method(self._bench, name, self._options, directory)
         begin = time.monotonic()
         was_fresh = self._is_fresh
         trial = self._attempt(name, directory, time_limit)
-        if not self._keep_process(trial) and not was_fresh and trial.status != "timed out":
+        if self._is_fresh and not was_fresh and trial.status != "timed out":
             trial = self._attempt(name, directory, time_limit)
-            self._keep_process(trial)
         trial.seconds = time.monotonic() - begin
         return trial
 
     def weigh(self, trial: Trial, directory: Path, time_limit: float | None) -> None:
         """Measure the memory of a model in a fresh process, which is all that it does."""
-        saved = directory if trial.saved else None
-        make = partial(_make_scale, str(self._bench_file), self._log)
+        if self._pool is None:  # only a process of its own tells what one model takes
+            why = "its memory is not known, as it ran in the caller's process"
+            trial.reason = trial.reason or why
+            return
         try:
-            pool = WorkerPool([Stage("optimize", make, self._slots)])
+            pool = self._open(_make_scale)
             with pool, _limited(pool, time_limit, self._memory_limit):
-                trial.memory = pool.run([saved])[0]
+                trial.memory = pool.run([directory if trial.saved else None])[0]
         except BigDLError as error:
             trial.reason = trial.reason or f"its memory is not known: {one_line(error)}"
 
     def close(self) -> None:
         """End the process."""
-        self._pool.close()
+        if self._pool is not None:
+            self._pool.close()
 
-    def _keep_process(self, trial: Trial) -> bool:
-        """Return True if the process goes on; else start another before the next clock starts."""
+    def _open(self, make: Callable) -> WorkerPool:
+        slot = CpuSlot(tuple(usable_cores()), self._bench.library_threads)
+        made = partial(make, self._directory, self._options)
+        return WorkerPool([Stage("optimize", made, [slot])])
+
+    def _attempt(self, name: str, directory: Path, time_limit: float | None) -> Trial:
+        """Return a trial; where it ended the process, there is another before the next one."""
+        trial = self._outcome(name, directory, time_limit)
         self._is_fresh = trial.status in _ENDING_PROCESS
         if self._is_fresh:
             self._pool.close()
-            self._pool = self._open()
-        return not self._is_fresh
+            self._pool = self._open(_make_trials)
+        return trial
 
-    def _open(self) -> WorkerPool:
-        return WorkerPool([Stage("optimize", self._make, self._slots)])
-
-    def _attempt(self, name, directory, time_limit) -> Trial:
-        self._stage_file.write_text("convert")
+    def _outcome(self, name, directory, time_limit) -> Trial:
+        stage_file = self._directory / _STAGE
+        stage_file.write_text("convert")
         with _limited(self._pool, time_limit, self._memory_limit) as verdicts:
             try:
                 return self._pool.run([(name, directory)])[0]
             except BigDLError as error:
-                stage = self._stage_file.read_text() or "convert"
+                stage = stage_file.read_text() or "convert"
                 if isinstance(error, WorkerLost):
                     crash = "crashed", self._exit_message(error)
                     status, reason = verdicts[0] if verdicts else crash
@@ -176,14 +154,15 @@ class TrialProcess:
 
     def _exit_message(self, loss: WorkerLost) -> str:
         cause = str(loss).partition(";")[0].replace("worker 0 of optimize", "the process")
-        output = self._log.read_text(errors="replace") if self._log and self._log.exists() else ""
+        log = self._directory / _LOG
+        output = log.read_text(errors="replace") if log.exists() else ""
         fatal = [line for line in output.splitlines() if line.startswith(("Fatal", "terminate"))]
         return f"{cause} ({fatal[-1].strip()})" if fatal else cause
 
 
 @contextmanager
 def _limited(
-    pool: WorkerPool, time_limit: float | None, memory_limit: int | None
+    pool: WorkerPool, time_limit: float | None, memory_limit: int
 ) -> Iterator[list[tuple[str, str]]]:
     """Kill the process of a pool that takes too long or too much memory.
 
@@ -199,12 +178,10 @@ def _limited(
     def exceeded() -> tuple[str, str] | None:
         if time_limit is not None and time.monotonic() - begin > time_limit:
             return "timed out", f"it took more than {time_limit:g} s"
-        if memory_limit is not None:
-            with suppress(psutil.Error):  # it has just ended
-                used = max(psutil.Process(pid).memory_info().rss for pid in pool.pids[0])
-                if used > memory_limit:
-                    megabytes = memory_limit // _MEGABYTE
-                    return "out of memory", f"the process took more than {megabytes} MB"
+        with suppress(psutil.Error):  # it has just ended
+            if max(psutil.Process(pid).memory_info().rss for pid in pool.pids[0]) > memory_limit:
+                megabytes = memory_limit // _MEGABYTE
+                return "out of memory", f"the process took more than {megabytes} MB"
         return None
 
     def watch() -> None:
@@ -226,31 +203,31 @@ def _limited(
 # What follows runs in the other process.
 
 
-def _make_trials(bench_file: str, plan: Plan, stage_file: Path, log: Path | None) -> Callable:
-    _set_up(log, Path(bench_file).parent)
-    bench = _read(bench_file)
+def _make_trials(files: Path, options: SearchOptions) -> Callable[[tuple[str, Path]], Trial]:
+    _set_up(files, options)
+    bench = _read(files)
 
     def run(order: tuple[str, Path]) -> Trial:
         name, directory = order
         with bench.session():
-            trial = try_method(bench, name, plan, directory, stage_file.write_text)
+            trial = try_method(bench, name, options, directory, (files / _STAGE).write_text)
         _give_memory_back()
         return trial
 
     return run
 
 
-def _make_scale(bench_file: str, log: Path | None) -> Callable[[Path | None], float]:
-    _set_up(log, Path(bench_file).parent)
-    return partial(_weigh, bench_file)
+def _make_scale(files: Path, options: SearchOptions) -> Callable[[Path | None], float]:
+    _set_up(files, options)
+    return partial(_weigh, files)
 
 
-def _weigh(bench_file: str, saved: Path | None) -> float:
+def _weigh(files: Path, saved: Path | None) -> float:
     """Megabytes that loading and running a model adds to a process with its framework in it."""
-    _read(bench_file)  # imports what it needs
+    _read(files)  # imports what it needs
     _give_memory_back()
     before = psutil.Process().memory_info().rss
-    bench = _read(bench_file)
+    bench = _read(files)
     with bench.session():
         if saved is None:
             candidate = bench.build(bench.methods[ORIGINAL], bench.thread_num)
@@ -261,26 +238,25 @@ def _weigh(bench_file: str, saved: Path | None) -> float:
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
         for _ in range(_RUNS_TO_WEIGH):
-            with candidate.context():
-                bench.call(candidate.model, bench.batches()[0])
+            candidate(bench.batches()[0])
     peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     rss = int(peak[1]) << 10 if peak else psutil.Process().memory_info().rss
     return (rss - before) / _MEGABYTE
 
 
-def _set_up(log: Path | None, directory: Path) -> None:
+def _set_up(files: Path, options: SearchOptions) -> None:
     """Be the first to go when the machine runs out of memory, leave no file, print to one."""
-    os.environ[SCRATCH] = str(directory)
+    os.environ[SCRATCH] = str(files)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_MEMORY_KILLED_FIRST))
-    if log is not None:
-        with log.open("ab") as file:
+    if not options.logging:
+        with (files / _LOG).open("ab") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)
 
 
-def _read(bench_file: str) -> Bench:
-    with open(bench_file, "rb") as file:
+def _read(files: Path) -> Bench:
+    with (files / _BENCH).open("rb") as file:
         return pickle.load(file)
 
 
@@ -290,50 +266,12 @@ def _give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-_LEAST_TIME = 300.0  # seconds
-_TIMES_OF_ORIGINAL = 20
-_SHARE_OF_MEMORY = 0.9
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one method.
-
-    Attributes
-    ----------
-    seconds : float or None
-        None: 20 times what the original took, and at least five minutes; the original may take as
-        long as it needs.
-    memory : int or None
-        Bytes of resident memory of the process in which methods are tried; None: 90 % of what is
-        free at the beginning.
-    """
-
-    seconds: float | None = None
-    memory: int | None = None
-
-    def after(self, original: Trial) -> float:
-        """Seconds for each method but the original."""
-        if self.seconds is not None:
-            return self.seconds
-        return max(_LEAST_TIME, _TIMES_OF_ORIGINAL * original.seconds)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of resident memory."""
-        return self.memory or int(_SHARE_OF_MEMORY * available_memory())
-
-
 def search(
     bench: Bench,
     names: Sequence[str],
-    plan: Plan,
-    limits: Limits,
+    options: SearchOptions,
     directory: Path,
-    *,
-    threads: int,
-    show: bool = False,
-    progress: Callable[[Trial | str], None] = lambda event: None,
+    progress: Callable[[Trial | str], None],
 ) -> list[Trial]:
     """Try methods one after the other.
 
@@ -342,14 +280,9 @@ def search(
     bench : Bench
     names : sequence of str
         The original first.
-    plan : Plan
-    limits : Limits
+    options : SearchOptions
     directory : Path
         Gets a directory ``<name>`` for each model that was saved.
-    threads : int
-        Threads of the numeric libraries in the process in which methods are tried.
-    show : bool
-        Whether the output of that process appears.
     progress : callable
         Told the name of each method as its trial begins, and the trial when it is over.
 
@@ -360,14 +293,14 @@ def search(
     """
     files = directory / ".work"
     files.mkdir()
-    runner = _runner(bench, plan, files, threads, limits, show)
+    runner = TrialRunner(bench, options, files)
     trials: list[Trial] = []
+    seconds = options.time_limit
     try:
         for name in names:
             progress(name)
-            seconds = limits.after(trials[0]) if trials else limits.seconds
             trial = runner.run(name, directory / name, seconds)
-            if plan.objective == "memory" and trial.usable:
+            if options.objective == "memory" and trial.usable:
                 runner.weigh(trial, directory / name, seconds)
             if not trial.saved:
                 shutil.rmtree(directory / name, ignore_errors=True)
@@ -377,19 +310,9 @@ def search(
             progress(trial)
             if not trials[0].usable:
                 break
+            if seconds is None:
+                seconds = max(_LEAST_TIME, _TIMES_OF_ORIGINAL * trial.seconds)
     finally:
         runner.close()
         shutil.rmtree(files, ignore_errors=True)
     return trials
-
-
-def _runner(bench, plan, files, threads, limits, show) -> TrialProcess | TrialsInProcess:
-    try:
-        return TrialProcess(bench, plan, files, threads, limits.bytes, show)
-    except UsageError as error:
-        warnings.warn(
-            "Methods are tried in this process, where a crash or a hang of one ends the whole "
-            f"search, as the model, the data and the metric have to go to another one and {error}",
-            stacklevel=4,
-        )
-        return TrialsInProcess(bench, plan)

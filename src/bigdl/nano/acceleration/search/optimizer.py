@@ -8,29 +8,26 @@ import warnings
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from bigdl.common.errors import UsageError, first_line
+from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method, find_method
-from bigdl.nano.acceleration.search.cache import Cache
-from bigdl.nano.acceleration.search.isolation import Limits, search
-from bigdl.nano.acceleration.search.results import (
+from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.search.isolation import search
+from bigdl.nano.acceleration.search.results import Cache, Results, choose, fits, render, write_chart
+from bigdl.nano.acceleration.search.trial import (
     ACCELERATORS,
     PRECISIONS,
-    Results,
+    Bench,
     SearchOptions,
+    Trial,
     check_member,
-    choose,
-    fits,
-    render,
-    show_progress,
-    write_chart,
 )
-from bigdl.nano.acceleration.search.trial import Bench, Trial
 
 if TYPE_CHECKING:
     import pandas
@@ -118,15 +115,9 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         options = BuildOptions.of(values, conversion=arguments["kwargs"], goal=goal)
         built = method.build(source, options)
         if built is not model and values.get("strict_check", True):
-            try:
+            made = f"The model was converted by method {method.name!r}"
+            with refusing(f"{made} but does not run on the sample"):
                 source.try_out(built)
-            except UsageError:
-                raise
-            except Exception as error:
-                raise UsageError(
-                    f"The model was converted by method {method.name!r} but does not run on the "
-                    f"sample: {type(error).__name__}: {first_line(error)}"
-                ) from error
         return built
 
     @classmethod
@@ -302,22 +293,13 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         began = time.monotonic()
         results = cache.find(key) if options.cache else None
         if results is None:
-            plan = options.plan
-            results = Results([], cache.new_directory(), options.direction, plan.objective)
+            results = Results([], cache.new_directory(), options.direction, options.objective)
             hidden = False if options.logging else None  # None: where stderr is no terminal
             with tqdm(total=len(names), unit="method", disable=hidden) as bar:
-                trials = search(
-                    bench,
-                    names,
-                    plan,
-                    Limits(options.time_limit, options.memory_limit),
-                    results.directory,
-                    threads=bench.library_threads,
-                    show=options.logging,
-                    progress=partial(show_progress, bar),
-                )
+                show = partial(_show_progress, bar)
+                trials = search(bench, names, options, results.directory, show)
             self._check_original(trials[0])
-            results.add(trials)
+            results.update((trial.method, trial) for trial in trials)
             cache.put(key, results)
         else:
             print("An equal search was made before; pass cache=False to make it again.")
@@ -326,12 +308,8 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         print(f"Optimization cost {time.monotonic() - began:.1f}s in total.")
         if options.output_filename is not None:
             path = Path(options.output_filename)
-            try:
+            with refusing(f"The table cannot be written to {path}", text=attrgetter("strerror")):
                 path.write_text(render(results), encoding="utf-8")
-            except OSError as error:
-                raise UsageError(
-                    f"The table cannot be written to {path}: {error.strerror}"
-                ) from error
 
     def _key(self, bench: Any, options: SearchOptions, arguments: Mapping[str, Any]) -> str | None:
         """Return a digest of all that the results depend on; None keeps them out of the cache."""
@@ -352,6 +330,15 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
                 f"{self._data_argument} is incompatible with your model input. {trial.reason}"
             )
         raise UsageError(f"The original model cannot be run ({trial.status}): {trial.reason}")
+
+
+def _show_progress(bar: Any, event: str | Trial) -> None:
+    """Show on a bar of tqdm what :func:`search` says."""
+    if isinstance(event, str):
+        bar.set_description(event)
+        return
+    bar.set_postfix_str(event.status)
+    bar.update()
 
 
 class _ModelRow(UserDict):

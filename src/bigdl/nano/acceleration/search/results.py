@@ -1,117 +1,41 @@
-"""Methods that a search tries, its progress, and its results as a table and as a chart."""
+"""Methods that a search tries, and its results: as a table, as a chart, kept for the next search.
+
+Without a directory, the last few are kept as long as the process lives, so that a cell of a
+notebook can be run again. With one they stay, each in a directory named by its key.
+
+The key, a digest of all that results depend on, answers "is this the same model on the same data as
+last time?", also across processes. Objects are written by :mod:`pickle` into a hash, with their
+classes and functions replaced by a digest of their code, and tensors by one of their bytes.
+Whatever makes a digest differ without a reason costs a search, no more.
+"""
 
 from __future__ import annotations
 
-import html
+import hashlib
 import json
 import math
 import os
+import pickle
 import shutil
+import sys
+import tempfile
 import warnings
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections import OrderedDict, UserDict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
-from bigdl.common.checks import check_choice, check_number, check_positive
-from bigdl.common.drawing import Scale, svg, text, write_drawing
+from bigdl.common.checks import check_number
+from bigdl.common.drawing import Chart, Scale, write_drawing
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
-from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import ORIGINAL, Method
-from bigdl.nano.acceleration.search.trial import OBJECTIVES, Plan, Point, Trial
-
-__all__ = [
-    "ACCELERATORS",
-    "ORIGINAL",
-    "PRECISIONS",
-    "Results",
-    "SearchOptions",
-    "check_member",
-    "choose",
-    "fits",
-    "render",
-    "show_progress",
-    "write_chart",
-]
-
-
-ACCELERATORS = (None, "onnxruntime", "openvino", "jit")
-PRECISIONS = (None, "int8", "bf16", "fp16", "fp32")
-_WRONG = {
-    "accelerator": "Only support accelerator None, 'onnxruntime', 'openvino' and 'jit'.",
-    "precision": "Only support precision 'int8', 'bf16', 'fp16' and 'fp32'.",
-}
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """Arguments of ``optimize`` that do not depend on the framework; they mean what they do there.
-
-    Raises
-    ------
-    UsageError
-        If one makes no sense.
-    """
-
-    direction: str = "max"
-    thread_num: int | None = None
-    accelerator: tuple | None = None
-    precision: tuple | None = None
-    use_ipex: bool | None = None
-    search_mode: str = "default"
-    logging: bool = False
-    latency_sample_num: int = 100
-    includes: Collection[str] | None = None
-    excludes: Collection[str] | None = None
-    output_filename: str | None = None
-    objective: str = "latency"
-    batch_sizes: Sequence[int] | None = None
-    thread_counts: Sequence[int] | None = None
-    time_limit: float | None = None
-    memory_limit: int | None = None
-    cache: bool = False
-    cache_dir: str | os.PathLike | None = None
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Return the options among the arguments of a framework's ``optimize``."""
-        names = {each.name for each in fields(cls)}.intersection(arguments)
-        return cls(**{name: arguments[name] for name in names})
-
-    def __post_init__(self) -> None:
-        if self.direction not in ("min", "max"):
-            raise UsageError(f"Only support direction 'min', 'max'. {self.direction!r} was given.")
-        check_choice("objective", self.objective, OBJECTIVES)
-        check_choice("search_mode", self.search_mode, ("default", "all", "grid", "extended"))
-        _check_tuple("accelerator", self.accelerator, ACCELERATORS, "accelerator must be a tuple.")
-        # The spelling of this text is the old interface's.
-        _check_tuple("precision", self.precision, PRECISIONS, "precison must be a tuple.")
-        check_positive("latency_sample_num", self.latency_sample_num)
-        check_threads(self.thread_num)
-        for name in ("includes", "excludes"):
-            if isinstance(getattr(self, name), str):
-                raise UsageError(
-                    f"{name} must be a list of names of methods, not the string "
-                    f"{getattr(self, name)!r}"
-                )
-        for name in ("batch_sizes", "thread_counts"):
-            values = getattr(self, name)
-            if values is not None and not (isinstance(values, (list, tuple, range)) and values):
-                raise UsageError(f"{name} should be a list of positive integers, got {values!r}")
-            for value in values or ():
-                check_positive(name, value)
-
-    @property
-    def plan(self) -> Plan:
-        """The measurements to make."""
-        return Plan(
-            self.latency_sample_num,
-            self.objective,
-            tuple(self.thread_counts or [self.thread_num]),
-            tuple(self.batch_sizes or [None]),
-        )
+from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.search.trial import Point, SearchOptions, Trial
 
 
 def choose(
@@ -176,26 +100,10 @@ def fits(
     )
 
 
-def check_member(name: str, value: Any, allowed: tuple) -> None:
-    """Refuse an accelerator or a precision that does not exist."""
-    if value not in allowed:
-        raise UsageError(f"{_WRONG[name]} {value!r} was given.")
-
-
-def _check_tuple(name: str, values: Any, allowed: tuple, wrong_form: str) -> None:
-    if values is None:
-        return
-    if not isinstance(values, tuple):
-        raise UsageError(f"{wrong_form} Write {name}=({values!r},) instead of {values!r}.")
-    for value in values:
-        check_member(name, value, allowed)
-
-
 _FILE = "results.json"
-_FORMAT = 1
 
 
-class Results(Mapping[str, Trial]):
+class Results(UserDict[str, Trial]):
     """Trials of a search by the names of their methods, and the directory of its models.
 
     The directory is removed when this object goes, or the interpreter ends, unless :meth:`keep` is
@@ -214,29 +122,16 @@ class Results(Mapping[str, Trial]):
     """
 
     def __init__(self, trials: list[Trial], directory: Path, direction: str, objective: str):
-        self._trials = {trial.method: trial for trial in trials}
+        super().__init__({trial.method: trial for trial in trials})
         self.directory = directory
         self.direction = direction
         self.objective = objective
         self._removal = weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
 
-    def __getitem__(self, name: str) -> Trial:
-        return self._trials[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._trials)
-
-    def __len__(self) -> int:
-        return len(self._trials)
-
-    def add(self, trials: list[Trial]) -> None:
-        """Append trials."""
-        self._trials.update((trial.method, trial) for trial in trials)
-
     @property
     def original(self) -> Trial:
         """The trial that all others are compared with."""
-        return self._trials[ORIGINAL]
+        return self[ORIGINAL]
 
     @property
     def scored(self) -> bool:
@@ -295,8 +190,7 @@ class Results(Mapping[str, Trial]):
 
     def keep(self, directory: Path) -> None:
         """Write the trials beside the models, and move all to a directory in which they stay."""
-        content: dict[str, Any] = {
-            "format": _FORMAT,
+        content = {
             "direction": self.direction,
             "objective": self.objective,
             "trials": [asdict(trial) for trial in self.values()],
@@ -312,8 +206,6 @@ class Results(Mapping[str, Trial]):
         """Return what :meth:`keep` wrote; None if there is nothing that can be read."""
         try:
             content = json.loads((directory / _FILE).read_text(encoding="utf-8"))
-            if content["format"] != _FORMAT:
-                return None
             trials = [
                 Trial(**{**each, "points": [Point(**point) for point in each["points"]]})
                 for each in content["trials"]
@@ -325,7 +217,18 @@ class Results(Mapping[str, Trial]):
             return None
 
 
-_WIDTHS = {"method": 32, "status": 20, "latency(ms)": 14, "speedup": 10, "metric value": 20}
+_COLUMNS = {  # title: width, attribute of a trial, its form
+    "method": (32, "method", "{}"),
+    "status": (20, "status", "{}"),
+    "latency(ms)": (14, "latency", "{:.5g}"),
+    "speedup": (10, "speedup", "{:.2f}x"),
+    "metric value": (20, "accuracy", "{:.5g}"),
+}
+_OF_OBJECTIVES = {
+    "latency": {},
+    "throughput": {"samples/s": (14, "throughput", "{:.5g}")},
+    "memory": {"memory(MB)": (14, "memory", "{:.5g}")},
+}
 
 
 def render(results: Results) -> str:
@@ -340,46 +243,24 @@ def render(results: Results) -> str:
     str
         Ends with a line break.
     """
-    widths = dict(_WIDTHS)
-    longest = max(len(name) for name in results)
-    widths["method"] = max(widths["method"], longest + 2)
-    if results.objective == "throughput":
-        widths["samples/s"] = 14
-    if results.objective == "memory":
-        widths["memory(MB)"] = 14
-    rule = " " + " ".join("-" * width for width in widths.values()) + " "
-    lines = [rule, _line(list(widths), widths), rule]
-    lines += [_line(_cells(trial, widths), widths) for trial in results.values()]
-    lines.append(rule)
+    columns = _COLUMNS | _OF_OBJECTIVES[results.objective]
+    widths = [width for width, _, _ in columns.values()]
+    widths[0] = max(widths[0], *(len(name) + 2 for name in results))
+    rows = [list(columns)]
+    for trial in results.values():
+        values = [(getattr(trial, name), form) for _, name, form in columns.values()]
+        rows.append(["None" if value is None else form.format(value) for value, form in values])
+    rule = " " + " ".join("-" * width for width in widths) + " "
+    title, *lines = [
+        "|" + "|".join(f"{cell:^{width}}" for cell, width in zip(row, widths, strict=True)) + "|"
+        for row in rows
+    ]
     notes = [f"{trial.method}: {trial.reason}" for trial in results.values() if trial.reason]
-    return "\n".join([*lines, *notes]) + "\n"
+    return "\n".join([rule, title, rule, *lines, rule, *notes]) + "\n"
 
 
-def _cells(trial: Trial, columns) -> list[str]:
-    values = {
-        "method": trial.method,
-        "status": trial.status,
-        "latency(ms)": _figure(trial.latency),
-        "speedup": "None" if trial.speedup is None else f"{trial.speedup:.2f}x",
-        "metric value": _figure(trial.accuracy),
-        "samples/s": _figure(trial.throughput),
-        "memory(MB)": _figure(trial.memory),
-    }
-    return [values[column] for column in columns]
-
-
-def _line(cells, widths) -> str:
-    fields = (f"{cell:^{width}}" for cell, width in zip(cells, widths.values(), strict=True))
-    return "|" + "|".join(fields) + "|"
-
-
-def _figure(value: float | None) -> str:
-    """A number with five significant figures."""
-    return "None" if value is None else f"{value:.5g}"
-
-
-_WIDTH, _MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN = 860, 90, 200, 50
-_HEIGHT, _BAR = 460, 26
+_WIDTH, _HEIGHT, _MARGIN = 860, 460, 50
+_ROW = 26  # of a chart without a metric
 _COLOURS = {"fp32": "#4269d0", "bf16": "#efb118", "fp16": "#6cc5b0", "int8": "#ff725c"}
 
 
@@ -401,110 +282,235 @@ def write_chart(results: Results, path: Path, precisions: Mapping[str, str]) -> 
         If the file cannot be written, or not in this form.
     """
     trials = [trial for trial in results.values() if trial.usable]
+    scored = results.scored and all(math.isfinite(trial.accuracy or 0.0) for trial in trials)
+    chart = (_by_accuracy if scored else _in_rows)(trials, precisions)
     write_drawing(
         path,
         "Methods by latency and accuracy",
-        as_svg=lambda: _svg(trials, results.scored, precisions),
+        as_svg=chart.svg,
         as_text=lambda: render(results),
-        on_figure=lambda figure: _with_matplotlib(figure, trials, results.scored, precisions),
+        on_figure=chart.draw,
     )
 
 
-def _svg(trials: list[Trial], scored: bool, precisions) -> str:
-    scatter = scored and all(math.isfinite(trial.accuracy or 0.0) for trial in trials)
-    marks = _scatter(trials, precisions) if scatter else _bars(trials, precisions)
-    return svg(_WIDTH, _HEIGHT if scatter else 2 * _MARGIN + _BAR * len(trials), marks)
-
-
-def _scatter(trials, precisions) -> list[str]:
-    across = Scale(
-        [trial.latency for trial in trials], _MARGIN_LEFT, _WIDTH - _MARGIN_RIGHT, log=True
-    )
-    up = Scale([trial.accuracy for trial in trials], _HEIGHT - _MARGIN, _MARGIN)
-    marks = [*_columns(across, _MARGIN, _HEIGHT - _MARGIN), *_rows(up)]
-    marks.append(
-        text("latency (ms)", (_MARGIN_LEFT + _WIDTH - _MARGIN_RIGHT) / 2, _HEIGHT - 12, "middle")
-    )
-    marks.append(text("accuracy", _MARGIN_LEFT, _MARGIN - 20, "end"))
+def _by_accuracy(trials, precisions: Mapping[str, str]) -> Chart:
+    left, right, bottom = 90, _WIDTH - 200, _HEIGHT - _MARGIN
+    across = Scale([trial.latency for trial in trials], left, right, log=True)
+    up = Scale([trial.accuracy for trial in trials], bottom, _MARGIN)
+    chart = _with_latencies(across, left, right, bottom)
+    chart.text("accuracy", left, _MARGIN - 20, "end")
+    for value in up.ticks():
+        chart.line([(left, up(value)), (right, up(value))], "#ddd")
+        chart.text(f"{value:.4g}", left - 6, up(value) + 4, "end")
     for trial in trials:
         x, y = across(trial.latency), up(trial.accuracy)
-        marks.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{_colour(trial, precisions)}">'
-            f"<title>{_title(trial)}</title></circle>"
-        )
-        marks.append(text(trial.method, x + 8, y + 4))
-    return marks
+        title = f"{_title(trial)}, accuracy {trial.accuracy:.5g}"
+        chart.line([(x, y)], _COLOURS[precisions[trial.method]], dots=5, title=title)
+        chart.text(trial.method, x + 8, y + 4)
+    return chart
 
 
-def _bars(trials, precisions) -> list[str]:
-    bottom = _MARGIN + _BAR * len(trials)
-    left = _MARGIN_LEFT + _MARGIN_RIGHT - 40
-    across = Scale([0.0, *(trial.latency for trial in trials)], left, _WIDTH - 80)
-    marks = _columns(across, _MARGIN, bottom)
-    marks.append(text("latency (ms)", (left + _WIDTH - 80) / 2, bottom + 36, "middle"))
+def _in_rows(trials, precisions: Mapping[str, str]) -> Chart:
+    left, right, bottom = 250, _WIDTH - 80, _MARGIN + _ROW * len(trials)
+    across = Scale([0.0, *(trial.latency for trial in trials)], left, right)
+    chart = _with_latencies(across, left, right, bottom)
     for number, trial in enumerate(trials):
-        y, end = _MARGIN + _BAR * number, across(trial.latency)
-        marks.append(
-            f'<rect x="{left}" y="{y + 4}" width="{max(end - left, 1):.1f}" height="{_BAR - 8}" '
-            f'fill="{_colour(trial, precisions)}"><title>{_title(trial)}</title></rect>'
-        )
-        marks.append(text(trial.method, left - 6, y + _BAR / 2 + 4, "end"))
-        marks.append(text(f"{trial.latency:.3g}", end + 6, y + _BAR / 2 + 4))
-    return marks
+        x, y = across(trial.latency), _MARGIN + _ROW * (number + 0.5)
+        colour = _COLOURS[precisions[trial.method]]
+        chart.line([(left, y), (x, y)], colour, 9, title=_title(trial))
+        chart.text(trial.method, left - 6, y + 4, "end")
+        chart.text(f"{trial.latency:.3g}", x + 6, y + 4)
+    return chart
 
 
-def _columns(scale: Scale, top: float, bottom: float) -> list[str]:
-    """Return vertical lines at the ticks of a scale, with their values below."""
-    marks = []
-    for value in scale.ticks():
-        x = scale(value)
-        marks.append(f'<path d="M{x:.1f} {top}V{bottom}" stroke="#ddd"/>')
-        marks.append(text(f"{value:.3g}", x, bottom + 16, "middle"))
-    return marks
-
-
-def _rows(scale: Scale) -> list[str]:
-    """Return horizontal lines at the ticks of a scale, with their values beside."""
-    marks = []
-    for value in scale.ticks():
-        y = scale(value)
-        marks.append(f'<path d="M{_MARGIN_LEFT} {y:.1f}H{_WIDTH - _MARGIN_RIGHT}" stroke="#ddd"/>')
-        marks.append(text(f"{value:.4g}", _MARGIN_LEFT - 6, y + 4, "end"))
-    return marks
+def _with_latencies(across: Scale, left: float, right: float, bottom: float) -> Chart:
+    """Return a chart with latencies along its lower side."""
+    chart = Chart(_WIDTH, bottom + _MARGIN)
+    for value in across.ticks():
+        chart.line([(across(value), _MARGIN), (across(value), bottom)], "#ddd")
+        chart.text(f"{value:.3g}", across(value), bottom + 16, "middle")
+    chart.text("latency (ms)", (left + right) / 2, bottom + 36, "middle")
+    return chart
 
 
 def _title(trial: Trial) -> str:
-    scored = "" if trial.accuracy is None else f", accuracy {trial.accuracy:.5g}"
-    return html.escape(f"{trial.method}: {trial.latency:.4g} ms ({trial.speedup:.2f}x){scored}")
+    return f"{trial.method}: {trial.latency:.4g} ms ({trial.speedup:.2f}x)"
 
 
-def _colour(trial: Trial, precisions) -> str:
-    return _COLOURS[precisions[trial.method]]
+# Packages whose classes and functions are known by their names, as their versions are digested.
+_LIBRARIES = {"torch", "numpy", "pandas", "pytorch_lightning", "lightning", "torchmetrics"}
 
 
-def _with_matplotlib(figure, trials, scored, precisions) -> None:
-    axes = figure.add_subplot(xlabel="latency (ms)")
-    colours = [_colour(trial, precisions) for trial in trials]
-    latencies = [trial.latency for trial in trials]
-    if scored:
-        axes.set(ylabel="accuracy", xscale="log")
-        axes.scatter(latencies, [trial.accuracy for trial in trials], c=colours)
-        for trial in trials:
-            axes.annotate(
-                trial.method,
-                (trial.latency, trial.accuracy),
-                xytext=(5, 3),
-                textcoords="offset points",
-            )
-    else:
-        axes.barh([trial.method for trial in trials], latencies, color=colours)
-        axes.invert_yaxis()
+def fingerprint(*objects: Any) -> str | None:
+    """A digest of some objects.
+
+    Parameters
+    ----------
+    *objects
+        Anything.
+
+    Returns
+    -------
+    str or None
+        Hexadecimal; None if one of them cannot be pickled.
+    """
+    target = _Hash()
+    try:
+        _Pickler(target).dump(objects)
+    except Exception:
+        return None
+    return target.digest.hexdigest()
 
 
-def show_progress(bar: Any, event: str | Trial) -> None:
-    """Show on a bar of tqdm what :func:`isolation.search` says."""
-    if isinstance(event, str):
-        bar.set_description(event)
-        return
-    bar.set_postfix_str(event.status)
-    bar.update()
+class _Hash:
+    """A file that keeps the digest of what is written to it only."""
+
+    def __init__(self):
+        self.digest = hashlib.blake2b(digest_size=20)
+
+    def write(self, data) -> int:
+        self.digest.update(data)
+        return len(data)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file):
+        super().__init__(file, protocol=5)
+        self._seen: set[int] = set()
+
+    def reducer_override(self, value):
+        if isinstance(value, (type, FunctionType)):
+            return self._code_of(value)
+        if isinstance(value, ModuleType):
+            return str, (value.__name__,)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return str, (_tensor_digest(value),)
+        if torch is not None and isinstance(value, torch.Generator):
+            return str, ("generator",)
+        return NotImplemented
+
+    def _code_of(self, value):
+        name = f"{value.__module__}:{value.__qualname__}"
+        package = str(value.__module__).partition(".")[0]
+        if package in _LIBRARIES or package in sys.stdlib_module_names - {"__main__"}:
+            return NotImplemented if _is_importable(value) else (str, (name,))
+        if id(value) in self._seen:
+            return str, (name,)
+        self._seen.add(id(value))
+        if isinstance(value, type):
+            members = sorted(vars(value).items())
+            parts = [(key, _functions_in(member)) for key, member in members]
+            parts = [(key, functions) for key, functions in parts if functions]
+            return tuple, ([name, value.__bases__, parts],)
+        return tuple, ([name, *self._parts_of(value)],)
+
+    def _parts_of(self, function: FunctionType) -> list:
+        known = function.__globals__
+        cells = [_content(cell) for cell in function.__closure__ or ()]
+        codes = list(_codes_in(function.__code__))
+        names = sorted({name for code in codes for name in code.co_names}.intersection(known))
+        # functions and classes of the same module that it calls, and plain values that it reads
+        used = [
+            (name, known[name])
+            for name in names
+            if getattr(known[name], "__module__", None) == function.__module__
+            or isinstance(known[name], (bool, int, float, str))
+        ]
+        texts = [
+            (each.co_code, each.co_names, each.co_varnames, [*map(_text_of, each.co_consts)])
+            for each in codes
+        ]
+        return [texts, function.__defaults__, function.__kwdefaults__, cells, used]
+
+
+def _functions_in(member: Any) -> list[FunctionType]:
+    member = getattr(member, "__func__", member)  # of a staticmethod or a classmethod
+    functions = (member.fget, member.fset) if isinstance(member, property) else (member,)
+    return [each for each in functions if isinstance(each, FunctionType)]
+
+
+def _is_importable(value) -> bool:
+    known: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        known = getattr(known, part, None)
+    return known is value
+
+
+def _content(cell):
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_in(constant)
+
+
+def _text_of(constant: Any) -> str:
+    if isinstance(constant, CodeType):
+        return "code"
+    # the order of a set differs from process to process
+    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+
+
+def _tensor_digest(tensor) -> str:
+    import torch
+
+    plain = tensor.detach().cpu()
+    head = f"{plain.dtype} {tuple(plain.shape)} {plain.layout} {tensor.requires_grad}"
+    if plain.layout != torch.strided or plain.is_quantized:
+        raise pickle.PicklingError("a tensor without plain bytes")
+    content = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return head + hashlib.blake2b(content.data, digest_size=20).hexdigest()
+
+
+_MOST = 4
+_of_this_process: OrderedDict[str, Results] = OrderedDict()
+
+
+class Cache:
+    """Results of earlier searches.
+
+    Parameters
+    ----------
+    directory : str, path or None
+        None: in this process only.
+    """
+
+    def __init__(self, directory: str | os.PathLike | None):
+        self._directory = None if directory is None else Path(directory)
+
+    def find(self, key: str | None) -> Results | None:
+        """Return the results of an equal search, or None."""
+        if key is None:
+            return None
+        if self._directory is not None:
+            return Results.read(self._directory / key)
+        if key in _of_this_process:
+            _of_this_process.move_to_end(key)
+        return _of_this_process.get(key)
+
+    def new_directory(self) -> Path:
+        """Return an empty directory for the models of a search."""
+        sentence = f"No directory can be made in cache_dir {self._directory}"
+        with refusing(sentence, text=attrgetter("strerror")):
+            if self._directory is not None:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix="bigdl-nano-optimize-", dir=self._directory))
+
+    def put(self, key: str | None, results: Results) -> None:
+        """Keep results."""
+        if key is None:
+            return
+        if self._directory is not None:
+            results.keep(self._directory / key)
+            return
+        _of_this_process[key] = results
+        while len(_of_this_process) > _MOST:
+            _of_this_process.popitem(last=False)

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import abc
 import math
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
+from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import MissingExtraError, UsageError, one_line
+from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import ORIGINAL, Method
-from bigdl.nano.acceleration.structure import as_array, flatten
+from bigdl.nano.acceleration.structure import Batch, as_array, flatten, rows_of
 
 _ROUNDS = 10
 _WARM_UPS = 2
@@ -37,8 +40,7 @@ Block = Callable[[int, float], list[float]]
 seconds of each."""
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Speed of a model.
 
     Attributes
@@ -115,9 +117,6 @@ def _calls_per_round(runs: int, seconds: float) -> int:
     return max(_FEWEST, min(wanted, int(_BUDGET / _ROUNDS / max(seconds, 1e-6))))
 
 
-Batch = TypeVar("Batch")
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A model to be timed.
@@ -133,8 +132,12 @@ class Candidate:
     model: Any
     context: Callable[[], AbstractContextManager]
 
+    def __call__(self, batch: Batch) -> Any:
+        with self.context():
+            return self.model(*batch.args, **batch.kwargs)
 
-class Bench(abc.ABC, Generic[Batch]):
+
+class Bench(abc.ABC):
     """A model, a sample of its input, its data and its metric, as a search sees them.
 
     A bench is pickled to the process in which methods are tried. There :meth:`session` is entered
@@ -162,8 +165,6 @@ class Bench(abc.ABC, Generic[Batch]):
     library_threads: int
     _batches: list[Batch]
     """Inputs as the user gave them."""
-    _of_the_model: ClassVar[tuple[str, ...]] = ("_source",)
-    """Attributes that are made of the model when they are needed."""
 
     def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
         self.model: Any = arguments["model"]
@@ -173,7 +174,7 @@ class Bench(abc.ABC, Generic[Batch]):
         self.has_metric = self._metric is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in self._of_the_model}
+        return {key: value for key, value in vars(self).items() if key != "_source"}
 
     def session(self) -> AbstractContextManager:
         """Return the surroundings of a search: the caller's threads, the model's mode."""
@@ -190,29 +191,19 @@ class Bench(abc.ABC, Generic[Batch]):
         return [self._resized(batch, size) for batch in self._batches]
 
     def _resized(self, batch: Batch, size: int) -> Batch:
-        rows = self.rows(batch)
+        rows = rows_of(batch)
         leaves, structure = flatten(batch)
         index = np.arange(size) % rows
         return structure.rebuild(
             leaf[index] if leaf.ndim and len(leaf) == rows else leaf for leaf in leaves
         )
 
-    def rows(self, batch: Batch) -> int:
-        """Return the number of samples in a batch: the length of its first tensor."""
-        leaves, _ = flatten(batch)
-        return len(leaves[0]) if leaves and leaves[0].ndim else 1
-
-    @abc.abstractmethod
-    def call(self, model: Any, batch: Batch) -> Any:
-        """Run a model."""
-
     @abc.abstractmethod
     def score(self, candidate: Candidate) -> float:
         """The user's metric."""
 
-    @abc.abstractmethod
-    def save(self, model: Any, directory: Path) -> None:
-        """Write an accelerated model."""
+    save: ClassVar[Callable[..., None]]
+    """Writes an accelerated model to a directory."""
 
     @abc.abstractmethod
     def load(self, directory: Path) -> Candidate:
@@ -221,37 +212,95 @@ class Bench(abc.ABC, Generic[Batch]):
     def drop_original(self) -> None:
         """Let go of the user's model: this bench only measures loaded ones from now on."""
         self.model = None
-        for name in self._of_the_model:
-            vars(self).pop(name, None)
+        vars(self).pop("_source", None)
 
 
-OBJECTIVES = ("latency", "throughput", "memory")
 # Largest differences by rounding. What int8 costs only a metric can tell.
 _LARGEST_DIFFERENCE = {"fp32": 1e-2, "bf16": 0.25, "fp16": 0.25}
 _REMARKABLE = 0.25
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Measurements to make of each method.
+ACCELERATORS = (None, "onnxruntime", "openvino", "jit")
+PRECISIONS = (None, "int8", "bf16", "fp16", "fp32")
+_WRONG = {
+    "accelerator": "Only support accelerator None, 'onnxruntime', 'openvino' and 'jit'.",
+    "precision": "Only support precision 'int8', 'bf16', 'fp16' and 'fp32'.",
+}
+_OBJECTIVES = ("latency", "throughput", "memory")
 
-    Attributes
-    ----------
-    runs : int
-        Timed calls.
-    objective : str
-        One of :data:`OBJECTIVES`.
-    threads : tuple of int or None
-        Thread counts of which the best is kept.
-    batch_sizes : tuple of int or None
-        Sizes at which the latency is measured, None for the sample as it is; the first is the one
-        of the table.
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Arguments of ``optimize`` that do not depend on the framework; they mean what they do there.
+
+    Raises
+    ------
+    UsageError
+        If one makes no sense.
     """
 
-    runs: int = 100
+    direction: str = "max"
+    thread_num: int | None = None
+    accelerator: tuple | None = None
+    precision: tuple | None = None
+    use_ipex: bool | None = None
+    search_mode: str = "default"
+    logging: bool = False
+    latency_sample_num: int = 100
+    includes: Collection[str] | None = None
+    excludes: Collection[str] | None = None
+    output_filename: str | None = None
     objective: str = "latency"
-    threads: tuple[int | None, ...] = (None,)
-    batch_sizes: tuple[int | None, ...] = (None,)
+    batch_sizes: Sequence[int] | None = None
+    thread_counts: Sequence[int] | None = None
+    time_limit: float | None = None
+    memory_limit: int | None = None
+    cache: bool = False
+    cache_dir: str | os.PathLike | None = None
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Self:
+        """Return the options among the arguments of a framework's ``optimize``."""
+        names = {each.name for each in fields(cls)}.intersection(arguments)
+        return cls(**{name: arguments[name] for name in names})
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("min", "max"):
+            raise UsageError(f"Only support direction 'min', 'max'. {self.direction!r} was given.")
+        check_choice("objective", self.objective, _OBJECTIVES)
+        check_choice("search_mode", self.search_mode, ("default", "all", "grid", "extended"))
+        _check_tuple("accelerator", self.accelerator, ACCELERATORS, "accelerator must be a tuple.")
+        # The spelling of this text is the old interface's.
+        _check_tuple("precision", self.precision, PRECISIONS, "precison must be a tuple.")
+        check_positive("latency_sample_num", self.latency_sample_num)
+        check_threads(self.thread_num)
+        for name in ("includes", "excludes"):
+            if isinstance(getattr(self, name), str):
+                raise UsageError(
+                    f"{name} must be a list of names of methods, not the string "
+                    f"{getattr(self, name)!r}"
+                )
+        for name in ("batch_sizes", "thread_counts"):
+            values = getattr(self, name)
+            if values is not None and not (isinstance(values, (list, tuple, range)) and values):
+                raise UsageError(f"{name} should be a list of positive integers, got {values!r}")
+            for value in values or ():
+                check_positive(name, value)
+
+
+def check_member(name: str, value: Any, allowed: tuple) -> None:
+    """Refuse an accelerator or a precision that does not exist."""
+    if value not in allowed:
+        raise UsageError(f"{_WRONG[name]} {value!r} was given.")
+
+
+def _check_tuple(name: str, values: Any, allowed: tuple, wrong_form: str) -> None:
+    if values is None:
+        return
+    if not isinstance(values, tuple):
+        raise UsageError(f"{wrong_form} Write {name}=({values!r},) instead of {values!r}.")
+    for value in values:
+        check_member(name, value, allowed)
 
 
 @dataclass(frozen=True)
@@ -268,12 +317,15 @@ class Point:
         Milliseconds of a call, as measured at that time.
     speedup : float
         Times as fast as the original on the same batch.
+    stopped : bool
+        True if timing was given up because the model is far slower than the original.
     """
 
     threads: int | None
     batch_size: int
     latency: float
     speedup: float
+    stopped: bool = False
 
 
 @dataclass
@@ -379,7 +431,11 @@ class _Failure(Exception):
 
 
 def try_method(
-    bench: Bench, name: str, plan: Plan, directory: Path, say: Callable[[str], object] = str
+    bench: Bench,
+    name: str,
+    options: SearchOptions,
+    directory: Path,
+    say: Callable[[str], object] = str,
 ) -> Trial:
     """Build a method, run, time and score its model, and save it.
 
@@ -389,7 +445,7 @@ def try_method(
         Within its session.
     name : str
         The method.
-    plan : Plan
+    options : SearchOptions
         What is measured.
     directory : Path
         Where the model is saved; it does not exist.
@@ -404,7 +460,7 @@ def try_method(
     begin = time.monotonic()
     trial = Trial(name)
     try:
-        _Attempt(bench, bench.methods[name], plan, directory, trial, say).go()
+        _Attempt(bench, bench.methods[name], options, directory, trial, say).go()
     except _Failure as failure:
         trial.status, trial.reason = failure.args
     trial.seconds = time.monotonic() - begin
@@ -415,7 +471,7 @@ def try_method(
 class _Attempt:
     bench: Bench
     method: Method
-    plan: Plan
+    options: SearchOptions
     directory: Path
     trial: Trial
     say: Callable[[str], object]
@@ -424,11 +480,11 @@ class _Attempt:
         missing = self.method.missing()
         if missing:
             raise _Failure("lack dependency", missing)
-        tried = (self._build_and_time(threads) for threads in self.plan.threads)
-        candidate, timings = max(tried, key=lambda each: self._rank(each[1]))
-        first, _ = timings[0]
-        self.trial.speedup, self.trial.threads = first.speedup, first.threads
-        if all(stopped for _, stopped in timings):
+        counts: Sequence[int | None] = self.options.thread_counts or [self.options.thread_num]
+        tried = (self._build_and_time(threads) for threads in counts)
+        candidate, points = max(tried, key=lambda each: self._rank(each[1]))
+        self.trial.speedup, self.trial.threads = points[0].speedup, points[0].threads
+        if all(point.stopped for point in points):
             self.trial.status = "early stopped"
         if self.bench.has_metric:
             with self._stage("score", "fail to forward"):
@@ -436,24 +492,24 @@ class _Attempt:
         if self.method.name != ORIGINAL:
             self._save(candidate.model)
 
-    def _build_and_time(self, threads) -> tuple[Candidate, list[tuple[Point, bool]]]:
+    def _build_and_time(self, threads) -> tuple[Candidate, list[Point]]:
         with self._stage("convert", "fail to convert"):
             candidate = self.bench.build(self.method, threads)
         with self._stage("forward", "fail to forward"):
             self._compare(candidate)
         with self._stage("measure", "fail to forward"):
-            timings = [self._timed(candidate, threads, size) for size in self.plan.batch_sizes]
-        self.trial.points += [point for point, _ in timings]
-        return candidate, timings
+            sizes: Sequence[int | None] = self.options.batch_sizes or [None]
+            points = [self._timed(candidate, threads, size) for size in sizes]
+        self.trial.points += points
+        return candidate, points
 
     def _compare(self, candidate: Candidate) -> None:
         """The result on the sample, and how far it is from the original's."""
         batch = self.bench.batches()[0]
-        reference = _result(self.bench, self._original(), batch)
-        result = _result(self.bench, candidate, batch)
+        reference, result = self._original()(batch), candidate(batch)
         if self.method.name == ORIGINAL:
             return
-        again = _result(self.bench, self._original(), batch)
+        again = self._original()(batch)
         if not _difference(again, reference) <= _LARGEST_DIFFERENCE["fp32"]:
             return  # random, or not finite: there is nothing to compare with
         difference = self.trial.difference = _difference(result, reference)
@@ -463,21 +519,19 @@ class _Attempt:
         if difference > _REMARKABLE:
             self.trial.reason = _deviates(difference)
 
-    def _timed(self, candidate, threads, size) -> tuple[Point, bool]:
-        batches = self.bench.batches(size)
-        model = _block(self.bench, candidate, batches)
+    def _timed(self, candidate, threads, size) -> Point:
+        batches, runs = self.bench.batches(size), self.options.latency_sample_num
+        model = _block(candidate, batches)
         if self.method.name == ORIGINAL and threads == self.bench.thread_num:
-            timing: Timing = time_alone(model, self.plan.runs)
+            timing = time_alone(model, runs)
         else:
-            original = _block(self.bench, self._original(), batches)
-            timing = time_against(original, model, self.plan.runs)
-        rows = self.bench.rows(batches[0])
-        return Point(threads, rows, timing.latency, timing.speedup), timing.stopped
+            timing = time_against(_block(self._original(), batches), model, runs)
+        return Point(threads, rows_of(batches[0]), *timing)
 
-    def _rank(self, timings) -> float:
-        if self.plan.objective == "throughput":
-            return max(point.batch_size / point.latency for point, _ in timings)
-        return timings[0][0].speedup
+    def _rank(self, points: list[Point]) -> float:
+        if self.options.objective == "throughput":
+            return max(point.batch_size / point.latency for point in points)
+        return points[0].speedup
 
     def _save(self, model: Any) -> None:
         self.trial.stage = "save"
@@ -514,13 +568,12 @@ def _deviates(difference: float) -> str:
     )
 
 
-def _result(bench: Bench, candidate: Candidate, batch) -> Any:
-    with candidate.context():
-        return bench.call(candidate.model, batch)
+def _block(candidate: Candidate, batches: list[Batch]) -> Block:
+    def call(number: int) -> None:
+        batch = batches[number % len(batches)]
+        candidate.model(*batch.args, **batch.kwargs)
 
-
-def _block(bench: Bench, candidate: Candidate, batches: list) -> Block:
-    calls = block(lambda number: bench.call(candidate.model, batches[number % len(batches)]))
+    calls = block(call)
 
     def within(count: int, limit: float) -> list[float]:
         with candidate.context():

@@ -15,7 +15,7 @@ import copy
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch
 from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import BuildOptions
+from bigdl.nano.acceleration.saved import SavedModel
 from bigdl.nano.acceleration.structure import TENSOR, Structure
 from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
 
@@ -194,7 +195,7 @@ class LoadOptions:
     shapes: str | None = None
 
 
-class AcceleratedModel(torch.nn.Module, abc.ABC):
+class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
     """A model that is always in evaluation mode and passes unknown attributes on to the original.
 
     Its own attributes begin with ``nano_``, but for those that users know by name, so that they do
@@ -206,19 +207,24 @@ class AcceleratedModel(torch.nn.Module, abc.ABC):
         Name of the method that built it.
     nano_source : Module or None
         The user's module, which is not a submodule: its parameters are not this model's.
+    nano_inputs : ForwardInputs or None
+    nano_outputs : Structure or None
+        Of a model whose runtime takes and gives flat lists.
     inference_settings : Settings
         What it needs around it: ``get_context`` reads this.
     """
 
-    nano_classes: ClassVar[dict[str, type[AcceleratedModel]]] = {}
-    """Every class by its name, which stands in saved directories as ``ModelType``."""
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        AcceleratedModel.nano_classes[cls.__name__] = cls
-
-    def __init__(self, *, method: str | None = None, threads: int | None = None):
+    def __init__(
+        self,
+        inputs: Any = None,
+        outputs: Any = None,
+        *,
+        method: str | None = None,
+        threads: int | None = None,
+    ):
         super().__init__()
+        self.nano_inputs = inputs
+        self.nano_outputs = outputs
         self.nano_method = method
         self.thread_num = threads
         self.__dict__["nano_source"] = None
@@ -253,11 +259,8 @@ class AcceleratedModel(torch.nn.Module, abc.ABC):
             return super().__getattr__(name)
         except AttributeError:
             source = self.__dict__.get("nano_source")
-            if source is not None and name not in _OF_EVERY_MODULE:
-                try:
-                    return getattr(source, name)
-                except AttributeError:
-                    pass
+            if source is not None and name not in _OF_EVERY_MODULE and hasattr(source, name):
+                return getattr(source, name)
             raise AttributeError(
                 f"{self._attribute_owner()!r} object has no attribute {name!r}"
             ) from None
@@ -313,40 +316,7 @@ def module_with_weights(file: Path, options: LoadOptions) -> torch.nn.Module:
     return load_weights(options.model if options.inplace else copy.deepcopy(options.model), file)
 
 
-class FlatModel(AcceleratedModel):
-    """A model whose runtime takes and gives flat lists.
-
-    Parameters
-    ----------
-    inputs : ForwardInputs
-    outputs : Structure
-    method, threads
-        As of :class:`AcceleratedModel`.
-    """
-
-    def __init__(
-        self,
-        inputs: ForwardInputs,
-        outputs: Structure,
-        *,
-        method: str | None = None,
-        threads: int | None = None,
-    ):
-        super().__init__(method=method, threads=threads)
-        self.nano_inputs = inputs
-        self.nano_outputs = outputs
-
-    def nano_describe(self) -> dict[str, Any]:
-        """Return facts of the wrapper for the saved directory."""
-        return {
-            "inputs": self.nano_inputs.to_json(),
-            "outputs": self.nano_outputs.to_json(),
-            "method": self.nano_method,
-            "thread_num": self.thread_num,
-        }
-
-
-class NetworkModel(FlatModel):
+class NetworkModel(AcceleratedModel):
     """A model whose network takes and gives flat lists of arrays, in a runtime of its own.
 
     Any number of threads may call it.
@@ -361,7 +331,7 @@ class NetworkModel(FlatModel):
     output_tensors : bool
         Tensors, or ndarrays.
     **keywords
-        Of :class:`FlatModel`.
+        Of :class:`AcceleratedModel`.
     """
 
     def __init__(
@@ -393,23 +363,18 @@ class NetworkModel(FlatModel):
             original.nano_source if isinstance(original, AcceleratedModel) else original
         )
 
-    @property
-    def forward_args(self) -> list[str]:
-        """Names of the network's inputs."""
-        return list(self.nano_inputs.names)
-
     def forward(self, *args, **kwargs):
         """As the user's model; its threads and its precision are those of its own runtime."""
         return self.nano_run(args, kwargs)
 
     def nano_run(self, args: tuple, kwargs: dict) -> Any:
-        return self.nano_from_arrays(self.nano_network.infer(self.nano_to_arrays(args, kwargs)))
+        return self.nano_result_of(self.nano_network.infer(self.nano_to_arrays(args, kwargs)))
 
     def nano_to_arrays(self, args: tuple, kwargs: dict) -> list[np.ndarray]:
         """Return the flat list of arrays of a call."""
         return [_as_array(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
 
-    def nano_from_arrays(self, results: list) -> Any:
+    def nano_result_of(self, results: list) -> Any:
         """Return what the user's model would, from the flat list of the network's results."""
         if self.output_tensors:
             results = [torch.from_numpy(np.asarray(each, order="C")) for each in results]
@@ -420,20 +385,18 @@ class NetworkModel(FlatModel):
     def nano_describe(self) -> dict[str, Any]:
         return {**super().nano_describe(), "output_tensors": self.output_tensors}
 
+    load_network: ClassVar[Callable[..., Any]]
+    """Returns the network of a saved directory."""
+
     @classmethod
-    def nano_loaded(cls, network: Any, outputs: int, meta: Mapping, options: LoadOptions) -> Self:
-        """Return a model from what :meth:`nano_describe` returned.
+    def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
+        """Return a saved model.
 
         A directory of BigDL 2 says nothing of inputs and outputs: they are those of the network.
-
-        Parameters
-        ----------
-        network
-        outputs : int
-            Number of its outputs.
-        meta : mapping
-        options : LoadOptions
         """
+        chosen = {name: getattr(options, name) for name in ("device", "cache_dir", "shapes")}
+        network = cls.load_network(directory, meta, **chosen)
+        outputs = len(network.output_names)
         if "inputs" in meta:
             inputs = ForwardInputs.from_json(meta["inputs"])
             structure = Structure.from_json(meta["outputs"])

@@ -10,7 +10,7 @@ import shutil
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -20,11 +20,10 @@ from bigdl.common.cpu import isa_flags
 from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.acceleration.method import BuildOptions, Method
-from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.structure import Structure, flatten
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
-    FlatModel,
     LoadOptions,
     Settings,
     module_with_weights,
@@ -93,14 +92,9 @@ def export_flat(
     if isinstance(module, FlatModule):  # its only parameter is *tensors
         shapes = (shapes,)
     sample = tuple(source.general_sample(axes))
-    try:
-        with torch.no_grad(), quiet():
-            return torch.export.export(module, sample, dynamic_shapes=shapes)
-    except Exception as error:
-        raise UsageError(
-            f"{type(source.model).__name__} cannot be exported as one graph: "
-            f"{type(error).__name__}: {first_line(error)}"
-        ) from error
+    sentence = f"{type(source.model).__name__} cannot be exported as one graph"
+    with refusing(sentence), torch.no_grad(), quiet():
+        return torch.export.export(module, sample, dynamic_shapes=shapes)
 
 
 class CompiledGraph:
@@ -134,7 +128,6 @@ class CompiledGraph:
     @classmethod
     def compile(cls, program: torch.export.ExportedProgram, names: Sequence[str]) -> CompiledGraph:
         """Compile an exported program; takes seconds to minutes, and a C++ compiler."""
-        directory = scratch_directory("bigdl-inductor-")
         values = [
             node.meta["val"]
             for node in program.graph.nodes
@@ -142,19 +135,18 @@ class CompiledGraph:
         ]
         shapes = [[size if isinstance(size, int) else None for size in v.shape] for v in values]
         dtypes = [str(value.dtype).removeprefix("torch.") for value in values]
-        try:
+        directory = scratch_directory("bigdl-inductor-")
+        with ExitStack() as failed, refusing("The graph cannot be compiled"):
+            failed.callback(shutil.rmtree, directory, ignore_errors=True)
             with torch.no_grad(), quiet():
                 torch._inductor.aoti_compile_and_package(
                     program,
                     package_path=str(directory / cls.file),
                     inductor_configs={"freezing": True},
                 )
-            return cls(directory, shapes, dtypes, names)
-        except Exception as error:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise UsageError(
-                f"The graph cannot be compiled: {type(error).__name__}: {first_line(error)}"
-            ) from error
+            graph = cls(directory, shapes, dtypes, names)
+            failed.pop_all()
+        return graph
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         checked = [
@@ -163,7 +155,7 @@ class CompiledGraph:
         ]
         return list(self._run(checked))
 
-    def write(self, directory: Path) -> dict:
+    def write(self, directory: Path, compression: str) -> dict:
         """Write its file; returns what :meth:`read` needs."""
         shutil.copyfile(self._package, directory / self.file)
         return {
@@ -175,7 +167,7 @@ class CompiledGraph:
         }
 
     @classmethod
-    def read(cls, directory: Path, meta: Mapping, names: Sequence[str]) -> CompiledGraph:
+    def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
         """Read what :meth:`write` wrote; raises UsageError on another kind of processor."""
         lacking = set(meta["isa"]).difference(isa_flags())
         if lacking:
@@ -185,7 +177,7 @@ class CompiledGraph:
             )
         copy = scratch_directory("bigdl-inductor-")  # outlives the saved directory
         shutil.copyfile(directory / meta["package_path"], copy / cls.file)
-        return cls(copy, meta["shapes"], meta["dtypes"], names)
+        return cls(copy, meta["shapes"], meta["dtypes"], inputs.names)
 
 
 class ScriptGraph:
@@ -246,14 +238,14 @@ class ScriptGraph:
         args, kwargs = self._inputs.unflatten(tensors)
         return flatten(self._script(*args, **kwargs))[0]
 
-    def write(self, directory: Path) -> dict:
+    def write(self, directory: Path, compression: str) -> dict:
         """Write its file; returns what :meth:`read` needs."""
         with quiet():
             torch.jit.save(self._script, str(directory / self.file))
         return {"graph": "script", "checkpoint": self.file, "flat": self._inputs is None}
 
     @classmethod
-    def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs) -> ScriptGraph:
+    def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
         """Read what :meth:`write` wrote."""
         with quiet():
             script = torch.jit.load(str(directory / meta["checkpoint"]), map_location="cpu")
@@ -294,45 +286,35 @@ class ModuleGraph:
         }
 
     @classmethod
-    def read(
-        cls,
-        directory: Path,
-        meta: Mapping[str, Any],
-        inputs: ForwardInputs,
-        prepare: Callable[[torch.nn.Module], torch.nn.Module],
-        options: LoadOptions,
-    ) -> ModuleGraph:
-        """Read what :meth:`write` wrote into a copy of the user's module."""
-        module = module_with_weights(directory / meta["checkpoint"], options)
-        return cls(FlatModule(prepare(module), inputs).eval(), meta["compiled"])
+    def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
+        """Read what :meth:`write` wrote; `load` returns a copy of the user's module with it."""
+        module = load(directory / meta["checkpoint"])
+        return cls(FlatModule(module, inputs).eval(), meta["compiled"])
+
+
+_GRAPHS: dict[str, Any] = {
+    "compiled": CompiledGraph,
+    "script": ScriptGraph,
+    "module": ModuleGraph,
+}
 
 
 def _traced(module, tensors, strict, lossy: bool):
-    try:
-        with torch.no_grad(), warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            script = torch.jit.trace(module, tuple(tensors), strict=strict, check_trace=False)
-            lost = [w for w in seen if issubclass(w.category, torch.jit.TracerWarning)]
-            if not lost or lossy:
-                return torch.jit.freeze(script.eval())
-    except Exception as error:
-        raise UsageError(
-            f"{type(module.model).__name__} cannot be traced: {first_line(error)}"
-        ) from error
-    raise UsageError(
-        f"A trace of {type(module.model).__name__} would lose its control flow: "
-        f"{first_line(cast('Warning', lost[0].message))}"
-    )
+    name, seen = type(module.model).__name__, warnings.catch_warnings(record=True)
+    with refusing(f"{name} cannot be traced", text=first_line), torch.no_grad(), seen as warned:
+        warnings.simplefilter("always")
+        script = torch.jit.trace(module, tuple(tensors), strict=strict, check_trace=False)
+        lost = [w for w in warned if issubclass(w.category, torch.jit.TracerWarning)]
+        if not lost or lossy:
+            return torch.jit.freeze(script.eval())
+    message = first_line(cast("Warning", lost[0].message))
+    raise UsageError(f"A trace of {name} would lose its control flow: {message}")
 
 
 def _scripted(model):
-    try:
-        with torch.no_grad(), quiet():
-            return torch.jit.freeze(torch.jit.script(model).eval())
-    except Exception as error:
-        raise UsageError(
-            f"{type(model).__name__} cannot be scripted: {first_line(error)}"
-        ) from error
+    sentence = f"{type(model).__name__} cannot be scripted"
+    with refusing(sentence, text=first_line), torch.no_grad(), quiet():
+        return torch.jit.freeze(torch.jit.script(model).eval())
 
 
 def _fitting(tensor, shape, dtype, name):
@@ -354,7 +336,7 @@ def _fitting(tensor, shape, dtype, name):
     return tensor.contiguous()
 
 
-class GraphModel(FlatModel):
+class GraphModel(AcceleratedModel):
     """A graph of PyTorch behind the user's signature.
 
     Parameters
@@ -366,7 +348,7 @@ class GraphModel(FlatModel):
     facts : mapping
         Values of the attributes.
     **keywords
-        Of :class:`FlatModel`.
+        Of :class:`AcceleratedModel`.
 
     Attributes
     ----------
@@ -399,20 +381,6 @@ class GraphModel(FlatModel):
         for name in self._FACTS:
             setattr(self, name, facts[name])
 
-    @classmethod
-    def of(cls, graph: Any, source: TorchSource, method: Method, options: BuildOptions) -> Self:
-        """Return the model of a method's graph."""
-        facts = {
-            "channels_last": method.channels_last,
-            "channels_last_available": layouts_of(source.sample_tensors),
-            "use_ipex": method.ipex,
-            "jit_strict": options.jit_strict,
-            "jit_method": options.jit_method,
-        }
-        keywords = {"method": method.name, "threads": options.thread_num}
-        model = cls(graph, source.inputs, source.outputs, facts, **keywords)
-        return model.nano_attach(source.model)
-
     @property
     def inference_settings(self) -> Settings:
         return Settings(threads=self.thread_num, bf16=self.bf16)
@@ -429,14 +397,13 @@ class GraphModel(FlatModel):
         return self.nano_outputs.rebuild(results)
 
     def save_to(self, directory: Path, compression: str) -> dict[str, Any]:
-        parts = {"compression": compression} if isinstance(self.nano_graph, ModuleGraph) else {}
-        if compression != "fp32" and not parts:
+        if compression != "fp32" and not isinstance(self.nano_graph, ModuleGraph):
             raise UsageError(
                 f"compression={compression!r} does not apply to {type(self).__name__} of method "
                 f"{self.nano_method!r}: its weights are part of a compiled graph; leave it out"
             )
         return {
-            **self.nano_graph.write(directory, **parts),
+            **self.nano_graph.write(directory, compression),
             **self.nano_describe(),
             **{name: getattr(self, name) for name in self._FACTS},
         }
@@ -449,21 +416,14 @@ class GraphModel(FlatModel):
                 "cannot be read; accelerate the original model again"
             )
         inputs = ForwardInputs.from_json(meta["inputs"])
-        if meta["graph"] == "compiled":
-            graph: Any = CompiledGraph.read(directory, meta, inputs.names)
-        elif meta["graph"] == "script":
-            graph = ScriptGraph.read(directory, meta, inputs)
-        else:
-            prepare = cls.preparation(meta["channels_last"])
-            graph = ModuleGraph.read(directory, meta, inputs, prepare, options)
+
+        def load(file: Path) -> torch.nn.Module:
+            return prepared(module_with_weights(file, options), cls.bf16, meta["channels_last"])
+
+        graph = _GRAPHS[meta["graph"]].read(directory, meta, inputs, load)
         outputs = Structure.from_json(meta["outputs"])
         keywords = {"method": meta["method"], "threads": meta["thread_num"]}
         return cls(graph, inputs, outputs, meta, **keywords).nano_attach(options.model)
-
-    @classmethod
-    def preparation(cls, channels_last: bool) -> Callable[[torch.nn.Module], torch.nn.Module]:
-        """Return the function that prepares a copy of the user's module for its graph."""
-        return module_to_channels_last if channels_last else lambda module: module
 
 
 class PytorchIPEXJITModel(GraphModel):
@@ -474,10 +434,6 @@ class PytorchIPEXJITBF16Model(GraphModel):
     """A graph that runs in bfloat16 where autocast deems that safe."""
 
     bf16 = True
-
-    @classmethod
-    def preparation(cls, channels_last: bool):
-        return lambda module: BF16Model.convert(module, channels_last=channels_last).nano_module
 
 
 class PytorchQuantizedModel(GraphModel):
@@ -492,6 +448,29 @@ class PytorchJITINT8Model(PytorchQuantizedModel):
     """A graph in int8 that was asked for with ``accelerator="jit"``."""
 
 
+def graph_model(
+    graph: Any, source: TorchSource, method: Method, options: BuildOptions
+) -> GraphModel:
+    """Return the model of a method's graph."""
+    cls: type[GraphModel] = PytorchIPEXJITModel
+    if method.precision == "bf16":
+        cls = PytorchIPEXJITBF16Model
+    elif method.precision == "int8" and method.accelerator == "jit":
+        cls = PytorchJITINT8Model
+    elif method.precision == "int8":
+        cls = PytorchIPEXQuantizationModel if method.ipex else PytorchQuantizedModel
+    facts = {
+        "channels_last": method.channels_last,
+        "channels_last_available": layouts_of(source.sample_tensors),
+        "use_ipex": method.ipex,
+        "jit_strict": options.jit_strict,
+        "jit_method": options.jit_method,
+    }
+    keywords = {"method": method.name, "threads": options.thread_num}
+    model = cls(graph, source.inputs, source.outputs, facts, **keywords)
+    return model.nano_attach(source.model)
+
+
 # What autocast runs in bf16: with weights in bf16 it need not cast them at each call.
 _LOWERED = (
     torch.nn.Linear,
@@ -502,6 +481,15 @@ _LOWERED = (
     torch.nn.ConvTranspose2d,
     torch.nn.ConvTranspose3d,
 )
+
+
+def prepared(module: torch.nn.Module, bf16: bool, channels_last: bool) -> torch.nn.Module:
+    """Change a copy of the user's module in place to what is run; return it."""
+    for part in module.modules() if bf16 else ():
+        # exact classes: a subclass may use its weights in another way
+        if type(part) in _LOWERED:
+            part.to(torch.bfloat16)
+    return module_to_channels_last(module) if channels_last else module
 
 
 class BF16Model(AcceleratedModel):
@@ -528,13 +516,8 @@ class BF16Model(AcceleratedModel):
     @classmethod
     def convert(cls, module: torch.nn.Module, channels_last: bool = False, **keywords: Any) -> Self:
         """Convert a module in place."""
-        for part in module.modules():
-            # exact classes: a subclass may use its weights in another way
-            if type(part) in _LOWERED:
-                part.to(torch.bfloat16)
-        if channels_last:
-            module_to_channels_last(module)
-        return cls(module, channels_last=channels_last, **keywords)
+        lowered = prepared(module, True, channels_last)
+        return cls(lowered, channels_last=channels_last, **keywords)
 
     @property
     def inference_settings(self) -> Settings:

@@ -24,16 +24,11 @@ import torch
 
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.acceleration.keywords import refuse_inapplicable
 from bigdl.nano.acceleration.method import BuildOptions, find_method
-from bigdl.nano.acceleration.onnxruntime import (
-    OnnxRuntimeFacade,
-    check_outputs,
-    saved_onnx_network,
-)
+from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.openvino import preprocessed
-from bigdl.nano.acceleration.quiet import quiet
-from bigdl.nano.openvino.model import OpenVINOFacade, plain, saved_network, saved_properties
+from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.openvino.model import OpenVINOFacade, plain, saved_properties
 from bigdl.nano.openvino.network import core
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
@@ -353,13 +348,10 @@ def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> N
     for position, axes in enumerate(dynamic_dimensions(dynamic_axes, source.inputs.names, tensors)):
         sizes = [-1 if axis in axes else size for axis, size in enumerate(tensors[position].shape)]
         shapes[position] = openvino.PartialShape(sizes)
-    try:
+    wanted = ", ".join(map(str, shapes.values()))
+    sentence = f"{type(source.model).__name__} cannot have inputs of the sizes {wanted}"
+    with refusing(sentence, "; pass other dynamic_axes", text=_cause):
         network.reshape(shapes)
-    except RuntimeError as error:
-        raise UsageError(
-            f"{type(source.model).__name__} cannot have inputs of the sizes "
-            f"{', '.join(map(str, shapes.values()))}: {_cause(error)}; pass other dynamic_axes"
-        ) from error
 
 
 def _cause(error: Exception) -> str:
@@ -373,29 +365,13 @@ class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
     """A network of ONNX Runtime that is called as the user's module is."""
 
     @classmethod
-    def of(cls, source: TorchSource, network: Any, method: str, options: BuildOptions) -> Self:
-        check_outputs(network, len(source.outputs.paths("")), source.model)
-        return super().of(source, network, method, options)
-
-    def save_to(self, directory: Path, compression: str) -> dict:
-        return {**self.nano_describe(), **self.nano_write_network(directory, compression)}
-
-    @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        refused = {
-            "device": (options.device or "CPU", "CPU"),
-            "cache_dir": (options.cache_dir, None),
-            "shapes": (options.shapes, None),
-        }
-        refuse_inapplicable(meta.get("method") or "onnxruntime_fp32", refused)
-        compressed = meta.get("compression") == "bf16"
-        if compressed:
-            # the file is complete, but programs of BigDL 2 count on being asked
-            source = TorchSource(*ask_for_original(options))
-        network = saved_onnx_network(directory, meta)
-        loaded = cls.nano_loaded(network, network.output_count, meta, options)
-        if compressed:  # refuses a sample, and with it an original, that is not of this network
-            source.try_out(loaded)
+        if meta.get("compression") != "bf16":
+            return super().load_from(directory, meta, options)
+        # the file is complete, but programs of BigDL 2 count on being asked
+        source = TorchSource(*ask_for_original(options))
+        loaded = super().load_from(directory, meta, options)
+        source.try_out(loaded)  # refuses a sample, and so an original, that is not of this network
         return loaded
 
 
@@ -427,13 +403,10 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
             return self.nano_to_arrays((), dict(call))
         return self.nano_to_arrays(tuple(call) if isinstance(call, tuple | list) else (call,), {})
 
-    def nano_result_of(self, results: list[np.ndarray]) -> Any:
-        return self.nano_from_arrays(results)
-
-    def save_to(self, directory: Path, compression: str) -> dict:
-        meta = {**self.nano_describe(), **plain(self.rebuilt_with)}
+    def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
+        rebuilt_with = plain(self.rebuilt_with)
         if compression != "bf16" or self.nano_network.precision in _SMALL:
-            return {**meta, **self.nano_write_network(directory), "compression": "fp32"}
+            return {**super().save_to(directory), **rebuilt_with}
         if self.nano_source is None:
             raise UsageError(
                 "compression='bf16' stores the weights of the original model, which is not there; "
@@ -441,20 +414,13 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
             )
         save_weights(self.nano_source, directory / _WEIGHTS, "bf16")
         weights = {"checkpoint": _WEIGHTS, "compression": "bf16"}
-        return {**meta, **self.nano_network_facts(), **weights}
+        return {**self.nano_describe(), **self.nano_network_facts(), **rebuilt_with, **weights}
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
         if meta.get("compression") == "bf16":
             return cls._converted_again(directory, meta, options)
-        network = saved_network(
-            directory,
-            meta,
-            device=options.device,
-            cache_dir=options.cache_dir,
-            shapes=options.shapes,
-        )
-        loaded = cls.nano_loaded(network, len(network.output_names), meta, options)
+        loaded = super().load_from(directory, meta, options)
         loaded.rebuilt_with = {name: meta[name] for name in _REBUILT_WITH if name in meta}
         return loaded
 

@@ -17,14 +17,13 @@ import torch
 
 from bigdl.common.cpu import isa_flags, usable_cores
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.accuracy import StreamingMetric, score_function
+from bigdl.nano.acceleration.accuracy import score_function
 from bigdl.nano.acceleration.keywords import Keywords
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
-from bigdl.nano.acceleration.search.cache import fingerprint
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
-from bigdl.nano.acceleration.search.results import SearchOptions
-from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
-from bigdl.nano.acceleration.structure import flatten
+from bigdl.nano.acceleration.search.results import fingerprint
+from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
+from bigdl.nano.acceleration.structure import Batch, flatten, rows_of
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     InferenceContext,
@@ -39,11 +38,9 @@ from bigdl.nano.pytorch.inference.pipeline import to_multi_instance
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.pytorch.inference.source import (
     ONE_BATCH,
-    Batch,
     TorchSource,
     batches_of,
     evaluating,
-    rows_of,
     sample_arguments,
     split_batch,
 )
@@ -73,14 +70,11 @@ def score_of(metric: Any, data: Any, source: Any = None) -> Callable[[torch.nn.M
     """
     if not callable(metric):
         raise UsageError(f"metric must be a torchmetrics.Metric or a callable, not {metric!r}")
-    streaming = None
-    if hasattr(metric, "update") and hasattr(metric, "compute"):
-        streaming = StreamingMetric(metric.reset, metric.update, metric.compute)
     score = score_function(
         metric,
         data,
         lambda model: _predictions(model, data),
-        streaming=streaming,
+        streaming=metric if hasattr(metric, "update") and hasattr(metric, "compute") else None,
         target_words=("target",),
     )
 
@@ -109,7 +103,7 @@ _CALIBRATION_ROWS = 100
 _DIFFERENT_BATCHES = 16
 
 
-class TorchBench(Bench[Batch]):
+class TorchBench(Bench):
     """A module on the bench.
 
     Of the training data a few batches are taken at once; they are pickled, not the loader.
@@ -164,15 +158,11 @@ class TorchBench(Bench[Batch]):
         options = dataclasses.replace(self._options, thread_num=threads)
         return _candidate(method.build(self._source, options))
 
-    def call(self, model: Any, batch: Batch) -> Any:
-        return model(*batch.args, **batch.kwargs)
-
     def score(self, candidate: Candidate) -> float:
         with candidate.context():
             return score_of(self._metric, self._validation_data)(candidate.model)
 
-    def save(self, model: Any, directory: Path) -> None:
-        save_model(model, directory)
+    save = staticmethod(save_model)
 
     def load(self, directory: Path) -> Candidate:
         try:
@@ -220,12 +210,9 @@ def _first_elements(model, data, count) -> list:
 
 def _without_workers(data):
     """A loader without the processes that it keeps."""
-    if getattr(data, "_iterator", None) is None or not isinstance(
-        data, torch.utils.data.DataLoader
-    ):
-        return data
-    data = copy.copy(data)
-    data._iterator = None
+    if isinstance(data, torch.utils.data.DataLoader):
+        data = copy.copy(data)
+        data._iterator = None
     return data
 
 
@@ -629,7 +616,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         data = arguments["training_data"]
         if isinstance(data, torch.utils.data.DataLoader):  # without its state
             data = (data.dataset, data.batch_size, type(data.sampler), data.collate_fn)
-        plan = (options.plan, options.direction)
+        measured = (options.latency_sample_num, options.thread_counts, options.batch_sizes)
+        plan = (*measured, options.objective, options.direction)
         with bench.session():  # whether the model is in training mode does not matter
             return fingerprint(bench.identity(), plan, data, surroundings, versions)
 

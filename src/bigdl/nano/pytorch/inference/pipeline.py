@@ -369,7 +369,8 @@ def ready_in_worker(model: torch.nn.Module, threads: int, owner: Any) -> Callabl
     if isinstance(model, torch.jit.ScriptModule):
         script = io.BytesIO()
         torch.jit.save(model, script)
-        return partial(_ready, settings, _load_script, script.getvalue())
+        script.seek(0)
+        return partial(_ready, settings, torch.jit.load, script)
     failure = _pickling_error(model)
     if failure is None:
         return partial(_ready, settings, _itself, model)
@@ -415,7 +416,3 @@ def _itself(model: Any) -> Any:
 
 def _load(folder: str, source: Any, cls: type) -> Any:
     return load_model(folder, source)
-
-
-def _load_script(content: bytes) -> Any:
-    return torch.jit.load(io.BytesIO(content))

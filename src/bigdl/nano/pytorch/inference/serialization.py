@@ -14,7 +14,7 @@ import torch
 import bigdl.nano.pytorch.methods  # noqa: F401 - defines the classes of saved models
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.keywords import check_threads
-from bigdl.nano.acceleration.saved import META_FILE, class_of, opened, write_directory
+from bigdl.nano.acceleration.saved import class_of, opened, write_directory
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     LoadOptions,
@@ -23,9 +23,6 @@ from bigdl.nano.pytorch.inference.accelerated import (
     remember_settings,
     save_weights,
 )
-
-__all__ = ["META_FILE", "load_model", "save_model"]
-
 
 _COMPRESSIONS = ("fp32", "bf16")
 _PLAIN = "PytorchModel"
@@ -108,7 +105,7 @@ def load_model(
     load_options = LoadOptions(model, input_sample, inplace, device, cache_dir, shapes)
     with opened(path, check_threads(thread_num)) as (directory, meta):
         if meta["ModelType"] != _PLAIN:
-            model_class = class_of(meta, AcceleratedModel.nano_classes, model, "pytorch")
+            model_class = class_of(meta, AcceleratedModel, model, "pytorch")
             return model_class.load_from(directory, meta, load_options)
         loaded = module_with_weights(directory / meta.get("checkpoint", _WEIGHTS), load_options)
     if thread_num is not None:

@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import BuildOptions
-from bigdl.nano.acceleration.structure import CallInputs, Structure, flatten
+from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.structure import Batch, CallInputs, Structure, flatten, rows_of
 
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
 """Types of data that are one batch."""
@@ -127,22 +128,6 @@ class ForwardInputs(CallInputs):
         return described
 
 
-class Batch(NamedTuple):
-    """One batch.
-
-    Attributes
-    ----------
-    args, kwargs
-        The model's arguments.
-    targets : tuple
-        What came with them.
-    """
-
-    args: tuple
-    kwargs: dict
-    targets: tuple = ()
-
-
 def batches_of(
     model: torch.nn.Module, data: Any, inputs: ForwardInputs | None = None
 ) -> Iterator[Batch]:
@@ -203,12 +188,6 @@ def split_batch(model: torch.nn.Module, element: Any, inputs: ForwardInputs | No
         count += len(inputs.structures[inputs.star].children)
     count = max(1, count)
     return Batch(tuple(element[:count]), {}, tuple(element[count:]))
-
-
-def rows_of(batch: Batch) -> int:
-    """Number of samples in a batch: the length of its first tensor, 1 if that is a scalar."""
-    leaves, _ = flatten((batch.args, batch.kwargs))
-    return len(leaves[0]) if leaves and leaves[0].ndim else 1
 
 
 def _split_mapping(element, parameters) -> Batch:
@@ -380,17 +359,16 @@ class TorchSource:
             return known
         args, kwargs = self.arguments
         name = type(self.model).__name__
-        try:
-            with evaluating(self.model):
-                leaves, structure = flatten(self.model(*args, **kwargs))
-        except Exception as error:
-            raise UsageError(
-                f"{name} fails on the sample of its input: {one_line(error)}; pass another "
-                "input_sample"
-            ) from error
+        sentence = f"{name} fails on the sample of its input"
+        with refusing(sentence, "; pass another input_sample"), evaluating(self.model):
+            leaves, structure = flatten(self.model(*args, **kwargs))
         if not leaves:
             raise UsageError(f"{name} returns no tensor for the sample, so it cannot be converted")
         return structure
+
+    @property
+    def output_structure(self) -> Structure:
+        return self.outputs
 
     def try_out(self, model: torch.nn.Module) -> None:
         if self.has_sample:

@@ -4,6 +4,9 @@ The life of an accelerated model: a method builds it with ``of``, which takes ov
 model was compiled with and remembers that model as ``nano_source``. ``save`` asks it for its files
 and for the facts that go into the directory's ``nano_model_meta.yml``; ``load`` finds the class by
 its name in that file. A loaded model has no source unless the user gives one.
+
+OpenVINO reads a frozen graph of TensorFlow by itself. What it has no rule for, it is given as ONNX,
+in which tf2onnx has made one operator of some loops.
 """
 
 from __future__ import annotations
@@ -15,20 +18,30 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Self
+from typing import Any, BinaryIO, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.environment import scratch_home
+from bigdl.common.errors import UsageError, one_line, require
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import BuildOptions
-from bigdl.nano.acceleration.saved import class_of, opened, write_directory
-from bigdl.nano.acceleration.structure import flatten
-from bigdl.nano.tf.inference.source import CallInputs, CallOutputs, KerasSource
-from bigdl.nano.tf.serialization import compiled_like
+from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
+from bigdl.nano.acceleration.openvino import preprocessed
+from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.acceleration.saved import SavedModel, class_of, opened, write_directory
+from bigdl.nano.acceleration.structure import is_tensor
+from bigdl.nano.openvino.model import OpenVINOFacade
+from bigdl.nano.tf.inference.source import (
+    CallInputs,
+    CallOutputs,
+    KerasSource,
+    numpy_type,
+)
+from bigdl.nano.tf.serialization import compiled_like, packed, unpacked
 
 _REFUSED = (
     *("fit", "train_on_batch", "get_layer", "get_config", "to_json", "to_yaml", "summary"),
@@ -36,7 +49,7 @@ _REFUSED = (
 )
 
 
-class AcceleratedKerasModel(keras.Model):
+class AcceleratedKerasModel(SavedModel, keras.Model):
     """A model that only predicts and evaluates, and passes unknown attributes on to the original.
 
     ``model(x)``, ``predict``, ``predict_on_batch``, ``evaluate``, ``test_on_batch`` and
@@ -57,13 +70,6 @@ class AcceleratedKerasModel(keras.Model):
     thread_num : int or None
         Threads of the runtime.
     """
-
-    nano_classes: ClassVar[dict[str, type[AcceleratedKerasModel]]] = {}
-    """Every class by its name, which stands in saved directories as ``ModelType``."""
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        AcceleratedKerasModel.nano_classes[cls.__name__] = cls
 
     def __init__(
         self,
@@ -100,11 +106,6 @@ class AcceleratedKerasModel(keras.Model):
             compiled_like(self, source)
         return self
 
-    @property
-    def forward_args(self) -> list[str]:
-        """Names of the inputs."""
-        return list(self.nano_inputs.names)
-
     @abc.abstractmethod
     def save_to(self, directory: Path) -> dict:
         """Write this model's files.
@@ -122,7 +123,7 @@ class AcceleratedKerasModel(keras.Model):
 
     @classmethod
     @abc.abstractmethod
-    def load_network(cls, directory: Path, meta: Mapping, device: str | None) -> Any:
+    def load_network(cls, directory: Path, meta: Mapping, *, device: str | None) -> Any:
         """Read what :meth:`save_to` wrote; return the network."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -156,18 +157,15 @@ class AcceleratedKerasModel(keras.Model):
         callbacks: Any = None,
     ) -> Any:
         """As ``keras.Model.predict``; arrays go to the runtime without a dataset in between."""
-        if not _is_nest_of_arrays(x):
+        if callbacks is not None or verbose not in (0, "auto") or not _is_nest_of_arrays(x):
             return super().predict(x, batch_size, verbose, steps, callbacks)
         leaves = self.nano_inputs.arrays([x])
-        rows, size = len(leaves[0]), batch_size or 32
-        starts = range(0, rows, size)[:steps]
-        batches = [[leaf[start : start + size] for leaf in leaves] for start in starts]
-        if callbacks is None and verbose in (0, "auto"):
-            results = list(map(self.nano_network.infer, batches))
-        else:
-            results = self._with_callbacks(batches, verbose, callbacks)
-        if not results:
+        size = batch_size or 32
+        starts = range(0, len(leaves[0]), size)[:steps]
+        if not starts:
             raise UsageError("x holds no row; give at least one")
+        batches = ([leaf[start : start + size] for leaf in leaves] for start in starts)
+        results = list(map(self.nano_network.infer, batches))
         return self._rebuilt(_joined(results))
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -212,38 +210,6 @@ class AcceleratedKerasModel(keras.Model):
             result.set_shape((None, *port.shape[1:]) if port.shape else None)
         return self.nano_outputs.structure.rebuild(results)
 
-    def _with_callbacks(self, batches: list, verbose: Any, callbacks: Any) -> list:
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = keras.callbacks.CallbackList(
-                callbacks,
-                add_progbar=verbose != 0,
-                verbose=verbose,
-                epochs=1,
-                steps=len(batches),
-                model=self,
-            )
-        results = []
-        self.stop_predicting = False
-        callbacks.on_predict_begin()
-        for step, arrays in enumerate(batches):
-            callbacks.on_predict_batch_begin(step)
-            results.append(self.nano_network.infer(arrays))
-            outputs = self.nano_outputs.structure.rebuild(results[-1])
-            callbacks.on_predict_batch_end(step, {"outputs": outputs})
-            if self.stop_predicting:
-                break
-        callbacks.on_predict_end()
-        return results
-
-    def nano_describe(self) -> dict:
-        """Facts of the wrapper for the saved directory."""
-        return {
-            "inputs": self.nano_inputs.to_json(),
-            "outputs": self.nano_outputs.to_json(),
-            "method": self.nano_method,
-            "thread_num": self.thread_num,
-        }
-
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping, model: Any, device: str | None) -> Self:
         """Read a saved directory."""
@@ -252,21 +218,18 @@ class AcceleratedKerasModel(keras.Model):
                 "The directory does not say what the model's inputs and outputs are, as those of "
                 "BigDL 2 do not; save the model again from the original"
             )
-        network = cls.load_network(directory, meta, device)
-        inputs, outputs = (
+        return cls(
+            cls.load_network(directory, meta, device=device),
             CallInputs.from_json(meta["inputs"]),
             CallOutputs.from_json(meta["outputs"]),
-        )
-        facts = {"method": meta.get("method"), "threads": meta.get("thread_num")}
-        return cls(network, inputs, outputs, **facts).nano_attach(model)
+            method=meta.get("method"),
+            threads=meta.get("thread_num"),
+        ).nano_attach(model)
 
     def __getattr__(self, name: str) -> Any:
         source = vars(self).get("nano_source")
-        if source is not None and not name.startswith("_"):
-            try:
-                return getattr(source, name)
-            except AttributeError:
-                pass
+        if not name.startswith("_") and hasattr(source, name):
+            return getattr(source, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __reduce__(self) -> tuple:
@@ -302,18 +265,13 @@ def _unpickled(
 
 def _joined(results: list[list[np.ndarray]]) -> list[np.ndarray]:
     """Return the rows of all batches, as one array for each output."""
-    return (
-        results[0] if len(results) == 1 else list(map(np.concatenate, zip(*results, strict=True)))
-    )
+    if len(results) == 1:
+        return results[0]
+    return [np.concatenate(each) for each in zip(*results, strict=True)]
 
 
 def _is_nest_of_arrays(x: Any) -> bool:
-    leaves, structure = flatten(x)
-    return bool(leaves) and "constant" not in _kinds(structure)
-
-
-def _kinds(structure: Any) -> set[str]:
-    return {structure.kind}.union(*map(_kinds, structure.children))
+    return all(map(is_tensor, keras.tree.flatten(x)))
 
 
 _PLAIN = "KerasModel"
@@ -380,8 +338,9 @@ def load_model(
     scope = keras.saving.custom_object_scope(dict(custom_objects or {}))
     with opened(path, check_threads(thread_num)) as (directory, meta), scope:
         if meta["ModelType"] == _PLAIN:
-            return _load_plain(directory / meta["checkpoint"])
-        cls = class_of(meta, AcceleratedKerasModel.nano_classes, model, "tensorflow")
+            with refusing("Keras cannot load the model"):
+                return keras.saving.load_model(directory / meta["checkpoint"])
+        cls = class_of(meta, AcceleratedKerasModel, model, "tensorflow")
         loaded = cls.load_from(directory, meta, model, device)
         if model is None and meta.get("compile"):
             _compile(loaded, directory / meta["compile"])
@@ -404,17 +363,204 @@ def _write_compiled(model: AcceleratedKerasModel, directory: Path) -> dict:
 
 def _compile(model: AcceleratedKerasModel, file: Path) -> None:
     config = json.loads(file.read_text(encoding="utf-8"))
-    try:
+    sentence = "The loaded model cannot be compiled as the saved one was"
+    with refusing(sentence, "; pass custom_objects, or model"):
         model.compile(**keras.saving.deserialize_keras_object(config))
-    except (TypeError, ValueError) as error:
+
+
+_OPSET = 18  # the newest that tf2onnx knows
+
+
+def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
+    """Return a source's model as an ``openvino.Model`` with the source's flat inputs and outputs.
+
+    Raises
+    ------
+    UsageError
+        If OpenVINO cannot convert it, or a keyword of the conversion does not fit.
+    """
+    openvino = require("openvino", "nano")
+    with tempfile.TemporaryDirectory(prefix="bigdl-keras-", dir=scratch_home()) as folder:
+        network = _converted(openvino, source, Path(folder))
+    return preprocessed(network, _keywords(source, options))
+
+
+def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
+    """Write a source's model as an ONNX file with flat inputs and outputs; return its input names.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be converted, or a keyword of the conversion does not fit.
+    """
+    tf2onnx = require("tf2onnx", "tf")
+    keywords = dict(options.conversion)
+    opset = keywords.pop("opset", keywords.pop("opset_version", _OPSET))
+    if keywords:
         raise UsageError(
-            f"The loaded model cannot be compiled as the saved one was: {one_line(error)}; pass "
-            "custom_objects, or model"
-        ) from error
+            f"The export of a Keras model to ONNX has no argument {', '.join(sorted(keywords))}; "
+            "it takes opset"
+        )
+    with refusing(f"tf2onnx cannot convert {type(source.model).__name__}"), quiet():
+        tf2onnx.convert.from_function(
+            source.graph,
+            input_signature=source.graph.input_signature,
+            opset=opset,
+            custom_op_handlers={"Erfc": (_erfc, [])},
+            output_path=path,
+        )
+    return source.graph_names
 
 
-def _load_plain(file: Path) -> Any:
+def _keywords(source: KerasSource, options: BuildOptions) -> dict[str, Any]:
+    """Keywords of the conversion; images of Keras have their channels last."""
+    asked = dict(options.conversion)
+    if asked and "layout" not in asked:
+        pairs = zip(source.graph_names, source.inputs.ports, strict=True)
+        images = {name: "NHWC" for name, port in pairs if len(port.shape) == 4}
+        asked |= {"layout": images} if images else {}
+    return asked
+
+
+def _converted(openvino: Any, source: KerasSource, folder: Path) -> Any:
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
     try:
-        return keras.saving.load_model(file)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"Keras cannot load the model: {one_line(error)}") from error
+        frozen = convert_variables_to_constants_v2(source.concrete)
+        tf.io.write_graph(frozen.graph.as_graph_def(), str(folder), "model.pb", as_text=False)
+        with quiet():
+            network = openvino.convert_model(folder / "model.pb")
+        inputs, outputs = (
+            [tensor.name for tensor in ends] for ends in (frozen.inputs, frozen.outputs)
+        )
+        return _in_order(openvino, network, source, inputs, outputs)
+    except Exception as error:
+        file = folder / "model.onnx"
+        try:
+            inputs = to_onnx(source, str(file), BuildOptions())
+            with quiet():
+                network = openvino.convert_model(file)
+        except Exception:  # OpenVINO has errors of its own; the first one tells more
+            raise UsageError(
+                f"OpenVINO cannot convert {type(source.model).__name__}: {one_line(error)}"
+            ) from error
+        outputs = [tensor.name for tensor in source.concrete.outputs]
+        return _in_order(openvino, network, source, inputs, outputs)
+
+
+def _in_order(
+    openvino: Any, network: Any, source: KerasSource, inputs: list[str], outputs: list[str]
+) -> Any:
+    """Return the network with the function's inputs and outputs in its order, and no others.
+
+    OpenVINO makes outputs of what nobody reads, and leaves out inputs that nobody reads.
+    """
+    ends = _named(network.outputs, outputs)
+    if None in ends:
+        raise UsageError("an output was lost")
+    begins = _named(network.inputs, inputs)
+    parameters = []
+    for begin, port, name in zip(begins, source.inputs.ports, source.graph_names, strict=True):
+        shape = [-1 if size is None else size for size in port.shape]
+        if begin is None:
+            parameter = openvino.opset13.parameter(shape, numpy_type(port.dtype))
+        else:
+            parameter = begin.get_node()
+        parameter.set_friendly_name(name)
+        parameter.output(0).set_names({name})
+        parameters.append(parameter)
+    results = [openvino.opset13.result(end.get_node().input_value(0)) for end in ends]
+    return openvino.Model(results, parameters, type(source.model).__name__)
+
+
+def _named(ports: list, names: list[str]) -> list:
+    """Return the port of each name, None where there is none."""
+    by_name = {name.removesuffix(":0"): port for port in ports for name in port.get_names()}
+    return [by_name.get(name.removesuffix(":0")) for name in names]
+
+
+def _erfc(context: Any, node: Any, name: str, arguments: Any) -> None:
+    """Write ``erfc(x)``, of which GELU is made and which ONNX lacks, as ``1 - erf(x)``."""
+    from tf2onnx import utils
+
+    dtype, shape = context.get_dtype(node.output[0]), context.get_shape(node.output[0])
+    one = np.array(1, utils.map_onnx_to_numpy_type(dtype))
+    constant = context.make_const(utils.make_name("one"), one).output[0]
+    erf = context.make_node("Erf", [node.input[0]]).output[0]
+    outputs = list(node.output)
+    context.remove_node(node.name)
+    context.make_node(
+        "Sub", [constant, erf], outputs=outputs, name=node.name, dtypes=[dtype], shapes=[shape]
+    )
+
+
+class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
+    """A network of OpenVINO that is called as the user's model is; by any number of threads."""
+
+    def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
+        return self.nano_inputs.arrays([call])
+
+    def nano_result_of(self, results: list[np.ndarray]) -> Any:
+        return self._rebuilt(results, tf.convert_to_tensor)
+
+
+class KerasQuantizedModel(KerasOpenVINOModel):
+    """A network with 8-bit integers that the registry chose the runtime of, which is OpenVINO."""
+
+
+class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
+    """A network of ONNX Runtime that is called as the user's model is; by any number of threads."""
+
+
+class KerasBF16Model(AcceleratedKerasModel):
+    """A clone of the user's model under the policy ``mixed_bfloat16``, run as a graph.
+
+    Weights are in float32, layers compute in bfloat16, and results have the original's types.
+    """
+
+    def save_to(self, directory: Path) -> dict:
+        self.nano_network.source.model.save(directory / _FILE)
+        return {**self.nano_describe(), "checkpoint": _FILE}
+
+    @classmethod
+    def load_network(cls, directory: Path, meta: Mapping, *, device: str | None) -> BF16Graph:
+        clone = keras.saving.load_model(directory / meta["checkpoint"], compile=False)
+        return BF16Graph(clone, CallInputs.from_json(meta["inputs"]))
+
+
+class BF16Graph:
+    """A model whose layers compute in bfloat16, as a graph of flat inputs and outputs.
+
+    Parameters
+    ----------
+    model : keras.Model
+        See :func:`bf16_clone`.
+    inputs : CallInputs
+    threads : int, optional
+        Threads that were asked for; they are those of TensorFlow.
+    """
+
+    def __init__(self, model: Any, inputs: CallInputs, threads: int | None = None):
+        self.source = KerasSource(model)
+        self.source.inputs = inputs
+        self.thread_num = threads
+
+    def infer(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Run the graph on a flat list of arrays."""
+        return [np.asarray(result) for result in self.source.graph(*arrays)]
+
+
+def bf16_clone(model: Any) -> Any:
+    """Return a copy of a model, with its weights, whose float32 layers compute in bfloat16.
+
+    Raises
+    ------
+    UsageError
+        If Keras cannot rebuild the model from its configuration.
+    """
+    clone = unpacked(packed(model, compiled=False))
+    policy = keras.dtype_policies.get("mixed_bfloat16")
+    for layer in clone._flatten_layers():
+        if getattr(layer.dtype_policy, "name", None) == "float32":
+            layer.dtype_policy = policy
+    return clone

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import keras
@@ -15,21 +17,20 @@ from bigdl.common.checks import check_positive
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import actual
-from bigdl.nano.acceleration.accuracy import StreamingMetric, score_function
+from bigdl.nano.acceleration.accuracy import score_function
 from bigdl.nano.acceleration.keywords import Keywords
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
-from bigdl.nano.acceleration.structure import flatten
+from bigdl.nano.acceleration.structure import Batch, flatten
 from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel, load_model, save_model
 from bigdl.nano.tf.inference.source import (
     KerasSource,
     batches_of,
     first_rows,
-    inference_call,
 )
 from bigdl.nano.tf.methods import DEFAULT_METHODS, METHODS
-from bigdl.nano.tf.serialization import PackedModel, packed, unpacked
+from bigdl.nano.tf.serialization import dumps, packed, unpacked
 
 _ROWS = 32
 
@@ -55,10 +56,10 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
     """
     streaming = None
     if isinstance(metric, keras.metrics.Metric):
-        streaming = StreamingMetric(
-            metric.reset_state,
-            lambda predicted, targets: metric.update_state(targets, predicted),
-            metric.result,
+        streaming = SimpleNamespace(
+            reset=metric.reset_state,
+            update=lambda predicted, targets: metric.update_state(targets, predicted),
+            compute=metric.result,
         )
     elif not callable(metric):
         raise UsageError("metric should be a tf.keras.metrics.Metric or a Callable")
@@ -67,7 +68,7 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
     def predictions(model: Any) -> Iterator[tuple[Any, Any, int]]:
         inputs = source.inputs
         for batch in batches_of(pair, inputs, _ROWS):
-            yield model(*inputs.pack(batch.arrays)), batch.targets, batch.rows
+            yield model(*inputs.pack(batch.arrays)), batch.targets, len(batch.arrays[0])
 
     return score_function(
         metric,
@@ -81,7 +82,7 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
 _CALIBRATION_ROWS = 100
 
 
-class KerasBench(Bench[tuple]):
+class KerasBench(Bench):
     """A model on the bench.
 
     What it keeps of the data are ndarrays, so that it can go to another process. There the threads
@@ -94,8 +95,6 @@ class KerasBench(Bench[tuple]):
         Those of ``InferenceOptimizer.optimize``.
     """
 
-    _of_the_model = ("_source", "_call_original")
-
     def __init__(self, methods: Mapping[str, Method], arguments: Mapping[str, Any]):
         super().__init__(methods, arguments)
         self.library_threads = core_count()
@@ -104,7 +103,8 @@ class KerasBench(Bench[tuple]):
         data = (arguments["x"], arguments["y"])
         source = KerasSource(self.model, self._input_spec, *data)
         self._calibration = first_rows(data, source.inputs, _CALIBRATION_ROWS)
-        self._batches = [source.inputs.pack(first_rows(data, source.inputs, rows))]
+        sample = source.inputs.pack(first_rows(data, source.inputs, rows))
+        self._batches = [Batch(sample, {"training": False})]
         self._inputs = source.inputs
         validation_data = arguments["validation_data"]
         if self.has_metric:
@@ -116,24 +116,18 @@ class KerasBench(Bench[tuple]):
         x = self._inputs.pack(self._calibration)
         return KerasSource(self.model, self._input_spec, x[0] if len(x) == 1 else x)
 
-    @cached_property
-    def _call_original(self) -> Callable:
-        return inference_call(self.model)
-
     def __getstate__(self) -> dict:
         state = super().__getstate__() | {"model": packed(self.model)}
-        if isinstance(self._metric, keras.metrics.Metric):
-            state["_metric"] = (type(self._metric), self._metric.get_config())
-        return state
+        return state | {"_metric": dumps(self._metric)}
 
     def __setstate__(self, state: dict) -> None:
-        _limit_threads(state["thread_num"])
+        if state["thread_num"] is not None:  # before TensorFlow is used, in another process
+            with suppress(RuntimeError):  # it is the caller's, where they stay as they are
+                tf = require("tensorflow", "tf")
+                tf.config.threading.set_intra_op_parallelism_threads(state["thread_num"])
         self.__dict__.update(state)
-        if isinstance(state["model"], PackedModel):
-            self.model = unpacked(state["model"])
-        if isinstance(state["_metric"], tuple):
-            cls, config = state["_metric"]
-            self._metric = cls.from_config(config)
+        self.model = unpacked(state["model"])
+        self._metric = pickle.loads(state["_metric"])
 
     def build(self, method: Method, threads: int | None) -> Candidate:
         if method.name == ORIGINAL:
@@ -141,19 +135,13 @@ class KerasBench(Bench[tuple]):
         options = BuildOptions(thread_num=threads, sample_size=_CALIBRATION_ROWS)
         return Candidate(method.build(self._source, options), nullcontext)
 
-    def call(self, model: Any, batch: tuple) -> Any:
-        if model is self.model:
-            return self._call_original(*batch)
-        return model(*batch)
-
     def score(self, candidate: Candidate) -> float:
         data = self._validation_data
         if isinstance(data, _PickledDataset):
             data = data.dataset()
         return score_of(self._metric, data, self._source)(candidate.model)
 
-    def save(self, model: Any, directory: Path) -> None:
-        save_model(model, directory)
+    save = staticmethod(save_model)
 
     def load(self, directory: Path) -> Candidate:
         return Candidate(load_model(directory), nullcontext)
@@ -180,15 +168,6 @@ def _picklable(data: Any) -> Any:
         leaves, structure = flatten(data)
         return structure.rebuild([np.asarray(leaf) for leaf in leaves])
     return data
-
-
-def _limit_threads(threads: int | None) -> None:
-    """Set TensorFlow's threads in a process that has not used it yet."""
-    if threads is None:
-        return
-    tf = require("tensorflow", "tf")
-    with suppress(RuntimeError):  # it is the caller's process, where they stay as they are
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
 
 
 class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):

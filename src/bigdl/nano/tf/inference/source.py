@@ -7,7 +7,6 @@ the arguments of a call are nested, :class:`CallOutputs` the results.
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,10 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from bigdl.common.errors import UsageError, one_line, require
+from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration import structure as nesting
 from bigdl.nano.acceleration.method import BuildOptions
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import Structure, flatten, is_tensor
 
 _OF_KERAS = ("training", "mask")
@@ -224,8 +224,7 @@ def _parameters(model: Any) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows of the data.
 
     Attributes
@@ -239,11 +238,6 @@ class Batch:
     arrays: list
     targets: Any = None
 
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return len(self.arrays[0])
-
 
 def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator[Batch]:
     """Batches of data.
@@ -252,7 +246,7 @@ def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator
     ----------
     data : tuple
         ``x`` and ``y``. `x` may be an ndarray, a tensor, a nest of them, or a ``tf.data.Dataset``
-        (or another iterable) of ``x``, ``(x, y)`` or ``(x, y, weight)``, batched or not.
+        of ``x``, ``(x, y)`` or ``(x, y, weight)``, batched or not.
     inputs : CallInputs
     size : int
         Rows of a batch; batches of the user's making stay as they are.
@@ -264,41 +258,45 @@ def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator
             rows = slice(start, start + size)
             yield Batch([leaf[rows] for leaf in leaves], _sliced(y, rows))
         return
-    elements = map(_split, x)
-    for features, targets in elements:
-        if _is_batched(features, inputs):
-            yield Batch(_leaves(features, inputs), _sliced(targets, slice(None)))
-            continue
-        rest = itertools.islice(elements, size - 1)
-        columns = zip((features, targets), *rest, strict=True)
-        features, targets = map(_stacked, columns)
-        yield Batch(_leaves(features, inputs), targets)
+    features, _ = next(map(_split, x), (None, None))
+    if features is None:
+        return
+    if not _is_batched(features, inputs):
+        x = x.batch(size)
+    for features, targets in map(_split, x):
+        yield Batch(_leaves(features, inputs), _sliced(targets, slice(None)))
 
 
-def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np.ndarray]:
-    """The first rows of the data's inputs as a flat list of arrays; fewer if there are fewer.
+def rows_as_arrays(
+    data: tuple[Any, Any], inputs: CallInputs, count: int, size: int
+) -> Iterator[list[np.ndarray]]:
+    """Yield flat lists of arrays of the data's inputs, in batches that hold so many rows.
 
     Raises
     ------
     UsageError
         If there is none.
     """
-    batches = []
     rows = 0
-    for batch in batches_of(data, inputs, count):
-        batches.append(batch.arrays)
-        rows += batch.rows
+    for batch in batches_of(data, inputs, size):
+        yield batch.arrays
+        rows += len(batch.arrays[0])
         if rows >= count:
-            break
+            return
     if not rows:
         raise UsageError("x holds no row; give at least one")
-    return [np.concatenate(column)[:count] for column in zip(*batches, strict=True)]
+
+
+def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np.ndarray]:
+    """Return the first rows as a flat list of arrays; fewer if there are fewer."""
+    columns = zip(*rows_as_arrays(data, inputs, count, count), strict=True)
+    return [np.concatenate(column)[:count] for column in columns]
 
 
 def _is_stream(x: Any) -> bool:
     if is_tensor(x) or isinstance(x, (list, tuple, Mapping)):
         return False
-    if not isinstance(x, Iterable):
+    if not hasattr(x, "element_spec"):
         raise UsageError(
             "x must be an array, a tensor, a list or dict of them, or a tf.data.Dataset, not a "
             f"{type(x).__name__}"
@@ -327,12 +325,6 @@ def _sliced(y: Any, rows: slice) -> Any:
     """Return rows of nested targets as ndarrays."""
     leaves, structure = flatten(y)
     return structure.rebuild([np.asarray(leaf)[rows] for leaf in leaves])
-
-
-def _stacked(values: Sequence[Any]) -> Any:
-    columns = zip(*(flatten(each)[0] for each in values), strict=True)
-    structure = flatten(values[0])[1]
-    return structure.rebuild([np.stack([np.asarray(x) for x in column]) for column in columns])
 
 
 # For dimensions, but the batch, that a random sample has to have and the model leaves open.
@@ -404,61 +396,47 @@ class KerasSource:
         several = isinstance(spec, (list, tuple)) and len(_parameters(model)) >= len(spec) > 1
         return list(spec) if several else [spec]
 
+    def _call(self, tensors: Iterable[Any]) -> Any:
+        return self.model(*self.inputs.pack(tensors), training=False)
+
     @cached_property
-    def _traced(self) -> tuple[Any, CallOutputs]:
-        """The model as a graph of flat inputs and outputs, and what its result looks like."""
-        tf = require("tensorflow", "tf")
-        structures: list = []
-        call = inference_call(self.model)
-
-        def flat(*tensors):
-            leaves, structure = flatten(plain(call(*self.inputs.pack(tensors))))
-            structures.append(structure)
-            return tuple(tf.identity(leaf) for leaf in leaves)
-
-        specs = [
-            tf.TensorSpec(port.shape, port.dtype, name=_graph_name(port.name))
-            for port in self.inputs.ports
-        ]
-        model_name = type(self.model).__name__
-        try:
-            if not self.model.built:
-                call(*self.inputs.pack(self.random_arrays(1)))
-            graph = tf.function(flat, input_signature=specs, autograph=False)
-            concrete = graph.get_concrete_function()
-        except Exception as error:
-            raise UsageError(
-                f"{model_name} cannot be called with its input in a graph: {one_line(error)}; pass "
-                "another input_spec"
-            ) from error
-        if not concrete.outputs:
-            raise UsageError(f"{model_name} returns no tensor, so it cannot be converted")
-        names = structures[-1].paths("")
-        ports = [
-            Port(
-                name,
-                tuple(tensor.shape) if tensor.shape.rank is not None else (),
-                tensor.dtype.name,
-            )
-            for name, tensor in zip(names, concrete.outputs, strict=True)
-        ]
-        # The function owns the variables' graph and has to live as long as what is made of it.
-        return (graph, concrete), CallOutputs(structures[-1], tuple(ports))
-
-    @property
     def graph(self) -> Any:
         """The ``tf.function`` of the flat inputs and outputs."""
-        return self._traced[0][0]
+        tf = require("tensorflow", "tf")
 
-    @property
+        def flat(*tensors):
+            leaves, self._structure = flatten(plain(self._call(tensors)))
+            return tuple(map(tf.identity, leaves))
+
+        pairs = zip(self.inputs.ports, self.graph_names, strict=True)
+        specs = [tf.TensorSpec(port.shape, port.dtype, name=name) for port, name in pairs]
+        return tf.function(flat, input_signature=specs, autograph=False)
+
+    @cached_property
     def concrete(self) -> Any:
         """Its concrete function."""
-        return self._traced[0][1]
+        name = type(self.model).__name__
+        sentence = f"{name} cannot be called with its input in a graph"
+        with refusing(sentence, "; pass another input_spec"):
+            if not self.model.built:
+                self._call(self.random_arrays(1))
+            concrete = self.graph.get_concrete_function()
+        if not concrete.outputs:
+            raise UsageError(f"{name} returns no tensor, so it cannot be converted")
+        return concrete
 
-    @property
+    @cached_property
     def outputs(self) -> CallOutputs:
         """The model's results."""
-        return self._traced[1]
+        tensors = self.concrete.outputs
+        shapes = [() if each.shape.rank is None else tuple(each.shape) for each in tensors]
+        types = [each.dtype.name for each in tensors]
+        ports = map(Port, self._structure.paths(""), shapes, types)
+        return CallOutputs(self._structure, tuple(ports))
+
+    @property
+    def output_structure(self) -> Structure:
+        return self.outputs.structure
 
     def try_out(self, model: Any) -> None:
         model(*self.inputs.pack(self.sample_arrays()))
@@ -490,27 +468,13 @@ class KerasSource:
             for _ in range(2):
                 yield self.random_arrays(_RANDOM_ROWS)
             return
-        rows = 0
-        for batch in batches_of(self.data, self.inputs, self._batch or _RANDOM_ROWS):
-            yield batch.arrays
-            rows += batch.rows
-            if rows >= options.sample_size:
-                break
-        if not rows:
-            raise UsageError("The calibration data x hold no batch; give at least one")
+        size = self._batch or _RANDOM_ROWS
+        yield from rows_as_arrays(self.data, self.inputs, options.sample_size, size)
 
+    @cached_property
     def graph_names(self) -> list[str]:
-        """Return the names of the inputs in a graph of TensorFlow and in an ONNX file."""
+        """Names of the inputs in a graph of TensorFlow and in an ONNX file."""
         return [_graph_name(name) for name in self.inputs.names]
-
-
-def inference_call(model: Any) -> Any:
-    """Return the model as a function that never trains."""
-    parameters = inspect.signature(model.call).parameters
-    knows = "training" in parameters or any(
-        each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()
-    )
-    return (lambda *args: model(*args, training=False)) if knows else model
 
 
 def _graph_name(name: str) -> str:

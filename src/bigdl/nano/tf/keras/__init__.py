@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from bigdl.nano.tf.inference.optimizer import InferenceOptimizer
     from bigdl.nano.tf.keras.models import Model, Sequential
-    from bigdl.nano.tf.training.loops import (
+    from bigdl.nano.tf.training.processes import (
         nano,
         nano_bf16,
         nano_multiprocessing,
@@ -21,10 +21,10 @@ _HOMES = {
     "Input": "keras",
     "Model": "bigdl.nano.tf.keras.models",
     "Sequential": "bigdl.nano.tf.keras.models",
-    "nano": "bigdl.nano.tf.training.loops",
-    "nano_bf16": "bigdl.nano.tf.training.loops",
-    "nano_multiprocessing": "bigdl.nano.tf.training.loops",
-    "nano_multiprocessing_loss": "bigdl.nano.tf.training.loops",
+    "nano": "bigdl.nano.tf.training.processes",
+    "nano_bf16": "bigdl.nano.tf.training.processes",
+    "nano_multiprocessing": "bigdl.nano.tf.training.processes",
+    "nano_multiprocessing_loss": "bigdl.nano.tf.training.processes",
 }
 
 __all__ = [

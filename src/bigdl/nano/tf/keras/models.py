@@ -95,7 +95,7 @@ class _NanoModel(_Base):
         of_keras = {name: arguments[name] for name in _ARGUMENTS_OF_FIT}
         if num_processes is None and backend in ("multiprocessing", "ray"):
             return super().fit(**of_keras)
-        from bigdl.nano.tf.training.fit import fit_in_processes, processes_of
+        from bigdl.nano.tf.training.processes import fit_in_processes, processes_of
 
         processes = processes_of(num_processes, backend)
         if processes.count == 1:

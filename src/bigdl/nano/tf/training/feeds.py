@@ -24,7 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.keras.data import DatasetGraph, DatasetRows, with_seeds
@@ -211,12 +212,10 @@ def _array_feed(x, y, sample_weight, batch_size, steps, shuffle) -> ArrayFeed:
 
 
 def _dataset_feed(dataset, steps, epochs, folder, steps_argument) -> Feed:
-    try:
+    with refusing("The dataset cannot be sent"):
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=dataset._variant_tensor, external_state_policy=1
         ).numpy()
-    except tf.errors.OpError as error:
-        raise UsageError(f"The dataset cannot be sent: {one_line(error)}") from error
     batches = dataset.cardinality()
     if steps is None and batches == tf.data.INFINITE_CARDINALITY:
         raise UsageError(f"The dataset has no end; pass {steps_argument}")
@@ -293,8 +292,8 @@ def write_batches(batches: Iterator, folder: Path, spec: Any = None) -> tuple[st
     Parameters
     ----------
     batches : iterator of nested tensors
-        Of the same structure. Tensors are cast to the dtypes of the first batch; where a dimension
-        is not always the same, its length is left open.
+        Of the same structure. Tensors are cast to the dtypes of the first batch; the lengths of
+        dimensions are left open.
     folder : Path
         Where the file is made.
     spec : nested tf.TypeSpec, optional
@@ -317,7 +316,13 @@ def write_batches(batches: Iterator, folder: Path, spec: Any = None) -> tuple[st
     with tf.io.TFRecordWriter(path) as writer:
         for batch in batches:
             if not is_known:
-                spec = _spec_of(batch) if spec is None else _widened(spec, batch)
+                this = _spec_of(batch)
+                spec = this if spec is None else spec
+                if _form_of(this) != _form_of(spec):
+                    raise UsageError(
+                        "The batches must be nested alike, of tensors with as many dimensions, but "
+                        f"after {_form_of(spec)} there is {_form_of(this)}"
+                    )
             for record in _records(batch, spec):
                 writer.write(record)
                 written += len(record)
@@ -365,33 +370,19 @@ def _records(batch: Any, spec: Any) -> Iterator[bytes]:
 
 
 def _spec_of(batch: Any) -> Any:
-    """Return the spec of batches like this one, of any number of rows."""
+    """Return the spec of batches like this one, of any lengths."""
 
     def part(value: Any) -> tf.TensorSpec:
         tensor = tf.convert_to_tensor(value)
-        return tf.TensorSpec([None, *tensor.shape[1:]][: tensor.shape.rank], tensor.dtype)
+        return tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype)
 
     return tf.nest.map_structure(part, batch)
 
 
-def _widened(spec: Any, batch: Any) -> Any:
-    """Return the spec of both the batches so far and another one."""
-    other = _spec_of(batch)
-    try:
-        return tf.nest.map_structure(_common_spec, spec, other)
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            "The batches must be nested alike, of tensors with as many dimensions, but after "
-            f"{_described(spec)} there is {_described(other)}"
-        ) from error
+def _form_of(spec: Any) -> Any:
+    """Return what all batches have to have in common."""
 
+    def form(part: tf.TensorSpec) -> str:
+        return f"{'text' if part.dtype == tf.string else 'numbers'}[{part.shape.rank}]"
 
-def _common_spec(one: tf.TensorSpec, other: tf.TensorSpec) -> tf.TensorSpec:
-    shape = [a if a == b else None for a, b in zip(one.shape, other.shape, strict=True)]
-    if (one.dtype == tf.string) != (other.dtype == tf.string):
-        raise TypeError("text and numbers")
-    return tf.TensorSpec(shape, one.dtype)
-
-
-def _described(spec: Any) -> str:
-    return str(tf.nest.map_structure(lambda part: f"{part.dtype.name}{list(part.shape)}", spec))
+    return tf.nest.map_structure(form, spec)

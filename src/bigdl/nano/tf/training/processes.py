@@ -1,13 +1,20 @@
-"""Training loops of users, in several processes or in bfloat16, by decorators."""
+"""Training in several processes: a fit, and training loops of users by decorators.
+
+After either the model is as if it had been trained here.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
+import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import keras
@@ -15,17 +22,248 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.environment import scratch_directory
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import flatten, is_tensor
-from bigdl.nano.tf.serialization import PackedModel, dumps, packed, unpacked
+from bigdl.nano.tf.serialization import (
+    PackedModel,
+    PackedOptimizer,
+    dumps,
+    packed,
+    put_state,
+    unpacked,
+)
 from bigdl.nano.tf.training.feeds import Feed, FeedRows, feed_of
-from bigdl.nano.tf.training.fit import processes_of
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.runtime.worker import Worker
-from bigdl.training.keras.reducer import GradientReducer
-from bigdl.training.keras.state import array_of, dump_weights, put_weights
+from bigdl.runtime.worker import Uplink, Worker
+from bigdl.training.checkpoint import Snapshot
+from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks
+from bigdl.training.keras.data import EvaluationSettings
+from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
+from bigdl.training.keras.reducer import GradientReducer, loss_divisor
+from bigdl.training.keras.state import array_of, dump_weights, put_optimizers, put_weights
+from bigdl.training.position import Goal
+
+if TYPE_CHECKING:
+    from bigdl.nano.pytorch.training.processes import Processes
+
+_BACKENDS = {"multiprocessing": "subprocess", "ray": "ray"}
+
+
+def processes_of(num_processes: int | None, backend: str) -> Processes:
+    """Return the processes that a user asks for.
+
+    Raises
+    ------
+    UsageError
+        If the number or the backend is none.
+    """
+    from bigdl.nano.pytorch.training.processes import Processes
+
+    if backend not in _BACKENDS:
+        raise UsageError(
+            f"Backend {backend} is not implemented. Choose one of {', '.join(_BACKENDS)}."
+        )
+    return Processes.of(num_processes, _BACKENDS[backend], None, None)
+
+
+def fit_in_processes(
+    model: keras.Model, processes: Processes, arguments: Mapping[str, Any]
+) -> keras.callbacks.History:
+    """Train a model in several processes.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Compiled.
+    processes : Processes
+    arguments : mapping
+        Of ``keras.Model.fit``.
+
+    Returns
+    -------
+    keras.callbacks.History
+
+    Raises
+    ------
+    UsageError
+        If the model, the data or a callback cannot be sent, or an argument makes no sense.
+    """
+    if not getattr(model, "compiled", False):
+        raise UsageError("The model is not compiled; call compile() before fit()")
+    loss_divisor(model)
+    verbose = 2 if arguments["verbose"] == "auto" else arguments["verbose"]
+    folder = scratch_directory("bigdl-keras-fit-")
+    try:
+        feeds = _feeds(arguments, folder)
+        feed = feeds["data"]
+        if not model.built:  # all processes begin with the same weights
+            model(feed.row[0])
+        callbacks = _callbacks(arguments["callbacks"])
+        settings = KerasFitSettings(
+            goal=Goal(epochs=arguments["epochs"] - arguments["initial_epoch"]),
+            batch_size=0,  # keeps gradients of embeddings sparse
+            seed=int(np.random.randint(2**31 - 1)),
+            validation=EvaluationSettings(0, None, None, arguments["validation_steps"]),
+            initial_epoch=arguments["initial_epoch"],
+            steps_per_epoch=feed.steps,
+            validation_freq=arguments["validation_freq"],
+            class_weight=arguments["class_weight"] or None,
+            verbose=verbose,
+            trigger=None,
+        )
+        job = _FitJob(packed(model), feeds, _pickled(callbacks), settings)
+        result = processes.run(_fit, processes.count, job)[0]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    snapshot: Snapshot = result["snapshot"]
+    put_weights(model, snapshot.files["model.pt"])
+    if model.optimizer is not None:
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        put_optimizers(model, snapshot.files["optimizer.pt"])
+    for callback, attributes in zip(callbacks, result["callbacks"], strict=True):
+        vars(callback).update(pickle.loads(attributes))
+    return _history(model, snapshot, settings, stopped=result["stopped"])
+
+
+def _feeds(arguments: Mapping[str, Any], folder: Path) -> dict[str, Feed]:
+    x, y, weight = arguments["x"], arguments["y"], arguments["sample_weight"]
+    held_out = arguments["validation_data"]
+    if arguments["validation_split"] and held_out is None:
+        (x, y, weight), held_out = _split(x, y, weight, arguments["validation_split"])
+    feeds: dict[str, Feed] = {}
+    feeds["data"] = feed_of(
+        x,
+        y,
+        weight,
+        folder=folder,
+        batch_size=arguments["batch_size"],
+        steps=arguments["steps_per_epoch"],
+        epochs=arguments["epochs"] - arguments["initial_epoch"],
+        shuffle=arguments["shuffle"],
+    )
+    if held_out is None:
+        return feeds
+    parts = held_out if isinstance(held_out, (tuple, list)) else (held_out,)
+    feeds["validation"] = feed_of(
+        *parts,
+        folder=folder,
+        batch_size=arguments["validation_batch_size"] or arguments["batch_size"],
+        steps=arguments["validation_steps"],
+        steps_argument="validation_steps",
+    )
+    return feeds
+
+
+def _split(x: Any, y: Any, weight: Any, fraction: float) -> tuple[tuple, tuple]:
+    """Return the first rows for training and the last for validation, as Keras does."""
+    leaves, structure = flatten((x, y, weight))
+    if not leaves or not 0 < fraction < 1:
+        raise UsageError("validation_split must be a number from 0 to 1, and x must hold arrays")
+    first = int(np.floor(len(leaves[0]) * (1 - fraction)))
+    parts = [np.asarray(leaf) for leaf in leaves]
+    training = structure.rebuild([part[:first] for part in parts])
+    return training, structure.rebuild([part[first:] for part in parts])
+
+
+def _callbacks(callbacks: Any) -> list:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        raise UsageError("callbacks must be a list of callbacks, not a CallbackList")
+    return as_callbacks(callbacks)
+
+
+def _pickled(callbacks: list) -> bytes:
+    copies = [copy.copy(callback) for callback in callbacks]
+    for each in copies:
+        each._model = None
+    with refusing("The callbacks cannot be sent to another process"):
+        return cloudpickle.dumps(copies)
+
+
+def _history(model, snapshot, settings, *, stopped: bool) -> keras.callbacks.History:
+    entries = snapshot.position.figures(0, snapshot.position.counted)
+    history = keras.callbacks.History()
+    history.set_model(model)
+    history.set_params(
+        {
+            "verbose": settings.verbose,
+            "epochs": settings.initial_epoch + settings.goal.epochs,
+            "steps": entries[-1]["steps"] if entries else None,
+        }
+    )
+    history.on_train_begin()
+    for entry in entries:
+        history.on_epoch_end(settings.initial_epoch + entry["epoch"] - 1, entry["logs"])
+    model.history = history
+    model.stop_training = stopped
+    return history
+
+
+# -- in the other processes -----------------------------------------------------------------------
+
+
+@dataclass
+class _FitJob:
+    """A fit, as sent to the processes.
+
+    Attributes
+    ----------
+    model : PackedModel
+    feeds : dict of str to Feed
+        ``data`` and perhaps ``validation``.
+    callbacks : bytes
+        Pickled.
+    settings : KerasFitSettings
+    """
+
+    model: PackedModel
+    feeds: Mapping[str, Feed]
+    callbacks: bytes
+    settings: KerasFitSettings
+
+    def build(self, *, training: bool) -> keras.Model:
+        """Return the model."""
+        return unpacked(self.model)
+
+
+class _ProcessLoop(KerasLoop):
+    """The loop of one process; callbacks run in that of rank 0 for all."""
+
+    def _open(self, shard):
+        return shard.open(self.sync, self.settings.seed)
+
+    def _open_callbacks(self, callbacks, **params):
+        return Rank0CallbackBridge(callbacks, self.model, self.sync, **params)
+
+
+def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
+    uplink = Uplink()
+    worker = Worker(rank, count, shards=dict(job.feeds), uplink=uplink)
+    callbacks = pickle.loads(job.callbacks)
+    loop = _ProcessLoop(worker, TorchDistributedSync(worker), job, job.settings, callbacks, {})
+    loop.fit()
+    if rank:
+        return None
+    return {
+        "snapshot": Snapshot.unpack(*uplink.messages["final"]),
+        "stopped": bool(loop.model.stop_training),
+        "callbacks": [_attributes_of(callback) for callback in callbacks],
+    }
+
+
+def _attributes_of(callback: Any) -> bytes:
+    """Return the attributes of a callback that can be pickled."""
+    kept = {}
+    for name, value in vars(callback).items():
+        if name == "_model":
+            continue
+        with suppress(Exception):  # not open files and the like
+            pickle.loads(cloudpickle.dumps(value))
+            kept[name] = value
+    return cloudpickle.dumps(kept)
 
 
 def nano_bf16(func: Callable) -> Callable:
@@ -76,10 +314,7 @@ def nano_multiprocessing_loss(**kwargs: Any) -> Callable:
         Turns the function into a ``keras.losses.Loss`` that is the mean over the batch.
     """
 
-    def decorator(func: Callable) -> Any:
-        return _FunctionLoss(func, **kwargs)
-
-    return decorator
+    return functools.partial(_FunctionLoss, **kwargs)
 
 
 def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> Callable:
@@ -150,10 +385,6 @@ class _FunctionLoss(keras.losses.Loss):
     def get_config(self) -> dict:
         return {**super().get_config(), "func": self._func}
 
-    @classmethod
-    def from_config(cls, config: dict) -> _FunctionLoss:
-        return cls(**config)
-
 
 def _merged(result: Any) -> Any:
     # The step is sent by value, with the globals that it had; this function is not.
@@ -182,7 +413,7 @@ def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any])
         shutil.rmtree(folder, ignore_errors=True)
     put_weights(models[0], trained["weights"])
     for optimizer, state in zip(_optimizers(args), trained["optimizers"], strict=True):
-        _put_state(optimizer, state, models[0])
+        put_state(optimizer, state, models[0])
     return trained["result"]
 
 
@@ -190,43 +421,16 @@ def _optimizers(args: tuple) -> list:
     return [each for each in args if isinstance(each, keras.optimizers.Optimizer)]
 
 
-def _put_state(optimizer: Any, state: list, model: Any) -> None:
-    if not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    for variable, value in zip(optimizer.variables, state, strict=False):
-        variable.assign(value)
-
-
-class _PackedOptimizer:
-    """An optimizer that is made again where it arrives."""
-
-    def __init__(self, optimizer: Any):
-        self._cls, self._config = type(optimizer), optimizer.get_config()
-        self._state = [array_of(each) for each in optimizer.variables] if optimizer.built else []
-
-    def made(self, model: Any) -> Any:
-        """Return the optimizer, for the model in this process."""
-        optimizer = self._cls.from_config(self._config)
-        _put_state(optimizer, self._state, model)
-        return optimizer
-
-
 def _packed_call(func: Callable, args: tuple, kwargs: Mapping[str, Any], folder: Path) -> bytes:
     def sent(value: Any) -> Any:
         if isinstance(value, keras.Model):
             return packed(value)
         if isinstance(value, keras.optimizers.Optimizer):
-            return _PackedOptimizer(value)
+            return PackedOptimizer(value)
         return feed_of(value, folder=folder) if isinstance(value, tf.data.Dataset) else value
 
-    try:
+    with refusing("The function or its arguments cannot be sent to another process"):
         return dumps((func, list(map(sent, args)), dict(kwargs)))
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"The function or its arguments cannot be sent to another process: {one_line(error)}"
-        ) from error
 
 
 # -- in the other processes -----------------------------------------------------------------------
@@ -261,7 +465,7 @@ class _Session:
         """Return an argument of the function as it was before it was sent."""
         if isinstance(value, PackedModel):
             return model
-        if isinstance(value, _PackedOptimizer):
+        if isinstance(value, PackedOptimizer):
             return value.made(model)
         if isinstance(value, Feed):
             return _Batches(self.reducer, value.open(self._sync, self._seed))
@@ -285,7 +489,7 @@ class _Session:
         sent = [tf.cast(leaf, tf.float64) for leaf in leaves]
         sums = tf.numpy_function(summed, sent, [tf.float64] * len(sent))
         merged = []
-        for leaf, each in zip(leaves, sums, strict=True):
+        for leaf, each in zip(leaves, tf.nest.flatten(sums), strict=True):  # eager: one alone
             each.set_shape(leaf.shape)
             merged.append(tf.cast(each, leaf.dtype))
         return structure.rebuild(merged)
@@ -304,15 +508,11 @@ class _Batches:
             self._reducer.has_rows = bool(part.rows)
             # a process without rows computes one that weighs nothing
             batch = part.batch if part.rows else self._rows.example(None, None)
-            batch = tuple(map(_tensors, batch))
+            batch = keras.tree.map_structure(tf.convert_to_tensor, batch)
             yield batch[0] if len(batch) == 1 else batch
 
     def __len__(self) -> int:
         return len(self._rows)
-
-
-def _tensors(value: Any) -> Any:
-    return keras.tree.map_structure(tf.convert_to_tensor, value)
 
 
 def _plain(result: Any) -> Any:
