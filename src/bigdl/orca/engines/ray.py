@@ -387,10 +387,8 @@ class RayEngine(Engine):
 
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         """Describe how the workers get the rows of a feed."""
-        from bigdl.orca.data.feeds.on_ray import prepare_on_ray
-
         with interruptible():
-            return prepare_on_ray(feed, self.cluster, num_workers)
+            return super().prepare(feed, num_workers)
 
     def _job(self, *order: Any) -> RayJob:
         return RayJob(self, *order)

@@ -94,11 +94,11 @@ class Leaf:
     shape: tuple[int, ...]
 
     @classmethod
-    def from_json(cls, doc: list | dict) -> Leaf:
-        """From what ``json`` made of a leaf, as a dict or a list of its fields."""
-        column, key, dtype, shape = doc.values() if isinstance(doc, dict) else doc
+    def from_json(cls, doc: dict) -> Leaf:
+        """From what ``json`` made of the fields of a leaf."""
+        column, shape = doc["column"], tuple(doc["shape"])
         column = tuple(column) if isinstance(column, list) else column
-        return cls(column, key, dtype, tuple(shape))
+        return cls(column, doc["key"], doc["dtype"], shape)
 
 
 def column_spec(name: str, spark_type, floats: str, *, texts: bool = False) -> ColumnSpec:
@@ -193,11 +193,12 @@ def project(frame, specs):
 
 def _cast(spec: ColumnSpec, cast: str) -> str:
     """SQL for a column in its own type (as far as that decides its value) and then in `cast`."""
-    text = f"CAST({_quoted(spec.name)} AS {spec.cast})"
+    text = f"CAST({quoted(spec.name)} AS {spec.cast})"
     return text if cast == spec.cast else f"CAST({text} AS {cast})"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name for Spark, whatever characters are in it."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -205,7 +206,7 @@ def convert(spec: ColumnSpec):
     """The Spark column of a spec, converted in the JVM."""
     from pyspark.sql import functions as F
 
-    column = F.col(_quoted(spec.name))
+    column = F.col(quoted(spec.name))
     if spec.cast != "vector":
         return column.cast(spec.cast)
     from pyspark.ml.functions import vector_to_array
