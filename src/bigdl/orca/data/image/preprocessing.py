@@ -19,6 +19,7 @@ from bigdl.orca.data.file import (
     listdir,
     open_image,
     open_text,
+    plain_path,
     read_bytes,
 )
 from bigdl.orca.data.xshards import SparkXShards
@@ -26,21 +27,6 @@ from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     from pyspark import RDD
-
-
-__all__ = [
-    "VOC_CLASSES",
-    "class_numbers",
-    "coco_records",
-    "read_coco",
-    "read_images",
-    "read_images_pil",
-    "read_images_spark",
-    "read_voc",
-    "voc_boxes",
-    "voc_images",
-    "voc_records",
-]
 
 
 def read_images(
@@ -93,7 +79,7 @@ def read_images(
         image = decode_image(content, path)
         if mask_path is not None and mask is not None:
             return image, decode_image(mask, mask_path)
-        return image if label_func is None else (image, label_func(_plain(path)))
+        return image if label_func is None else (image, label_func(plain_path(path)))
 
     return SparkXShards(files.map(decode))
 
@@ -253,11 +239,6 @@ def _listed(given: str | list[str], types: str | Iterable[str]) -> tuple[Any, li
     if not found:
         raise UsageError(f"There is no file that ends in {types!r} at {given!r}")
     return frame, found
-
-
-def _plain(path: str) -> str:
-    """A local path of Spark's (``file:/x``) as the other functions know it."""
-    return "/" + path.removeprefix("file:").lstrip("/") if path.startswith("file:") else path
 
 
 def _stem(path: str) -> str:
