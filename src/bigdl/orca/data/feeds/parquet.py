@@ -97,17 +97,17 @@ class ParquetFeed(ColumnFeed):
 
         def look(fragment):
             keys = dict(ds.get_partition_keys(fragment.partition_expression))
-            found = fragment.physical_schema
+            file_schema = fragment.physical_schema
             for name in columns:
                 if name in keys:
                     continue
-                if name not in found.names:
+                if name not in file_schema.names:
                     raise UsageError(f"The file {fragment.path} has no column '{name}'")
-                given, expected = found.field(name).type, schema.field(name).type
-                if given != expected:
+                file_type, expected = file_schema.field(name).type, schema.field(name).type
+                if file_type != expected:
                     raise UsageError(
-                        f"Column '{name}' is {given} in the file {fragment.path} but {expected} in "
-                        f"{self._fragments[0].path}; write all files with one type"
+                        f"Column '{name}' is {file_type} in the file {fragment.path} but "
+                        f"{expected} in {self._fragments[0].path}; write all files with one type"
                     )
             groups = fragment.metadata
             sizes = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
@@ -123,9 +123,9 @@ class ParquetFeed(ColumnFeed):
 
         def read(batches, open_spool):
             writer = open_spool(name, specs)
-            own = pieces[open_spool.place]
-            writer.expect(sum(piece.stop - piece.start for piece in own))
-            for sequence, batch in enumerate(_batches(url, specs, own)):
+            of_worker = pieces[open_spool.place]
+            writer.expect(sum(piece.stop - piece.start for piece in of_worker))
+            for sequence, batch in enumerate(_batches(url, specs, of_worker)):
                 columns = [
                     (spec.name, key, array)
                     for spec, column in zip(specs, batch, strict=True)
@@ -168,13 +168,13 @@ def _open(urls):
     for url in urls:
         system, path = filesystem_of(url)
         try:
-            found = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
+            dataset = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
         except FileNotFoundError:
             raise UsageError(f"There is nothing at {url}; pass the path of Parquet files") from None
         except (pa.ArrowInvalid, OSError) as error:
             raise UsageError(f"{url} cannot be read as Parquet: {error}") from error
-        fragments += sorted(found.get_fragments(), key=lambda f: f.path)
-        schema = schema or found.schema
+        fragments += sorted(dataset.get_fragments(), key=lambda f: f.path)
+        schema = schema or dataset.schema
     if not fragments:
         raise UsageError(f"There is no Parquet file in {', '.join(urls)}")
     return fragments, schema

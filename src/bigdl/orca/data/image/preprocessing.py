@@ -210,23 +210,23 @@ def _endings(types: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(t.lower() for t in ([types] if isinstance(types, str) else types))
 
 
-def _files(given: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
+def _files(where: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
     """The files with these endings that a path, a pattern or several of them mean, sorted."""
-    paths = [given] if isinstance(given, str) else given
+    paths = [where] if isinstance(where, str) else where
     files = {file for path in paths for file in files_of(path)}
     # Spark takes the other names for temporary files
     shown = (path for path in files if not posixpath.basename(path).startswith(("_", ".")))
     chosen = sorted(path for path in shown if path.lower().endswith(_endings(types)))
     if not chosen:
-        raise UsageError(f"There is no file that ends in {types!r} at {given!r}")
+        raise UsageError(f"There is no file that ends in {types!r} at {where!r}")
     return chosen
 
 
-def _listed(given: str | list[str], types: str | Iterable[str]) -> tuple[Any, list[str]]:
+def _listed(where: str | list[str], types: str | Iterable[str]) -> tuple[Any, list[str]]:
     """The files that a path means as a frame of Spark, and their paths, sorted."""
     from pyspark.errors import AnalysisException
 
-    paths = [given] if isinstance(given, str) else list(given)
+    paths = [where] if isinstance(where, str) else list(where)
     letters = [
         "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in e) for e in _endings(types)
     ]
@@ -234,11 +234,11 @@ def _listed(given: str | list[str], types: str | Iterable[str]) -> tuple[Any, li
     try:
         frame = reader.option("pathGlobFilter", f"*{{{','.join(letters)}}}").load(paths)
     except AnalysisException as error:
-        raise UsageError(f"There is no file at {given!r}: {error.getCondition()}") from error
-    found = sorted(row["path"] for row in frame.select("path").collect())  # reads no content
-    if not found:
-        raise UsageError(f"There is no file that ends in {types!r} at {given!r}")
-    return frame, found
+        raise UsageError(f"There is no file at {where!r}: {error.getCondition()}") from error
+    files = sorted(row["path"] for row in frame.select("path").collect())  # reads no content
+    if not files:
+        raise UsageError(f"There is no file that ends in {types!r} at {where!r}")
+    return frame, files
 
 
 def _stem(path: str) -> str:

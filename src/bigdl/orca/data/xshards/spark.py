@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial, reduce
+from functools import reduce
 from operator import and_, itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -352,7 +352,11 @@ class SparkXShards(XShards):
         *args : object
             Further arguments; of a :class:`SharedValue` the function gets the value.
         """
-        return self._derive(self.rdd.map(partial(_call, func, args)))
+
+        def transform(shard: Any) -> Any:
+            return func(shard, *map(unwrap, args))
+
+        return self._derive(self.rdd.map(transform))
 
     def __getitem__(self, key: Any) -> SparkXShards:
         """XShards of ``shard[key]``, computed when they are used.
@@ -639,11 +643,10 @@ class SparkXShards(XShards):
         frame, named = self._as_spark()
         wanted = _aggregates(agg, by, list(named))
         keys = [named[name] for name in by]
-        if not wanted:
-            outputs, aggregates = ["count"], [F.count(F.lit(1))]
-        else:
-            outputs = [_LABELS.get(f, f"{f}({{}})").format(name) for name, f in wanted]
-            aggregates = [getattr(F, _SPELLED.get(f, f))(named[name]) for name, f in wanted]
+        calls = [(name, _CALLS.get(function, f"{function}({{}})")) for name, function in wanted]
+        outputs = [call.format(name) for name, call in calls] or ["count"]
+        aggregates = [F.expr(call.format(named[name])) for name, call in calls]
+        aggregates = aggregates or [F.count(F.lit(1))]
         values = [f"a{i}" for i in range(len(outputs))]
         groups = frame.groupBy(*keys).agg(
             *(each.alias(value) for each, value in zip(aggregates, values, strict=True))
@@ -790,10 +793,6 @@ class SparkXShards(XShards):
         return sample.concat_to_pdf(axis)
 
 
-def _call(func: Callable, args: Sequence, shard: Any) -> Any:
-    return func(shard, *map(unwrap, args))
-
-
 def _concatenated(frames: list) -> Any:
     """Return the rows of frames or Series, of whose types those without rows have no say."""
     import pandas as pd
@@ -817,8 +816,7 @@ _FUNCTIONS = [
     *("stddev", "stddev_pop", "variance", "var_pop", "skewness", "kurtosis"),
     *("collect_list", "collect_set", "first", "last"),
 ]
-_SPELLED = {"sumDistinct": "sum_distinct"}
-_LABELS = {"sumDistinct": "sum(DISTINCT {})", "mean": "avg({})"}
+_CALLS = {"sumDistinct": "sum(DISTINCT {})", "mean": "avg({})"}
 _HOW = {"inner": "inner", "left": "left", "right": "right", "outer": "full"}
 
 
