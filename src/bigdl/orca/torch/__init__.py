@@ -6,6 +6,7 @@ takes a model, a loss or an optimizer.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
@@ -64,8 +65,6 @@ class TorchModel:
 
     def saveModel(self, path: str, over_write: bool = False) -> None:
         """Write the whole module (a pickle) to a local file."""
-        import os
-
         torch = require("torch", "orca")
         if os.path.exists(path) and not over_write:
             raise UsageError(f"The file {path!r} exists; pass over_write=True to replace it")

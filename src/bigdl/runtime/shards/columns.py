@@ -311,8 +311,7 @@ def _decode_values(spec, array, ndim):
     rows, shape = len(array), []
     for _ in range(ndim):
         _no_nulls(spec, array)
-        advice = "pad or cut them to one length first"
-        shape.append(_common_length(spec, array, "arrays", advice))
+        shape.append(common_length(spec, np.diff(array.offsets.to_numpy()), "arrays"))
         array = array.flatten()
     _no_nulls(spec, array)
     if is_text(spec.dtype):
@@ -320,9 +319,8 @@ def _decode_values(spec, array, ndim):
     return _in_dtype([spec], array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
 
 
-def _common_length(spec, array, noun, advice):
+def common_length(spec, lengths, noun, advice="pad or cut them to one length first") -> int:
     """The length of every list or map of a column."""
-    lengths = np.diff(array.offsets.to_numpy())
     if not len(lengths):
         return 0
     length = int(lengths[0])
@@ -360,8 +358,8 @@ def _decode_map(spec, array):
     if rows == 0:
         return []
     advice = "give every row the same keys"
-    width = _common_length(spec, array, "maps", advice)
     offsets = array.offsets.to_numpy()
+    width = common_length(spec, np.diff(offsets), "maps", advice)
     inside = slice(int(offsets[0]), int(offsets[-1]))
     keys = array.keys[inside].dictionary_encode()
     names = keys.dictionary.to_pylist()

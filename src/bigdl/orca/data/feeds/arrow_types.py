@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.runtime.shards.columns import ColumnSpec
-from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.columns import ColumnSpec, common_length
 from bigdl.runtime.shards.texts import is_text
 
 if TYPE_CHECKING:
@@ -90,13 +89,7 @@ def densified(spec: ColumnSpec, column):
         return values
     sizes = column.field("size").fill_null(-1).to_numpy(zero_copy_only=False)
     lengths = np.where(kinds == 1, np.diff(values.offsets.to_numpy()), sizes)
-    if (lengths != lengths[0]).any():
-        other = int(lengths[lengths != lengths[0]][0])
-        raise SourceError(
-            f"Column '{spec.name}' holds arrays of different lengths "
-            f"({int(lengths[0])} and {other}); pad or cut them to one length first"
-        )
-    width = int(lengths[0])
+    width = common_length(spec, lengths, "arrays")
     dense = np.zeros((len(column), width))
     counts = np.diff(values.offsets.to_numpy())
     rows = np.repeat(np.arange(len(column)), counts)

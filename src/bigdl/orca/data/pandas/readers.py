@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
@@ -150,9 +151,7 @@ def read_parquet(
         reader = reader.schema(schema)
     frame = reader.parquet(*for_spark(file_path))
     if columns is not None:
-        missing = [name for name in columns if name not in frame.columns]
-        if missing:
-            raise UsageError(f"The files have no columns {missing}, only {frame.columns}")
+        find_columns(columns, frame.columns, f"The input {file_path}")
         frame = frame.select(*map(quoted, columns))
     return to_xshards(frame)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.xshards import SparkXShards
 from bigdl.orca.data.xshards.frames import quoted
 from bigdl.orca.settings import OrcaContext
@@ -501,6 +502,4 @@ def require_columns(data: Any, columns: list[str]) -> None:
         if schema is None:  # there is no shard
             return
         names = schema["columns"]
-    missing = [column for column in columns if column not in names]
-    if missing:
-        raise UsageError(f"The data have no column {missing[0]!r}; they have {list(names)}")
+    find_columns(columns, names, "The data")
