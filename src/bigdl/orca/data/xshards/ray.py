@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -115,8 +114,8 @@ class RayXShards(XShards):
         """References of the shards."""
         import ray
 
-        count_of: Any = ray.remote(len)
-        item_of: Any = ray.remote(operator.getitem)
+        count_of: Any = ray.remote(lambda partition: len(partition))
+        item_of: Any = ray.remote(lambda partition, number: partition[number])
         counts = ray.get([count_of.remote(each) for each in self._references])
         return [
             item_of.remote(partition, number)
