@@ -116,7 +116,7 @@ def test_workers_equal_one_process(orca_spark, way, sizes, optimizer, dtype, tol
     config = {"dtype": dtype, "shuffle": shuffle}
     frame = in_partitions(orca_spark, rows_of(sizes, dtype=dtype))
     if way.reads_spark:
-        feed = AsItIs(frame, ["x"], ["y"], config)
+        feed = (SparkDataFrameFeed if way.on_ray else AsItIs)(frame, ["x"], ["y"], config)
     else:
         feed = as_feed(way.data(frame), ["x"], ["y"], config)
     shards = shards_of(way, feed)
