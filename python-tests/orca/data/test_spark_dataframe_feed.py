@@ -16,7 +16,6 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import as_feed, packing
 from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.engines.spark import SparkEngine
 from bigdl.runtime.shards.columns import Leaf
 from bigdl.runtime.shards.shard import SpoolWriter
@@ -196,25 +195,6 @@ def test_a_cached_frame_of_unequal_partitions_is_balanced(orca_spark, engine, co
     assert sum(sizes) == frame.count()
     assert max(sizes) - min(sizes) <= 2
     frame.unpersist()
-
-
-def test_without_balancing_partitions_stay_as_they_are(orca_spark, engine):
-    frame = orca_spark.range(0, 100, 1, 2).filter("id < 60")
-    feed = SparkDataFrameFeed(frame, ["id"], balance=False)
-    assert engine.run(ids, feed, 2) == [list(range(50)), list(range(50, 60))]
-
-
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        (lambda s: s.range(0, 9, 1, 3), "the DataFrame has 3 and there are 2"),
-        (lambda s: s.range(0, 9, 1, 4).coalesce(2), "no coalesce, union or limit"),
-    ],
-)
-def test_without_balancing_the_partitions_must_fit(orca_spark, engine, frame, message):
-    feed = SparkDataFrameFeed(frame(orca_spark), ["id"], balance=False)
-    with pytest.raises(UsageError, match=message):
-        engine.run(ids, feed, 2)
 
 
 # Training and validation data -------------------------------------------------------------------

@@ -191,12 +191,6 @@ def test_a_key_selects_and_a_wrong_one_is_named(sc):
         numbers(sc)["a"]
 
 
-def test_for_each_returns_exceptions(sc):
-    found = numbers(sc)._for_each(lambda s, n: n // s, 6).collect()
-    assert isinstance(found[0], ZeroDivisionError)
-    assert found[1:] == [6, 3, 2]
-
-
 def test_a_failed_transform_shows_the_users_error(sc):
     with pytest.raises(Exception, match="ZeroDivisionError"):
         numbers(sc).transform_shard(lambda s: 1 // s)

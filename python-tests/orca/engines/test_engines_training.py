@@ -95,6 +95,13 @@ def shards_of(way, feed):
     ]
 
 
+class AsItIs(SparkDataFrameFeed):
+    """A frame whose partitions are the shards, whatever their sizes are."""
+
+    def prepare(self, cluster, num_workers, *, name="data"):
+        return self.direct(name)
+
+
 @pytest.mark.parametrize(
     ("sizes", "optimizer", "dtype", "tolerance", "shuffle"),
     [
@@ -109,7 +116,7 @@ def test_workers_equal_one_process(orca_spark, way, sizes, optimizer, dtype, tol
     config = {"dtype": dtype, "shuffle": shuffle}
     frame = in_partitions(orca_spark, rows_of(sizes, dtype=dtype))
     if way.reads_spark:
-        feed = SparkDataFrameFeed(frame, ["x"], ["y"], config, balance=False)
+        feed = (SparkDataFrameFeed if way.on_ray else AsItIs)(frame, ["x"], ["y"], config)
     else:
         feed = as_feed(way.data(frame), ["x"], ["y"], config)
     shards = shards_of(way, feed)

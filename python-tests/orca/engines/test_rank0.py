@@ -114,11 +114,11 @@ class InThrees(SparkDataFrameFeed):
     """Rows that Spark is to hand out in threes; a worker notes what it gets."""
 
     def __init__(self, frame, folder):
-        super().__init__(frame, ["x"], balance=False)
+        super().__init__(frame, ["x"])
         self.folder = folder
 
     def prepare(self, cluster, num_workers, *, name="data"):
-        ingest = super().prepare(cluster, num_workers, name=name)
+        ingest = self.direct(name)
         ingest.settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "3"}
         read, folder = ingest.reader, self.folder
 

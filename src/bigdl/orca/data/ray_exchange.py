@@ -47,9 +47,6 @@ class _Store:
     def references(self, key: str) -> dict:
         return self._kept.get(key, {})
 
-    def reference(self, key: str, place) -> list:
-        return [self._kept[key][place]]
-
     def drop(self, key: str) -> None:
         self._kept.pop(key, None)
 
@@ -117,8 +114,7 @@ class RaySide:
         """A value that the driver has left with the stores."""
         import ray
 
-        (reference,) = ray.get(self.connect().reference.remote(self.key, place))
-        return ray.get(reference)
+        return ray.get(ray.get(self.connect().references.remote(self.key))[place])
 
     # -- on the driver -------------------------------------------------------------------------
 
@@ -279,26 +275,18 @@ def spark_df_to_ray_dataset(df):
     UsageError
         If `df` is something else, or Ray does not run on Spark's nodes.
     """
-    from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
+    from pyspark.sql.classic.dataframe import DataFrame
 
     require("ray.data", "ray")
     import ray
 
-    from bigdl.orca.data.feeds.spark_dataframe import is_connect
-    from bigdl.orca.data.xshards.frames import quoted
+    from bigdl.orca.data.xshards.frames import without_vectors
 
-    if not hasattr(df, "mapInArrow") or is_connect(df):
+    if not isinstance(df, DataFrame):
         raise UsageError(
             f"spark_df_to_ray_dataset takes a classic Spark DataFrame, got {type(df).__name__}"
         )
-    vectors = {
-        field.name: vector_to_array(F.col(quoted(field.name)))
-        for field in df.schema
-        if type(field.dataType).__name__ == "VectorUDT"
-    }
-    frame = df.withColumns(vectors) if vectors else df
-    return ray.data.from_arrow_refs(arrow_to_ray(frame, RayCluster.of_program()))
+    return ray.data.from_arrow_refs(arrow_to_ray(without_vectors(df), RayCluster.of_program()))
 
 
 def ordered_blocks(dataset) -> list:

@@ -333,10 +333,8 @@ class RayEngine(Engine):
 
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         """Describe how the workers get the rows of a feed."""
-        from bigdl.orca.data.feeds.on_ray import prepare_on_ray
-
         with interruptible():
-            return prepare_on_ray(feed, self.cluster, num_workers)
+            return super().prepare(feed, num_workers)
 
     def shutdown(self) -> None:
         """End the workers that wait for programs; another program starts new ones."""

@@ -230,8 +230,7 @@ class Rows:
 
     def _source(self, cluster, feed):
         """Pairs of cells by shard, and what reads them."""
-        from bigdl.orca.data.feeds.packing import packed_reader
-        from bigdl.runtime.shards.feed import PackedFeed
+        from bigdl.orca.data.feeds.packing import PackedFeed, packed_reader
 
         ((name, only),) = feed.feeds.items()
         if isinstance(only, PackedFeed) and only.travels(cluster):

@@ -6,7 +6,7 @@ takes a model, a loss or an optimizer.
 
 from __future__ import annotations
 
-import io
+import os
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
@@ -65,15 +65,10 @@ class TorchModel:
 
     def saveModel(self, path: str, over_write: bool = False) -> None:
         """Write the whole module (a pickle) to a local file."""
-        import os
-
         torch = require("torch", "orca")
         if os.path.exists(path) and not over_write:
             raise UsageError(f"The file {path!r} exists; pass over_write=True to replace it")
-        data = io.BytesIO()
-        torch.save(self._module, data)
-        with open(path, "wb") as file:
-            file.write(data.getvalue())
+        torch.save(self._module, path)
 
     @staticmethod
     def loadModel(path: str, *, trust: bool = False) -> TorchModel:
@@ -92,11 +87,10 @@ class TorchModel:
                 "trust=True if you know where it comes from"
             )
         try:
-            return TorchModel.from_pytorch(torch.load(path, "cpu", weights_only=False))
-        except UsageError:
-            raise
+            module = torch.load(path, "cpu", weights_only=False)
         except Exception as error:  # whatever the code in it raises
             raise UsageError(f"{path!r} cannot be loaded: {error}") from error
+        return TorchModel.from_pytorch(module)
 
 
 class TorchLoss:

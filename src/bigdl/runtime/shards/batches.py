@@ -10,12 +10,13 @@ row of a batch (always so with an empty shard).
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.checks import check_positive
 
 _BLOCKS = 64  # contiguous blocks of a window
 
@@ -41,10 +42,8 @@ class BatchPlan:
     """
 
     def __init__(self, rows: Sequence[int], batch_size: int, drop_last: bool = False):
-        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise UsageError(f"batch_size should be a positive integer, got {batch_size!r}")
+        self.batch_size = check_positive("batch_size", batch_size)
         self._rows = np.asarray(rows, dtype=np.int64)
-        self.batch_size = int(batch_size)
         everything = int(self._rows.sum())
         full = everything // self.batch_size
         self.steps = full if drop_last else -(-everything // self.batch_size)
@@ -89,24 +88,17 @@ class BatchPlan:
 
 def _move(taken, rows, excess):
     """Give back the last `excess` rows by place, or take the next ``-excess`` ones."""
-    sign, shift = (-1, 0) if excess > 0 else (1, 1)
+    step = -1 if excess > 0 else 1
 
-    def entry(rank):
-        index = int(taken[rank]) - 1 + shift
-        if 0 <= index < rows[rank]:
-            return (Fraction(2 * index + 1, 2 * int(rows[rank])) * sign, rank * sign)
-        return None
+    def places(rank):
+        """The rows of a shard in the order in which they move."""
+        count, have = int(rows[rank]), int(taken[rank])
+        indices = range(have, count) if step > 0 else reversed(range(have))
+        return ((Fraction(2 * index + 1, 2 * count), rank) for index in indices)
 
-    heap = [e for e in map(entry, range(len(rows))) if e]
-    heapq.heapify(heap)
-    for _ in range(abs(excess)):
-        rank = heap[0][1] * sign
-        taken[rank] += sign
-        following = entry(rank)
-        if following:
-            heapq.heapreplace(heap, following)
-        else:
-            heapq.heappop(heap)
+    in_order = heapq.merge(*map(places, range(len(rows))), reverse=step < 0)
+    for _, rank in itertools.islice(in_order, abs(excess)):
+        taken[rank] += step
 
 
 def permutation(rows: int, seed: int, epoch: int, shard: int = 0) -> np.ndarray:

@@ -94,11 +94,11 @@ class Leaf:
     shape: tuple[int, ...]
 
     @classmethod
-    def from_json(cls, doc: list | dict) -> Leaf:
-        """From what ``json`` made of a leaf, as a dict or a list of its fields."""
-        column, key, dtype, shape = doc.values() if isinstance(doc, dict) else doc
+    def from_json(cls, doc: dict) -> Leaf:
+        """From what ``json`` made of the fields of a leaf."""
+        column, shape = doc["column"], tuple(doc["shape"])
         column = tuple(column) if isinstance(column, list) else column
-        return cls(column, key, dtype, tuple(shape))
+        return cls(column, doc["key"], doc["dtype"], shape)
 
 
 def column_spec(name: str, spark_type, floats: str, *, texts: bool = False) -> ColumnSpec:
@@ -193,11 +193,12 @@ def project(frame, specs):
 
 def _cast(spec: ColumnSpec, cast: str) -> str:
     """SQL for a column in its own type (as far as that decides its value) and then in `cast`."""
-    text = f"CAST({_quoted(spec.name)} AS {spec.cast})"
+    text = f"CAST({quoted(spec.name)} AS {spec.cast})"
     return text if cast == spec.cast else f"CAST({text} AS {cast})"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name for Spark, whatever characters are in it."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -205,7 +206,7 @@ def convert(spec: ColumnSpec):
     """The Spark column of a spec, converted in the JVM."""
     from pyspark.sql import functions as F
 
-    column = F.col(_quoted(spec.name))
+    column = F.col(quoted(spec.name))
     if spec.cast != "vector":
         return column.cast(spec.cast)
     from pyspark.ml.functions import vector_to_array
@@ -310,8 +311,7 @@ def _decode_values(spec, array, ndim):
     rows, shape = len(array), []
     for _ in range(ndim):
         _no_nulls(spec, array)
-        advice = "pad or cut them to one length first"
-        shape.append(_common_length(spec, array, "arrays", advice))
+        shape.append(common_length(spec, np.diff(array.offsets.to_numpy()), "arrays"))
         array = array.flatten()
     _no_nulls(spec, array)
     if is_text(spec.dtype):
@@ -319,9 +319,8 @@ def _decode_values(spec, array, ndim):
     return _in_dtype([spec], array.to_numpy(zero_copy_only=False)).reshape(rows, *shape)
 
 
-def _common_length(spec, array, noun, advice):
+def common_length(spec, lengths, noun, advice="pad or cut them to one length first") -> int:
     """The length of every list or map of a column."""
-    lengths = np.diff(array.offsets.to_numpy())
     if not len(lengths):
         return 0
     length = int(lengths[0])
@@ -359,8 +358,8 @@ def _decode_map(spec, array):
     if rows == 0:
         return []
     advice = "give every row the same keys"
-    width = _common_length(spec, array, "maps", advice)
     offsets = array.offsets.to_numpy()
+    width = common_length(spec, np.diff(offsets), "maps", advice)
     inside = slice(int(offsets[0]), int(offsets[-1]))
     keys = array.keys[inside].dictionary_encode()
     names = keys.dictionary.to_pylist()

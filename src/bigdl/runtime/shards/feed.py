@@ -23,8 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bigdl.common.errors import UsageError
-
 
 class SourceError(Exception):
     """A fault in the rows themselves (a null, a ragged array), found while they are converted.
@@ -83,39 +81,3 @@ class Feed(ABC):
     @abstractmethod
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         """Check the input and describe how `num_workers` tasks get its rows."""
-
-
-class PackedFeed(Feed):
-    """A Feed whose rows can travel in cells (:mod:`~bigdl.orca.data.feeds.packing`), alone or
-    together with those of others."""
-
-    def check_local(self) -> None:
-        raise UsageError(
-            f'{self.name or "data"} is a {self.kind}, which backend="local" cannot read; pass a '
-            'path of Parquet files, arrays or a pandas DataFrame, or use backend="spark"'
-        )
-
-    @abstractmethod
-    def cells(
-        self, number: int, num_workers: int, reference: PackedFeed | None = None
-    ) -> tuple[Any, Sequence, Callable[[], None]]:
-        """The rows as a DataFrame of cells.
-
-        Parameters
-        ----------
-        number : int
-            The ``part`` of its cells.
-        num_workers : int
-        reference : PackedFeed, optional
-            The Feed whose columns' types these must have.
-
-        Returns
-        -------
-        frame, specs, close
-            The columns' :class:`~bigdl.runtime.shards.columns.ColumnSpec`, if they are known, and
-            what frees what was persisted.
-        """
-
-    def travels(self, cluster) -> bool:
-        """Return True if the rows must travel in cells to reach the workers of a cluster."""
-        return True

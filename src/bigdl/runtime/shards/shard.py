@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import mmap
 import os
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 _PREFIX = "bigdl-spool-"
 _NAME = re.compile(rf"{_PREFIX}(?P<job>[0-9]+)-.+")
 _META = "spool.json"
-_PART = 16 << 20  # bytes that are widened at a time
 _SAMPLE = 4096  # bytes of each chunk and array that the fingerprint looks at
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # from mman.h of Linux
 _SPARE_FILES = 256  # for everything that a process opens besides its spools
@@ -138,6 +138,7 @@ class SpoolWriter:
         self._leaves: list[Leaf] | None = None
         self._files: list = []
         self._chunks: list[tuple[int, int, int, int]] = []  # source, sequence, rows, checksum
+        self._stored: list[list[Leaf]] = []  # of each chunk
         self._expected = 0
         self.rows = 0
 
@@ -165,17 +166,16 @@ class SpoolWriter:
         if self._leaves is None:
             self._open(leaves)
         elif leaves != self._leaves:
-            self._take_widths(leaves)
+            self._leaves = _with_widest(self._leaves, leaves)
         if rows == 0:
             return
-        ours, checksum = cast("list[Leaf]", self._leaves), 0
-        for file, array, leaf, chunk_leaf in zip(self._files, arrays, ours, leaves, strict=True):
+        checksum = 0
+        for file, array in zip(self._files, arrays, strict=True):
             view = _bytes_of(array)
-            checksum = zlib.crc32(view[:_SAMPLE], checksum)  # the same whatever else is here
-            if leaf.dtype != chunk_leaf.dtype:
-                view = _bytes_of(widened(array, chunk_leaf.dtype, leaf.dtype))
+            checksum = zlib.crc32(view[:_SAMPLE], checksum)
             self._write(file, view)
         self._chunks.append((source, sequence, rows, checksum))
+        self._stored.append(leaves)
         self.rows += rows
 
     def adopt(self, rows: int, leaves: list[Leaf], paths: list[str]) -> None:
@@ -201,7 +201,8 @@ class SpoolWriter:
         self._chunks.append((0, 0, rows, checksum))
 
     def finish(self) -> Spool:
-        """Put the chunks in order, close the files and return the description."""
+        """Close the files, put their chunks in order and the texts of all in the width of the
+        widest, and return the description."""
         for file in self._files:
             file.close()
         leaves = self._leaves
@@ -212,9 +213,10 @@ class SpoolWriter:
                 if spec.kind == "plain"
             ]
         ordered = sorted(self._chunks)
-        if self._chunks != ordered:
-            for i, leaf in enumerate(leaves):
-                _reorder(os.path.join(self.path, f"{i}.bin"), leaf, self._chunks)
+        for i, leaf in enumerate(leaves):
+            stored = [each[i] for each in self._stored]
+            if self._chunks != ordered or any(each != leaf for each in stored):
+                _rewrite(os.path.join(self.path, f"{i}.bin"), leaf, self._chunks, stored)
         # not the sum of the checksums: it would be the same for rows that changed places
         fingerprint = zlib.crc32(json.dumps(ordered).encode()) if ordered else 0
         columns = [spec.name for spec in self._specs] or _columns(leaves)
@@ -242,29 +244,6 @@ class SpoolWriter:
                 with contextlib.suppress(OSError):  # a file system that cannot, or a full disk
                     os.posix_fallocate(file.fileno(), 0, size)
 
-    def _take_widths(self, leaves):
-        """Make room for wider texts; nothing else may differ from what is here."""
-        for i, (own, given) in enumerate(zip(self._leaves, leaves, strict=False)):
-            both_texts = is_text(own.dtype) and is_text(given.dtype)
-            if both_texts and np.dtype(given.dtype).itemsize > np.dtype(own.dtype).itemsize:
-                self._widen(i, given.dtype)
-        if [_of_any_width(leaf) for leaf in leaves] != [_of_any_width(x) for x in self._leaves]:
-            raise SourceError(describe_difference(self._leaves, leaves))
-
-    def _widen(self, i, dtype):
-        leaf, old = self._leaves[i], self._files[i]
-        old.close()
-        self._leaves[i] = replace(leaf, dtype=dtype)
-        self._files[i] = open(old.name + ".new", "wb", buffering=0)  # noqa: SIM115
-        width = _width(leaf)
-        with open(old.name, "rb") as source:
-            left = self.rows * width
-            while left:
-                part = source.read(min(left, max(1, _PART // width) * width))
-                self._write(self._files[i], _bytes_of(widened(part, leaf.dtype, dtype)))
-                left -= len(part)
-        os.replace(old.name + ".new", old.name)
-
     def _write(self, file, view):
         try:
             while view:  # the system may take less than it was given
@@ -281,6 +260,14 @@ class SpoolWriter:
 def _bytes_of(values) -> memoryview:
     view = np.frombuffer(values, np.uint8)  # cast() knows no texts
     return memoryview(cast("Buffer", view))
+
+
+def _with_widest(known: list[Leaf], leaves: list[Leaf]) -> list[Leaf]:
+    """The wider of the texts of two chunks; a SourceError if they differ in anything else."""
+    if [_of_any_width(leaf) for leaf in known] != [_of_any_width(leaf) for leaf in leaves]:
+        raise SourceError(describe_difference(known, leaves))
+    pairs = zip(known, leaves, strict=True)
+    return [max(pair, key=lambda leaf: np.dtype(leaf.dtype).itemsize) for pair in pairs]
 
 
 def _of_any_width(leaf) -> Leaf:
@@ -312,12 +299,18 @@ def _width(leaf) -> int:
     return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
 
 
-def _reorder(path, leaf, chunks):
-    width = _width(leaf)
-    offsets = np.concatenate([[0], np.cumsum([chunk[2] for chunk in chunks])])
+def _rewrite(path, leaf, chunks, stored):
+    """Put the chunks of a file in order, and their values in the dtype of a leaf."""
+    sizes = [chunk[2] * _width(each) for chunk, each in zip(chunks, stored, strict=True)]
+    offsets = np.cumsum([0, *sizes])
     with open(path, "rb") as source, open(path + ".new", "wb") as target:
         for i in sorted(range(len(chunks)), key=lambda i: chunks[i][:2]):
-            start, left = int(offsets[i]) * width, chunks[i][2] * width
+            start, left = int(offsets[i]), sizes[i]
+            if stored[i] != leaf:
+                source.seek(start)
+                target.write(_bytes_of(widened(source.read(left), stored[i].dtype, leaf.dtype)))
+                target.flush()
+                continue
             while left:
                 sent = os.sendfile(target.fileno(), source.fileno(), start, left)
                 if sent == 0:
@@ -369,14 +362,10 @@ def remove_spool(path: str) -> None:
 
 def remove_stale_spools(root: str, job: int, active: set[int]) -> None:
     """Remove the spools of jobs before `job` that were not active when it was submitted."""
-    try:
-        names = os.listdir(root)
-    except OSError:
-        return
-    for name in names:
-        spool = _NAME.fullmatch(name)
+    for path in glob.glob(os.path.join(glob.escape(root), f"{_PREFIX}*")):
+        spool = _NAME.fullmatch(os.path.basename(path))
         if spool and int(spool["job"]) < job and int(spool["job"]) not in active:
-            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 LOADER_FILE = "loader.pkl"

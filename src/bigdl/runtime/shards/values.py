@@ -175,12 +175,10 @@ def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False)
         )
     if values.ndim == 0:
         raise SourceError(f"{name} has no rows: it is a single value")
+    if values.dtype == object and not (texts and are_texts(values)):
+        values = _stacked(values, name)
     if texts and are_texts(values):
         return text_array(values, name)
-    if values.dtype == object:
-        values = _stacked(values, name)
-        if texts and are_texts(values):
-            return text_array(values, name)
     if 0 in values.shape[1:]:
         raise SourceError(f"{name} holds empty arrays; leave it out")
     kind = values.dtype.kind

@@ -318,9 +318,8 @@ def _on_ray(feed) -> RayRows:
     import ray
 
     from bigdl.orca.cluster.ray import RayCluster
-    from bigdl.orca.data.feeds.on_ray import prepare_on_ray
 
-    ingest = prepare_on_ray(feed, RayCluster.of_program(), 1)
+    ingest = feed.prepare(RayCluster.of_program(), 1)
     try:
         named = list(feed.feature_cols or ()), list(feed.label_cols or ())
         read: Any = ray.remote(_read).options(num_returns=2)

@@ -39,10 +39,6 @@ RayXShards, ray.data.Dataset or Feed
     """
     if isinstance(data, Feed):
         return data
-    if _is_tensors(data):
-        from bigdl.orca.data.feeds.in_memory import ArrayFeed
-
-        return ArrayFeed(tuple(data.tensors), config=config, keep_dtypes=True, name=name)
     for _, is_of_kind, module, cls in _KINDS:
         if is_of_kind(data):
             make = getattr(import_module(f"{__name__}.{module}"), cls)
@@ -76,14 +72,6 @@ def names_of(columns: str | Sequence[str] | None) -> list:
 
 
 # -- the kinds of input, and how each becomes a Feed ---------------------------------------------
-
-
-def _is_spark_frame(data: Any) -> bool:
-    if not any(c.__module__.startswith("pyspark.sql.") for c in type(data).__mro__):
-        return False
-    from bigdl.orca.data.feeds.spark_dataframe import is_connect
-
-    return hasattr(data, "mapInArrow") or is_connect(data)
 
 
 def is_path(data: Any) -> bool:
@@ -122,12 +110,17 @@ def _is_tensors(data: Any) -> bool:
 
 _KINDS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     # name, test, module and class of the Feed
-    ("Spark DataFrame", _is_spark_frame, "spark_dataframe", "SparkDataFrameFeed"),
+    (
+        "Spark DataFrame",
+        _is_a("pyspark.sql.", "DataFrame"),
+        "spark_dataframe",
+        "SparkDataFrameFeed",
+    ),
     ("SparkXShards", _is_a("bigdl.orca.data.xshards", "SparkXShards"), "xshards", "XShardsFeed"),
     ("path", is_path, "parquet", "ParquetFeed"),
     ("array", _is_in_memory, "in_memory", "ArrayFeed"),
     ("array", _is_tensors, "in_memory", "ArrayFeed"),
-    ("RayXShards", _is_a("bigdl.orca.data.xshards", "RayXShards"), "on_ray", "RayXShardsFeed"),
-    ("Ray Dataset", _is_a("ray.data", "Dataset"), "on_ray", "RayDatasetFeed"),
+    ("RayXShards", _is_a("bigdl.orca.data.xshards", "RayXShards"), "xshards", "RayXShardsFeed"),
+    ("Ray Dataset", _is_a("ray.data", "Dataset"), "xshards", "RayDatasetFeed"),
     ("DataLoader", _is_loader, "loader", "LoaderFeed"),
 )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.runtime.shards.columns import ColumnSpec
-from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.columns import ColumnSpec, common_length
+from bigdl.runtime.shards.texts import is_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,43 +66,30 @@ def spark_type(name: str, arrow_type: pa.DataType) -> DataType:
         ) from None
 
 
-_BASES = {"boolean": "bool_", "int": "int32", "bigint": "int64", "float": "float32"}
-_BASES |= {"double": "float64", "string": "string"}
-
-
-def arrow_type_of(spec: ColumnSpec):
-    """The Arrow type of a column in its spec's Spark type."""
+def arrow_type_of(spec: ColumnSpec, source: pa.DataType) -> pa.DataType:
+    """The Arrow type of a column of Parquet in its spec's type."""
     import pyarrow as pa
 
-    def of(text):
-        if text.startswith("array<"):
-            return pa.list_(of(text[len("array<") : -1]))
-        if found := re.fullmatch(r"map<(\w+),(.+)>", text):
-            return pa.map_(of(found[1]), of(found[2]))
-        return getattr(pa, _BASES[text])()
-
-    return of(spec.cast)
+    type_ = pa.string() if is_text(spec.dtype) else pa.from_numpy_dtype(spec.dtype)
+    for _ in range(spec.ndim):
+        type_ = pa.list_(type_)
+    return pa.map_(source.key_type, type_) if spec.kind == "map" else type_
 
 
 def densified(spec: ColumnSpec, column):
     """Spark ML's vectors, dense and sparse, as lists of values."""
     import pyarrow as pa
 
-    if column.null_count:
-        return _null_list(column)
+    if column.null_count:  # a list column with the same nulls: what refuses nulls counts them
+        empty = [[0.0] if each.is_valid else None for each in column]
+        return pa.array(empty, pa.list_(pa.float64()))
     kinds = column.field("type").to_numpy(zero_copy_only=False)
     values = column.field("values")
     if (kinds == 1).all():
         return values
     sizes = column.field("size").fill_null(-1).to_numpy(zero_copy_only=False)
     lengths = np.where(kinds == 1, np.diff(values.offsets.to_numpy()), sizes)
-    if (lengths != lengths[0]).any():
-        other = int(lengths[lengths != lengths[0]][0])
-        raise SourceError(
-            f"Column '{spec.name}' holds arrays of different lengths "
-            f"({int(lengths[0])} and {other}); pad or cut them to one length first"
-        )
-    width = int(lengths[0])
+    width = common_length(spec, lengths, "arrays")
     dense = np.zeros((len(column), width))
     counts = np.diff(values.offsets.to_numpy())
     rows = np.repeat(np.arange(len(column)), counts)
@@ -114,10 +100,3 @@ def densified(spec: ColumnSpec, column):
     dense[rows, places] = values.flatten().to_numpy(zero_copy_only=False)
     offsets = pa.array(np.arange(len(column) + 1, dtype=np.int32) * width)
     return pa.ListArray.from_arrays(offsets, pa.array(dense.reshape(-1)))
-
-
-def _null_list(column):
-    """A list column with the same nulls: what refuses nulls counts them."""
-    import pyarrow as pa
-
-    return pa.array([[0.0] if each.is_valid else None for each in column], pa.list_(pa.float64()))

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster import plan as spark_plan
-from bigdl.orca.data.feeds.packing import packed_reader
-from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from bigdl.orca.data.feeds.packing import PackedFeed, prepare_packed
+from bigdl.runtime.shards.feed import Feed, Ingest
 
 
 class FeedGroup(Feed):
@@ -40,38 +36,12 @@ class FeedGroup(Feed):
             ((only, feed),) = self.feeds.items()
             return feed.prepare(cluster, num_workers, name=only)
         if all(isinstance(f, PackedFeed) and f.travels(cluster) for f in self.feeds.values()):
-            return prepare_packed(cast("Mapping[str, PackedFeed]", self.feeds), num_workers)
-        return combined([f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()])
+            packed = cast("Mapping[str, PackedFeed]", self.feeds)
+            return prepare_packed(packed, cluster, num_workers)
+        return _combined([f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()])
 
 
-def prepare_packed(feeds: Mapping[str, PackedFeed], num_workers: int) -> Ingest:
-    """Send the rows of all feeds to their shards in one exchange."""
-    cells, specs, close = packed_cells(feeds, num_workers)
-    try:
-        frame = spark_plan.exchange(cells, num_workers, "target")
-    except BaseException:
-        close()
-        raise
-    return Ingest(frame, packed_reader(list(feeds), specs), close)
-
-
-def packed_cells(
-    feeds: Mapping[str, PackedFeed], num_workers: int
-) -> tuple[DataFrame, list[Sequence], Callable[[], None]]:
-    """One DataFrame of the cells of all feeds, the columns of each, and what frees them."""
-    specs = []
-    first = next(iter(feeds.values()))
-    packed: Any = None
-    with contextlib.ExitStack() as opened:
-        for number, feed in enumerate(feeds.values()):
-            cells, columns, close = feed.cells(number, num_workers, first if number else None)
-            opened.callback(close)
-            specs.append(columns)
-            packed = cells if packed is None else packed.union(cells)
-        return packed, specs, opened.pop_all().close
-
-
-def combined(ingests: Sequence[Ingest]) -> Ingest:
+def _combined(ingests: Sequence[Ingest]) -> Ingest:
     """Of inputs that the workers get at by themselves."""
 
     closing = contextlib.ExitStack()

@@ -8,18 +8,16 @@ through Spark, in cells.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds.group import prepare_packed
-from bigdl.orca.data.feeds.packing import cell_table, rows_packer
-from bigdl.runtime.shards.columns import float_dtype
-from bigdl.runtime.shards.feed import Ingest, PackedFeed, SourceError
+from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer
+from bigdl.runtime.shards.feed import Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, grouped
 
 
@@ -28,14 +26,12 @@ class ArrayFeed(PackedFeed):
 
     Parameters
     ----------
-    data : pandas.DataFrame, ndarray, tuple, list or dict
-        See :mod:`bigdl.runtime.shards.values`.
+    data : pandas.DataFrame, ndarray, tuple, list, dict or TensorDataset
+        See :mod:`bigdl.runtime.shards.values`. Those of a TensorDataset keep their dtypes.
     feature_cols, label_cols : sequence of str, optional
         Columns of a frame, or arrays of a dict, for the model and targets.
     config : dict, optional
         ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values.
-    keep_dtypes : bool
-        Leave floating values as they are.
     name : str, optional
 
     Raises
@@ -46,26 +42,15 @@ class ArrayFeed(PackedFeed):
 
     kind = "array"
 
-    def __init__(
-        self,
-        data,
-        feature_cols=None,
-        label_cols=None,
-        config=None,
-        *,
-        keep_dtypes: bool = False,
-        name: str | None = None,
-    ):
-        floats = None if keep_dtypes else float_dtype(config)
+    def __init__(self, data, feature_cols=None, label_cols=None, config=None, *, name=None):
+        super().__init__(feature_cols, label_cols, config, name=name)
+        if type(data).__name__ == "TensorDataset":
+            data, self.feature_cols, self.label_cols = tuple(data.tensors), None, None
+            self.dtypes["floats"] = None
         try:
-            texts = takes_texts(config)
-            columns = columns_of(data, feature_cols, label_cols, floats, texts=texts)
+            columns = columns_of(data, self.feature_cols, self.label_cols, **self.dtypes)
         except SourceError as error:
             raise UsageError(f"{name}: {error}" if name else str(error)) from None
-        self.name = name
-        named = bool(feature_cols)
-        self.feature_cols = tuple(feature_cols) if named else None
-        self.label_cols = tuple(label_cols or ()) if named else None
         self.rows = len(columns[0][2])
         self._leaves, self._arrays = grouped(columns)
 
@@ -78,36 +63,49 @@ class ArrayFeed(PackedFeed):
         """Accept: the workers read files that the driver writes."""
 
     def travels(self, cluster) -> bool:
-        return not cluster.is_local
+        return not (cluster.is_local or isinstance(cluster, RayCluster))
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         if self.travels(cluster):
-            return prepare_packed({name: self}, num_workers)
-        folder = tempfile.mkdtemp(dir=cluster.temp_dir, prefix="arrays-")
+            return super().prepare(cluster, num_workers, name=name)
+        if isinstance(cluster, RayCluster):
+            return self._through_ray(num_workers, name)
+        folder = tempfile.TemporaryDirectory(
+            dir=cluster.temp_dir, prefix="arrays-", ignore_cleanup_errors=True
+        )
         shards = []
-        try:
-            for rank in range(num_workers):
-                rows, leaves, arrays = self.part(rank, num_workers)
-                files = [os.path.join(folder, f"{rank}-{i}.bin") for i in range(len(arrays))]
-                for array, file in zip(arrays, files, strict=True):
-                    array.tofile(file)
-                shards.append((rows, leaves, files))
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+        for rank in range(num_workers):
+            rows, leaves, arrays = self.part(rank, num_workers)
+            files = [os.path.join(folder.name, f"{rank}-{i}.bin") for i in range(len(arrays))]
+            for array, file in zip(arrays, files, strict=True):
+                array.tofile(file)
+            shards.append((rows, leaves, files))
 
         def read(batches, open_spool):
             writer = open_spool(name, [])
             writer.adopt(*shards[open_spool.place])
             return {name: Shard(writer.finish())}
 
-        return Ingest(None, read, lambda: shutil.rmtree(folder, ignore_errors=True))
+        return Ingest(None, read, folder.cleanup)
+
+    def _through_ray(self, num_workers, name):
+        """One block for each worker, in Ray's object store."""
+        import ray
+
+        blocks = [ray.put(self.part(rank, num_workers)) for rank in range(num_workers)]
+
+        def read(batches, open_spool):
+            import ray
+
+            writer = open_spool(name, [])
+            writer.append(0, 0, *ray.get(blocks[open_spool.place]))
+            return {name: Shard(writer.finish())}
+
+        return Ingest(None, read)
 
     def cells(self, number, num_workers, reference=None):
-        from pyspark.sql import SparkSession
-
         pack = rows_packer(number, self.name, num_workers)
         chunks = [(self._leaves, self._arrays)] if self.rows else []
-        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        spark = SparkCluster.from_active().spark
         table = cell_table(pack(0, chunks))
         return spark.createDataFrame(table), (), lambda: None

@@ -1,4 +1,4 @@
-"""Rows packed in cells for Spark's shuffle, and unpacked in the worker.
+"""Rows packed in cells for an exchange, by Spark or by Ray, and unpacked in the worker.
 
 A *cell* is one row of the frame that is shuffled: all values of some rows of one record batch that
 go to the same shard, as one binary value.  Spark moves, sorts and copies a few large cells where
@@ -7,14 +7,22 @@ it would have to handle many small rows.
 
 from __future__ import annotations
 
+import contextlib
 import json
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
-from bigdl.runtime.shards.columns import Leaf, decode_batch
-from bigdl.runtime.shards.feed import SourceError
+from bigdl.orca.cluster import plan as spark_plan
+from bigdl.orca.cluster.ray import RayCluster
+from bigdl.runtime.shards.columns import Leaf, decode_batch, float_dtype
+from bigdl.runtime.shards.feed import Feed, Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard
+from bigdl.runtime.shards.texts import takes_texts
 
 CELL = "target int, part int, source int, seq long, meta string, data binary"
 """Spark's schema of a cell: its shard, the number of its frame, its place (source partition,
@@ -42,8 +50,8 @@ def packer(part: int, name: str | None, specs, num_workers: int):
 
         freeze_modules()  # there may be many more partitions than cores
         chunks = (decode_batch(specs, batch) for batch in batches if batch.num_rows)
-        for targets, *values in pack(TaskContext.get().partitionId(), chunks):
-            yield _cells(targets, *values)
+        for cell in pack(TaskContext.get().partitionId(), chunks):
+            yield _batch(cell)
 
     return pack_batches
 
@@ -57,9 +65,12 @@ def rows_packer(part: int, name: str | None, num_workers: int):
     -------
     callable
         ``pack(source, chunks)`` of iterables of (leaves, arrays), all with rows; it yields the
-        shards that a cell goes to and what follows ``target`` in :data:`CELL`.
+        values of cells in the order of :data:`CELL`.
     """
     piece = PIECE  # shipped by value
+
+    def to_all(source, sequence, meta):
+        return ((target, part, source, sequence, meta, b"") for target in range(num_workers))
 
     def pack(source, chunks):
         offset = sequence = 0
@@ -67,11 +78,11 @@ def rows_packer(part: int, name: str | None, num_workers: int):
         try:
             for leaves, arrays in chunks:
                 num_rows = len(arrays[0])
-                meta = json.dumps([[x.column, x.key, x.dtype, x.shape] for x in leaves])
+                meta = json.dumps([vars(leaf) for leaf in leaves])
                 if meta not in known:
                     # every shard learns what the rows look like, also one that gets none of them
                     known.add(meta)
-                    yield range(num_workers), part, source, sequence, meta, b""
+                    yield from to_all(source, sequence, meta)
                 for low, high in _pieces(arrays, num_rows, num_workers, piece):
                     for target in range(num_workers):
                         first = low + (target - source - offset - low) % num_workers
@@ -79,12 +90,12 @@ def rows_packer(part: int, name: str | None, num_workers: int):
                             continue
                         rows = slice(first, high, num_workers)
                         data = b"".join([np.ascontiguousarray(a[rows]).data for a in arrays])
-                        yield [target], part, source, sequence, meta, data
+                        yield target, part, source, sequence, meta, data
                     sequence += 1
                 offset += num_rows
         except SourceError as error:
             meta = json.dumps({"error": f"{name}: {error}" if name else str(error)})
-            yield range(num_workers), part, source, sequence, meta, b""
+            yield from to_all(source, sequence, meta)
 
     return pack
 
@@ -93,7 +104,7 @@ def cell_table(cells):
     """Cells of :func:`rows_packer` as an Arrow table."""
     import pyarrow as pa
 
-    return pa.Table.from_batches([_cells(targets, *values) for targets, *values in cells])
+    return pa.Table.from_batches(map(_batch, cells))
 
 
 def _pieces(arrays, rows, num_workers, limit):
@@ -103,15 +114,13 @@ def _pieces(arrays, rows, num_workers, limit):
     return [(low, min(low + step, rows)) for low in range(0, rows, step)]
 
 
-def _cells(targets, *values):
-    """The same cell for each of some shards, as a record batch."""
+def _batch(cell):
+    """A cell as a record batch."""
     import pyarrow as pa
 
     types = (pa.int32(), pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.binary())
-    names = [field.split()[0] for field in CELL.split(", ")]
-    columns = [list(targets), *([value] * len(targets) for value in values)]
-    arrays = [pa.array(column, t) for column, t in zip(columns, types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names)
+    arrays = [pa.array([value], type_) for value, type_ in zip(cell, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, [field.split()[0] for field in CELL.split(", ")])
 
 
 def packed_reader(names, specs):
@@ -156,3 +165,94 @@ def _layout(text):
     leaves = [Leaf.from_json(x) for x in doc]
     widths = [int(np.prod(x.shape, dtype=np.int64)) * np.dtype(x.dtype).itemsize for x in leaves]
     return leaves, widths
+
+
+class ColumnFeed(Feed):
+    """A Feed whose values become columns by the rules of :mod:`bigdl.runtime.shards.columns`.
+
+    Parameters
+    ----------
+    feature_cols, label_cols : sequence of str, optional
+        Columns for the model and targets, in the model's order.
+    config : dict, optional
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values.
+    name : str, optional
+        What messages call the input, e.g. ``"validation_data"``.
+    """
+
+    def __init__(self, feature_cols=None, label_cols=None, config=None, *, name=None):
+        self.feature_cols = tuple(feature_cols) if feature_cols else None
+        self.label_cols = tuple(label_cols or ()) if feature_cols else None
+        self.name = name
+        self.dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}
+
+
+class PackedFeed(ColumnFeed):
+    """A Feed whose rows can travel in cells, alone or together with those of others."""
+
+    def check_local(self) -> None:
+        raise UsageError(
+            f'{self.name or "data"} is a {self.kind}, which backend="local" cannot read; pass a '
+            'path of Parquet files, arrays or a pandas DataFrame, or use backend="spark"'
+        )
+
+    @abstractmethod
+    def cells(
+        self, number: int, num_workers: int, reference: PackedFeed | None = None
+    ) -> tuple[Any, Sequence, Callable[[], None]]:
+        """The rows as a DataFrame of cells.
+
+        Parameters
+        ----------
+        number : int
+            The ``part`` of its cells.
+        num_workers : int
+        reference : PackedFeed, optional
+            The Feed whose columns' types these must have.
+
+        Returns
+        -------
+        frame, specs, close
+            The columns' :class:`~bigdl.runtime.shards.columns.ColumnSpec`, if they are known, and
+            what frees what was persisted.
+        """
+
+    def travels(self, cluster) -> bool:
+        """Return True if the rows must travel in cells to reach the workers of a cluster."""
+        return True
+
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+        return prepare_packed({name: self}, cluster, num_workers)
+
+
+def prepare_packed(feeds: Mapping[str, PackedFeed], cluster, num_workers: int) -> Ingest:
+    """Send the rows of all feeds to their shards in one exchange, by Spark or through Ray."""
+    specs: list[Sequence] = []
+    first = next(iter(feeds.values()))
+    cells: Any = None
+    with contextlib.ExitStack() as opened:
+        for number, feed in enumerate(feeds.values()):
+            frame, columns, close = feed.cells(number, num_workers, first if number else None)
+            opened.callback(close)
+            specs.append(columns)
+            cells = frame if cells is None else cells.union(frame)
+        reader = packed_reader(list(feeds), specs)
+        if not isinstance(cluster, RayCluster):
+            exchanged = spark_plan.exchange(cells, num_workers, "target")
+            return Ingest(exchanged, reader, opened.pop_all().close)
+        from bigdl.orca.data.ray_exchange import cells_to_ray
+
+        return blocks_ingest(reader, cells_to_ray(cells, cluster, num_workers))
+
+
+def blocks_ingest(reader: Callable, blocks: Sequence[Sequence]) -> Ingest:
+    """Of the cells of each worker, in tables in Ray's object store."""
+
+    def read(batches, open_spool):
+        import ray
+
+        tables = (ray.get(block) for block in blocks[open_spool.place])
+        cells = (batch for table in tables if table is not None for batch in table.to_batches())
+        return reader(cells, open_spool)
+
+    return Ingest(None, read)

@@ -10,6 +10,7 @@ files' names.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 from collections.abc import Sequence
@@ -21,12 +22,12 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.feeds.arrow_types import arrow_type_of, densified, spark_type
+from bigdl.orca.data.feeds.packing import ColumnFeed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.file import is_local_path, open_file_system
-from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode, float_dtype
-from bigdl.runtime.shards.feed import Feed, Ingest, SourceError
+from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode
+from bigdl.runtime.shards.feed import Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import grouped
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class _Piece:
     keys: tuple[tuple[str, Any], ...]  # values of the partition columns
 
 
-class ParquetFeed(Feed):
+class ParquetFeed(ColumnFeed):
     """Parquet files as input.
 
     Parameters
@@ -71,25 +72,22 @@ class ParquetFeed(Feed):
 
     def __init__(self, paths, feature_cols, label_cols=(), config=None, *, name=None):
         require("pyarrow", "orca")
+        super().__init__(feature_cols, label_cols, config, name=name)
         several = isinstance(paths, list | tuple)
         self.paths = [os.fspath(path) for path in (paths if several else [paths])]
-        self.feature_cols, self.label_cols = tuple(feature_cols), tuple(label_cols or ())
-        self.name = name
         self._url = self.paths[0]
         if len({path.partition("://")[0] if "://" in path else "" for path in self.paths}) > 1:
             raise UsageError(f"The paths must be of one file system, got {self.paths}")
         self._fragments, schema = _open(self.paths)
-        owner = name or f"{self._url}"
-        columns = list(dict.fromkeys([*self.feature_cols, *self.label_cols]))
         if not self.feature_cols:
             raise UsageError(
                 "feature_cols is required for Parquet files; pass the names of the columns that "
                 f"the model takes, of {schema.names}"
             )
-        find_columns(columns, schema.names, owner)
-        floats, texts = float_dtype(config), takes_texts(config)
+        columns = list(dict.fromkeys([*self.feature_cols, *(self.label_cols or ())]))
+        find_columns(columns, schema.names, name or self._url)
         types = {c: spark_type(c, schema.field(c).type) for c in columns}
-        self.specs = [column_spec(c, types[c], floats, texts=texts) for c in columns]
+        self.specs = [column_spec(c, types[c], **self.dtypes) for c in columns]
         self._files = self._look(schema, columns)
         self.rows = sum(rows for *_, sizes in self._files for rows in sizes)
 
@@ -99,17 +97,17 @@ class ParquetFeed(Feed):
 
         def look(fragment):
             keys = dict(ds.get_partition_keys(fragment.partition_expression))
-            found = fragment.physical_schema
+            file_schema = fragment.physical_schema
             for name in columns:
                 if name in keys:
                     continue
-                if name not in found.names:
+                if name not in file_schema.names:
                     raise UsageError(f"The file {fragment.path} has no column '{name}'")
-                given, expected = found.field(name).type, schema.field(name).type
-                if given != expected:
+                file_type, expected = file_schema.field(name).type, schema.field(name).type
+                if file_type != expected:
                     raise UsageError(
-                        f"Column '{name}' is {given} in the file {fragment.path} but {expected} in "
-                        f"{self._fragments[0].path}; write all files with one type"
+                        f"Column '{name}' is {file_type} in the file {fragment.path} but "
+                        f"{expected} in {self._fragments[0].path}; write all files with one type"
                     )
             groups = fragment.metadata
             sizes = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
@@ -125,9 +123,9 @@ class ParquetFeed(Feed):
 
         def read(batches, open_spool):
             writer = open_spool(name, specs)
-            own = pieces[open_spool.place]
-            writer.expect(sum(piece.stop - piece.start for piece in own))
-            for sequence, batch in enumerate(_batches(url, specs, own)):
+            of_worker = pieces[open_spool.place]
+            writer.expect(sum(piece.stop - piece.start for piece in of_worker))
+            for sequence, batch in enumerate(_batches(url, specs, of_worker)):
                 columns = [
                     (spec.name, key, array)
                     for spec, column in zip(specs, batch, strict=True)
@@ -170,13 +168,13 @@ def _open(urls):
     for url in urls:
         system, path = filesystem_of(url)
         try:
-            found = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
+            dataset = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
         except FileNotFoundError:
             raise UsageError(f"There is nothing at {url}; pass the path of Parquet files") from None
         except (pa.ArrowInvalid, OSError) as error:
             raise UsageError(f"{url} cannot be read as Parquet: {error}") from error
-        fragments += sorted(found.get_fragments(), key=lambda f: f.path)
-        schema = schema or found.schema
+        fragments += sorted(dataset.get_fragments(), key=lambda f: f.path)
+        schema = schema or dataset.schema
     if not fragments:
         raise UsageError(f"There is no Parquet file in {', '.join(urls)}")
     return fragments, schema
@@ -186,16 +184,16 @@ def _cut(files, rows, num_workers) -> list[list[_Piece]]:
     """The pieces of each worker: contiguous ranges of rows whose sizes differ by at most one."""
     ends = [rows * (k + 1) // num_workers for k in range(num_workers)]
     shards: list[list[_Piece]] = [[] for _ in range(num_workers)]
-    worker = position = 0
+    first = 0
     for path, keys, sizes in files:
         for group, size in enumerate(sizes):
             start = 0
             while start < size:
-                while position >= ends[worker]:
-                    worker += 1
-                stop = min(size, start + ends[worker] - position)
+                worker = bisect.bisect_right(ends, first + start)
+                stop = min(size, ends[worker] - first)
                 shards[worker].append(_Piece(path, group, start, stop, keys))
-                position, start = position + stop - start, stop
+                start = stop
+            first += size
     return shards
 
 
@@ -229,15 +227,9 @@ def _batches(url, specs: Sequence[ColumnSpec], pieces: Sequence[_Piece]):
                 row += batch.num_rows
                 if low < high:
                     part = batch.slice(low, high - low)
-                    yield [
-                        _cast(
-                            spec,
-                            pa.repeat(pa.scalar(keys[spec.name]), part.num_rows)
-                            if spec.name in keys
-                            else part.column(spec.name),
-                        )
-                        for spec in specs
-                    ]
+                    for name, value in keys.items():
+                        part = part.append_column(name, pa.repeat(pa.scalar(value), high - low))
+                    yield [_cast(spec, part.column(spec.name)) for spec in specs]
                 if row >= piece.stop:
                     break
 
@@ -253,7 +245,7 @@ def _cast(spec, column):
 
     if spec.cast == "vector":
         return densified(spec, column)
-    wanted = arrow_type_of(spec)
+    wanted = arrow_type_of(spec, column.type)
     if column.type == wanted:
         return column
     try:

@@ -22,18 +22,11 @@ from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
-from bigdl.orca.data.feeds.group import prepare_packed
-from bigdl.orca.data.feeds.packing import CELL, packer
-from bigdl.runtime.shards.columns import (
-    column_spec,
-    decode_batch,
-    float_dtype,
-    project,
-    unified_spec,
-)
-from bigdl.runtime.shards.feed import Ingest, PackedFeed
+from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packer
+from bigdl.runtime.shards.columns import column_spec, decode_batch, project, unified_spec
+from bigdl.runtime.shards.feed import Ingest
 from bigdl.runtime.shards.shard import Shard
-from bigdl.runtime.shards.texts import takes_texts
 
 _BATCH_BYTES = 64 << 20  # of an Arrow batch
 _NEAR = 0.05  # how far partitions of "near-equal" sizes may be apart, in parts of their mean
@@ -50,9 +43,6 @@ class SparkDataFrameFeed(PackedFeed):
         Columns for the model and targets, in the model's order.
     config : dict, optional
         ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating columns.
-    balance : bool
-        False keeps the partitions as they are, whatever their sizes; the frame must be of as many
-        partitions as there are workers.
     name : str, optional
         What messages call the frame, e.g. ``"validation_data"``.
 
@@ -64,34 +54,25 @@ class SparkDataFrameFeed(PackedFeed):
 
     kind = "Spark DataFrame"
 
-    def __init__(
-        self,
-        frame,
-        feature_cols,
-        label_cols=(),
-        config=None,
-        *,
-        balance: bool = True,
-        name: str | None = None,
-    ):
+    def __init__(self, frame, feature_cols, label_cols=(), config=None, *, name=None):
+        super().__init__(feature_cols, label_cols, config, name=name)
         self.frame = frame
-        self.feature_cols = tuple(feature_cols)
-        self.label_cols = tuple(label_cols or ())
-        self.balance = balance
-        self.name = name
-        columns = [*self.feature_cols, *self.label_cols] if self.feature_cols else []
+        columns = [*(self.feature_cols or ()), *(self.label_cols or ())]
         types = check_columns(frame, columns, name)
-        self.floats = float_dtype(config)
         self.types = {column: types[column] for column in columns}
-        self._texts = takes_texts(config)
-        self.specs = [
-            column_spec(c, t, self.floats, texts=self._texts) for c, t in self.types.items()
-        ]
+        self.specs = [column_spec(c, t, **self.dtypes) for c, t in self.types.items()]
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
-        packed = functools.partial(prepare_packed, {name: self}, num_workers)
-        if self.balance and not self._is_cached_in(num_workers):
-            return packed()
+        if isinstance(cluster, RayCluster) or not self._is_cached_in(num_workers):
+            return super().prepare(cluster, num_workers, name=name)
+        direct = self.direct(name)
+        # the workers look at the sizes once they have them: to count first costs another job
+        direct.accept = _near_equal
+        direct.otherwise = functools.partial(super().prepare, cluster, num_workers, name=name)
+        return direct
+
+    def direct(self, name: str) -> Ingest:
+        """Of a frame whose partitions are the shards."""
         specs = self.specs
 
         def read(batches, open_spool):
@@ -105,14 +86,8 @@ class SparkDataFrameFeed(PackedFeed):
                     writer.append(source, sequence, batch.num_rows, leaves, arrays)
             return {name: Shard(writer.finish())}
 
-        direct = Ingest(project(self.frame, specs), read)
-        direct.settings = _settings(self.frame, specs)
-        if self.balance:
-            # the workers look at the sizes once they have them: to count first costs another job
-            direct.accept, direct.otherwise = _near_equal, packed
-        else:
-            self._check_partitions(num_workers)
-        return direct
+        settings = _settings(self.frame, specs)
+        return Ingest(project(self.frame, specs), read, settings=settings)
 
     def cells(self, number, num_workers, reference=None):
         specs, frame = self._specs_like(reference), self.frame
@@ -130,25 +105,12 @@ class SparkDataFrameFeed(PackedFeed):
         owner, others = self.name or "the other data", {s.name: s for s in reference.specs}
         return [
             unified_spec(
-                s.name, self.types[s.name], self.floats, others[s.name], owner, texts=self._texts
+                s.name, self.types[s.name], reference=others[s.name], owner=owner, **self.dtypes
             )
             if s.name in others
             else s
             for s in self.specs
         ]
-
-    def _check_partitions(self, num_workers):
-        found = self.frame.rdd.getNumPartitions()
-        if found != num_workers:
-            raise UsageError(
-                f"balance=False needs as many partitions as workers, the DataFrame has {found} "
-                f"and there are {num_workers}; call repartition({num_workers}) on it"
-            )
-        if spark_plan.fits_barrier(self.frame, num_workers) is False:
-            raise UsageError(
-                "balance=False needs a DataFrame whose last step is no coalesce, union or limit, "
-                f"which Spark refuses in a barrier stage; call repartition({num_workers}) on it"
-            )
 
     def _is_cached_in(self, num_workers):
         """Return True if the frame is cached in as many partitions as there are workers."""

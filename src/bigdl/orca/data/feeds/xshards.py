@@ -1,25 +1,34 @@
-"""XShards -> shards of columns.
+"""XShards and datasets of Ray -> shards of columns.
 
-The elements of the RDD are converted to arrays where they are and travel in the cells of
-:mod:`~bigdl.orca.data.feeds.packing`, so that every worker gets its part of the rows whatever the
-shards' number and sizes are, and nothing goes through the driver.
+The elements of an RDD, or of partitions in Ray's object store, are converted to arrays where they
+are and travel in the cells of :mod:`~bigdl.orca.data.feeds.packing`, so that every worker gets its
+part of the rows whatever the shards' number and sizes are, and nothing goes through the driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
-from bigdl.orca.data.feeds.group import prepare_packed
-from bigdl.orca.data.feeds.packing import CELL, rows_packer
-from bigdl.runtime.shards.columns import float_dtype
-from bigdl.runtime.shards.feed import Feed, Ingest, PackedFeed
-from bigdl.runtime.shards.texts import takes_texts
+from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds.packing import (
+    CELL,
+    ColumnFeed,
+    PackedFeed,
+    blocks_ingest,
+    cell_table,
+    packed_reader,
+    rows_packer,
+)
+from bigdl.orca.data.ray_exchange import ordered_blocks
+from bigdl.runtime.shards.feed import Ingest
 from bigdl.runtime.shards.values import columns_of, grouped
 
 
-class ShardsFeed(Feed):
+class ShardsFeed(ColumnFeed):
     """Shards that are Python objects as input, wherever they are.
 
     Parameters
@@ -34,24 +43,21 @@ class ShardsFeed(Feed):
     name : str, optional
     """
 
-    def __init__(
-        self,
-        shards: Any,
-        feature_cols: Sequence[str] | None = None,
-        label_cols: Sequence[str] | None = None,
-        config: dict[str, Any] | None = None,
-        *,
-        name: str | None = None,
-    ):
+    def __init__(self, shards, feature_cols=None, label_cols=None, config=None, *, name=None):
+        super().__init__(feature_cols, label_cols, config, name=name)
         self.shards = shards
-        self.name = name
-        self._named = (
-            list(feature_cols) if feature_cols else None,
-            list(label_cols) if label_cols else None,
-        )
-        self.feature_cols = tuple(feature_cols) if feature_cols else None
-        self.label_cols = tuple(label_cols or ()) if feature_cols else None
-        self._dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}
+
+    def chunker(self) -> Callable[[Iterable], Iterator[tuple[list, list]]]:
+        """Return what yields the leaves and arrays of every shard that has rows."""
+        names, dtypes = (self.feature_cols, self.label_cols), self.dtypes
+
+        def chunks(shards):
+            for shard in shards:
+                columns = columns_of(shard, *names, **dtypes)
+                if len(columns[0][2]):
+                    yield grouped(columns)
+
+        return chunks
 
 
 class XShardsFeed(ShardsFeed, PackedFeed):
@@ -59,34 +65,78 @@ class XShardsFeed(ShardsFeed, PackedFeed):
 
     kind = "SparkXShards"
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
-        return prepare_packed({name: self}, num_workers)
-
     def cells(self, number, num_workers, reference=None):
-        from pyspark.sql import SparkSession
-
-        named, dtypes = self._named, self._dtypes
-        pack = rows_packer(number, self.name, num_workers)
+        chunks, pack = self.chunker(), rows_packer(number, self.name, num_workers)
 
         def pack_shards(source, shards):
             freeze_modules()
-            for targets, *values in pack(source, chunks_of(shards, *named, dtypes)):
-                for target in targets:
-                    yield (target, *values)
+            return pack(source, chunks(shards))
 
-        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        spark = SparkCluster.from_active().spark
         cells = self.shards.rdd.mapPartitionsWithIndex(pack_shards)
         return spark.createDataFrame(cells, CELL, verifySchema=False), (), lambda: None
 
 
-def chunks_of(
-    shards: Iterable,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
-    dtypes: Mapping[str, Any],
-) -> Iterator[tuple[list, list]]:
-    """Leaves and arrays of every shard that has rows."""
-    for shard in shards:
-        columns = columns_of(shard, feature_cols, label_cols, **dtypes)
-        if len(columns[0][2]):
-            yield grouped(columns)
+class RayXShardsFeed(ShardsFeed):
+    """``RayXShards`` as input, in Ray tasks, one per partition."""
+
+    kind = "RayXShards"
+
+    def partitions(self) -> list:
+        """References of the partitions: lists of shards, or a shard each."""
+        return self.shards.get_partition_refs()
+
+    def check_local(self) -> None:
+        raise UsageError(
+            f"{self.name or 'data'} is a {self.kind}, which the workers of Spark and of "
+            'backend="local" cannot read; use Estimator.from_torch(backend="ray"), or convert it '
+            "first"
+        )
+
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+        if not isinstance(cluster, RayCluster):
+            self.check_local()
+        import ray
+
+        chunks, feed_name = self.chunker(), self.name
+
+        def pack(partition, number):
+            """The cells of a partition, as a table for every worker, or None if it has none."""
+            shards = partition if isinstance(partition, list) else [partition]
+            cells: list[list] = [[] for _ in range(num_workers)]
+            for cell in rows_packer(0, feed_name, num_workers)(number, chunks(shards)):
+                cells[cell[0]].append(cell)
+            tables = [cell_table(each) if each else None for each in cells]
+            return tables[0] if num_workers == 1 else tuple(tables)
+
+        task: Any = ray.remote(pack).options(num_returns=num_workers)
+        packed = [task.remote(each, number) for number, each in enumerate(self.partitions())]
+        blocks = (
+            [packed]
+            if num_workers == 1
+            else [[p[rank] for p in packed] for rank in range(num_workers)]
+        )
+        return blocks_ingest(packed_reader([name], [()]), blocks)
+
+
+class RayDatasetFeed(RayXShardsFeed):
+    """A ``ray.data.Dataset`` as input, whose blocks are read in their order.
+
+    Raises
+    ------
+    UsageError
+        Without `feature_cols`.
+    """
+
+    kind = "Ray Dataset"
+
+    def __init__(self, data, feature_cols=None, label_cols=None, config=None, *, name=None):
+        if not feature_cols:
+            raise UsageError(
+                "feature_cols is required for a Ray Dataset; pass the names of the columns that "
+                "the model takes"
+            )
+        super().__init__(data, feature_cols, label_cols, config, name=name)
+
+    def partitions(self) -> list:
+        return ordered_blocks(self.shards)

@@ -50,18 +50,6 @@ from bigdl.orca.data.image.utils import (
 from bigdl.orca.data.xshards import SparkXShards
 from bigdl.orca.settings import OrcaContext
 
-__all__ = [
-    "ParquetDataset",
-    "RecordReader",
-    "read_parquet",
-    "tf_dataset",
-    "write_from_directory",
-    "write_mnist",
-    "write_parquet",
-    "write_voc",
-]
-
-
 _METADATA = "_orca_metadata"
 _CHUNK = re.compile(r"chunk=(\d+)")
 _MODES = ("overwrite", "append", "ignore", "error", "errorifexists")
@@ -167,8 +155,10 @@ class ParquetDataset:
         The arrays of a column are stacked if they have one shape; other values are the elements
         of an object array.
         """
-
-        return RecordReader(path).xshards()
+        reader, sc = RecordReader(path), OrcaContext.get_spark_context()
+        rdd = sc.parallelize(reader.chunks, max(len(reader.chunks), 1))
+        schema = reader.schema
+        return SparkXShards(rdd.map(lambda files: _columns(files, schema)), class_name="dict")
 
 
 def _chunks(path: str) -> dict[int, str]:
@@ -290,12 +280,6 @@ class RecordReader:
             for record in read_chunk(files, self.schema):
                 yield record if self.transforms is None else self.transforms(record)
 
-    def xshards(self) -> Any:
-        """SparkXShards with one shard per chunk."""
-        sc, schema = OrcaContext.get_spark_context(), self.schema
-        rdd = sc.parallelize(self.chunks, max(len(self.chunks), 1))
-        return SparkXShards(rdd.map(lambda files: _columns(files, schema)), class_name="dict")
-
 
 def _shard(chunks: list[list[str]], path: str, config: Mapping[str, Any]) -> list[list[str]]:
     shards, rank = config.get("num_shards"), config.get("rank")
@@ -399,7 +383,7 @@ def write_mnist(image_file: str, label_file: str, output_path: str, **kwargs: An
     images = images[..., np.newaxis]
     schema = {
         "image": SchemaField(FeatureType.NDARRAY, DType.UINT8, images.shape[1:]),
-        "label": SchemaField(FeatureType.NDARRAY, DType.UINT8, ()),
+        "label": SchemaField(FeatureType.NDARRAY, DType.UINT8),
     }
     records = ({"image": i, "label": n} for i, n in zip(images, labels, strict=True))
     ParquetDataset.write(output_path, records, schema, **kwargs)
@@ -458,10 +442,10 @@ def write_from_directory(
     if shuffle:
         random.Random(seed).shuffle(found)
     schema = {
-        "image": SchemaField(FeatureType.IMAGE, DType.BYTES, ()),
-        "label": SchemaField(FeatureType.SCALAR, DType.INT32, ()),
-        "image_id": SchemaField(FeatureType.SCALAR, DType.STRING, ()),
-        "label_str": SchemaField(FeatureType.SCALAR, DType.STRING, ()),
+        "image": SchemaField(FeatureType.IMAGE, DType.BYTES),
+        "label": SchemaField(FeatureType.SCALAR, DType.INT32),
+        "image_id": SchemaField(FeatureType.SCALAR, DType.STRING),
+        "label_str": SchemaField(FeatureType.SCALAR, DType.STRING),
     }
     records = (
         {"image": path, "label": label_map[label], "image_id": path, "label_str": label}
@@ -496,9 +480,9 @@ def write_voc(
         Of :meth:`ParquetDataset.write`.
     """
     schema = {
-        "image": SchemaField(FeatureType.IMAGE, DType.BYTES, ()),
+        "image": SchemaField(FeatureType.IMAGE, DType.BYTES),
         "label": SchemaField(FeatureType.NDARRAY, DType.FLOAT32, (-1, 6)),
-        "image_id": SchemaField(FeatureType.SCALAR, DType.STRING, ()),
+        "image_id": SchemaField(FeatureType.SCALAR, DType.STRING),
     }
     records = (
         {"image": path, "label": boxes, "image_id": path}

@@ -19,6 +19,7 @@ from bigdl.orca.data.file import (
     listdir,
     open_image,
     open_text,
+    plain_path,
     read_bytes,
 )
 from bigdl.orca.data.xshards import SparkXShards
@@ -26,21 +27,6 @@ from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     from pyspark import RDD
-
-
-__all__ = [
-    "VOC_CLASSES",
-    "class_numbers",
-    "coco_records",
-    "read_coco",
-    "read_images",
-    "read_images_pil",
-    "read_images_spark",
-    "read_voc",
-    "voc_boxes",
-    "voc_images",
-    "voc_records",
-]
 
 
 def read_images(
@@ -93,7 +79,7 @@ def read_images(
         image = decode_image(content, path)
         if mask_path is not None and mask is not None:
             return image, decode_image(mask, mask_path)
-        return image if label_func is None else (image, label_func(_plain(path)))
+        return image if label_func is None else (image, label_func(plain_path(path)))
 
     return SparkXShards(files.map(decode))
 
@@ -224,23 +210,23 @@ def _endings(types: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(t.lower() for t in ([types] if isinstance(types, str) else types))
 
 
-def _files(given: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
+def _files(where: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
     """The files with these endings that a path, a pattern or several of them mean, sorted."""
-    paths = [given] if isinstance(given, str) else given
+    paths = [where] if isinstance(where, str) else where
     files = {file for path in paths for file in files_of(path)}
     # Spark takes the other names for temporary files
     shown = (path for path in files if not posixpath.basename(path).startswith(("_", ".")))
     chosen = sorted(path for path in shown if path.lower().endswith(_endings(types)))
     if not chosen:
-        raise UsageError(f"There is no file that ends in {types!r} at {given!r}")
+        raise UsageError(f"There is no file that ends in {types!r} at {where!r}")
     return chosen
 
 
-def _listed(given: str | list[str], types: str | Iterable[str]) -> tuple[Any, list[str]]:
+def _listed(where: str | list[str], types: str | Iterable[str]) -> tuple[Any, list[str]]:
     """The files that a path means as a frame of Spark, and their paths, sorted."""
     from pyspark.errors import AnalysisException
 
-    paths = [given] if isinstance(given, str) else list(given)
+    paths = [where] if isinstance(where, str) else list(where)
     letters = [
         "".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in e) for e in _endings(types)
     ]
@@ -248,16 +234,11 @@ def _listed(given: str | list[str], types: str | Iterable[str]) -> tuple[Any, li
     try:
         frame = reader.option("pathGlobFilter", f"*{{{','.join(letters)}}}").load(paths)
     except AnalysisException as error:
-        raise UsageError(f"There is no file at {given!r}: {error.getCondition()}") from error
-    found = sorted(row["path"] for row in frame.select("path").collect())  # reads no content
-    if not found:
-        raise UsageError(f"There is no file that ends in {types!r} at {given!r}")
-    return frame, found
-
-
-def _plain(path: str) -> str:
-    """A local path of Spark's (``file:/x``) as the other functions know it."""
-    return "/" + path.removeprefix("file:").lstrip("/") if path.startswith("file:") else path
+        raise UsageError(f"There is no file at {where!r}: {error.getCondition()}") from error
+    files = sorted(row["path"] for row in frame.select("path").collect())  # reads no content
+    if not files:
+        raise UsageError(f"There is no file that ends in {types!r} at {where!r}")
+    return frame, files
 
 
 def _stem(path: str) -> str:

@@ -26,19 +26,6 @@ from bigdl.orca.data.file import read_bytes
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "DType",
-    "FeatureType",
-    "SchemaField",
-    "arrow_schema",
-    "check_schema",
-    "chunks",
-    "decode_record",
-    "decode_schema",
-    "encode_record",
-    "encode_schema",
-]
-
 
 class FeatureType(Enum):
     """Kind of a column."""

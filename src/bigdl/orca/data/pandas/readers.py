@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
@@ -19,16 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow
     from pyspark.sql.types import StructType
-
-__all__ = [
-    "files_of",
-    "for_spark",
-    "read_csv",
-    "read_json",
-    "read_parquet",
-    "split_paths",
-    "to_xshards",
-]
 
 
 def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
@@ -160,9 +151,7 @@ def read_parquet(
         reader = reader.schema(schema)
     frame = reader.parquet(*for_spark(file_path))
     if columns is not None:
-        missing = [name for name in columns if name not in frame.columns]
-        if missing:
-            raise UsageError(f"The files have no columns {missing}, only {frame.columns}")
+        find_columns(columns, frame.columns, f"The input {file_path}")
         frame = frame.select(*map(quoted, columns))
     return to_xshards(frame)
 
@@ -234,40 +223,38 @@ def _read_csv(
     if isinstance(names, str):
         schema = cast("StructType", StructType.fromDDL(names))
         frame = reader.schema(schema).csv(paths)
-        found = schema.names
+        columns = schema.names
     else:
         frame = reader.csv(paths)
         if header == 0 and len(frame.inputFiles()) > 1:
             # Each file's header is compared; columns in another order would change places.
             reader = reader.options(enforceSchema=False, **options)
             frame = reader.schema(frame.schema).csv(paths)
-        found = _named(names, frame.columns, header)
-    if len(set(found)) != len(found):
-        raise UsageError(f"Found duplicate names in {found}; every column needs its own")
-    positions = _used(usecols, found, names is not None)
-    index = _index(index_col, [found[i] for i in positions])
+        columns = _named(names, frame.columns, header)
+    if len(set(columns)) != len(columns):
+        raise UsageError(f"Found duplicate names in {columns}; every column needs its own")
+    chosen = _chosen(usecols, columns, names is not None)
+    index = _index(index_col, chosen)
 
-    types = {i: each for i, each in _types(dtype, found).items() if i in positions}
-    texts = [i for i, each in types.items() if pandas_dtype(each).kind not in _NUMBERS]
+    types = {name: each for name, each in _types(dtype, columns).items() if name in chosen}
+    texts = [name for name, each in types.items() if pandas_dtype(each).kind not in _NUMBERS]
     if texts and not isinstance(names, str):
         fields = [
-            StructField(field.name, StringType()) if i in texts else field
-            for i, field in enumerate(frame.schema.fields)
+            StructField(field.name, StringType()) if name in texts else field
+            for name, field in zip(columns, frame.schema.fields, strict=True)
         ]
         frame = reader.schema(StructType(fields)).csv(paths)
-    safe = safe_names(len(found))
-    frame = frame.toDF(*safe).select(*(safe[i] for i in positions))
-    types_by_name = {found[i]: each for i, each in types.items()}
+    safe = dict(zip(columns, safe_names(len(columns)), strict=True))
+    frame = frame.toDF(*safe.values()).select(*(safe[name] for name in chosen))
 
     def finish(frame: pd.DataFrame) -> Any:
-        if types_by_name:
-            frame = frame.astype(types_by_name)
+        if types:
+            frame = frame.astype(types)
         if index is not None:
             frame = frame.set_index(index)
         return frame.squeeze("columns") if squeeze else frame
 
-    class_name = None if squeeze else DATA_FRAME
-    return to_xshards(frame, [found[i] for i in positions], finish, class_name)
+    return to_xshards(frame, chosen, finish, None if squeeze else DATA_FRAME)
 
 
 def _named(names: Sequence[str] | None, columns: list[str], header: int | None) -> list[str]:
@@ -282,12 +269,10 @@ def _named(names: Sequence[str] | None, columns: list[str], header: int | None) 
     return names
 
 
-def _used(usecols, names: list[str], are_given: bool) -> list[int]:
-    """Positions of the columns to read, in the order of the file."""
-    if usecols is None:
-        return list(range(len(names)))
-    if callable(usecols):
-        return [i for i, name in enumerate(names) if usecols(name)]
+def _chosen(usecols, names: list[str], are_given: bool) -> list[str]:
+    """Names of the columns to read, in the order of the file."""
+    if usecols is None or callable(usecols):
+        return [name for name in names if usecols is None or usecols(name)]
     wanted: list[Any] = [usecols] if isinstance(usecols, str) else list(usecols)
     columns: Sequence[Any] = names
     if all(isinstance(each, int) for each in wanted):
@@ -304,7 +289,7 @@ def _used(usecols, names: list[str], are_given: bool) -> list[int]:
         raise UsageError(
             f"usecols do not match columns, columns expected but not found: {missing}, of {names}"
         )
-    return sorted({columns.index(each) for each in wanted})
+    return [name for name, column in zip(names, columns, strict=True) if column in wanted]
 
 
 def _index(index_col, names: list[str]) -> str | None:
@@ -321,18 +306,17 @@ def _index(index_col, names: list[str]) -> str | None:
     )
 
 
-def _types(dtype, names: list[str]) -> dict[int, Any]:
-    """Type by position of the column."""
-    if dtype is None:
-        return {}
+def _types(dtype, names: list[str]) -> dict[str, Any]:
+    """Type by name of the column."""
     if not isinstance(dtype, dict):
-        return dict.fromkeys(range(len(names)), dtype)
+        return {} if dtype is None else dict.fromkeys(names, dtype)
     types = {}
     for key, each in dtype.items():
-        position = names.index(key) if key in names else key
-        if isinstance(position, bool) or position not in range(len(names)):
-            raise UsageError(f"dtype names the column {key!r}, which is not in {names}")
-        types[position] = each
+        if key not in names:
+            if isinstance(key, bool) or key not in range(len(names)):
+                raise UsageError(f"dtype names the column {key!r}, which is not in {names}")
+            key = names[key]
+        types[key] = each
     return types
 
 

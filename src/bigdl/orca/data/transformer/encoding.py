@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.xshards import SparkXShards
+from bigdl.orca.data.xshards.frames import quoted
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
@@ -105,13 +107,12 @@ def gen_string_idx(
     require_columns(df, [column for source in sources for column in source.columns])
     split = sep if do_split else None
     counting = _count_spark if is_spark_frame(df) else _count_shards
-    counts: list[dict] = [{} for _ in sources]
+    counts: list[Counter] = [Counter() for _ in sources]
     for (i, value), count in counting(df, sources, split):
-        if count >= sources[i].at_least:
-            counts[i][value] = count
+        counts[i][value] += count
     indices = []
     for source, counted in zip(sources, counts, strict=True):
-        values = _in_order(counted)
+        values = _in_order([v for v in counted if counted[v] >= source.at_least])
         if order_by_freq:
             values.sort(key=counted.__getitem__, reverse=True)  # stable
         numbers = {value: number for number, value in enumerate(values, 1)}
@@ -176,7 +177,12 @@ def encode_string(
         for name, encoder in zip(names, encoders, strict=True):
             df = encoder.on_spark(df, name)
         return df
-    return df.transform_shard(_EncodeShard(dict(zip(names, encoders, strict=True))))
+
+    def encode(frame: pd.DataFrame) -> pd.DataFrame:
+        pairs = zip(names, encoders, strict=True)
+        return frame.assign(**{name: encoder(frame[name]) for name, encoder in pairs})
+
+    return df.transform_shard(encode)
 
 
 def category_encode(
@@ -258,7 +264,7 @@ def sources_of(columns: Any, freq_limit: Any) -> list[Source]:
     return sources
 
 
-def _in_order(values: Any) -> list:
+def _in_order(values: list) -> list:
     try:
         return sorted(values)
     except TypeError:  # values of several types
@@ -270,7 +276,7 @@ def _count_shards(shards: SparkXShards, sources: list[Source], split: str | None
         for i, column in _columns(sources):
             values = frame[column].dropna()
             if split is not None:
-                values = values.astype(str).str.split(split, regex=True).explode()
+                values = _tokens(values, split)
             try:
                 counts = values.value_counts()
                 pairs = dict(zip(counts.index.tolist(), counts.tolist(), strict=True))
@@ -294,69 +300,56 @@ def _count_shards(shards: SparkXShards, sources: list[Source], split: str | None
     return frequent
 
 
-def _count_spark(df: DataFrame, sources: list[Source], split: str | None) -> list:
+def _count_spark(df: DataFrame, sources: list[Source], split: str | None) -> Iterator:
     from pyspark.sql import functions as F
 
-    counts: Counter = Counter()
     for i, column in _columns(sources):
-        value = F.col(_quoted(column))
+        value = F.col(quoted(column))
         if split is not None:
             value = F.explode(F.split(value, split))
         rows = df.select(value.alias("value")).dropna().groupBy("value").count().collect()
-        counts.update({(i, value): number for value, number in rows})
-    return [(key, number) for key, number in counts.items() if key[1] == key[1]]
+        # NaN is no value
+        yield from (((i, value), number) for value, number in rows if value == value)
 
 
 def _columns(sources: list[Source]) -> list[tuple[int, str]]:
     return [(i, column) for i, source in enumerate(sources) for column in source.columns]
 
 
-def _quoted(column: str) -> str:
-    return "`" + column.replace("`", "``") + "`"
-
-
 class _Encoder:
     """Numbers of the values of one column."""
 
-    def __init__(self, ids: dict, split: str | None, sort: bool, first: bool):
+    def __init__(self, ids: Mapping, split: str | None, sort: bool, first: bool):
         import numpy as np
-
-        self.values = list(ids)
-        self.ids = np.array([*ids.values(), 0], dtype=np.int32)  # −1 finds the 0 of the unknown
-        self.split, self.sort, self.first = split, sort, first
-        self._table: Any = None
-
-    def __getstate__(self):
-        return {**self.__dict__, "_table": None}
-
-    def numbers(self, values: Any):
-        """The numbers of a Series or an array, as an int32 array."""
         import pandas as pd
 
-        if self._table is None:
-            self._table = pd.Index(self.values, dtype=None if self.values else object)
-        return self.ids[self._table.get_indexer(pd.Index(values))]
+        self.values = pd.Index(list(ids), dtype=None if ids else object)
+        self.ids = np.array([*ids.values(), 0], dtype=np.int32)  # −1 finds the 0 of the unknown
+        self.split, self.sort, self.first = split, sort, first
+
+    def numbers(self, values: pd.Series):
+        """The numbers of single values, as an int32 array."""
+        import pandas as pd
+
+        return self.ids[self.values.get_indexer(pd.Index(values))]
 
     def __call__(self, series: pd.Series) -> pd.Series:
-        import numpy as np
         import pandas as pd
 
         if isinstance(series.dtype, pd.CategoricalDtype):
             series = series.astype(series.cat.categories.dtype)
         if self.split is None:
             return pd.Series(self.numbers(series), index=series.index, name=series.name)
-        known = series.notna().to_numpy()
-        tokens = series[known].astype(str).str.split(self.split, regex=True).tolist()
-        numbers = self.numbers(np.array([t for row in tokens for t in row], dtype=object))
-        ends = np.cumsum([len(row) for row in tokens], dtype=int)
-        lists: list = [[] for _ in range(len(series))]
-        pieces = np.split(numbers, ends[:-1]) if len(tokens) else []
-        for place, piece in zip(np.flatnonzero(known), pieces, strict=True):
-            found = piece[piece > 0]
-            lists[place] = (np.sort(found) if self.sort else found).tolist()
+        lists: list[list[int]] = [[] for _ in range(len(series))]
+        tokens = _tokens(series.reset_index(drop=True).dropna(), self.split)
+        for place, number in zip(tokens.index, self.numbers(tokens).tolist(), strict=True):
+            if number:
+                lists[place].append(number)
         if self.first:
-            first = np.array([min(row, default=0) for row in lists], dtype=np.int32)
-            return pd.Series(first, index=series.index, name=series.name)
+            least = [min(row, default=0) for row in lists]
+            return pd.Series(least, index=series.index, name=series.name, dtype="int32")
+        if self.sort:
+            lists = [sorted(row) for row in lists]
         return pd.Series(lists, index=series.index, name=series.name, dtype=object)
 
     def on_spark(self, df: Any, column: str) -> Any:
@@ -364,7 +357,7 @@ class _Encoder:
         from pyspark.sql import functions as F
 
         wanted = "array<int>" if self.split is not None and not self.first else "int"
-        value = F.col(_quoted(column))
+        value = F.col(quoted(column))
         if self.split is not None or all(isinstance(v, str) for v in self.values):
             value = value.cast("string")
         # without annotations: those of this module are text, which pandas_udf does not read
@@ -372,14 +365,9 @@ class _Encoder:
         return df.withColumn(column, encode(value))
 
 
-class _EncodeShard:
-    def __init__(self, encoders: dict[str, _Encoder]):
-        self._encoders = encoders
-
-    def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
-        return frame.assign(
-            **{name: encode(frame[name]) for name, encode in self._encoders.items()}
-        )
+def _tokens(cells: pd.Series, split: str) -> pd.Series:
+    """The values in cells without nulls, each under the index of its cell."""
+    return cells.astype(str).str.split(split, regex=True).explode()
 
 
 class StringIndex:
@@ -437,15 +425,12 @@ class StringIndex:
             from pyspark.sql import functions as F
             from pyspark.sql import types as T
 
-            spark = OrcaContext.get_spark_session()
             rows = list(self.to_dict().items())
-            if rows and not all(isinstance(value, str) for value, _ in rows):
-                made = spark.createDataFrame(rows, [self.col_name, "id"])
-                self._df = made.withColumn("id", F.col("id").cast("int"))
-            else:
-                fields = [T.StructField(self.col_name, T.StringType())]
-                fields += [T.StructField("id", T.IntegerType())]
-                self._df = spark.createDataFrame(rows, T.StructType(fields))
+            schema: Any = [self.col_name, "id"]
+            if all(isinstance(value, str) for value, _ in rows):
+                schema = T.StructType().add(self.col_name, "string").add("id", "integer")
+            frame = OrcaContext.get_spark_session().createDataFrame(rows, schema)
+            self._df = frame.withColumn("id", F.col("id").cast("int"))
         return self._df
 
     def to_dict(self) -> dict[Any, int]:
@@ -517,6 +502,4 @@ def require_columns(data: Any, columns: list[str]) -> None:
         if schema is None:  # there is no shard
             return
         names = schema["columns"]
-    missing = [column for column in columns if column not in names]
-    if missing:
-        raise UsageError(f"The data have no column {missing[0]!r}; they have {list(names)}")
+    find_columns(columns, names, "The data")

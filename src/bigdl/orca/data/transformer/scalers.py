@@ -7,8 +7,7 @@ left out of what is learned and stay NaN.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -21,13 +20,12 @@ if TYPE_CHECKING:
     from bigdl.orca.data.shard import SparkXShards
 
 
-@dataclass
-class _Moments:
-    """What is known of each feature of some rows; adds up over shards without rounding away."""
+class _Moments(NamedTuple):
+    """What is learned of each feature of some rows: `squares` are summed, about the mean."""
 
-    count: np.ndarray
+    known: np.ndarray
     mean: np.ndarray
-    squares: np.ndarray  # sum of squared differences from the mean
+    squares: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
@@ -35,28 +33,23 @@ class _Moments:
     def of(cls, matrix: np.ndarray) -> _Moments:
         here = ~np.isnan(matrix)
         count = here.sum(0)
-        values = np.where(here, matrix, 0.0)
-        mean = values.sum(0) / np.maximum(count, 1)
+        mean = np.where(here, matrix, 0.0).sum(0) / np.maximum(count, 1)
         squares = (np.where(here, matrix - mean, 0.0) ** 2).sum(0)
         low = np.where(here, matrix, np.inf).min(0, initial=np.inf)
         high = np.where(here, matrix, -np.inf).max(0, initial=-np.inf)
         return cls(count, mean, squares, low, high)
 
-    def __add__(self, other: _Moments) -> _Moments:
-        count = self.count + other.count
-        step = other.mean - self.mean
-        weight = other.count / np.maximum(count, 1)
-        return _Moments(
-            count,
-            self.mean + step * weight,
-            self.squares + other.squares + step**2 * self.count * weight,
-            np.minimum(self.low, other.low),
-            np.maximum(self.high, other.high),
-        )
+    @classmethod
+    def merged(cls, parts: list[_Moments]) -> _Moments:
+        """Of the rows of all parts together, without rounding small differences away."""
+        counts, means, squares, lows, highs = (np.stack(each) for each in zip(*parts, strict=True))
+        count = counts.sum(0)
+        mean = means[0] + ((means - means[0]) * counts).sum(0) / np.maximum(count, 1)
+        squares = squares + counts * (means - mean) ** 2
+        return cls(count, mean, squares.sum(0), lows.min(0), highs.max(0))
 
 
-@dataclass
-class _Line:
+class _Line(NamedTuple):
     """A linear function of every feature, which maps `center` to `base` exactly."""
 
     center: np.ndarray
@@ -64,21 +57,17 @@ class _Line:
     slope: np.ndarray
     base: np.ndarray
 
-    def __call__(self, matrix: np.ndarray) -> np.ndarray:
-        return (matrix - self.center) / self.width * self.slope + self.base
-
 
 class _Scaler(ABC):
     """A linear function of every feature, learned from :class:`_Moments`."""
 
     def __init__(self, inputCol: str | list[str] | None, outputCol: str | None):
-        self.inputCol, self.outputCol = inputCol, outputCol
-        self._line: _Line | None = None
+        self.setInputOutputCol(inputCol, outputCol)
 
-    def setInputOutputCol(self, inputCol: str | list[str], outputCol: str) -> _Scaler:
+    def setInputOutputCol(self, inputCol: str | list[str] | None, outputCol: str | None) -> _Scaler:
         """Set the columns, from which :meth:`fit_transform` has to learn then; returns this."""
         self.inputCol, self.outputCol = inputCol, outputCol
-        self._line = None
+        self._line: _Line | None = None
         return self
 
     @abstractmethod
@@ -99,15 +88,22 @@ class _Scaler(ABC):
             of the input columns in their order.
         """
         columns = self._columns(shards)
-        moments = None
-        for found in shards.rdd.map(lambda frame: _moments(frame, columns)).collect():
-            if isinstance(found, str):
-                raise UsageError(found)
-            if moments is not None and found is not None and len(found.count) != len(moments.count):
-                raise UsageError(f"The columns {columns} hold arrays of different lengths")
-            if found is not None:
-                moments = found if moments is None else moments + found
-        if moments is None or (moments.count == 0).any():
+
+        def moments_of(frame: pd.DataFrame) -> list:
+            """What is known of a shard with rows, or what is wrong with it."""
+            try:
+                return [_Moments.of(_matrix(frame, columns))] if len(frame) else []
+            except UsageError as error:
+                return [str(error)]
+
+        parts = shards.rdd.flatMap(moments_of).collect()
+        for part in parts:
+            if isinstance(part, str):
+                raise UsageError(part)
+        if len({len(part.known) for part in parts}) > 1:
+            raise UsageError(f"The columns {columns} hold arrays of different lengths")
+        moments = _Moments.merged(parts) if parts else None
+        if moments is None or (moments.known == 0).any():
             raise UsageError(f"There is no number to learn from in one of the columns {columns}")
         self._line = self._learn(moments)
         return self.transform(shards)
@@ -116,8 +112,24 @@ class _Scaler(ABC):
         """Add the column of values scaled by what was learned."""
         if self._line is None:
             raise UsageError("Please call fit_transform first")
-        columns = self._columns(shards)
-        return shards.transform_shard(_ScaleShard(columns, cast("str", self.outputCol), self._line))
+        columns, output = self._columns(shards), cast("str", self.outputCol)
+        center, width, slope, base = self._line
+
+        def scale(frame: pd.DataFrame) -> pd.DataFrame:
+            import pandas as pd
+
+            rows: list = []
+            if len(frame):
+                matrix = _matrix(frame, columns)
+                if matrix.shape[1] != len(center):
+                    raise UsageError(
+                        f"The columns {columns} hold {matrix.shape[1]} features, but "
+                        f"{len(center)} when they were learned"
+                    )
+                rows = list((matrix - center) / width * slope + base)
+            return frame.assign(**{output: pd.Series(rows, index=frame.index, dtype=object)})
+
+        return shards.transform_shard(scale)
 
     def _columns(self, shards: SparkXShards) -> list[str]:
         columns = as_columns(self.inputCol, "inputCol")
@@ -190,8 +202,8 @@ class StandardScaler(_Scaler):
         self.withMean, self.withStd = withMean, withStd
 
     def _learn(self, moments: _Moments) -> _Line:
-        zeros = np.zeros(len(moments.count))
-        spread = np.sqrt(moments.squares / np.maximum(moments.count - 1, 1))
+        zeros = np.zeros(len(moments.known))
+        spread = np.sqrt(moments.squares / np.maximum(moments.known - 1, 1))
         if not self.withStd:
             spread = zeros + 1.0
         return _Line(
@@ -200,35 +212,6 @@ class StandardScaler(_Scaler):
             np.where(spread > 0, 1.0, 0.0),
             zeros,
         )
-
-
-class _ScaleShard:
-    def __init__(self, columns: list[str], output: str, line: _Line):
-        self._columns, self._output, self._line = columns, output, line
-
-    def __call__(self, frame: pd.DataFrame) -> pd.DataFrame:
-        import pandas as pd
-
-        rows: list = []
-        if len(frame):
-            matrix = _matrix(frame, self._columns)
-            if matrix.shape[1] != len(self._line.center):
-                raise UsageError(
-                    f"The columns {self._columns} hold {matrix.shape[1]} features, but "
-                    f"{len(self._line.center)} when they were learned"
-                )
-            rows = list(self._line(matrix))
-        return frame.assign(**{self._output: pd.Series(rows, index=frame.index, dtype=object)})
-
-
-def _moments(frame: pd.DataFrame, columns: list[str]) -> _Moments | str | None:
-    """What is known of a shard, what is wrong with it, or None without rows."""
-    if not len(frame):
-        return None
-    try:
-        return _Moments.of(_matrix(frame, columns))
-    except UsageError as error:
-        return str(error)
 
 
 def _matrix(frame: pd.DataFrame, columns: list[str]) -> np.ndarray:

@@ -6,7 +6,6 @@ Nothing goes through the driver but the types of the columns.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import sys
@@ -18,19 +17,15 @@ from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.arrow_types import for_spark
 from bigdl.orca.data.xshards import persistence
 from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name
+from bigdl.runtime.shards.columns import quoted as quoted
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from pyspark import RDD
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _CELL_ROWS = 1 << 16
-
-
-def quoted(name: str) -> str:
-    """A column's name for Spark, whatever characters are in it."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def safe_names(number: int) -> list[str]:
@@ -199,6 +194,19 @@ def _unpack_cells(batches: Iterable) -> Iterator:
 # Spark -> pandas --------------------------------------------------------------------------------
 
 
+def without_vectors(frame: DataFrame) -> DataFrame:
+    """Return a Spark DataFrame with arrays in the place of its vectors."""
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+
+    vectors = [f.name for f in frame.schema if f.dataType.typeName() == "vectorudt"]
+    columns = {name: F.col(quoted(name)) for name in vectors}
+    # vector_to_array fails on a null
+    return frame.withColumns(
+        {name: F.when(col.isNotNull(), vector_to_array(col)) for name, col in columns.items()}
+    )
+
+
 def frames_of(
     frame: DataFrame, shard_size: int | None = None, names: Sequence | None = None
 ) -> RDD:
@@ -215,25 +223,10 @@ def frames_of(
     names : sequence, optional
         Names of the columns of the shards, if they are to differ from the frame's.
     """
-    from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import UserDefinedType
 
     names = list(frame.columns if names is None else names)
-    safe = safe_names(len(names))
-    vectors = [isinstance(field.dataType, UserDefinedType) for field in frame.schema.fields]
-    frame = frame.toDF(*safe)
-    if any(vectors):
-        from pyspark.ml.functions import vector_to_array
-
-        # vector_to_array fails on a null
-        frame = frame.withColumns(
-            {
-                c: F.when(F.col(c).isNotNull(), vector_to_array(F.col(c)))
-                for c, is_vector in zip(safe, vectors, strict=True)
-                if is_vector
-            }
-        )
+    frame = without_vectors(frame.toDF(*safe_names(len(names))))
     zone = frame.sparkSession.conf.get("spark.sql.session.timeZone")
     empty = _serialized(to_arrow_schema(frame.schema, timezone=zone).empty_table())
 
@@ -277,163 +270,3 @@ def _pandas(cells: list, names: list) -> pd.DataFrame:
     frame = table.to_pandas().copy()
     frame.columns = names
     return frame
-
-
-# Operations of Spark -----------------------------------------------------------------------------
-
-_PLACE = "place"
-_FUNCTIONS = [
-    *("max", "min", "count", "sum", "avg", "mean", "sumDistinct", "approx_count_distinct"),
-    *("stddev", "stddev_pop", "variance", "var_pop", "skewness", "kurtosis"),
-    *("collect_list", "collect_set", "first", "last"),
-]
-_SPELLED = {"sumDistinct": "sum_distinct"}
-_LABELS = {"sumDistinct": "sum(DISTINCT {})", "mean": "avg({})"}
-_HOW = {"inner": "inner", "left": "left", "right": "right", "outer": "full"}
-
-
-def _placed(frame: DataFrame, place: str = _PLACE) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return frame.withColumn(place, F.monotonically_increasing_id())
-
-
-def _equal(pairs: Iterable[tuple[str, str]]) -> Column:
-    """Return the condition that columns are equal in pairs, a null being equal to a null."""
-    from pyspark.sql import functions as F
-
-    conditions = (F.col(left).eqNullSafe(F.col(right)) for left, right in pairs)
-    return functools.reduce(operator.and_, conditions, F.lit(True))
-
-
-def ordered(rdd: RDD, names: Sequence | None, ascending: bool | Sequence[bool]) -> RDD:
-    """Return all rows in the order of some columns, nulls last, equal ones as they were."""
-    from pyspark.sql import functions as F
-
-    frame, columns = spark_frame(rdd, "c")
-    names = list(columns) if names is None else names
-    rising = [ascending] * len(names) if isinstance(ascending, bool) else list(ascending)
-    if len(rising) != len(names):
-        raise UsageError(
-            f"ascending must be True, False or one of them for each of {len(names)} columns, "
-            f"got {ascending!r}"
-        )
-    keys = [
-        (F.asc_nulls_last if rises else F.desc_nulls_last)(columns[name])
-        for name, rises in zip(names, rising, strict=True)
-    ]
-    in_order = _placed(frame).orderBy(*keys, _PLACE).drop(_PLACE)
-    return frames_of(in_order, names=list(columns))
-
-
-def deduplicated(rdd: RDD) -> RDD:
-    """Return the first of equal rows, in the order of the rows."""
-    from pyspark.sql import functions as F
-
-    frame, columns = spark_frame(rdd, "c")
-    first = _placed(frame).groupBy(*frame.columns).agg(F.min(_PLACE).alias(_PLACE))
-    return frames_of(first.orderBy(_PLACE).select(*frame.columns), names=list(columns))
-
-
-def described(rdd: RDD, names: Sequence | None) -> pd.DataFrame:
-    """Return Spark's summary of columns as a pandas frame."""
-    frame, columns = spark_frame(rdd, "c")
-    chosen = [columns[name] for name in (columns if names is None else names)]
-    summary: Any = frame.describe(*chosen).toPandas()
-    return summary.rename(columns={column: name for name, column in columns.items()})
-
-
-def grouped(rdd: RDD, by: Sequence, agg: Any, join: bool) -> RDD:
-    """Return aggregates of groups in the order of their keys, or of every row's group beside it."""
-    from pyspark.sql import functions as F
-
-    frame, columns = spark_frame(rdd, "c")
-    wanted = _aggregates(agg, by, list(columns))
-    keys = [columns[name] for name in by]
-    if not wanted:
-        outputs, aggregates = ["count"], [F.count(F.lit(1))]
-    else:
-        outputs = [_LABELS.get(f, f"{f}({{}})").format(name) for name, f in wanted]
-        aggregates = [getattr(F, _SPELLED.get(f, f))(columns[name]) for name, f in wanted]
-    values = [f"a{i}" for i in range(len(outputs))]
-    groups = frame.groupBy(*keys).agg(
-        *(each.alias(value) for each, value in zip(aggregates, values, strict=True))
-    )
-    if not join:
-        order = [F.asc_nulls_last(key) for key in keys] or [F.lit(1)]
-        return frames_of(groups.orderBy(*order).select(*keys, *values), names=[*by, *outputs])
-    renamed = groups.withColumnsRenamed({key: f"k{key}" for key in keys})
-    same = _equal((key, f"k{key}") for key in keys)
-    joined = _placed(frame).join(renamed, same, "left").orderBy(_PLACE)
-    return frames_of(joined.select(*frame.columns, *values), names=[*columns, *outputs])
-
-
-def _aggregates(agg: Any, by: Sequence, names: list) -> list[tuple[Any, str]]:
-    """Return the pairs of a column and a function that `agg` means."""
-    if not isinstance(agg, str | list | dict):
-        raise UsageError(
-            f"agg must be a name of a function, a list of them, or a dict by column, got {agg!r}"
-        )
-    others = [name for name in names if name not in by]
-    by_column = agg if isinstance(agg, dict) else dict.fromkeys(others, agg)
-    wanted = [
-        (column, function)
-        for column, functions in by_column.items()
-        for function in ([functions] if isinstance(functions, str) else functions)
-    ]
-    for column, function in wanted:
-        if column not in names:
-            raise UsageError(f"agg names the column {column!r}, which is not in {names}")
-        if function not in _FUNCTIONS:
-            raise UsageError(f"agg must be of {_FUNCTIONS}, got {function!r}")
-    if not wanted and agg != "count":
-        raise UsageError("There is no column to aggregate besides those that are grouped by")
-    return wanted
-
-
-def merged(left_rdd: RDD, right_rdd: RDD, how: str, on: Sequence | None) -> RDD:
-    """Return the rows of two frames joined where keys are equal, a null being equal to a null.
-
-    In the order of the left rows (of the right ones for ``"right"``, of the keys for ``"outer"``),
-    then of the others.
-    """
-    from pyspark.sql import functions as F
-
-    if how not in _HOW:
-        raise UsageError(f"how must be one of {list(_HOW)}, got {how!r}")
-    left, lefts = spark_frame(left_rdd, "l")
-    right, rights = spark_frame(right_rdd, "r")
-    keys = [name for name in lefts if name in rights] if on is None else list(on)
-    if not keys or any(key not in lefts or key not in rights for key in keys):
-        raise UsageError(
-            f"Both frames must have the columns that they are merged on, {keys or 'none in common'}"
-            f"; they have {list(lefts)} and {list(rights)}"
-        )
-    types = dict(left.dtypes + right.dtypes)
-    for key in keys:
-        pair = types[lefts[key]], types[rights[key]]
-        if (pair[0] == "string") != (pair[1] == "string"):
-            raise UsageError(
-                f"Column {key!r} is {pair[0]} in one frame and {pair[1]} in the other; "
-                "give it one type first"
-            )
-    same = _equal((lefts[key], rights[key]) for key in keys)
-    joined = _placed(left, "l").join(_placed(right, "r"), same, _HOW[how])
-    outputs = [
-        (name, F.coalesce(column, rights[name]))
-        if name in keys
-        else (f"{name}_x" if name in rights else name, F.col(column))
-        for name, column in lefts.items()
-    ]
-    outputs += [
-        (f"{name}_y" if name in lefts else name, F.col(column))
-        for name, column in rights.items()
-        if name not in keys
-    ]
-    order = [F.asc_nulls_last(place) for place in ("rl" if how == "right" else "lr")]
-    if how == "outer":
-        position = list(lefts)
-        order = [F.asc_nulls_last(f"c{position.index(key)}") for key in keys] + order
-    safe = [column.alias(f"c{i}") for i, (_, column) in enumerate(outputs)]
-    result = joined.select(*safe, "l", "r").orderBy(*order).drop("l", "r")
-    return frames_of(result, names=[name for name, _ in outputs])

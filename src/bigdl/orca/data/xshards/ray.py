@@ -11,15 +11,14 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster, Shared
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.ray_exchange import RaySide, partitions_to_ray
-from bigdl.orca.data.xshards.base import SharedValue, XShards, unwrap
-from bigdl.orca.data.xshards.spark import SparkXShards
+from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards, unwrap
 
 __all__ = ["RayXShards"]
 
 logger = logging.getLogger("bigdl.orca")
 
 
-class RayXShards(XShards, engine="ray"):
+class RayXShards(XShards):
     """XShards whose partitions are objects of Ray: lists of shards.
 
     They are made by :meth:`from_spark_xshards`, by ``XShards.partition`` in a program with
@@ -115,14 +114,14 @@ class RayXShards(XShards, engine="ray"):
         """References of the shards."""
         import ray
 
-        count_of: Any = ray.remote(_count)
-        items_of: Any = ray.remote(_items)
+        count_of: Any = ray.remote(lambda partition: len(partition))
+        item_of: Any = ray.remote(lambda partition, number: partition[number])
         counts = ray.get([count_of.remote(each) for each in self._references])
-        references: list = []
-        for count, partition in zip(counts, self._references, strict=True):
-            made: Any = items_of.options(num_returns=count).remote(partition) if count else []
-            references += [made] if count == 1 else made
-        return references
+        return [
+            item_of.remote(partition, number)
+            for count, partition in zip(counts, self._references, strict=True)
+            for number in range(count)
+        ]
 
     def collect_partitions(self) -> list[list]:
         """All shards, as a list for every partition."""
@@ -270,6 +269,9 @@ class RayXShards(XShards, engine="ray"):
         return assigned, [address for _, address in where]
 
 
+XShards._on_ray = RayXShards
+
+
 def evenly(homes: Sequence[Sequence[str]], nodes: Sequence[str]) -> list[list[int]]:
     """Give partitions to actors: as many on their own nodes as an even share allows.
 
@@ -322,11 +324,3 @@ def _reachable(argument: Any) -> Any:
 
         return ray.put(argument.value)
     return argument
-
-
-def _count(partition: list) -> int:
-    return len(partition)
-
-
-def _items(partition: list) -> Any:
-    return partition[0] if len(partition) == 1 else tuple(partition)

@@ -1,23 +1,27 @@
-"""XShards on Spark: one element of an RDD is one shard."""
+"""XShards of any engine, those on Spark, and values that all of their tasks share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from operator import itemgetter, methodcaller
-from typing import TYPE_CHECKING, Any, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import and_, itemgetter, methodcaller
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.plan import quiet
+from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.xshards import frames, persistence
-from bigdl.orca.data.xshards.base import XShards, unwrap
 from bigdl.orca.data.xshards.shards import (
     DATA_FRAME,
     SERIES,
     Summary,
+    arrays_of,
+    even_cut,
     known_class_name,
+    map_arrays,
     partition_by,
     repartition,
     stack_samples,
@@ -29,12 +33,174 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from pyspark import RDD
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+
+    from bigdl.orca.data.xshards.ray import RayXShards
 
 _own_pickles: set[tuple] = set()  # path, time and length of each file that this process wrote
 
 
-class SparkXShards(XShards, engine="spark"):
+class XShards(ABC):
+    """A collection of any size as shards: Python objects that plain functions transform.
+
+    A shard is any object that can be pickled, most often a pandas DataFrame or arrays in a dict.
+    XShards are made by :meth:`partition`, by the readers of ``bigdl.orca.data`` and from a Spark
+    RDD whose elements are the shards.
+    """
+
+    _on_ray: ClassVar[Any] = None  # RayXShards, which imports this module
+
+    @abstractmethod
+    def transform_shard(self, func: Callable, *args: Any) -> XShards:
+        """New XShards of ``func(shard, *args)`` of every shard."""
+
+    @abstractmethod
+    def collect(self) -> list:
+        """All shards, in order."""
+
+    @abstractmethod
+    def num_partitions(self) -> int:
+        """Number of partitions, which are computed in parallel."""
+
+    @staticmethod
+    def load_pickle(
+        path: str, minPartitions: int | None = None, *, trust: bool = False
+    ) -> SparkXShards:
+        """Load what ``save_pickle`` wrote.
+
+        Unpickling runs code that the file names, so a file that was not written by this process
+        is loaded only on request.
+
+        Parameters
+        ----------
+        path : str
+            Directory, or a pattern of directories.
+        minPartitions : int, optional
+            Least number of partitions.
+        trust : bool, default False
+            Load files of others too.
+
+        Raises
+        ------
+        UsageError
+            If the files are of others and `trust` is False.
+        """
+        if not trust and not _files(path) <= _own_pickles:
+            raise UsageError(
+                f"{path} holds pickles that this process did not write, and loading a pickle runs "
+                "code that it names; pass trust=True if you trust who wrote them"
+            )
+        return SparkXShards(SparkCluster.from_active().sc.pickleFile(path, minPartitions))
+
+    @staticmethod
+    def partition(data: Any, num_shards: int | None = None) -> SparkXShards | RayXShards:
+        """Cut arrays in shards of nearly equal numbers of rows; with ``runtime="ray"``, on Ray.
+
+        Parameters
+        ----------
+        data : numpy.ndarray, or a tuple, list or dict of them, nested or not
+            All arrays have the same first dimension.  Every shard is a container like `data`.
+        num_shards : int, optional
+            Default: the cores of the cluster.
+
+        Raises
+        ------
+        UsageError
+            If there are fewer rows than shards, the arrays differ in their first dimension, or
+            `data` holds something else.
+        """
+        rows = _count_rows(data)
+        cluster = active_cluster()
+        if num_shards is None:
+            num_shards = cluster.nodes * cluster.cores_per_node
+        number = check_positive("num_shards", num_shards)
+        if rows < number:
+            raise UsageError(
+                f"The size of the data, {rows} rows, is smaller than the total number of shards, "
+                f"{number}; pass a smaller num_shards"
+            )
+        shards = [
+            map_arrays(data, lambda array, low=low, high=high: array[low:high])
+            for low, high in even_cut(rows, number)
+        ]
+        return (XShards._on_ray if is_alone() else SparkXShards)._from_shards(shards)
+
+
+def _count_rows(data: Any) -> int:
+    """Return the first dimension of all arrays in `data`."""
+    import numpy as np
+
+    arrays = list(arrays_of(data))
+    for array in arrays:
+        if not isinstance(array, np.ndarray):
+            raise UsageError(
+                "The data should be a numpy array, or a tuple, list or dict of them, but got "
+                f"{type(array).__name__} in it"
+            )
+        if array.ndim == 0:
+            raise UsageError("The arrays must have at least one dimension, but one has none")
+    if not arrays:
+        raise UsageError("There is no array in the data to partition")
+    sizes = [len(array) for array in arrays]
+    if len(set(sizes)) > 1:
+        raise UsageError(
+            "The arrays must all have the same size in first dimension, but they have "
+            f"{sizes}; got arrays of the shapes {map_arrays(data, np.shape)}"
+        )
+    return sizes[0]
+
+
+class SharedValue:
+    """A value for the functions given to ``transform_shard``, sent to every executor once.
+
+    In a program with ``runtime="ray"`` it is in Ray's object store instead.
+
+    ``transform_shard`` passes its :attr:`value` in the place of a SharedValue.
+
+    Parameters
+    ----------
+    data : object
+        Anything that cloudpickle can pickle, also of a class of the main program.
+
+    Examples
+    --------
+    >>> index = SharedValue({"a": 1, "b": 2})
+    >>> shards.transform_shard(lambda df, index: df.assign(code=df["name"].map(index)), index)
+    """
+
+    def __init__(self, data: Any):
+        import cloudpickle
+
+        # As bytes: Spark's own pickler does not know the classes of the main program.
+        self.broadcast_data = active_cluster().broadcaster.broadcast(cloudpickle.dumps(data))
+        self._data: tuple[Any] | None = (data,)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"broadcast_data": self.broadcast_data, "_data": None}
+
+    @property
+    def value(self) -> Any:
+        """The value; on a worker it is unpickled once per process."""
+        if self._data is None:
+            import cloudpickle
+
+            broadcast: Any = self.broadcast_data
+            if not hasattr(broadcast, "_bigdl_value"):  # lives as long as Spark keeps the bytes
+                broadcast._bigdl_value = (cloudpickle.loads(broadcast.value),)
+            self._data = broadcast._bigdl_value
+        return self._data[0]
+
+    def unpersist(self) -> None:
+        """Free the copies on the executors; they are sent again when needed."""
+        self.broadcast_data.unpersist()
+
+
+def unwrap(argument: Any) -> Any:
+    """The value of a SharedValue, and anything else as it is."""
+    return argument.value if isinstance(argument, SharedValue) else argument
+
+
+class SparkXShards(XShards):
     """XShards whose shards are the elements of a Spark RDD.
 
     They are computed and kept (in memory, and on disk where that is short) when they are made, so
@@ -51,6 +217,8 @@ class SparkXShards(XShards, engine="spark"):
         Neither compute nor keep these shards now.
     class_name : str, optional
         Class of the shards, when it is known, e.g. ``"pandas.core.frame.DataFrame"``.
+    is_lazy : bool, default False
+        Neither compute nor keep these shards, nor those that are made of them.
 
     Attributes
     ----------
@@ -64,10 +232,14 @@ class SparkXShards(XShards, engine="spark"):
         What is known of the shards: ``"class_name"`` and, of pandas frames, ``"schema"``.
     """
 
-    def __init__(self, rdd: RDD, transient: bool = False, class_name: str | None = None):
-        self._start(rdd, transient, class_name, is_lazy=False)
-
-    def _start(self, rdd, transient, class_name, is_lazy):
+    def __init__(
+        self,
+        rdd: RDD,
+        transient: bool = False,
+        class_name: str | None = None,
+        *,
+        is_lazy: bool = False,
+    ):
         self.rdd = rdd
         self.transient = transient
         self.is_lazy = is_lazy
@@ -82,9 +254,7 @@ class SparkXShards(XShards, engine="spark"):
     @classmethod
     def lazy(cls, rdd: RDD, class_name: str | None = None) -> SparkXShards:
         """XShards that are computed when they are used."""
-        shards = cls.__new__(cls)
-        shards._start(rdd, False, class_name, is_lazy=True)
-        return shards
+        return cls(rdd, class_name=class_name, is_lazy=True)
 
     def to_lazy(self) -> SparkXShards:
         """The same shards; what is made of them is lazy."""
@@ -93,11 +263,9 @@ class SparkXShards(XShards, engine="spark"):
     def _derive(self, rdd, *others, class_name=None) -> SparkXShards:
         """XShards made of these, and of the RDDs `others`: lazy or computed at once like these."""
         persistence.hold(rdd, self.rdd, *others)
-        if self.is_lazy:
-            return SparkXShards.lazy(rdd, class_name)
-        if not OrcaContext._eager_mode:
-            return SparkXShards(rdd, class_name=class_name)
-        return SparkXShards(persistence.detached(rdd), class_name=class_name)
+        if OrcaContext._eager_mode and not self.is_lazy:
+            rdd = persistence.detached(rdd)
+        return SparkXShards(rdd, class_name=class_name, is_lazy=self.is_lazy)
 
     # What is kept --------------------------------------------------------------------------------
 
@@ -184,7 +352,11 @@ class SparkXShards(XShards, engine="spark"):
         *args : object
             Further arguments; of a :class:`SharedValue` the function gets the value.
         """
-        return self._derive(self.rdd.map(partial(_call, func, args)))
+
+        def transform(shard: Any) -> Any:
+            return func(shard, *map(unwrap, args))
+
+        return self._derive(self.rdd.map(transform))
 
     def __getitem__(self, key: Any) -> SparkXShards:
         """XShards of ``shard[key]``, computed when they are used.
@@ -207,11 +379,7 @@ class SparkXShards(XShards, engine="spark"):
                 hint = f", not one of {keys}" if keys else ""
                 raise UsageError(f"Invalid key for this XShards: {key!r}{hint}") from error
         rdd = persistence.hold(self.rdd.map(itemgetter(key)), self.rdd)
-        return SparkXShards.lazy(rdd) if self.is_lazy else SparkXShards(rdd, transient=True)
-
-    def _for_each(self, func: Callable, *args: Any) -> RDD:
-        """An RDD of ``func(shard, *args)``, where an exception is its own result."""
-        return persistence.hold(self.rdd.map(partial(_attempt, func, args)), self.rdd)
+        return SparkXShards(rdd, transient=True, is_lazy=self.is_lazy)
 
     def split(self) -> list[SparkXShards]:
         """One XShards per item, if every shard is a list or tuple of equally many items.
@@ -282,15 +450,6 @@ class SparkXShards(XShards, engine="spark"):
         return self
 
     @classmethod
-    def _load_pickle(cls, path: str, min_partitions: int | None, trust: bool) -> SparkXShards:
-        if not trust and not _files(path) <= _own_pickles:
-            raise UsageError(
-                f"{path} holds pickles that this process did not write, and loading a pickle runs "
-                "code that it names; pass trust=True if you trust who wrote them"
-            )
-        return cls(SparkCluster.from_active().sc.pickleFile(path, min_partitions))
-
-    @classmethod
     def _from_shards(cls, shards: list) -> SparkXShards:
         return cls(SparkCluster.from_active().sc.parallelize(shards, len(shards)))
 
@@ -325,6 +484,15 @@ class SparkXShards(XShards, engine="spark"):
 
     def _derive_frames(self, rdd, *others) -> SparkXShards:
         return self._derive(rdd, *others, class_name=DATA_FRAME)
+
+    def _as_spark(self, prefix: str = "c") -> tuple[DataFrame, dict[Any, str]]:
+        """A Spark DataFrame of the rows, and the safe names of its columns by their own names."""
+        self._require_frames()
+        return frames.spark_frame(self.rdd, prefix)
+
+    def _from_spark(self, frame: DataFrame, names: Iterable, *others: RDD) -> SparkXShards:
+        """XShards of the rows of a Spark DataFrame that was made of these."""
+        return self._derive_frames(frames.frames_of(frame, names=list(names)), *others)
 
     # Rows ----------------------------------------------------------------------------------------
 
@@ -366,14 +534,29 @@ class SparkXShards(XShards, engine="spark"):
             Default: all columns.
         ascending : bool or sequence of bool, default True
         """
-        self._require_frames()
-        columns = None if col_names is None else self._columns(col_names)
-        return self._derive_frames(frames.ordered(self.rdd, columns, ascending))
+        from pyspark.sql import functions as F
+
+        frame, columns = self._as_spark()
+        names = list(columns) if col_names is None else self._columns(col_names)
+        rising = [ascending] * len(names) if isinstance(ascending, bool) else list(ascending)
+        if len(rising) != len(names):
+            raise UsageError(
+                f"ascending must be True, False or one of them for each of {len(names)} columns, "
+                f"got {ascending!r}"
+            )
+        keys = [
+            (F.asc_nulls_last if rises else F.desc_nulls_last)(columns[name])
+            for name, rises in zip(names, rising, strict=True)
+        ]
+        return self._from_spark(_placed(frame).orderBy(*keys, _PLACE).drop(_PLACE), columns)
 
     def deduplicates(self) -> SparkXShards:
         """The rows without those that equal an earlier one."""
-        self._require_frames()
-        return self._derive_frames(frames.deduplicated(self.rdd))
+        from pyspark.sql import functions as F
+
+        frame, columns = self._as_spark()
+        first = _placed(frame).groupBy(*frame.columns).agg(F.min(_PLACE).alias(_PLACE))
+        return self._from_spark(first.orderBy(_PLACE).select(*frame.columns), columns)
 
     def merge(
         self, right: SparkXShards, how: str = "inner", on: str | Sequence[str] | None = None
@@ -391,13 +574,48 @@ class SparkXShards(XShards, engine="spark"):
         on : str or sequence of str, optional
             Columns of both frames.  Default: all that they have in common.
         """
-        self._require_frames()
+        from pyspark.sql import functions as F
+
         if not isinstance(right, SparkXShards):
             raise UsageError(f"right should be a SparkXShards, got {type(right).__name__}")
-        right._require_frames()
-        keys = None if on is None else self._columns(on)
-        rdd = frames.merged(self.rdd, right.rdd, how, keys)
-        return self._derive_frames(rdd, right.rdd)
+        if how not in _HOW:
+            raise UsageError(f"how must be one of {list(_HOW)}, got {how!r}")
+        left, lefts = self._as_spark("l")
+        other, rights = right._as_spark("r")
+        keys = [n for n in lefts if n in rights] if on is None else self._columns(on)
+        if not keys or any(key not in lefts or key not in rights for key in keys):
+            raise UsageError(
+                "Both frames must have the columns that they are merged on, "
+                f"{keys or 'none in common'}; they have {list(lefts)} and {list(rights)}"
+            )
+        types = dict(left.dtypes + other.dtypes)
+        for key in keys:
+            pair = types[lefts[key]], types[rights[key]]
+            if (pair[0] == "string") != (pair[1] == "string"):
+                raise UsageError(
+                    f"Column {key!r} is {pair[0]} in one frame and {pair[1]} in the other; "
+                    "give it one type first"
+                )
+        same = _equal((lefts[key], rights[key]) for key in keys)
+        joined = _placed(left, "l").join(_placed(other, "r"), same, _HOW[how])
+        outputs = [
+            (name, F.coalesce(column, rights[name]))
+            if name in keys
+            else (f"{name}_x" if name in rights else name, F.col(column))
+            for name, column in lefts.items()
+        ]
+        outputs += [
+            (f"{name}_y" if name in lefts else name, F.col(column))
+            for name, column in rights.items()
+            if name not in keys
+        ]
+        order = [F.asc_nulls_last(place) for place in ("rl" if how == "right" else "lr")]
+        if how == "outer":
+            position = list(lefts)
+            order = [F.asc_nulls_last(f"c{position.index(key)}") for key in keys] + order
+        safe = [column.alias(f"c{i}") for i, (_, column) in enumerate(outputs)]
+        result = joined.select(*safe, "l", "r").orderBy(*order).drop("l", "r")
+        return self._from_spark(result, (name for name, _ in outputs), right.rdd)
 
     def group_by(
         self,
@@ -419,8 +637,27 @@ class SparkXShards(XShards, engine="spark"):
             Give every row the results of its group, in the order of the rows.  Otherwise there is
             one row per group, in the order of their keys, null last.
         """
-        keys = self._columns(columns)
-        return self._derive_frames(frames.grouped(self.rdd, keys, agg, join))
+        from pyspark.sql import functions as F
+
+        by = self._columns(columns)
+        frame, named = self._as_spark()
+        wanted = _aggregates(agg, by, list(named))
+        keys = [named[name] for name in by]
+        calls = [(name, _CALLS.get(function, f"{function}({{}})")) for name, function in wanted]
+        outputs = [call.format(name) for name, call in calls] or ["count"]
+        aggregates = [F.expr(call.format(named[name])) for name, call in calls]
+        aggregates = aggregates or [F.count(F.lit(1))]
+        values = [f"a{i}" for i in range(len(outputs))]
+        groups = frame.groupBy(*keys).agg(
+            *(each.alias(value) for each, value in zip(aggregates, values, strict=True))
+        )
+        if not join:
+            order = [F.asc_nulls_last(key) for key in keys] or [F.lit(1)]
+            return self._from_spark(groups.orderBy(*order).select(*keys, *values), [*by, *outputs])
+        renamed = groups.withColumnsRenamed({key: f"k{key}" for key in keys})
+        same = _equal((key, f"k{key}") for key in keys)
+        joined = _placed(frame).join(renamed, same, "left").orderBy(_PLACE)
+        return self._from_spark(joined.select(*frame.columns, *values), [*named, *outputs])
 
     def sample(
         self,
@@ -438,14 +675,10 @@ class SparkXShards(XShards, engine="spark"):
         """The first `n` rows, as a pandas frame."""
         self._require_frames()
         first: list[pd.DataFrame] = []
-        rows, partition, step = 0, 0, 1
-        heads = self.rdd.map(methodcaller("head", n))
-        while partition < self.num_partitions() and (rows < n or not first):
-            stop = min(partition + step, self.num_partitions())
-            part = self.rdd.context.runJob(heads, list, list(range(partition, stop)))
-            first += part
-            rows += sum(map(len, part))
-            partition, step = stop, step * 4
+        for frame in self.rdd.map(methodcaller("head", n)).toLocalIterator():
+            first.append(frame)
+            if sum(map(len, first)) >= n:
+                break
         return _concatenated(first).head(n)
 
     # Columns -------------------------------------------------------------------------------------
@@ -499,8 +732,10 @@ class SparkXShards(XShards, engine="spark"):
         cols : str or sequence of str, optional
             Default: all columns that are numbers or strings.
         """
-        self._require_frames()
-        return frames.described(self.rdd, None if cols is None else self._columns(cols))
+        frame, columns = self._as_spark()
+        chosen = [columns[name] for name in (columns if cols is None else self._columns(cols))]
+        summary: Any = frame.describe(*chosen).toPandas()
+        return summary.rename(columns={column: name for name, column in columns.items()})
 
     def assembleFeatureLabelCols(
         self, featureCols: str | Sequence[str], labelCols: str | Sequence[str]
@@ -558,17 +793,6 @@ class SparkXShards(XShards, engine="spark"):
         return sample.concat_to_pdf(axis)
 
 
-def _call(func: Callable, args: Sequence, shard: Any) -> Any:
-    return func(shard, *map(unwrap, args))
-
-
-def _attempt(func: Callable, args: Sequence, shard: Any) -> Any:
-    try:
-        return _call(func, args, shard)
-    except Exception as error:
-        return error
-
-
 def _concatenated(frames: list) -> Any:
     """Return the rows of frames or Series, of whose types those without rows have no say."""
     import pandas as pd
@@ -582,3 +806,52 @@ def _files(path: str) -> set[tuple]:
     spark = SparkCluster.from_active().spark
     found = spark.read.format("binaryFile").load(path)
     return {tuple(row) for row in found.select("path", "modificationTime", "length").collect()}
+
+
+# Operations of Spark ------------------------------------------------------------------------------
+
+_PLACE = "place"
+_FUNCTIONS = [
+    *("max", "min", "count", "sum", "avg", "mean", "sumDistinct", "approx_count_distinct"),
+    *("stddev", "stddev_pop", "variance", "var_pop", "skewness", "kurtosis"),
+    *("collect_list", "collect_set", "first", "last"),
+]
+_CALLS = {"sumDistinct": "sum(DISTINCT {})", "mean": "avg({})"}
+_HOW = {"inner": "inner", "left": "left", "right": "right", "outer": "full"}
+
+
+def _placed(frame: DataFrame, place: str = _PLACE) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return frame.withColumn(place, F.monotonically_increasing_id())
+
+
+def _equal(pairs: Iterable[tuple[str, str]]) -> Column:
+    """Return the condition that columns are equal in pairs, a null being equal to a null."""
+    from pyspark.sql import functions as F
+
+    conditions = (F.col(left).eqNullSafe(F.col(right)) for left, right in pairs)
+    return reduce(and_, conditions, F.lit(True))
+
+
+def _aggregates(agg: Any, by: Sequence, names: list) -> list[tuple[Any, str]]:
+    """Return the pairs of a column and a function that `agg` means."""
+    if not isinstance(agg, str | list | dict):
+        raise UsageError(
+            f"agg must be a name of a function, a list of them, or a dict by column, got {agg!r}"
+        )
+    others = [name for name in names if name not in by]
+    by_column = agg if isinstance(agg, dict) else dict.fromkeys(others, agg)
+    wanted = [
+        (column, function)
+        for column, functions in by_column.items()
+        for function in ([functions] if isinstance(functions, str) else functions)
+    ]
+    for column, function in wanted:
+        if column not in names:
+            raise UsageError(f"agg names the column {column!r}, which is not in {names}")
+        if function not in _FUNCTIONS:
+            raise UsageError(f"agg must be of {_FUNCTIONS}, got {function!r}")
+    if not wanted and agg != "count":
+        raise UsageError("There is no column to aggregate besides those that are grouped by")
+    return wanted

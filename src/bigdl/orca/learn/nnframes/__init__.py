@@ -8,13 +8,14 @@ They work in a ``Pipeline``, in a ``CrossValidator`` and with Spark's evaluators
 
 from bigdl.orca.learn.nnframes import preprocessing
 from bigdl.orca.learn.nnframes.image_reader import NNImageReader
-from bigdl.orca.learn.nnframes.params import TrainSummary, ValidationSummary
 from bigdl.orca.learn.nnframes.preprocessing import *  # noqa: F403
 from bigdl.orca.learn.nnframes.stages import (
     NNClassifier,
     NNClassifierModel,
     NNEstimator,
     NNModel,
+    TrainSummary,
+    ValidationSummary,
     trusted_loading,
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 
@@ -51,25 +53,24 @@ class NNImageReader:
         if resizeH <= 0:
             return frame
         require("PIL", "nano")
-        return frame.mapInArrow(_resizer(resizeH, resizeW), frame.schema)
+        resized = functools.partial(_resized, height=resizeH, width=resizeW)
+        return frame.mapInArrow(resized, frame.schema)
 
 
-def _resizer(height, width):
-    def task(batches):
-        import pyarrow as pa
-        from PIL import Image
+def _resized(batches, height, width):
+    """The images of record batches, scaled."""
+    import pyarrow as pa
+    from PIL import Image
 
-        for batch in batches:
-            made = []
-            for row in batch.column("image").to_pylist():
-                mode = {1: "L", 3: "RGB", 4: "RGBA"}[row["nChannels"]]
-                size = (row["width"], row["height"])
-                # channels are scaled one by one, so their order does not matter
-                image = Image.frombytes(mode, size, row["data"])
-                data = image.resize((width, height), Image.Resampling.BILINEAR).tobytes()
-                made.append({**row, "height": height, "width": width, "data": data})
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(made, batch.schema.field("image").type)], schema=batch.schema
-            )
-
-    return task
+    for batch in batches:
+        made = []
+        for row in batch.column("image").to_pylist():
+            mode = {1: "L", 3: "RGB", 4: "RGBA"}[row["nChannels"]]
+            size = (row["width"], row["height"])
+            # channels are scaled one by one, so their order does not matter
+            image = Image.frombytes(mode, size, row["data"])
+            data = image.resize((width, height), Image.Resampling.BILINEAR).tobytes()
+            made.append({**row, "height": height, "width": width, "data": data})
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(made, batch.schema.field("image").type)], schema=batch.schema
+        )
