@@ -26,7 +26,7 @@ from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
-from bigdl.training.state import mixed_seed, seeded
+from bigdl.training.state import isolated_rng, mixed_seed
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 def casts(
     names: Sequence[str], own: list, others: list, *, is_target: bool
-) -> Iterator[tuple[int, str | None, Callable]]:
-    """Yield the casts that bring validation data into the types of the training data.
+) -> dict[tuple[int, str | None], Callable]:
+    """Return the casts that bring validation data into the types of the training data.
 
     Parameters
     ----------
@@ -53,10 +53,10 @@ def casts(
     is_target : bool
         Targets may differ in more than their dtype: the loss looks at them.
 
-    Yields
-    ------
-    number, key, cast
-        Which column, the key of its array, and a function of a tensor.
+    Returns
+    -------
+    dict of (int, str or None) to callable
+        By the number of the column and the key of its array, functions of a tensor.
 
     Raises
     ------
@@ -69,12 +69,14 @@ def casts(
             f"validation_data has {len(own)} columns of features but the training data has "
             f"{len(others)}; give both the same"
         )
+    out: dict[tuple[int, str | None], Callable] = {}
     for number, (name, here, there) in enumerate(zip(names, own, others, strict=False)):
-        known = {key: kind for key, *kind in there}
-        for key, *kind in here:
-            dtype = _dtype_like(kind, known.get(key), name, is_target)
+        known = {key: types for key, *types in there}
+        for key, *types in here:
+            dtype = _dtype_like(types, known.get(key), name, is_target)
             if dtype is not None:
-                yield number, key, functools.partial(in_dtype, dtype=dtype, name=name)
+                out[number, key] = functools.partial(in_dtype, dtype=dtype, name=name)
+    return out
 
 
 def _dtype_like(this, others, name, is_target):
@@ -175,15 +177,37 @@ class BatchSource(ABC):
         Equal for equal rows in equal order, as far as that is known.
     drop_last : bool
         True if a last batch that is not full is left out.
-    inputs, targets : list or None
-        Key, dtype and row shape of every array of every feature or label column, where known.
+    types : list or None
+        Of the features and of the targets: key, dtype and row shape of every array of every column;
+        None where they are not known.
     """
 
     rows: int
     fingerprint: int
     drop_last = False
-    inputs: list | None = None
-    targets: list | None = None
+    types: list | None = None
+
+    @property
+    def inputs(self) -> list | None:
+        """The types of the features."""
+        return None if self.types is None else self.types[0]
+
+    @abstractmethod
+    def take_types(self, types: list | None, training: BatchSource) -> None:
+        """Give out numbers in the dtypes that they have in the training data.
+
+        Parameters
+        ----------
+        types : list or None
+            Those of the training data.
+        training : TensorShard or LoaderBatches
+            The training data of this worker.
+
+        Raises
+        ------
+        UsageError
+            For columns that cannot be brought together.
+        """
 
     @abstractmethod
     def window(self, memory: int) -> int:
@@ -202,6 +226,7 @@ class BatchSource(ABC):
             "fingerprint": self.fingerprint,
             "drop_last": bool(self.drop_last),
             "window": window,
+            "types": self.types,
         }
 
     @abstractmethod
@@ -232,6 +257,8 @@ class TensorShard(BatchSource):
     shard : bigdl.runtime.shards.shard.Shard
     feature_cols, label_cols : sequence of str or None
         None for those that the shard itself names so.
+    as_dict : bool
+        Make batches that are dicts of the columns.
 
     Raises
     ------
@@ -241,14 +268,21 @@ class TensorShard(BatchSource):
     Attributes
     ----------
     rows : int
-    inputs, targets : list or None
-        Key, dtype and row shape of every array of every feature or label column; None without rows.
+    types : list or None
+        None without rows.
     """
 
     def __init__(
-        self, shard: Shard, feature_cols: Sequence[str] | None, label_cols: Sequence[str] | None
+        self,
+        shard: Shard,
+        feature_cols: Sequence[str] | None,
+        label_cols: Sequence[str] | None,
+        *,
+        as_dict: bool = False,
     ):
         import torch
+
+        self._is_dict = as_dict
 
         self.rows, self.fingerprint = shard.rows, shard.fingerprint
         self._features: list[Places] = []
@@ -282,20 +316,15 @@ class TensorShard(BatchSource):
         }
         self._words = {i: w for i, t in self._tensors.items() if (w := _as_words(t)) is not None}
         leaves = shard.spool.leaves
-        self.inputs, self.targets = (
-            [
-                [
-                    [
-                        key,
-                        TEXT if is_text(leaves[i].dtype) else leaves[i].dtype,
-                        list(leaves[i].shape) if j is None else [],
-                    ]
-                    for key, (i, j) in places.items()
-                ]
-                for places in columns
-            ]
+
+        def type_of(key, i, j):
+            dtype = TEXT if is_text(leaves[i].dtype) else leaves[i].dtype
+            return [key, dtype, list(leaves[i].shape) if j is None else []]
+
+        self.types = [
+            [[type_of(key, *place) for key, place in places.items()] for places in columns]
             for columns in (self._features, self._labels)
-        )
+        ]
         self._names = list(feature_cols), list(label_cols)
         for name, places in zip(label_cols, self._labels, strict=True):
             if any(i in self._texts for i, _ in places.values()):
@@ -304,30 +333,13 @@ class TensorShard(BatchSource):
                     "with StringIndexer"
                 )
 
-    def take_types(self, inputs: list | None, targets: list | None, training: BatchSource) -> None:
-        """Give out numbers in the dtypes that they have in the training data.
-
-        Parameters
-        ----------
-        inputs, targets : list or None
-            Those of the training data; None where they are not known.
-        training : TensorShard or LoaderBatches
-            The training data of this worker.
-
-        Raises
-        ------
-        UsageError
-            For columns that cannot be brought together.
-        """
-        if not self.rows or inputs is None or targets is None:
+    def take_types(self, types: list | None, training: BatchSource) -> None:
+        if self.types is None or types is None:
             return
-        names = self._names
-        own = cast("tuple[list, list]", (self.inputs, self.targets))  # None only without rows
-        for columns, column_casts in (
-            (self._features, casts(names[0], own[0], inputs, is_target=False)),
-            (self._labels, casts(names[1], own[1], targets, is_target=True)),
-        ):
-            self._casts.update({columns[number][key]: cast for number, key, cast in column_casts})
+        both = zip((self._features, self._labels), self._names, self.types, types, strict=True)
+        for is_target, (columns, names, own, others) in enumerate(both):
+            column_casts = casts(names, own, others, is_target=bool(is_target))
+            self._casts.update({columns[i][key]: cast for (i, key), cast in column_casts.items()})
 
     def has_label(self, value: float) -> bool:
         """Return True if a target somewhere is `value`."""
@@ -396,6 +408,8 @@ class TensorShard(BatchSource):
             return column_values.get(None, column_values)
 
         out = [column(places) for places in self._features]
+        if self._is_dict:
+            return dict(zip(self._names[0], out, strict=True))
         labels = [_target(column(places)) for places in self._labels]
         if labels:
             out.append(labels[0] if len(labels) == 1 else tuple(labels))
@@ -407,24 +421,6 @@ class TensorShard(BatchSource):
         if i not in self._words:
             return tensor.index_select(0, index)
         return self._words[i].index_select(0, index).view(tensor.dtype).view(-1, *tensor.shape[1:])
-
-
-class KeyedShard(TensorShard):
-    """Columns whose batches are dicts of them.
-
-    Parameters
-    ----------
-    shard : bigdl.runtime.shards.shard.Shard
-    keys : sequence of str
-    """
-
-    def __init__(self, shard: Shard, keys: Sequence[str]):
-        super().__init__(shard, keys, ())
-        self._keys = keys
-
-    def batch(self, start: int, stop: int, order: Any = None) -> dict:
-        """Rows `start`...`stop` of the shard's order, copied."""
-        return dict(zip(self._keys, super().batch(start, stop, order), strict=True))
 
 
 def _as_words(tensor):
@@ -538,6 +534,7 @@ def open_batches(
     worker: Worker,
     config: dict,
     batch_size: int,
+    made: Any = None,
 ) -> BatchSource:
     """Open the source of a loop's batches.
 
@@ -551,6 +548,8 @@ def open_batches(
         For a function that makes a loader.
     batch_size : int
         Of a global batch.
+    made : DataLoader or Dataset, optional
+        What the worker has made of a loader's shard; default: what :func:`as_loader` makes of it.
 
     Returns
     -------
@@ -559,32 +558,13 @@ def open_batches(
     if not isinstance(shard, LoaderShard):
         return TensorShard(shard, feature_cols, label_cols)
     import cloudpickle
-
-    size = worker.world_size
-    loader = as_loader(cloudpickle.loads(shard.payload()), config, max(1, batch_size // size))
-    return open_loader(loader, shard, feature_cols, label_cols, worker)
-
-
-def open_loader(
-    loader: DataLoader,
-    shard: LoaderShard,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
-    worker: Worker,
-) -> BatchSource:
-    """Open the source of a loop's batches over a loader that the worker has made.
-
-    Parameters
-    ----------
-    loader : torch.utils.data.DataLoader
-    shard, feature_cols, label_cols, worker
-        See :func:`open_batches`.
-    """
     from torch.utils.data import IterableDataset
 
+    made = cloudpickle.loads(shard.payload()) if made is None else made
+    loader = as_loader(made, config, max(1, batch_size // worker.world_size))
     if isinstance(loader.dataset, IterableDataset):
-        made, keys = spooled(loader, shard, feature_cols, label_cols)
-        return TensorShard(made, None, None) if keys is None else KeyedShard(made, keys)
+        spool, keys = spooled(loader, shard, feature_cols, label_cols)
+        return TensorShard(spool, keys, None if keys is None else (), as_dict=keys is not None)
     batches = LoaderBatches(loader, worker.rank, worker.world_size)
     worker.at_exit(batches.close)
     return batches
@@ -683,7 +663,7 @@ class LoaderBatches(BatchSource):
         self._like: LoaderBatches | None = None
         self._one_by_one = _BatchMaker((loader.dataset, loader.collate_fn))
 
-    def take_types(self, inputs: list | None, targets: list | None, training: BatchSource) -> None:
+    def take_types(self, types: list | None, training: BatchSource) -> None:
         """Give out numbers in the dtypes of the batches of `training`, as far as it made any."""
         self._like = training if isinstance(training, LoaderBatches) else None
 
@@ -709,10 +689,11 @@ class LoaderBatches(BatchSource):
         if self._sampler is None:
             indices = np.arange(self._rank, self._count, self._size)
             return indices[permutation(self.rows, seed, epoch, self._rank)] if shuffle else indices
-        with seeded(seed, epoch):
+        drawing_seed = mixed_seed(seed, epoch)
+        with isolated_rng(drawing_seed):
             generator = getattr(self._sampler, "generator", None)
             if generator is not None:
-                generator.manual_seed(mixed_seed(seed, epoch))
+                generator.manual_seed(drawing_seed)
             if hasattr(self._sampler, "set_epoch"):
                 self._sampler.set_epoch(epoch)
             drawn = list(itertools.islice(iter(self._sampler), self._count))
@@ -782,7 +763,7 @@ class _BatchMaker:
 
             index = torch.as_tensor(indices)
             return tuple(t.index_select(0, index) for t in self.dataset.tensors)
-        with seeded(*seeds):
+        with isolated_rng(mixed_seed(*seeds)):
             fetch = getattr(self.dataset, "__getitems__", None)
             samples = fetch(indices) if fetch else [self.dataset[i] for i in indices]
             return self.collate(samples)
@@ -826,7 +807,7 @@ class _Processes:
     def load(self, items):
         """Pairs (range, batch) of pairs (range, item), loaded ahead."""
         self._items, self._ranges = items, []
-        with seeded(0):  # torch draws a seed for the processes, which need none
+        with isolated_rng(0):  # torch draws a seed for the processes, which need none
             self._under_way = iter(self._loader)
         for loaded in self._under_way:
             yield self._ranges.pop(0), loaded

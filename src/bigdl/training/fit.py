@@ -26,7 +26,9 @@ from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Job
 from bigdl.runtime.jobs import NoRows
+from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import (
+    BackgroundWriter,
     CheckpointDirectory,
     CheckpointManager,
     Snapshot,
@@ -35,9 +37,9 @@ from bigdl.training.checkpoint import (
 )
 from bigdl.training.figures import EpochSums
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
+from bigdl.training.state import RunningState
 
 if TYPE_CHECKING:
-    from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
 
 logger = logging.getLogger("bigdl.orca")
@@ -482,9 +484,59 @@ class FitLoop(ABC):
 class WorkerLoop(FitLoop):
     """One worker's part of a fit; its methods are collectives."""
 
+    worker: Worker
     sync: GradientSync
+    _manager: type[CheckpointManager]  # of the framework
     _checkpoints: CheckpointManager
     _sums: EpochSums
+
+    def _start(self, worker: Worker, sync: GradientSync) -> None:
+        """Meet the other workers."""
+        self._writer = BackgroundWriter()
+        worker.at_exit(self._writer.wait)  # after the sync has stopped: a peer may wait for it
+        sync.start()
+
+    def _exchange(self, known: dict) -> list[dict]:
+        """Return what the workers know of their rows, by rank.
+
+        Parameters
+        ----------
+        known : dict
+            JSON-able: ``types`` and ``rows`` of the training data, ``validation``, the number of
+            rows to validate, or 1 without, and what the framework wants.
+        """
+        everyone = all_gather_json(self.sync, known)
+        if not sum(each["validation"] for each in everyone):
+            raise UsageError("The validation data has no rows")
+        self._types = next((each["types"] for each in everyone if each["types"]), None)
+        return everyone
+
+    def _open_checkpoints(self, built: Any, running: RunningState, batches: BatchLayout) -> None:
+        """Make the manager of this rank's checkpoints.
+
+        Raises
+        ------
+        UsageError
+            On rank 0, if the worker does not see the folder of the driver.
+        """
+        settings, directory = self.settings, None
+        if settings.run_url is not None:
+            directory = CheckpointDirectory(settings.run_url, settings.keep)
+            if self.sync.rank == 0 and not directory.is_shared():
+                raise UsageError(
+                    f"The worker on {self.worker.host} does not see model_dir "
+                    f"{settings.run_url!r}; pass a folder that the driver and all workers share"
+                )
+        self._checkpoints = self._manager(
+            self.worker,
+            self.sync,
+            built,
+            running,
+            batches,
+            directory,
+            self._types and self._types[0],
+            writer=self._writer,
+        )
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
         answer = super()._fires(trigger, state)
@@ -509,24 +561,3 @@ class WorkerLoop(FitLoop):
         """Leave the final state where the driver finds it, and say where."""
         self.position.end_fit(self.settings.goal)
         return {"checkpoint": self._checkpoints.finish(self.position, self._sums)}
-
-
-def open_run_directory(
-    settings: RunSettings, worker: Worker, rank: int
-) -> CheckpointDirectory | None:
-    """Return the folder of this run, or None without a ``model_dir``.
-
-    Raises
-    ------
-    UsageError
-        On rank 0, if the worker does not see the folder of the driver.
-    """
-    if settings.run_url is None:
-        return None
-    directory = CheckpointDirectory(settings.run_url, settings.keep)
-    if rank == 0 and not directory.is_shared():
-        raise UsageError(
-            f"The worker on {worker.host} does not see model_dir {settings.run_url!r}; pass a "
-            "folder that the driver and all workers share"
-        )
-    return directory

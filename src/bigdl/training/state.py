@@ -44,33 +44,23 @@ def loads(data: bytes) -> Any:
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed torch, numpy and random; ranks draw different numbers."""
     import numpy as np
-
-    _seed_all(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
-
-
-def _seed_all(seed: int) -> None:
-    import numpy as np
     import torch
 
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    torch.manual_seed(mixed)
+    np.random.seed(mixed)
+    random.seed(mixed)
 
 
 @contextlib.contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
     """Run a block under a seed and leave the random generators of the process as they were."""
-    with _kept_rng():
+    before = capture_rng()
+    try:
         seed_everything(seed)
         yield
-
-
-@contextlib.contextmanager
-def seeded(*values: int) -> Iterator[None]:
-    """Like :func:`isolated_rng`, under a seed of 63 bits from several numbers."""
-    with _kept_rng():
-        _seed_all(mixed_seed(*values))
-        yield
+    finally:
+        restore_rng(before)
 
 
 def mixed_seed(*values: int) -> int:
@@ -78,15 +68,6 @@ def mixed_seed(*values: int) -> int:
     import numpy as np
 
     return int(np.random.SeedSequence(values).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-@contextlib.contextmanager
-def _kept_rng():
-    before = capture_rng()
-    try:
-        yield
-    finally:
-        restore_rng(before)
 
 
 def capture_rng() -> dict:
@@ -191,14 +172,9 @@ class RunningState(ABC):
         return values
 
 
-_PRECISIONS = {
-    None: "fp32",
-    "fp32": "fp32",
-    "32": "fp32",
-    32: "fp32",
-    "32-true": "fp32",
-    "bf16": "bf16",
-    "bf16-mixed": "bf16",
+_PRECISIONS: dict[Any, str] = {
+    **dict.fromkeys((None, "fp32", "32", 32, "32-true"), "fp32"),
+    **dict.fromkeys(("bf16", "bf16-mixed"), "bf16"),
 }
 
 

@@ -262,6 +262,7 @@ class OpenvinoEstimator(BaseEstimator):
         from bigdl.orca.cluster.spark import SparkCluster
         from bigdl.orca.learn.prediction.dataframe import PredictOptions
         from bigdl.orca.learn.prediction.shards import opened, predict_any
+        from bigdl.orca.learn.prediction.shipping import shipped_of
 
         check_positive("batch_size", batch_size)
         cluster = SparkCluster.from_active()
@@ -274,15 +275,9 @@ class OpenvinoEstimator(BaseEstimator):
         if outputs is None and len(network.outputs) > 1 and kind_of(data) == "Spark DataFrame":
             outputs = list(network.outputs)
         options = PredictOptions({}, names_of(feature_cols), batch_size, outputs)
-        return predict_any(data, self._ship(network, cluster.sc), options, cluster)
-
-    def _ship(self, network: Network, sc):
-        from bigdl.orca.learn.prediction.shipping import Shipped
-
         origin = (repr(sorted(network.config.items())), str(network.order), network.threads)
-        if self._shipped is None or not self._shipped.is_of(sc, *origin):
-            self._shipped = Shipped(network, sc, origin)
-        return self._shipped
+        self._shipped = shipped_of(lambda: network, self._shipped, cluster.sc, *origin)
+        return predict_any(data, self._shipped, options, cluster)
 
     def shutdown(self) -> None:
         """Let go of what prediction has broadcast; frames that were predicted stay valid."""

@@ -28,7 +28,6 @@ import functools
 import itertools
 import sys
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -36,13 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from bigdl.common.errors import UsageError, one_line
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
-from bigdl.training.batches import (
-    BatchLayout,
-    open_batches,
-    open_loader,
-    plan_batches,
-    shuffle_memory,
-)
+from bigdl.training.batches import BatchLayout, open_batches, plan_batches, shuffle_memory
 
 if TYPE_CHECKING:
     from bigdl.training.keras.loop import KerasFitSettings
@@ -203,72 +196,8 @@ class Part(NamedTuple):
     total: int
 
 
-class Rows(ABC):
-    """An input of one worker, for training or evaluation.
-
-    Attributes
-    ----------
-    known : dict
-        Facts that the workers exchange: ``rows``, ``fingerprint``, ``drop_last``, ``window``, and
-        ``types``, which :class:`TensorShard` knows of inputs and targets.
-    is_endless : bool
-        True of an input that tells that it has no end.
-    steps : int or None
-        Batches of a pass, where that is known once :meth:`plan` was called.
-    """
-
-    known: dict
-    is_endless = False
-    steps: int | None = None
-
-    @abstractmethod
-    def example(self, types: list | None, assembly: Assembly) -> tuple:
-        """Return a batch of one row, of zeros where the types of the columns are known."""
-
-    @abstractmethod
-    def plan(self, settings: KerasFitSettings, everyone: list[dict]) -> BatchLayout:
-        """Cut the rows of all workers into batches."""
-
-    def take_types(self, types: list | None, training: Rows) -> None:  # noqa: B027 - few can
-        """Give out numbers in the dtypes that they have in the training data."""
-
-    @abstractmethod
-    def start(self, assembly: Assembly, settings: KerasFitSettings, rank: int, window: int) -> None:
-        """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
-
-    @abstractmethod
-    def parts(self, number: int, step: int, *, wrap: bool) -> Iterator[Part]:
-        """Yield this worker's parts from a batch of a pass on, to the end of the pass.
-
-        With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
-        belongs to them.
-        """
-
-    @abstractmethod
-    def batches(
-        self, assembly: Assembly, batch_size: int | None, world_size: int, limit: int | None
-    ) -> Iterator[tuple[tuple, int]]:
-        """Yield batch and number of rows, of this worker's rows in their order."""
-
-    def check_end(self, what: str, argument: str, limit: int | None) -> None:
-        """Refuse to read rows to their end that have none.
-
-        Parameters
-        ----------
-        what : str
-            For the message.
-        argument, limit
-            Name and value of what limits the number of batches.
-        """
-        if limit is None and self.is_endless:
-            raise UsageError(
-                f"The tf.data.Dataset of the {what} data repeats for ever; pass {argument}=, or "
-                "end it by .take or by .repeat with a number"
-            )
-
-
-class ColumnRows(Rows):
-    """Rows that can be reached by number.
+class ColumnRows:
+    """Rows of one worker that can be reached by number, for training or evaluation.
 
     Parameters
     ----------
@@ -276,16 +205,27 @@ class ColumnRows(Rows):
     config : dict
         ``shuffle_memory``: bytes that shuffled rows may take.
     worker : Worker
+
+    Attributes
+    ----------
+    known : dict
+        Facts that the workers exchange, see :meth:`~bigdl.training.batches.BatchSource.facts`.
+    is_endless : bool
+        True of an input that tells that it has no end.
+    steps : int or None
+        Batches of a pass, where that is known once :meth:`plan` was called.
     """
+
+    known: dict[str, Any]
+    is_endless = False
+    steps: int
 
     def __init__(self, data: Any, config: dict, worker: Any):
         self._data = data
-        self.known = {
-            **data.facts(data.window(shuffle_memory(config, worker.threads))),
-            "types": None if data.inputs is None else [data.inputs, data.targets],
-        }
+        self.known = data.facts(data.window(shuffle_memory(config, worker.threads)))
 
-    def example(self, types, assembly):
+    def example(self, types: list | None, assembly: Assembly) -> tuple:
+        """Return a batch of one row, of zeros where the types of the columns are known."""
         if types is not None:
             return assembly(zero_row(*types))
         if not self._data.rows:
@@ -294,19 +234,27 @@ class ColumnRows(Rows):
             )
         return assembly(self._data.batch(0, 1))
 
-    def plan(self, settings, everyone):
+    def plan(self, settings: KerasFitSettings, everyone: list[dict]) -> BatchLayout:
+        """Cut the rows of all workers into batches."""
         self._plan, batches = plan_batches(settings, everyone)
         self.steps = self._plan.steps
         return batches
 
-    def take_types(self, types, training):
-        self._data.take_types(*(types or (None, None)), training._data)
+    def take_types(self, types: list | None, training: Any) -> None:
+        """Give out numbers in the dtypes that they have in the training data."""
+        self._data.take_types(types, training._data)
 
-    def start(self, assembly, settings, rank, window):
+    def start(self, assembly: Assembly, settings: KerasFitSettings, rank: int, window: int) -> None:
+        """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
         self._assembly, self._rank = assembly, rank
         self._shuffling = settings.shuffle, settings.seed, window
 
-    def parts(self, number, step, *, wrap):
+    def parts(self, number: int, step: int, *, wrap: bool) -> Iterator[Part]:
+        """Yield this worker's parts from a batch of a pass on, to the end of the pass.
+
+        With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
+        belongs to them.
+        """
         shuffle, seed, window = self._shuffling
         number, step = number + step // self.steps, step % self.steps
         while True:
@@ -315,16 +263,37 @@ class ColumnRows(Rows):
             for place in range(step, self.steps):
                 start, stop, total = self._plan.batch(place, self._rank)
                 rows = stop - start
-                columns = self._data.batch(start, stop, order) if rows else None
-                yield Part(self._assembly(columns) if rows else None, rows, total)
+                batch = self._assembly(self._data.batch(start, stop, order)) if rows else None
+                yield Part(batch, rows, total)
             if not wrap:
                 return
             number, step = number + 1, 0
 
-    def batches(self, assembly, batch_size, world_size, limit):
-        size = max(1, batch_size // world_size)
+    def batches(
+        self, assembly: Assembly, batch_size: int | None, world_size: int, limit: int | None
+    ) -> Iterator[tuple[tuple, int]]:
+        """Yield batch and number of rows, of this worker's rows in their order."""
+        size = max(1, (batch_size or 1) // world_size)
         for rows, batch in itertools.islice(self._data.in_batches(size), limit):
             yield assembly(batch), rows
+
+
+def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
+    """Refuse to read rows to their end that have none.
+
+    Parameters
+    ----------
+    data : ColumnRows or DatasetRows
+    what : str
+        For the message.
+    argument, limit
+        Name and value of what limits the number of batches.
+    """
+    if limit is None and data.is_endless:
+        raise UsageError(
+            f"The tf.data.Dataset of the {what} data repeats for ever; pass {argument}=, or "
+            "end it by .take or by .repeat with a number"
+        )
 
 
 def _ranges(plan: Any, rank: int, step: int) -> Iterator[tuple[int, int]]:
@@ -335,7 +304,7 @@ def _ranges(plan: Any, rank: int, step: int) -> Iterator[tuple[int, int]]:
 def open_rows(
     worker: Any, shard: Any, settings: EvaluationSettings, config: dict, sync: Any
 ) -> Rows:
-    """Return the :class:`Rows` of a shard.
+    """Return the rows of a shard.
 
     Parameters
     ----------
@@ -349,7 +318,7 @@ def open_rows(
 
     Returns
     -------
-    Rows
+    ColumnRows or DatasetRows
     """
     data = open_data(worker, shard, settings, config)
     if not is_dataset(data):
@@ -377,8 +346,6 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
     import cloudpickle
     from torch.utils.data import DataLoader, Dataset
 
-    from bigdl.training.batches import as_loader
-
     made = cloudpickle.loads(shard.payload())
     if callable(made) and not hasattr(made, "__getitem__"):
         made = made({**config, "rank": worker.rank, "size": worker.world_size}, size)
@@ -389,8 +356,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
             "The function given as data must return a tf.data.Dataset or a torch DataLoader, it "
             f"returned {type(made).__name__}"
         )
-    loader = as_loader(made, config, max(1, (size or 1) // worker.world_size))
-    return open_loader(loader, shard, features, labels, worker)
+    return open_batches(shard, features, labels, worker, config, size or 1, made)
 
 
 def is_dataset(data: Any) -> bool:
@@ -545,8 +511,8 @@ def check_elements(dataset: Any) -> None:
         raise UsageError("The tf.data.Dataset gives single rows; end it with .batch(batch_size)")
 
 
-class DatasetRows(Rows):
-    """The batches of a ``tf.data.Dataset``.
+class DatasetRows:
+    """The batches of a ``tf.data.Dataset``, in the place of :class:`ColumnRows`.
 
     Parameters
     ----------
@@ -562,7 +528,9 @@ class DatasetRows(Rows):
         policy = dataset.options().experimental_distribute.auto_shard_policy
         self._is_shared = policy != tf.data.experimental.AutoShardPolicy.OFF
         self.is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        self.known: dict[str, Any]
         self.known = {"rows": 1, "fingerprint": 0, "drop_last": False, "window": 0, "types": None}
+        self.steps: int | None = None
         self._class_weight: dict | None = None
         self._passes = 0  # that were begun
 
@@ -584,6 +552,9 @@ class DatasetRows(Rows):
             shuffle=settings.shuffle,
             drop_last=settings.drop_last,
         )
+
+    def take_types(self, types, training):
+        """Leave the tensors as the pipeline makes them."""
 
     def start(self, assembly, settings, rank, window):
         self._class_weight = settings.class_weight
@@ -661,3 +632,6 @@ def _rows(batch) -> int:
     import tensorflow as tf
 
     return int(tf.shape(tf.nest.flatten(batch)[0])[0])
+
+
+Rows = ColumnRows | DatasetRows

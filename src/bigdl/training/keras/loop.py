@@ -21,9 +21,8 @@ from bigdl.common.memory import tuned_allocator
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, all_gather_json
-from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.figures import score_of
-from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop, open_run_directory
+from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
 from bigdl.training.keras.data import (
@@ -31,6 +30,7 @@ from bigdl.training.keras.data import (
     Part,
     Rows,
     build_for,
+    check_end,
     open_rows,
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
@@ -162,6 +162,7 @@ class KerasEpochs(FitLoop):
 class KerasLoop(KerasEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
+    _manager = KerasCheckpoints
     _checkpoints: KerasCheckpoints
 
     def __init__(
@@ -182,24 +183,13 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         self.model = parts.build(training=True)
         check_optimizer(self.model)
         self._steps = WorkerSteps(self.model, sync, settings.batch_size or 0)
-        writer = BackgroundWriter()
-        worker.at_exit(writer.wait)  # after the sync has stopped: a peer may wait for it
-        sync.start()
+        self._start(worker, sync)
         seed_keras(settings.seed)  # a dataset that shuffles does so alike on all ranks
         batches = self._prepare_data()
         seed_keras(settings.seed, self.rank + 1)
         self._steps.attach()
         self._initial_metrics = values_of(self.model.metrics_variables)
-        self._checkpoints = KerasCheckpoints(
-            worker,
-            sync,
-            self.model,
-            self._steps.running,
-            batches,
-            open_run_directory(settings, worker, self.rank),
-            None if self._types is None else self._types[0],
-            writer=writer,
-        )
+        self._open_checkpoints(self.model, self._steps.running, batches)
         self._checkpoints.example = form_of(self._zero_row[0])
         self.position, self._sums = self._checkpoints.restore()
         window = (self._checkpoints.windows or [0] * self.size)[self.rank]
@@ -341,16 +331,13 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         shards = self.worker.shards
         self._data = self._open(shards["data"])
         self._validation = self._open(shards["validation"]) if "validation" in shards else None
-        self._data.check_end("training", "steps_per_epoch", settings.steps_per_epoch)
+        check_end(self._data, "training", "steps_per_epoch", settings.steps_per_epoch)
         rows = 1
         if self._validation is not None:
-            self._validation.check_end("validation", "validation_steps", columns.num_steps)
+            check_end(self._validation, "validation", "validation_steps", columns.num_steps)
             rows = self._validation.known["rows"]
-        everyone = all_gather_json(self.sync, {**self._data.known, "validation": rows})
-        if not sum(each["validation"] for each in everyone):
-            raise UsageError("The validation data has no rows")
+        everyone = self._exchange({**self._data.known, "validation": rows})
         batches = self._data.plan(settings, everyone)
-        self._types = next((each["types"] for each in everyone if each["types"]), None)
         self._assembly = columns.assembly(self.model, settings.class_weight)
         self._zero_row = self._data.example(self._types, self._assembly)
         build_for(self.model, self._zero_row)
@@ -471,7 +458,7 @@ class EvaluateProgram:
         model = parts.build(training=True)
         sync.start()
         data = open_rows(worker, worker.shard, settings, self.config, sync)
-        data.check_end("evaluation", "num_steps", settings.num_steps)
+        check_end(data, "evaluation", "num_steps", settings.num_steps)
         known = all_gather_json(sync, data.known)
         if not sum(each["rows"] for each in known):
             raise UsageError("The data to evaluate has no rows")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,12 +64,17 @@ def chosen_outputs(
     return names, everything
 
 
-@dataclass(frozen=True)
-class Output:
-    """Key (if the model returns a dict) and shape (without rows) of one output of a model."""
+def spark_type(ndim: int) -> Any:
+    """Return the type of a column whose cells have so many dimensions."""
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import types as T
 
-    key: str | None
-    shape: tuple[int, ...]
+    if ndim == 1:
+        return VectorUDT()
+    nested: T.DataType = T.FloatType()
+    for _ in range(ndim):
+        nested = T.ArrayType(nested)
+    return nested
 
 
 @dataclass(frozen=True)
@@ -78,22 +83,17 @@ class OutputColumns:
 
     Attributes
     ----------
-    outputs : sequence of Output
-        In the order of the model.
+    shapes : sequence of tuple of int
+        Of a row of every output, in the order of the model.
     names : list of str
         One for each output, or a single one for all of them together.
     order : sequence of int
         Which outputs become columns.
     """
 
-    outputs: Sequence[Output]
+    shapes: Sequence[tuple[int, ...]]
     names: list[str]
     order: Sequence[int]
-
-    @classmethod
-    def of(cls, outputs: Sequence[Output], output_cols: Sequence[str] | None) -> OutputColumns:
-        """Return the columns for what a model returns and what the user wants to call it."""
-        return cls(outputs, *chosen_outputs([output.key for output in outputs], output_cols))
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse names that the DataFrame has already; Spark does not tell their case apart."""
@@ -105,10 +105,6 @@ class OutputColumns:
                     "with output_cols="
                 )
             taken.add(name.lower())
-
-    @property
-    def _shapes(self):
-        return [self.outputs[i].shape for i in self.order]
 
     @property
     def _is_joined(self) -> bool:
@@ -124,15 +120,8 @@ class OutputColumns:
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql import types as T
 
-        def of(shape):
-            if len(shape) == 1:
-                return VectorUDT()
-            nested: T.DataType = T.FloatType()
-            for _ in shape:
-                nested = T.ArrayType(nested)
-            return nested
-
-        kinds = [T.ArrayType(VectorUDT())] if self._is_joined else [of(s) for s in self._shapes]
+        kinds = [spark_type(len(self.shapes[i])) for i in self.order]
+        kinds = [T.ArrayType(VectorUDT())] if self._is_joined else kinds
         added = [T.StructField(n, k) for n, k in zip(self.places, kinds, strict=True)]
         return T.StructType([*schema.fields, *added])
 
@@ -237,7 +226,8 @@ def predict_dataframe(
     if known is None or len(known) != len(specs):
         known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
     outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
-    columns = OutputColumns.of(outputs, options.output_cols)
+    names = chosen_outputs([key for key, _ in outputs], options.output_cols)
+    columns = OutputColumns([shape for _, shape in outputs], *names)
     columns.check(frame.columns)
     ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
     task = _task(shipped.in_task(threads), specs, kept, inputs, columns, options.batch_size)
@@ -271,8 +261,10 @@ def converted_columns(frame, config: dict | None, feature_cols: Sequence[str]):
 # -- what the model returns ---------------------------------------------------------------------
 
 
-def _outputs(model, specs, ready, known) -> list[Output]:
-    """What the model returns: seen on made-up rows where their shape is known, else on the first.
+def _outputs(model, specs, ready, known) -> list[tuple[str | None, tuple[int, ...]]]:
+    """Key and shape of what the model returns for a row.
+
+    They are seen on made-up rows where their shape is known, else on the first.
 
     Two rows are tried, since a model that squeezes its output hides the dimension of a single one.
     """
@@ -286,19 +278,13 @@ def _outputs(model, specs, ready, known) -> list[Output]:
             logger.debug("The model does not take rows of zeros: %s", error)
     table = ready.limit(1).toArrow()
     if table.num_rows == 0:
-        return [Output(None, ())]
-    batch = decode_columns(specs, table.combine_chunks().to_batches()[0])
-    return _seen(model, [_twice(column) for column in batch])
+        return [(None, ())]
+    twice = table.take([0, 0]).combine_chunks().to_batches()[0]
+    return _seen(model, decode_columns(specs, twice))
 
 
 def _seen(model, batch):
-    return [Output(key, array.shape[1:]) for key, array in run_model(model, batch, 2)]
-
-
-def _twice(column):
-    if isinstance(column, dict):
-        return {key: _twice(value) for key, value in column.items()}
-    return np.concatenate([column, column])
+    return [(key, array.shape[1:]) for key, array in run_model(model, batch, 2)]
 
 
 def _known(spec, metadata) -> list | None:
@@ -340,7 +326,7 @@ def decode_columns(specs, batch) -> list:
 
 
 def run_model(
-    model: Ready, batch: list, rows: int, outputs: Sequence[Output] | None = None
+    model: Ready, batch: list, rows: int, shapes: Sequence[tuple[int, ...]] | None = None
 ) -> list[tuple[str | None, np.ndarray]]:
     """The outputs for a batch of numpy columns.
 
@@ -356,12 +342,12 @@ def run_model(
         items = [(None, item) for item in returned]
     else:
         items = [(None, returned)]
-    if outputs is not None and len(items) != len(outputs):
+    if shapes is not None and len(items) != len(shapes):
         raise UsageError(
-            f"The model returned {len(items)} outputs for one batch and {len(outputs)} for another"
+            f"The model returned {len(items)} outputs for one batch and {len(shapes)} for another"
         )
     return [
-        (key, _array(item, rows, outputs[i].shape if outputs else None, model.squeezes))
+        (key, _array(item, rows, shapes[i] if shapes else None, model.squeezes))
         for i, (key, item) in enumerate(items)
     ]
 
@@ -398,27 +384,58 @@ def _array(item, rows, shape, squeezes) -> np.ndarray:
 # -- the task -----------------------------------------------------------------------------------
 
 
+def predict_rows(
+    model: Ready,
+    rows: int,
+    batch_size: int,
+    take: Callable[[int, int], list],
+    shapes: Sequence[tuple[int, ...]] | None = None,
+) -> list[tuple[str | None, np.ndarray]]:
+    """Predict rows batch by batch.
+
+    Parameters
+    ----------
+    model : Ready
+    rows, batch_size : int
+    take : callable
+        ``take(start, count)`` gives the columns of so many rows. Without `shapes` it may be asked
+        for one more than there are.
+    shapes : sequence of tuple of int, optional
+        Of a row of every output, where they are known.
+
+    Returns
+    -------
+    list of (key, ndarray)
+        The outputs for all rows; none without rows.
+    """
+    pieces = []
+    for low in range(0, rows, batch_size):
+        count = min(batch_size, rows - low)
+        # a model that squeezes its output hides the dimension of a single row: it gets two
+        asked = count if shapes is not None else max(count, 2)
+        outputs = run_model(model, take(low, asked), asked, shapes)
+        pieces.append([(key, array[:count]) for key, array in outputs])
+    return [
+        (parts[0][0], np.concatenate([array for _, array in parts]))
+        for parts in zip(*pieces, strict=True)
+    ]
+
+
 def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size):
     def task(batches):
         import pyarrow as pa
 
         with model_of_task() as model:
             for batch in batches:
-                arrays = _predict(model, specs, batch.select(inputs), columns, batch_size)
+                features = batch.select(inputs)
+
+                def take(start, count, features=features):
+                    return decode_columns(specs, features.slice(start, count))
+
+                outputs = predict_rows(model, batch.num_rows, batch_size, take, columns.shapes)
+                arrays = [array for _, array in outputs]
+                arrays = arrays or [np.empty((0, *s), np.float32) for s in columns.shapes]
                 made = [*batch.select(kept).columns, *columns.arrow(arrays)]
                 yield pa.RecordBatch.from_arrays(made, [*kept, *columns.places])
 
     return task
-
-
-def _predict(model, specs, batch, columns, batch_size):
-    """Every output for all rows of an Arrow batch."""
-    pieces = []
-    for low in range(0, batch.num_rows, batch_size):
-        part = batch.slice(low, batch_size)
-        ready = decode_columns(specs, part)
-        returned = run_model(model, ready, part.num_rows, columns.outputs)
-        pieces.append([array for _, array in returned])
-    if not pieces:
-        return [np.empty((0, *o.shape), np.float32) for o in columns.outputs]
-    return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]

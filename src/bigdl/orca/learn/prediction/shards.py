@@ -7,7 +7,7 @@ Arrays and pandas frames of the driver are cut in shards, and their predictions 
 
 from __future__ import annotations
 
-import itertools
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from bigdl.orca.learn.prediction.dataframe import (
     PredictOptions,
     chosen_outputs,
     predict_dataframe,
-    run_model,
+    predict_rows,
 )
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import float_dtype
@@ -96,10 +96,17 @@ def _predict_frame(frame, predict, cluster):
 
 def checked_arrays(data, named: bool) -> tuple[dict, int]:
     """The model's inputs among arrays in the driver's memory, and how many rows they have."""
+    from bigdl.orca.data.xshards.shards import arrays_of
+
     if not named and not isinstance(data, dict):
         data = {"x": data}
     data = {key: value for key, value in data.items() if named or key == "x"}
-    arrays = list(_arrays_of(data))
+    arrays = list(arrays_of(data))
+    for array in arrays:
+        if not isinstance(array, np.ndarray) or not array.ndim:
+            raise UsageError(
+                f"predict takes numpy arrays with rows, got {type(array).__name__} among them"
+            )
     sizes = [len(array) for array in arrays]
     if len(set(sizes)) != 1:
         raise UsageError(f"The arrays must be of equal numbers of rows, they have {sizes}")
@@ -107,20 +114,22 @@ def checked_arrays(data, named: bool) -> tuple[dict, int]:
 
 
 def _predict_arrays(data, predict, cluster, named):
+    from bigdl.orca.data.xshards.shards import map_arrays
+
     data, rows = checked_arrays(data, named)
-    shards = [_rows(data, low, high) for low, high in _cut(rows, cluster)]
-    found = [
+    shards = [map_arrays(data, operator.itemgetter(slice(*ends))) for ends in _cut(rows, cluster)]
+    predicted = [
         {key: value for key, value in shard.items() if key not in data}
         for shard in _run(shards, predict, cluster)
     ]
-    joined = {key: _joined([shard[key] for shard in found]) for key in found[0]}
+    joined = {key: _joined([shard[key] for shard in predicted]) for key in predicted[0]}
     return joined["prediction"] if list(joined) == ["prediction"] else joined
 
 
 def _cut(rows, cluster):
-    parts = max(1, min(rows, cluster.slots()))
-    ends = [i * rows // parts for i in range(parts + 1)]
-    return list(itertools.pairwise(ends))
+    from bigdl.orca.data.xshards.shards import even_cut
+
+    return even_cut(rows, max(1, min(rows, cluster.slots())))
 
 
 def _run(shards, predict, cluster):
@@ -132,28 +141,11 @@ def _run(shards, predict, cluster):
         except UsageError as error:
             return [(str(error), None)]
 
-    found = cluster.map_shards(attempt, shards)
-    for message, _ in found:
+    results = cluster.map_shards(attempt, shards)
+    for message, _ in results:
         if message is not None:
             raise UsageError(message)
-    return [shard for _, shard in found]
-
-
-def _arrays_of(data):
-    from bigdl.orca.data.xshards.shards import arrays_of
-
-    for array in arrays_of(data):
-        if not isinstance(array, np.ndarray) or not array.ndim:
-            raise UsageError(
-                f"predict takes numpy arrays with rows, got {type(array).__name__} among them"
-            )
-        yield array
-
-
-def _rows(data, low, high):
-    from bigdl.orca.data.xshards.shards import map_arrays
-
-    return map_arrays(data, lambda array: array[low:high])
+    return [shard for _, shard in results]
 
 
 def _joined(pieces):
@@ -179,26 +171,15 @@ def predictor(
                     columns = columns_of(shard, names, None, with_labels=False, **dtypes)
                 except SourceError as error:
                     raise UsageError(str(error)) from None
-                outputs = _outputs(model, columns, options.batch_size)
+                rows = len(columns[0][2])
+
+                def take(start, count, columns=columns, rows=rows):
+                    return rows_of_columns(columns, np.arange(start, start + count) % rows)
+
+                outputs = predict_rows(model, rows, options.batch_size, take)
                 yield _with_outputs(shard, outputs, options.output_cols)
 
     return predict
-
-
-def _outputs(model, columns, batch_size):
-    """Pairs of key and output for all rows of a shard."""
-    rows = len(columns[0][2])
-    pieces = []
-    for low in range(0, rows, batch_size):
-        high = min(low + batch_size, rows)
-        # a model that squeezes its output hides the dimension of a single row: it gets two
-        index = np.arange(low, high) if high - low > 1 else np.array([low, low])
-        returned = run_model(model, rows_of_columns(columns, index), len(index))
-        pieces.append([(key, array[: high - low]) for key, array in returned])
-    return [
-        (parts[0][0], np.concatenate([array for _, array in parts]))
-        for parts in zip(*pieces, strict=True)
-    ]
 
 
 def rows_of_columns(columns: list, index) -> list:

@@ -65,7 +65,7 @@ class Shipped:
     broadcast : pyspark.Broadcast
     """
 
-    def __init__(self, model: Shippable, sc, origin: tuple = ()):
+    def __init__(self, model: Shippable, sc, origin: tuple):
         import cloudpickle
 
         self._origin = sc, *origin
@@ -107,12 +107,29 @@ class Shipped:
             return _load(self.broadcast.value, torch.device("cpu"))
 
 
-def digest_of(*pieces: bytes) -> str:
-    """SHA-256, in hexadecimal, of bytes one after the other."""
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
+def shipped_of(
+    make: Callable[[], Shippable], previous: Shipped | None, sc: Any, *origin: Any
+) -> Shipped:
+    """Broadcast a model, unless it is what was broadcast last.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the model.
+    previous : Shipped, optional
+        What was broadcast last.
+    sc : pyspark.SparkContext
+    *origin
+        What the model is made of: texts, whole numbers, and objects that are compared by identity.
+    """
+    if previous is not None and previous.is_of(sc, *origin):
+        return previous
+    return Shipped(make(), sc, origin)
+
+
+def digest_of(data: bytes) -> str:
+    """SHA-256 of bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
 
 
 @contextlib.contextmanager

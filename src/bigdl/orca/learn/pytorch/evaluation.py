@@ -242,6 +242,8 @@ class EvaluationSettings:
     ----------
     batch_size : int
         Rows of a batch over all workers together.
+    feature_cols, label_cols : sequence of str or None
+        With `weighted` the last label column holds the weights of the rows.
     num_steps : int, optional
         Batches of each worker at most.
     per_worker : bool
@@ -249,15 +251,27 @@ class EvaluationSettings:
     precision : str
         ``"fp32"`` or ``"bf16"``.
     weighted : bool
-        True if the last label column holds the weights of the rows.
     """
 
     batch_size: int
+    feature_cols: Sequence[str] | None
+    label_cols: Sequence[str] | None
     metrics: Sequence[Any] = ()
     num_steps: int | None = None
     per_worker: bool = False
     precision: str = "fp32"
     weighted: bool = False
+
+    def forward_pass(self, built: Built) -> ForwardPass:
+        """Return the forward pass of a model on the batches."""
+        columns = BatchColumns(self.feature_cols, self.label_cols)
+        return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)
+
+    def open_batches(self, shard: Any, worker: Any, config: dict) -> BatchSource:
+        """Open the source of batches over a shard."""
+        return open_batches(
+            shard, self.feature_cols, self.label_cols, worker, config, self.batch_size
+        )
 
 
 @dataclass
@@ -314,8 +328,8 @@ def evaluate_shard(
         }
         if settings.per_worker:
             evaluation["workers"] = [_figures([w], measures, with_loss) for w in workers]
-    found = sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
-    return json.loads(cast("bytes", found))
+    shared = sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
+    return json.loads(cast("bytes", shared))
 
 
 def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally:
@@ -396,38 +410,24 @@ class EvaluateProgram:
 
     parts: ModelParts
     settings: EvaluationSettings
-    feature_cols: Sequence[str]
-    label_cols: Sequence[str]
     callbacks: Sequence[Any]
     sync: Any  # class of the GradientSync
 
     def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
-        built = self.parts.build(training=False)
-        sync = self.sync(worker)
+        settings, config = self.settings, self.parts.config
+        built, sync = self.parts.build(training=False), self.sync(worker)
         sync.start()
         load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))
-        runner = Runner(worker, self.parts.config, self.callbacks)
+        runner = Runner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
         runner._take(built)
-        data = open_batches(
-            worker.shard,
-            self.feature_cols,
-            self.label_cols,
-            worker,
-            self.parts.config,
-            self.settings.batch_size,
-        )
-        runner.val_loader = WorkerBatches(data, self.settings.batch_size // runner.size)
-        forward_pass = forward_for(
-            built.model,
-            built.criterion,
-            weighted=self.settings.weighted,
-            columns=BatchColumns(self.feature_cols, self.label_cols),
-        )
+        data = settings.open_batches(worker.shard, worker, config)
+        runner.val_loader = WorkerBatches(data, settings.batch_size // runner.size)
+        forward_pass = settings.forward_pass(built)
         runner.call("before_val_epoch")
-        evaluation = evaluate_shard(runner, forward_pass, data, sync, self.settings)
+        evaluation = evaluate_shard(runner, forward_pass, data, sync, settings)
         runner.epoch_stats = runner.metrics_stats = evaluation["figures"]
         runner.call("after_val_epoch")
         return evaluation

@@ -24,19 +24,13 @@ from bigdl.orca.learn.pytorch.evaluation import (
     WorkerBatches,
     evaluate_shard,
 )
-from bigdl.orca.learn.pytorch.forward import BatchColumns, counts_unevenly, forward_for
+from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.training.batches import (
-    BatchLayout,
-    all_gather_json,
-    open_batches,
-    plan_batches,
-    shuffle_memory,
-)
-from bigdl.training.checkpoint import BackgroundWriter, CheckpointManager
+from bigdl.training.batches import BatchLayout, plan_batches, shuffle_memory
+from bigdl.training.checkpoint import CheckpointManager
 from bigdl.training.figures import LossRule, score_of, validation_names
-from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop, open_run_directory
+from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop
 from bigdl.training.state import (
     RunningState,
     capture_rng,
@@ -53,10 +47,8 @@ from bigdl.training.state import (
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.orca.learn.pytorch.forward import ForwardPass
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
-    from bigdl.training.batches import BatchSource
 
 
 @dataclass(frozen=True)
@@ -85,11 +77,11 @@ class Clipping:
                     if parameter.grad is not None:
                         _values(parameter).clamp_(self.minimum, self.maximum)
         if self.norm is not None:
-            found = [_values(p) for p in parameters if p.grad is not None]
-            total = torch.nn.utils.get_total_norm(found)
+            gradients = [_values(p) for p in parameters if p.grad is not None]
+            total = torch.nn.utils.get_total_norm(gradients)
+            scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
             with torch.no_grad():
-                scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
-                for gradient in found:
+                for gradient in gradients:
                     gradient.mul_(scale)
 
 
@@ -243,31 +235,16 @@ class FitSettings(EvaluationSettings, RunSettings):
 
     Attributes
     ----------
-    label_cols : sequence of str
-        With `weight_col` its column is the last one.
     accumulate : int
         Batches of one update.
     summary : bool
         True if loss, learning rate and throughput of every step are recorded.
     """
 
-    feature_cols: Sequence[str]
-    label_cols: Sequence[str]
     callbacks: Sequence[Any] = ()
     clipping: Clipping = field(default_factory=Clipping)
     accumulate: int = 1
     summary: bool = False
-
-    def forward_pass(self, built: Built) -> ForwardPass:
-        """Return the forward pass of a model on batches of the fit."""
-        columns = BatchColumns(self.feature_cols, self.label_cols)
-        return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)
-
-    def open_batches(self, shard: Any, worker: Any, config: dict) -> BatchSource:
-        """Open the source of batches over a shard."""
-        return open_batches(
-            shard, self.feature_cols, self.label_cols, worker, config, self.batch_size
-        )
 
 
 class Buffers(RunningState):
@@ -374,8 +351,8 @@ class TorchEpochs(Runner, FitLoop):
 class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
-    _is_uneven: bool
-    _data: BatchSource
+    _manager = TorchCheckpointManager
+    _checkpoints: TorchCheckpointManager
 
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
@@ -398,26 +375,14 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         )
         seed_everything(settings.seed, self.rank + 1)
 
-        writer = BackgroundWriter()
-        worker.at_exit(writer.wait)  # after the sync has stopped: a peer may wait for it
-        sync.start()
+        self._start(worker, sync)
         self.device = device_of(worker, sync)
         move(built, self.device)
         self._precision = precision_of(settings.precision, self.device)
-        batches, inputs = self._prepare_data()
-        self._is_uneven = self._is_uneven or settings.weighted
+        batches = self._prepare_data()
         self._buffers = Buffers(self.model, sync)
         self.summary = StepSummary() if settings.summary else None
-        self._checkpoints = TorchCheckpointManager(
-            worker,
-            sync,
-            built,
-            self._buffers,
-            batches,
-            open_run_directory(settings, worker, self.rank),
-            inputs,
-            writer=writer,
-        )
+        self._open_checkpoints(built, self._buffers, batches)
         self._checkpoints.summary = self.summary
         self.position, self._sums = self._checkpoints.restore()
         self.first_epoch = settings.goal.first
@@ -560,33 +525,26 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> tuple[BatchLayout, list | None]:
-        settings, shards = self.settings, self.worker.shards
-        train, validation = shards["data"], shards.get("validation")
-        self._data = settings.open_batches(train, self.worker, self.config)
-        self._validation = None
-        if validation is not None:
-            self._validation = settings.open_batches(validation, self.worker, self.config)
+    def _prepare_data(self) -> BatchLayout:
+        settings, criterion = self.settings, self.criterion
+        sources = {
+            name: settings.open_batches(shard, self.worker, self.config)
+            for name, shard in self.worker.shards.items()
+        }
+        self._data, self._validation = sources["data"], sources.get("validation")
         window = self._data.window(shuffle_memory(self.config, self.worker.threads))
         described = {
             **self._data.facts(window),
             "validation": 1 if self._validation is None else self._validation.rows,
-            "types": None if self._data.inputs is None else [self._data.inputs, self._data.targets],
-            "uneven": counts_unevenly(self.criterion)
-            and (
-                self.criterion.weight is not None
-                or self._data.has_label(self.criterion.ignore_index)
-            ),
+            "uneven": counts_unevenly(criterion)
+            and (criterion.weight is not None or self._data.has_label(criterion.ignore_index)),
         }
-        workers = all_gather_json(self.sync, described)
+        workers = self._exchange(described)
         self._plan, batches = plan_batches(settings, workers)
-        if not sum(e["validation"] for e in workers):
-            raise UsageError("The validation data has no rows")
-        self._is_uneven = any(e["uneven"] for e in workers)
-        inputs, targets = next((e["types"] for e in workers if e["types"]), (None, None))
+        self._is_uneven = settings.weighted or any(each["uneven"] for each in workers)
         if self._validation is not None:
-            self._validation.take_types(inputs, targets, self._data)
-        return batches, inputs
+            self._validation.take_types(self._types, self._data)
+        return batches
 
     def _order(self):
         settings, plan = self.settings, copy.copy(self._plan)

@@ -324,26 +324,23 @@ Ray also RayXShards or a ray.data.Dataset
         callbacks = as_callbacks(callbacks)
         self._need_model()
         check_counts(num_steps=num_steps)
+        check_positive("batch_size", batch_size)
+        if weight_col is not None:
+            label_cols = with_weight(label_cols, weight_col)
+            check_weighted(self._parts.loss, metrics)
+        feed = self._feed(data, feature_cols, label_cols, self._parts.config)
         settings = EvaluationSettings(
-            check_positive("batch_size", batch_size),
+            batch_size,
+            feed.feature_cols,
+            feed.label_cols,
             metrics,
             num_steps,
             per_worker=not reduce_results,
             precision=self._precision,
             weighted=weight_col is not None,
         )
-        if weight_col is not None:
-            label_cols = with_weight(label_cols, weight_col)
-            check_weighted(self._parts.loss, metrics)
-        feed = self._feed(data, feature_cols, label_cols, self._parts.config)
-        program = EvaluateProgram(
-            dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None),
-            settings,
-            feed.feature_cols,
-            feed.label_cols,
-            callbacks,
-            self._sync,
-        )
+        parts = dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None)
+        program = EvaluateProgram(parts, settings, callbacks, self._sync)
         evaluation = self._run_evaluation(program, feed, max_failures)
         if evaluation is None:
             nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(names)}
@@ -417,39 +414,30 @@ RayXShards or a ray.data.Dataset
             parts = predicting_parts(parts, cast("MainCallback", main))
 
         def ship_model(data, names, cluster, inputs):
-            from bigdl.orca.learn.pytorch.prediction import ship
+            from bigdl.orca.learn.prediction.shipping import digest_of, shipped_of
+            from bigdl.orca.learn.pytorch.accelerated import Acceleration, sample_of
+            from bigdl.orca.learn.pytorch.prediction import TorchSnapshot
 
-            weights = self._training.weights(self._parts)
+            weights, sc = self._training.weights(self._parts), cluster.broadcaster
+            origin = parts, digest_of(weights)
+
+            def snapshot():
+                return TorchSnapshot.of(parts, weights, self._precision)
+
             if accelerate is not None:
-                from bigdl.orca.learn.pytorch.accelerated import sample_of
-
-                sample = sample_of(data, self._parts.config, names, cluster)
+                sample = sample_of(data, self._parts.config, names)
                 if sample is not None:  # there are rows
-                    return self._ship_fast(accelerate, sample, weights, batch_size, cluster)
-            self._shipped = ship(
-                parts, weights, cluster.broadcaster, self._precision, self._shipped
-            )
+                    threads = cluster.threads_per_task
+                    fast = Acceleration(accelerate, sample, batch_size, threads)
+                    self._shipped_fast = shipped_of(
+                        lambda: fast.of(snapshot()), self._shipped_fast, sc, *origin, *fast.origin
+                    )
+                    return self._shipped_fast, sample.leaves
+            self._shipped = shipped_of(snapshot, self._shipped, sc, *origin)
             return self._shipped, inputs
 
         config = self._parts.config
         return self._predict(data, config, feature_cols, batch_size, output_cols, ship_model)
-
-    def _ship_fast(self, accelerate, sample, weights, batch_size, cluster) -> tuple[Shipped, list]:
-        """Return the accelerated model to ship, and the types of its inputs."""
-        from bigdl.orca.learn.pytorch.accelerated import ship_accelerated
-
-        self._shipped_fast = ship_accelerated(
-            accelerate,
-            sample,
-            self._parts,
-            weights,
-            precision=self._precision,
-            batch_size=batch_size,
-            threads=cluster.threads_per_task,
-            sc=cluster.broadcaster,
-            previous=self._shipped_fast,
-        )
-        return self._shipped_fast, sample.leaves
 
     # -- the model and its files -------------------------------------------------------------
 

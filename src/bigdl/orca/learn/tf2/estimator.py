@@ -22,7 +22,7 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.layer_fit.figures import PHASES
-from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
+from bigdl.orca.learn.prediction.shipping import digest_of, shipped_of
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, KerasTraining
 from bigdl.runtime.shards.texts import with_texts
@@ -460,12 +460,15 @@ RayXShards or a ray.data.Dataset
                 "The model has no weights yet, since it does not know the shape of its input; fit "
                 "or load it first, or give it an Input"
             )
-        sc = cluster.broadcaster
-        origin = self._parts, digest_of(weights, repr((names, threads)).encode())
-        if self._shipped is None or not self._shipped.is_of(sc, *origin):
-            packed = Packed.of(self._parts)
-            snapshot = KerasSnapshot(packed, weights, names, self._parts.config, threads)
-            self._shipped = Shipped(snapshot, sc, origin)
+        parts = self._parts
+        self._shipped = shipped_of(
+            lambda: KerasSnapshot(Packed.of(parts), weights, names, parts.config, threads),
+            self._shipped,
+            cluster.broadcaster,
+            parts,
+            digest_of(weights),
+            repr((names, threads)),
+        )
         return self._shipped, inputs
 
     def _kind_of(self, data):
