@@ -19,9 +19,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import posixpath
 import re
 import secrets
+import tempfile
 import threading
 import time
 import zlib
@@ -307,6 +309,34 @@ def remove_file(url: str) -> None:
     fs, path = _open(url)
     if fs.isfile(path):
         fs.rm_file(path)
+
+
+class RemoteFolder:
+    """A local folder whose files go to a URL.
+
+    Parameters
+    ----------
+    url : str
+    """
+
+    def __init__(self, url: str):
+        self._fs, self._root = _open(url)
+        self._folder = tempfile.TemporaryDirectory(prefix="callback-")
+        self._times: dict[str, int] = {}  # when what was uploaded had been changed
+        self.path = self._folder.name
+
+    def upload(self) -> None:
+        """Upload the files that are new or have changed."""
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                local = os.path.join(folder, name)
+                changed = os.stat(local).st_mtime_ns
+                if self._times.get(local) == changed:
+                    continue
+                self._times[local] = changed
+                target = posixpath.join(self._root, os.path.relpath(local, self.path))
+                self._fs.makedirs(posixpath.dirname(target), exist_ok=True)
+                self._fs.put_file(local, target)
 
 
 class BackgroundWriter:

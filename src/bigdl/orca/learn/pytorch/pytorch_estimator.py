@@ -34,16 +34,9 @@ from bigdl.orca.learn.pytorch.parts import (
     read_model,
     snapshot_of,
 )
-from bigdl.orca.learn.pytorch.summaries import (
-    EventFiles,
-    train_summaries,
-    validation_summary,
-)
-from bigdl.training.checkpoint import (
-    find_checkpoint,
-    write_bytes,
-)
-from bigdl.training.figures import as_returned, epoch_as_returned
+from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
+from bigdl.training.checkpoint import find_checkpoint, write_bytes
+from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
 from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.state import dumps, isolated_rng, loads
@@ -626,7 +619,7 @@ RayXShards or a ray.data.Dataset
         """
         if self._events is None:
             raise UsageError("Steps are not recorded; call set_tensorboard before fit")
-        summaries = train_summaries(self._recorded("summary.pt"))
+        summaries = summaries_of(self._recorded("summary.pt"), TRAIN_TAGS)
         groups = self._recorded("phases.pt")
         if groups:
             from bigdl.orca.learn.layer_fit.figures import phase_summaries
