@@ -181,7 +181,6 @@ class _TensorFlowSteps(Steps):
 
     def __init__(self, model: Any):
         super().__init__(model)
-        self._functions: dict[str, Any] = {}
         self._traced: dict[tuple, Callable] = {}
 
     def train(self, batch):
@@ -201,23 +200,16 @@ class _TensorFlowSteps(Steps):
     def _run(self, name, batch):
         import tensorflow as tf
 
-        batch = tf.nest.map_structure(_tf_tensor, batch)
+        batch, step = tf.nest.map_structure(_tf_tensor, batch), getattr(self._model, name)
         if self._model.run_eagerly:
-            return getattr(self._model, name)(batch)
-        return self._trace(name, batch)(batch)
-
-    def _trace(self, name, batch):
-        import tensorflow as tf
-
+            return step(batch)
         specs = tf.nest.map_structure(_any_rows, batch)
         key = name, repr(specs)
         if key not in self._traced:
-            if name not in self._functions:
-                step = tf.autograph.experimental.do_not_convert(getattr(self._model, name))
-                # XLA would compile again for every number of rows
-                self._functions[name] = tf.function(lambda data: step(data), jit_compile=False)
-            self._traced[key] = self._functions[name].get_concrete_function(specs)
-        return self._traced[key]
+            # XLA would compile again for every number of rows
+            function = tf.function(lambda data: step(data), autograph=False, jit_compile=False)
+            self._traced[key] = function.get_concrete_function(specs)
+        return self._traced[key](batch)
 
 
 class _JaxSteps(Steps):
