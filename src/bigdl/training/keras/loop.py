@@ -20,7 +20,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
-from bigdl.training.batches import BatchLayout, all_gather_json
+from bigdl.training.batches import all_gather_json
 from bigdl.training.figures import score_of
 from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
@@ -35,15 +35,20 @@ from bigdl.training.keras.data import (
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
 from bigdl.training.keras.state import (
-    KerasCheckpoints,
     array_of,
+    dump_optimizers,
+    dump_weights,
     form_of,
     kept_values,
     merge_metrics,
+    put_optimizers,
     put_weights,
+    seed_states,
+    set_values,
     values_of,
 )
 from bigdl.training.position import Position
+from bigdl.training.state import capture_rng, restore_rng
 
 
 @dataclass
@@ -160,10 +165,11 @@ class KerasEpochs(FitLoop):
 
 
 class KerasLoop(KerasEpochs, WorkerLoop):
-    """One worker's part of a fit."""
+    """One worker's part of a fit.
 
-    _manager = KerasCheckpoints
-    _checkpoints: KerasCheckpoints
+    Random numbers (also those of layers) and the metrics of an epoch that is not finished are kept
+    of every rank, the counters of callbacks of rank 0.
+    """
 
     def __init__(
         self,
@@ -185,36 +191,35 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         self._steps = WorkerSteps(self.model, sync, settings.batch_size or 0)
         self._start(worker, sync)
         seed_keras(settings.seed)  # a dataset that shuffles does so alike on all ranks
-        batches = self._prepare_data()
+        self._prepare_data()
         seed_keras(settings.seed, self.rank + 1)
         self._steps.attach()
         self._initial_metrics = values_of(self.model.metrics_variables)
-        self._open_checkpoints(self.model, self._steps.running, batches)
-        self._checkpoints.example = form_of(self._zero_row[0])
-        self.position, self._sums = self._checkpoints.restore()
-        window = (self._checkpoints.windows or [0] * self.size)[self.rank]
-        self._data.start(self._assembly, settings, self.rank, window)
-        self._parts: Iterator[Part] | None = None
+        self._running = self._steps.running
         self._epoch_steps = settings.steps_per_epoch or self._data.steps
-        self._callbacks = self._checkpoints.callbacks = self._open_callbacks(
+        self._callbacks = self._open_callbacks(
             callbacks,
             epochs=settings.initial_epoch + (settings.goal.epochs or 0) - settings.goal.first,
             steps=self._epoch_steps,
             verbose=settings.verbose,
         )
+        self._restore()
+        window = (self._batches.windows or [0] * self.size)[self.rank]
+        self._data.start(self._assembly, settings, self.rank, window)
+        self._parts: Iterator[Part] | None = None
 
     # -- the fit -------------------------------------------------------------------------------
 
     def fit(self) -> dict:
         """Train to the end; rank 0 returns where the final state is."""
-        self._begin_fit(self._checkpoints.callback_numbers)
+        self._begin_fit(self._callback_numbers)
         while not self._is_over():
             self._epoch()
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
         self._callbacks.list.on_train_end()
         if not self._callbacks.is_empty or getattr(self.model.optimizer, "use_ema", False):
-            self._checkpoints.expect_changes()
+            self._saved = None  # the weights may have changed since
         return self._finish()
 
     def _train_epoch(self, number):
@@ -222,7 +227,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             self.model.reset_metrics()
         is_whole, logs = self._train_batches()
         if is_whole:
-            self._steps.running.merge()
+            self._running.merge()
         with kept_values(self.model.metrics_variables):  # the epoch may go on
             entry = self._entry(logs)
             if self._validation is not None and self.settings.validates_after(number + 1):
@@ -274,7 +279,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             self.size,
             settings.num_steps,
         )
-        with self._steps.running.merged():
+        with self._running.merged():
             figures = evaluate_batches(
                 self.model, self._steps, batches, self.sync, self._callbacks.list
             )
@@ -292,6 +297,36 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             votes = self.sync.all_gather([float(self.model.stop_training)])
             self.model.stop_training = any(vote[0] for vote in votes)
         return self.model.stop_training
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def _facts(self):
+        return {**super()._facts(), "example": form_of(self._zero_row[0])}
+
+    def _shared(self):
+        return {
+            "model.pt": dump_weights(self.model),
+            "optimizer.pt": dump_optimizers(self.model),
+            "callbacks.json": self._callbacks.numbers().encode(),
+        }
+
+    def _put_shared(self, files):
+        put_weights(self.model, files["model.pt"])
+        if "optimizer.pt" in files:
+            put_optimizers(self.model, files["optimizer.pt"])
+        self._callback_numbers = files.get("callbacks.json", b"").decode()
+
+    def _own(self):
+        return {
+            "rng": capture_rng(),
+            "seeds": values_of(seed_states(self.model)),
+            "metrics": values_of(self.model.metrics_variables),
+        }
+
+    def _put_own(self, state):
+        restore_rng(state["rng"])
+        set_values(seed_states(self.model), state["seeds"])
+        set_values(self.model.metrics_variables, state["metrics"])
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -314,19 +349,13 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             step_s=fetch_s + step_s,
         )
         self._callbacks.list.on_train_batch_end(number, figures)
-        goal = self.settings.goal
-        self.worker.progress(
-            epoch=position.epoch - goal.first,
-            epochs=(goal.epochs or 0) - goal.first,
-            step=position.step,
-            steps=self._epoch_steps or position.step,
-            loss=figures.get("loss"),
-        )
+        epochs, steps = self.settings.goal.epochs or 0, self._epoch_steps or position.step
+        self._report(epochs, steps, figures.get("loss"))
         return logs
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> BatchLayout:
+    def _prepare_data(self) -> None:
         settings, columns = self.settings, self.settings.validation
         shards = self.worker.shards
         self._data = self._open(shards["data"])
@@ -337,13 +366,12 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             check_end(self._validation, "validation", "validation_steps", columns.num_steps)
             rows = self._validation.known["rows"]
         everyone = self._exchange({**self._data.known, "validation": rows})
-        batches = self._data.plan(settings, everyone)
+        self._batches = self._data.plan(settings, everyone)
         self._assembly = columns.assembly(self.model, settings.class_weight)
         self._zero_row = self._data.example(self._types, self._assembly)
         build_for(self.model, self._zero_row)
         if self._validation is not None:
             self._validation.take_types(self._types, self._data)
-        return batches
 
     # -- hooks for another home of rows and callbacks ------------------------------------------
 

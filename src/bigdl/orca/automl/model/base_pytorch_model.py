@@ -137,7 +137,7 @@ class _TorchTrial(TorchLoop, Model):
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self.position = Position.of(state["position"])
-        self._buffers = Buffers(self.model, self.sync)
+        self._running = Buffers(self.model, self.sync)
 
 
 class _Predictions(TorchMetric):

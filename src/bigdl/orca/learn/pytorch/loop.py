@@ -27,8 +27,7 @@ from bigdl.orca.learn.pytorch.evaluation import (
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.training.batches import BatchLayout, plan_batches, shuffle_memory
-from bigdl.training.checkpoint import CheckpointManager
+from bigdl.training.batches import plan_batches, shuffle_memory
 from bigdl.training.figures import LossRule, score_of, validation_names
 from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop
 from bigdl.training.state import (
@@ -260,37 +259,6 @@ class Buffers(RunningState):
             buffer.copy_(value)
 
 
-class TorchCheckpointManager(CheckpointManager):
-    """:class:`~bigdl.training.checkpoint.CheckpointManager` for the parts of a PyTorch training.
-
-    Every rank's own are its random numbers.
-    """
-
-    _built: Built
-    #: of the loop, if steps are recorded
-    summary: StepSummary | None = None
-
-    def _initial(self):
-        return {"model.pt": dumps(self._built.model.state_dict())}
-
-    def _shared(self):
-        files = self._built.files()
-        if self.summary is not None:
-            files["summary.pt"] = self.summary.dump()
-        return files
-
-    def _put_shared(self, files):
-        self._built.load(files)
-        if self.summary is not None and "summary.pt" in files:
-            self.summary.load(files["summary.pt"])
-
-    def _own(self):
-        return capture_rng()
-
-    def _put_own(self, state):
-        restore_rng(state)
-
-
 class TorchEpochs(Runner, FitLoop):
     """Epochs of a PyTorch fit: hooks, validation and figures around steps that a subclass makes."""
 
@@ -351,9 +319,6 @@ class TorchEpochs(Runner, FitLoop):
 class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
-    _manager = TorchCheckpointManager
-    _checkpoints: TorchCheckpointManager
-
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
     ):
@@ -379,12 +344,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self.device = device_of(worker, sync)
         move(built, self.device)
         self._precision = precision_of(settings.precision, self.device)
-        batches = self._prepare_data()
-        self._buffers = Buffers(self.model, sync)
+        self._prepare_data()
+        self._running = Buffers(self.model, sync)
         self.summary = StepSummary() if settings.summary else None
-        self._open_checkpoints(built, self._buffers, batches)
-        self._checkpoints.summary = self.summary
-        self.position, self._sums = self._checkpoints.restore()
+        self._restore()
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(
             self.position, self._plan.steps, settings.accumulate
@@ -417,7 +380,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     def _epoch_figures(self) -> dict | None:
         if self.position.step == self._plan.steps:
-            self._buffers.merge()
+            self._running.merge()
         figures = self._sums.reduce(self.sync)
         if figures is not None:
             figures["profile"]["ended_at"] = time.time()
@@ -425,11 +388,30 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     def _evaluate(self) -> dict:
         data = self._validation
-        with self._buffers.merged():
+        with self._running.merged():
             return evaluate_shard(self, self._forward_pass, data, self.sync, self.settings)
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
-        return self._buffers.merged()
+        return self._running.merged()
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def _shared(self):
+        files = self._built.files()
+        if self.summary is not None:
+            files["summary.pt"] = self.summary.dump()
+        return files
+
+    def _put_shared(self, files):
+        self._built.load(files)
+        if self.summary is not None and "summary.pt" in files:
+            self.summary.load(files["summary.pt"])
+
+    def _own(self):
+        return capture_rng()
+
+    def _put_own(self, state):
+        restore_rng(state)
 
     def _is_over(self) -> bool:
         """Return True if the fit ends here; callbacks may stop it on any rank."""
@@ -462,7 +444,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         position.step += 1
         self.updated = self._backward(counted, total)
         computed = time.perf_counter()
-        self._buffers.rows += rows
+        self._running.rows += rows
         loss = self.loss.item() if counted and self.loss is not None else 0.0
         rule = LossRule(self.settings.weighted, self._forward_pass.sums)
         parts = rule.parts(loss, counted, total, rows, batch_rows)
@@ -481,13 +463,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             seconds = time.perf_counter() - started
             self.summary.add_batch(self, parts, batch_rows, seconds, self.updated)
         self.call("after_train_iter")
-        self.worker.progress(
-            epoch=position.epoch - self.settings.goal.first,
-            epochs=self.num_epochs - self.settings.goal.first,
-            step=position.step,
-            steps=self._plan.steps,
-            loss=self._sums.mean(),
-        )
+        self._report(self.num_epochs, self._plan.steps, self._sums.mean())
         return self.updated
 
     def _forward(self):
@@ -525,7 +501,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> BatchLayout:
+    def _prepare_data(self) -> None:
         settings, criterion = self.settings, self.criterion
         sources = {
             name: settings.open_batches(shard, self.worker, self.config)
@@ -540,11 +516,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             and (criterion.weight is not None or self._data.has_label(criterion.ignore_index)),
         }
         workers = self._exchange(described)
-        self._plan, batches = plan_batches(settings, workers)
+        self._plan, self._batches = plan_batches(settings, workers)
         self._is_uneven = settings.weighted or any(each["uneven"] for each in workers)
         if self._validation is not None:
             self._validation.take_types(self._types, self._data)
-        return batches
 
     def _order(self):
         settings, plan = self.settings, copy.copy(self._plan)
@@ -554,7 +529,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             settings.seed,
             self.epochs,
             self.rank,
-            self._checkpoints.windows[self.rank],
+            self._batches.windows[self.rank],
             lambda: (plan.batch(step, self.rank)[:2] for step in steps),
         )
 
