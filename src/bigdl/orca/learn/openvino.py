@@ -11,7 +11,6 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import kind_of, names_of
-from bigdl.orca.learn.estimator import BaseEstimator
 
 __all__ = [
     "Estimator",
@@ -198,7 +197,7 @@ def _refused(verb: str, advice: str = "OpenVINO does not train") -> Callable[...
     return refuse
 
 
-class OpenvinoEstimator(BaseEstimator):
+class OpenvinoEstimator:
     """A network of OpenVINO that predicts on Spark; made by :meth:`Estimator.from_openvino`."""
 
     def __init__(self, *, model_path: str):
@@ -216,7 +215,7 @@ class OpenvinoEstimator(BaseEstimator):
         self._network = Network.read(model_path)
         self._shipped = None
 
-    def predict(  # type: ignore[override]  # each framework has options of its own
+    def predict(
         self,
         data,
         feature_cols: str | Sequence[str] | None = None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numbers
 import resource
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -85,25 +85,40 @@ class KerasFitSettings(RunSettings):
 
 
 @dataclass
-class KerasFitProgram:
-    """A fit, as shipped to the workers.
+class KerasProgram(ABC):
+    """What the workers run, as it is shipped to them.
 
     Attributes
     ----------
     packed : Packed
         The parts of the model, and the callbacks.
+    config : dict
+    sync : type
+        Class of the GradientSync.
     """
 
     packed: Packed
     config: dict
-    settings: KerasFitSettings
-    sync: Any  # class of the GradientSync
+    sync: Any
 
     def __call__(self, worker: Worker) -> dict:
         parts, callbacks = self.packed.unpack(self.config, worker.threads)
         with tuned_allocator():
-            sync = self.sync(worker)
-            return KerasLoop(worker, sync, parts, self.settings, callbacks, self.config).fit()
+            return self._run(worker, self.sync(worker), parts, callbacks)
+
+    @abstractmethod
+    def _run(self, worker: Worker, sync: GradientSync, parts: Any, callbacks: list) -> dict:
+        """Compute in a worker."""
+
+
+@dataclass
+class KerasFitProgram(KerasProgram):
+    """A fit."""
+
+    settings: KerasFitSettings
+
+    def _run(self, worker, sync, parts, callbacks):
+        return KerasLoop(worker, sync, parts, self.settings, callbacks, self.config).fit()
 
 
 class KerasEpochs(FitLoop):
@@ -460,27 +475,13 @@ def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
-class EvaluateProgram:
-    """An evaluation, as shipped to the workers.
+class EvaluateProgram(KerasProgram):
+    """An evaluation, as shipped to the workers."""
 
-    Attributes
-    ----------
-    packed : Packed
-        The parts of the model, and the callbacks.
-    """
-
-    packed: Packed
-    config: dict
     settings: EvaluationSettings
     seed: int
-    sync: Any
 
-    def __call__(self, worker):
-        parts, callbacks = self.packed.unpack(self.config, worker.threads)
-        with tuned_allocator():
-            return self._evaluate(worker, self.sync(worker), parts, callbacks)
-
-    def _evaluate(self, worker, sync, parts, callbacks):
+    def _run(self, worker, sync, parts, callbacks):
         settings = self.settings
         seed_keras(self.seed)
         model = parts.build(training=True)

@@ -345,7 +345,7 @@ Ray also RayXShards or a ray.data.Dataset
 
     # -- predict -----------------------------------------------------------------------------
 
-    def predict(  # type: ignore[override]  # each framework has options of its own
+    def predict(
         self,
         data: Any,
         batch_size: int = 32,

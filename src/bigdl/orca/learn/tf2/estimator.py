@@ -401,13 +401,13 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             weight_col is not None,
         )
         packed = Packed.of(self._parts, callbacks)
-        program = EvaluateProgram(packed, config, settings, self._training.seed, self._sync)
+        program = EvaluateProgram(packed, config, self._sync, settings, self._training.seed)
         figures = self._run_evaluation(program, feed, max_failures)
         if figures is None:
             raise UsageError("The data to evaluate has no rows")
         return {f"validation_{name}": value for name, value in figures.items()}
 
-    def predict(  # type: ignore[override]  # each framework has options of its own
+    def predict(
         self,
         data: Any,
         batch_size: int | None = 32,

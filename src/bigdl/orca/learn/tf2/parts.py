@@ -203,7 +203,7 @@ class KerasTraining(Training):
 
     def _program(self, parts: tuple[Packed, dict], settings: RunSettings) -> KerasFitProgram:
         packed, config = parts
-        return KerasFitProgram(packed, config, cast("KerasFitSettings", settings), self._sync)
+        return KerasFitProgram(packed, config, self._sync, cast("KerasFitSettings", settings))
 
     def weights(self, parts: KerasParts) -> bytes:
         """Return the weights; before the first fit those that it would start from.
