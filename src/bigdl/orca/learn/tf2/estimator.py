@@ -270,7 +270,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             phases of a step.
         transport, group_size, compression, sampling, drop_stragglers, min_workers
             Of ``backend="bigdl"``: how a training goes through the parameter layer; see
-            :meth:`bigdl.orca.learn.pytorch.pytorch_estimator.PyTorchEstimator.fit`.
+            :meth:`bigdl.orca.learn.pytorch.PyTorchEstimator.fit`.
         **old
             Keywords of earlier releases.
 
