@@ -76,10 +76,15 @@ class EpochSums:
         """Figures of all workers, the same on every rank; None if nobody did anything."""
         return self.merged([EpochSums(*values) for values in sync.all_gather(self.values())])
 
+    @classmethod
+    def total(cls, everyone: Iterable[EpochSums]) -> EpochSums:
+        """Sums of workers with these sums."""
+        return cls(*map(sum, zip(*map(astuple, everyone), strict=True)))
+
     @staticmethod
     def merged(everyone: Sequence[EpochSums]) -> dict | None:
         """Figures of workers with these sums; None if none of them did anything."""
-        total = EpochSums(*map(sum, zip(*map(astuple, everyone), strict=True)))
+        total = EpochSums.total(everyone)
         if not total.rows:
             return None
         workers, batches = len(everyone), max(1.0, total.batches)

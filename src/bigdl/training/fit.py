@@ -229,7 +229,7 @@ class ProgressBar:
         if self._bar is None:
             from tqdm.auto import tqdm
 
-            self._bar = tqdm(desc="fit", unit="step", leave=True)
+            self._bar = tqdm(desc="fit", unit="step")
         bar = self._bar
         bar.total = progress["epochs"] * progress["steps"]
         bar.n = progress["epoch"] * progress["steps"] + progress["step"]
@@ -287,8 +287,7 @@ class Training(ABC):
 
     def take(self, snapshot: Snapshot) -> None:
         """Go on from a state that was loaded."""
-        self.snapshot = snapshot
-        self._seed = snapshot.manifest.get("seed", self._seed)
+        self._resume(snapshot)
         self._epochs, self._steps = self.position.counted, self.position.global_step
 
     # -- what a framework says -----------------------------------------------------------------
@@ -373,6 +372,7 @@ class Training(ABC):
                 )
             self._resume(snapshot)
             self._epochs = self._steps = 0
+            self._is_resumed = True
             return
         if self._model_dir is None:
             raise UsageError('resume="auto" needs model_dir= in Estimator.from_torch')
@@ -383,14 +383,13 @@ class Training(ABC):
             return
         name, snapshot = latest
         if self.snapshot is None or name > checkpoint_name(self.snapshot):
-            self._run = run
+            self._run, self._is_resumed = run, True
             self._resume(snapshot)
             logger.info("The training goes on from %s/%s", run.url, name)
 
     def _resume(self, snapshot):
         self.snapshot = snapshot
         self._seed = snapshot.manifest.get("seed", self._seed)
-        self._is_resumed = True
 
     def _choose_run(self) -> None:
         """A run's folder that holds nothing beyond the state to start from."""

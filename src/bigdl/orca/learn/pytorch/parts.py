@@ -346,24 +346,19 @@ def snapshot_of(state: dict) -> Snapshot:
 def _unpickle(path, data, is_trusted):
     import torch
 
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if not data.startswith((b"PK", b"\x80")):  # neither torch's archive nor a pickle
-            raise _damaged(path, "its content is something else") from error
-        if not is_trusted(data):
-            raise UsageError(
-                f"{path!r} holds more than weights (an entire module, perhaps); loading it can run "
-                "any code, so pass trust=True if you know where it comes from"
-            ) from error
-    except Exception as error:  # a damaged archive shows in many ways
-        raise _damaged(path, error) from error
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-    except Exception as error:  # whatever the code in it raises
-        raise _damaged(path, error) from error
-
-
-def _damaged(path, reason):
-    text = " ".join(str(reason).split())
-    return UsageError(f"{path!r} is not a file that torch can load: {text}")
+    for weights_only in (True, False):
+        try:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=weights_only)
+        except Exception as error:  # of a damaged archive, or what the code in a pickle raises
+            reason = " ".join(str(error).split())
+            if weights_only and isinstance(error, pickle.UnpicklingError):
+                if not data.startswith((b"PK", b"\x80")):  # neither torch's archive nor a pickle
+                    reason = "its content is something else"
+                elif is_trusted(data):
+                    continue
+                else:
+                    raise UsageError(
+                        f"{path!r} holds more than weights (an entire module, perhaps); loading it "
+                        "can run any code, so pass trust=True if you know where it comes from"
+                    ) from error
+            raise UsageError(f"{path!r} is not a file that torch can load: {reason}") from error
