@@ -613,11 +613,13 @@ def as_loader(loader: Any, config: dict, batch_size: int) -> DataLoader:
 _OPTIONS = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn")
 
 
+@dataclass
 class _Epoch:
     """The order of one epoch, and the batches that are being loaded ahead."""
 
-    def __init__(self, indices: np.ndarray, seeds: tuple[int, ...], ahead: Iterator | None):
-        self.indices, self.seeds, self.ahead = indices, seeds, ahead
+    indices: np.ndarray
+    seeds: tuple[int, ...]
+    ahead: Iterator | None = None
 
 
 class LoaderBatches(BatchSource):
@@ -676,13 +678,16 @@ class LoaderBatches(BatchSource):
     ) -> _Epoch:
         """The order of an epoch; the batches of `ranges` (start, stop) are loaded ahead."""
         indices = self._indices(self._shuffles, seed, epoch)
-        return self._start(indices, (seed, epoch), ranges())
+        return self._start(_Epoch(indices, (seed, epoch)), ranges())
 
     def in_order(self, batch_size: int) -> _Epoch:
         """The order of an evaluation in batches of so many rows."""
         starts = range(0, self.rows, batch_size)
         ranges = ((start, min(start + batch_size, self.rows)) for start in starts)
-        return self._start(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0), ranges)
+        return self._start(self._evaluation(), ranges)
+
+    def _evaluation(self) -> _Epoch:
+        return _Epoch(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0))
 
     def _indices(self, shuffle, seed, epoch):
         """Return the samples that this worker takes, in its order."""
@@ -706,33 +711,33 @@ class LoaderBatches(BatchSource):
         out[:] = drawn[self._rank :: self._size]
         return out
 
-    def _start(self, indices, seeds, ranges):
+    def _start(self, epoch, ranges):
         if self._current is not None:
             self._current.ahead = None  # its next batches are made one by one
-        self._current = epoch = _Epoch(indices, seeds, None)
+        self._current = epoch
         if self._loader.num_workers:
             if self._processes is None:
                 self._processes = _Processes(self._loader)
             self._processes.close_epoch()
-            items = ((r, self._item(epoch, *r)) for r in ranges if r[1] > r[0])
+            items = (self._item(epoch, *bounds) for bounds in ranges if bounds[1] > bounds[0])
             epoch.ahead = self._processes.load(items)
         return epoch
 
     def _item(self, epoch, start, stop):
         seeds = (*epoch.seeds, self._rank, start)
-        return seeds, epoch.indices[start:stop].tolist()
+        return (start, stop), seeds, epoch.indices[start:stop].tolist()
 
     def batch(self, start: int, stop: int, order: _Epoch | None = None) -> list:
         """The batch of rows `start`...`stop` of an order; default that of an evaluation."""
         if order is None:
-            order = _Epoch(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0), None)
+            order = self._evaluation()
         loaded = None
         if order.ahead is not None:
-            expected, loaded = next(order.ahead, (None, None))
-            if expected != (start, stop):
+            expected, loaded = next(order.ahead, ((), None))
+            if tuple(expected) != (start, stop):  # pinned memory makes a list of it
                 order.ahead = loaded = None  # somebody reads in another order than was announced
         if loaded is None:
-            loaded = self._one_by_one[self._item(order, start, stop)]
+            _, loaded = self._one_by_one[self._item(order, start, stop)]
         loaded = list(loaded) if isinstance(loaded, tuple | list) else loaded
         if self._form is None:
             self._form = form_of(loaded)
@@ -748,7 +753,11 @@ class LoaderBatches(BatchSource):
 
 
 class _BatchMaker:
-    """Makes batches of samples, each under a seed of its own; in this or in another process."""
+    """Makes batches of samples, each under a seed of its own; in this or in another process.
+
+    An item is the place of a batch in an order, its seeds and the indices of its samples; it gives
+    the place and the batch.
+    """
 
     def __init__(self, dataset_and_collate):
         from torch.utils.data import TensorDataset, default_collate
@@ -757,16 +766,16 @@ class _BatchMaker:
         self._is_plain = type(self.dataset) is TensorDataset and self.collate is default_collate
 
     def __getitem__(self, item):
-        seeds, indices = item
+        bounds, seeds, indices = item
         if self._is_plain:
             import torch
 
             index = torch.as_tensor(indices)
-            return tuple(t.index_select(0, index) for t in self.dataset.tensors)
+            return bounds, tuple(t.index_select(0, index) for t in self.dataset.tensors)
         with isolated_rng(mixed_seed(*seeds)):
             fetch = getattr(self.dataset, "__getitems__", None)
             samples = fetch(indices) if fetch else [self.dataset[i] for i in indices]
-            return self.collate(samples)
+            return bounds, self.collate(samples)
 
     def __reduce__(self):
         return _BatchMaker, (_ByValue((self.dataset, self.collate)),)
@@ -787,8 +796,6 @@ class _Processes:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", __name__])
         self._items: Iterator = iter(())
-        self._under_way: Iterator | None = None
-        self._ranges: list = []
         init = loader.worker_init_fn
         self._loader = DataLoader(
             _BatchMaker((loader.dataset, loader.collate_fn)),
@@ -805,24 +812,21 @@ class _Processes:
         )
 
     def load(self, items):
-        """Pairs (range, batch) of pairs (range, item), loaded ahead."""
-        self._items, self._ranges = items, []
+        """Yield what a :class:`_BatchMaker` gives for items, loaded ahead."""
+        self._items = items
         with isolated_rng(0):  # torch draws a seed for the processes, which need none
-            self._under_way = iter(self._loader)
-        for loaded in self._under_way:
-            yield self._ranges.pop(0), loaded
+            under_way = iter(self._loader)
+        yield from under_way
 
     def close_epoch(self):
         """Announce nothing more of the epoch before."""
         self._items = iter(())
 
     def __iter__(self):
-        for range_, item in self._items:
-            self._ranges.append(range_)
-            yield item
+        yield from self._items
 
     def close(self):
-        iterator, self._under_way = self._loader._iterator, None
+        iterator = self._loader._iterator
         if iterator is not None:
             iterator._shutdown_workers()
             self._loader._iterator = None

@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +45,6 @@ def loads(data: bytes) -> Any:
 
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed torch, numpy and random; ranks draw different numbers."""
-    import numpy as np
     import torch
 
     mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
@@ -65,14 +66,11 @@ def isolated_rng(seed: int) -> Iterator[None]:
 
 def mixed_seed(*values: int) -> int:
     """Return a seed of 63 bits that depends on all of the numbers."""
-    import numpy as np
-
     return int(np.random.SeedSequence(values).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def capture_rng() -> dict:
     """The state of the random generators of torch, numpy and random."""
-    import numpy as np
     import torch
 
     _, keys, position, has_gauss, cached = cast("tuple", np.random.get_state())
@@ -86,7 +84,6 @@ def capture_rng() -> dict:
 
 def restore_rng(state: dict) -> None:
     """The inverse of :func:`capture_rng`."""
-    import numpy as np
     import torch
 
     torch.set_rng_state(state["torch"])

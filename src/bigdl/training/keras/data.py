@@ -32,6 +32,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
+
 from bigdl.common.errors import UsageError, one_line
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
@@ -141,7 +143,6 @@ def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
 
     Classes are whole numbers, or the largest entry of a one-hot row; one without an entry weighs 1.
     """
-    import numpy as np
     import torch
 
     if len(batch) < 2:
@@ -161,7 +162,6 @@ def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
 
 def zero_row(inputs: list, targets: list) -> list:
     """Return one row of zeros or empty texts of columns as :class:`TensorShard` tells them."""
-    import numpy as np
     import torch
 
     def column(leaves):
@@ -375,7 +375,6 @@ def build_for(model: Any, batch: tuple) -> None:
         A batch that it takes.
     """
     import keras
-    import numpy as np
 
     def array(value):
         if value is None:
@@ -600,7 +599,6 @@ class DatasetRows:
 
     def _check_equal(self, batch):
         """Refuse rows that differ between the workers: some would be read twice, others never."""
-        import numpy as np
         import tensorflow as tf
 
         checksum = 0
