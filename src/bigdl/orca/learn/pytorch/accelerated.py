@@ -18,9 +18,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import kind_of
@@ -32,9 +33,6 @@ from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.values import columns_of, is_frame
-
-if TYPE_CHECKING:
-    import torch
 
 SAMPLE_ROWS = 256
 _SAMPLE_BYTES = 64 << 20
@@ -92,7 +90,6 @@ class Sample:
         return [tuple(self._arguments(rows)) for rows in index]
 
     def _arguments(self, rows):
-        import torch
 
         for column in self.columns:
             tensors = {key: torch.tensor(array[rows]) for key, array in column.items()}
@@ -249,7 +246,6 @@ class AcceleratedSnapshot:
 
     def ready(self, device: torch.device | None) -> TorchReady:
         """The model; it computes on the CPU wherever it is."""
-        import torch
 
         from bigdl.nano.pytorch import InferenceOptimizer
 
@@ -301,7 +297,6 @@ class Acceleration:
         UsageError
             If a package is missing, or the model cannot be converted.
         """
-        import torch
 
         from bigdl.common.cpu import thread_scope
         from bigdl.training.state import isolated_rng
@@ -397,7 +392,6 @@ def _agreement(expected: list, model: Any, data: Any) -> float:
 
 def _outputs(model, batches) -> list:
     """All outputs for all batches, as one flat list of arrays."""
-    import torch
 
     from bigdl.nano.acceleration.structure import flatten
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_choice, check_number, check_positive
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.orca.learn.arguments import (
     check_counts,
     check_layer_options,
@@ -167,7 +167,6 @@ class Estimator:
         if initialization_hook is not None and not callable(initialization_hook):
             raise UsageError("initialization_hook must be a function without arguments")
         options = EstimatorOptions(backend, workers_per_node, log_to_driver, model_dir, num_to_keep)
-        require("torch", "orca")
         parts = ModelParts(
             model,
             optimizer,

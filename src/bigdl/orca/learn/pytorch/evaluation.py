@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
@@ -292,7 +294,6 @@ def evaluate_shard(
         each metric under its name. ``profile``: seconds. ``workers``: the figures of each worker's
         own rows, when asked for.
     """
-    import torch
 
     from bigdl.orca.learn.metrics import Metric
 

@@ -9,12 +9,12 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from bigdl.common.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 _ELSE = "or pass a MainCallback, whose on_iter_forward takes the batch apart"
 
@@ -81,6 +81,11 @@ def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
         ) from None
 
 
+_OVER_CLASSES = nn.CrossEntropyLoss, nn.NLLLoss
+_ELEMENTWISE = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+    *(nn.BCELoss, nn.BCEWithLogitsLoss),
+)
 _PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric")
 
 
@@ -291,8 +296,8 @@ class PlainForward(ForwardPass):
         super().__init__(model, columns)
         self.criterion = criterion
         self.sums = getattr(criterion, "reduction", "mean") == "sum"
-        self._elementwise = isinstance(criterion, _elementwise_losses())
-        self._over_classes = isinstance(criterion, _class_losses())
+        self._elementwise = isinstance(criterion, _ELEMENTWISE)
+        self._over_classes = isinstance(criterion, _OVER_CLASSES)
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
         inputs, named, target = self.columns.split(batch)
@@ -311,7 +316,6 @@ class PlainForward(ForwardPass):
 
         That is the number of rows, except where classes have weights or labels are ignored.
         """
-        import torch
 
         criterion = self.criterion
         are_tensors = isinstance(target, torch.Tensor) and isinstance(output, torch.Tensor)
@@ -339,7 +343,6 @@ class PlainForward(ForwardPass):
         * Labels of integers (0, 1) are numbers of the output's dtype for a loss over elements.
         * Labels of floats (Spark ML's 0.0, 1.0, ...) are class indices for a loss over classes.
         """
-        import torch
 
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return target
@@ -358,19 +361,7 @@ class PlainForward(ForwardPass):
 def counts_unevenly(criterion: Any) -> bool:
     """Return True if a mean loss may be divided by something else than its rows."""
     # a subclass may compute something else
-    return type(criterion) in _class_losses() and criterion.reduction == "mean"
-
-
-def _class_losses():
-    from torch import nn
-
-    return nn.CrossEntropyLoss, nn.NLLLoss
-
-
-def _elementwise_losses():
-    from torch import nn
-
-    return nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss
+    return type(criterion) in _OVER_CLASSES and criterion.reduction == "mean"
 
 
 # their means are not over the rows or the elements
@@ -379,7 +370,6 @@ _OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
 
 def check_weighted(loss: Any, metrics: Any) -> None:
     """Refuse a loss that cannot be taken row by row, and metrics that cannot be weighted."""
-    from torch import nn
 
     from bigdl.orca.learn.metrics import Metric
 
@@ -411,7 +401,6 @@ class WeightedForward(PlainForward):
 
     def weights(self, batch: Any) -> torch.Tensor:
         """The weights of a batch's rows, of shape (rows,)."""
-        import torch
 
         *_, weights = self.columns.split(batch)[-1]
         weights = weights.reshape(len(weights))
@@ -439,7 +428,6 @@ class WeightedForward(PlainForward):
 
     def _counts(self, target, losses):
         """Return the weight of every element of a loss in its mean."""
-        import torch
 
         criterion = self.criterion
         if getattr(criterion, "reduction", "mean") != "mean":  # over the rows, not the elements

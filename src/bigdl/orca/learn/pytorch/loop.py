@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.learn.pytorch.evaluation import (
@@ -44,8 +46,6 @@ from bigdl.training.state import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
 
@@ -68,7 +68,6 @@ class Clipping:
 
     def __call__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Limit the gradients of `parameters` in place."""
-        import torch
 
         if self.minimum is not None:
             with torch.no_grad():
@@ -192,7 +191,6 @@ class Update:
             earlier pass has summed already stay what they are.
         """
         weight = float(counted > 0) if self._sums else counted / total if total else 0.0
-        import torch
 
         parameters, queued = self.parameters, False
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
 from bigdl.training.checkpoint import Snapshot, read_bytes, read_checkpoint
@@ -21,8 +23,6 @@ from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
-    import torch
-
     from bigdl.orca.learn.pytorch.evaluation import Runner
 
 
@@ -121,7 +121,6 @@ class ModelParts:
 
     def check(self) -> None:
         """Refuse on the driver what cannot work in a worker."""
-        import torch
 
         if "batch_size" in self.config:
             raise UsageError(
@@ -175,15 +174,12 @@ class ModelParts:
     @property
     def is_instance(self) -> bool:
         """True if the model is a module rather than a creator."""
-        import torch
 
         return isinstance(self.model, torch.nn.Module)
 
     def build_model(self) -> torch.nn.Module:
         """A model of its own: a deep copy of an instance, or what the creator returns."""
         import copy
-
-        import torch
 
         if self.is_instance:
             return copy.deepcopy(self.model)
@@ -209,7 +205,6 @@ class ModelParts:
         return built
 
     def build_loss(self) -> Callable | None:
-        import torch
 
         criterion = self.loss
         if criterion is None:
@@ -228,7 +223,6 @@ class ModelParts:
         return criterion
 
     def _build_optimizer(self, built):
-        import torch
 
         if isinstance(self.optimizer, torch.optim.Optimizer):
             built.optimizer = self.optimizer
@@ -314,7 +308,6 @@ def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Snapshot
     module : torch.nn.Module or None
         If the file held an entire module.
     """
-    import torch
 
     snapshot = read_checkpoint(path)
     if snapshot is not None:
@@ -344,7 +337,6 @@ def snapshot_of(state: dict) -> Snapshot:
 
 
 def _unpickle(path, data, is_trusted):
-    import torch
 
     for weights_only in (True, False):
         try:
