@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.worker import Worker
     from bigdl.training.fit import RunSettings
 
     Places = dict[str | None, tuple[int, int | None]]  # see Shard.places
@@ -527,47 +526,57 @@ def all_gather_json(sync: GradientSync, own: Any) -> list:
 _SEED_OF_EVALUATION = 0
 
 
-def open_batches(
-    shard: Shard | LoaderShard,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
-    worker: Worker,
-    config: dict,
-    batch_size: int,
-    made: Any = None,
-) -> BatchSource:
-    """Open the source of a loop's batches.
+@dataclass
+class BatchSettings:
+    """What the batches of a loop are made of.
 
-    Parameters
+    Attributes
     ----------
-    shard : Shard or LoaderShard
+    batch_size : int or None
+        Rows of a batch over all workers together; None for a function that does without.
     feature_cols, label_cols : sequence of str or None
-        Of batches that are dicts, their keys.
-    worker : Worker
-    config : dict
-        For a function that makes a loader.
-    batch_size : int
-        Of a global batch.
-    made : DataLoader or Dataset, optional
-        What the worker has made of a loader's shard; default: what :func:`as_loader` makes of it.
-
-    Returns
-    -------
-    TensorShard or LoaderBatches
+        Of batches that are dicts, their keys. With `weighted` the last label column holds the
+        weights of the rows.
+    num_steps : int, optional
+        Batches of an evaluation by each worker at most.
+    weighted : bool
     """
-    if not isinstance(shard, LoaderShard):
-        return TensorShard(shard, feature_cols, label_cols)
-    import cloudpickle
-    from torch.utils.data import IterableDataset
 
-    made = cloudpickle.loads(shard.payload()) if made is None else made
-    loader = as_loader(made, config, max(1, batch_size // worker.world_size))
-    if isinstance(loader.dataset, IterableDataset):
-        spool, keys = spooled(loader, shard, feature_cols, label_cols)
-        return TensorShard(spool, keys, None if keys is None else (), as_dict=keys is not None)
-    batches = LoaderBatches(loader, worker.rank, worker.world_size)
-    worker.at_exit(batches.close)
-    return batches
+    batch_size: int | None
+    feature_cols: Sequence[str] | None
+    label_cols: Sequence[str] | None
+    num_steps: int | None = None
+    weighted: bool = False
+
+    def open_batches(self, shard: Any, worker: Any, config: dict, made: Any = None) -> BatchSource:
+        """Open the source of batches over a shard.
+
+        Parameters
+        ----------
+        shard : Shard or LoaderShard
+        worker : Worker
+        config : dict
+            For a function that makes a loader.
+        made : DataLoader or Dataset, optional
+            What the worker has made of a loader's shard; default: what :func:`as_loader` makes.
+
+        Returns
+        -------
+        TensorShard or LoaderBatches
+        """
+        if not isinstance(shard, LoaderShard):
+            return TensorShard(shard, self.feature_cols, self.label_cols)
+        import cloudpickle
+        from torch.utils.data import IterableDataset
+
+        made = cloudpickle.loads(shard.payload()) if made is None else made
+        loader = as_loader(made, config, max(1, (self.batch_size or 1) // worker.world_size))
+        if isinstance(loader.dataset, IterableDataset):
+            spool, keys = spooled(loader, shard, self.feature_cols, self.label_cols)
+            return TensorShard(spool, keys, None if keys is None else (), as_dict=keys is not None)
+        batches = LoaderBatches(loader, worker.rank, worker.world_size)
+        worker.at_exit(batches.close)
+        return batches
 
 
 def as_loader(loader: Any, config: dict, batch_size: int) -> DataLoader:

@@ -43,14 +43,15 @@ def loads(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed torch, numpy and random; ranks draw different numbers."""
+def seed_everything(seed: int, rank: int = 0) -> int:
+    """Seed torch, numpy and random; ranks draw different numbers. Returns their seed."""
     import torch
 
     mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
     torch.manual_seed(mixed)
     np.random.seed(mixed)
     random.seed(mixed)
+    return mixed
 
 
 @contextlib.contextmanager

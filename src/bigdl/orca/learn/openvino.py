@@ -138,6 +138,8 @@ class _Ready:
 
 def _rows_of(network) -> int | None:
     """The rows of a call, if the network cannot take another number of them."""
+    from bigdl.nano.openvino.network import loose_shapes
+
     shapes = [port.partial_shape for port in network.inputs]
     if any(shape.rank.is_dynamic or not len(shape) for shape in shapes):
         return None
@@ -148,19 +150,14 @@ def _rows_of(network) -> int | None:
         raise UsageError(
             f"The first dimension of every input should be the rows, but they have {sorted(fixed)}"
         )
-    return None if _takes_any_rows(network) else fixed.pop()
-
-
-def _takes_any_rows(network) -> bool:
-    from bigdl.nano.openvino.network import loose_shapes
-
-    twin = network.clone()
+    rows, twin = fixed.pop(), network.clone()
     try:
         twin.reshape(loose_shapes(twin))
     except RuntimeError:  # a constant in it says how many rows there are
-        return False
+        return rows
     outputs = [port.partial_shape for port in twin.outputs]
-    return all(s.rank.is_static and len(s) and s[0].is_dynamic for s in outputs)
+    takes_any = all(s.rank.is_static and len(s) and s[0].is_dynamic for s in outputs)
+    return None if takes_any else rows
 
 
 class Estimator:

@@ -96,9 +96,7 @@ def seed_keras(seed: int, rank: int = 0) -> None:
 
     from bigdl.training.state import seed_everything
 
-    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
-    keras.utils.set_random_seed(mixed)
-    seed_everything(seed, rank)
+    keras.utils.set_random_seed(seed_everything(seed, rank))
 
 
 @dataclass(frozen=True)

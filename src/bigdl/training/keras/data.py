@@ -30,38 +30,22 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
-from bigdl.training.batches import BatchLayout, open_batches, plan_batches, shuffle_memory
+from bigdl.training.batches import BatchLayout, BatchSettings, plan_batches, shuffle_memory
 
 if TYPE_CHECKING:
     from bigdl.training.keras.loop import KerasFitSettings
 
 
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """The arguments of ``evaluate``, or what ``fit`` says of its validation.
-
-    Attributes
-    ----------
-    batch_size : int or None
-        Rows of a batch over all workers together; None for a function that does without.
-    feature_cols, label_cols : sequence of str or None
-        With `weighted` the last label column holds the weights of the rows.
-    num_steps : int, optional
-        Batches of each worker at most.
-    """
-
-    batch_size: int | None
-    feature_cols: Sequence[str] | None
-    label_cols: Sequence[str] | None
-    num_steps: int | None = None
-    weighted: bool = False
+@dataclass
+class EvaluationSettings(BatchSettings):
+    """The arguments of ``evaluate``, or what ``fit`` says of its validation."""
 
     def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> Assembly:
         """Return what makes the batches of a model."""
@@ -340,15 +324,15 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
     -------
     TensorShard, bigdl.training.batches.LoaderBatches or tf.data.Dataset
     """
-    features, labels, size = settings.feature_cols, settings.label_cols, settings.batch_size
     if not isinstance(shard, LoaderShard):
-        return open_batches(shard, features, labels, worker, config, cast("int", size))
+        return settings.open_batches(shard, worker, config)
     import cloudpickle
     from torch.utils.data import DataLoader, Dataset
 
     made = cloudpickle.loads(shard.payload())
     if callable(made) and not hasattr(made, "__getitem__"):
-        made = made({**config, "rank": worker.rank, "size": worker.world_size}, size)
+        place = {"rank": worker.rank, "size": worker.world_size}
+        made = made({**config, **place}, settings.batch_size)
     if is_dataset(made):
         return made
     if not isinstance(made, DataLoader | Dataset):
@@ -356,7 +340,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
             "The function given as data must return a tf.data.Dataset or a torch DataLoader, it "
             f"returned {type(made).__name__}"
         )
-    return open_batches(shard, features, labels, worker, config, size or 1, made)
+    return settings.open_batches(shard, worker, config, made)
 
 
 def is_dataset(data: Any) -> bool:

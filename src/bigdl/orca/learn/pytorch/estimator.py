@@ -492,11 +492,11 @@ Ray also RayXShards or a ray.data.Dataset
             batch_size,
             feed.feature_cols,
             feed.label_cols,
-            metrics,
             num_steps,
-            per_worker=not reduce_results,
-            precision=self._precision,
-            weighted=weight_col is not None,
+            weight_col is not None,
+            metrics,
+            not reduce_results,
+            self._precision,
         )
         parts = dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None)
         program = EvaluateProgram(parts, settings, callbacks, self._sync)

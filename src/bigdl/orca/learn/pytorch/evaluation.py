@@ -20,7 +20,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts, load_into
-from bigdl.training.batches import open_batches
+from bigdl.training.batches import BatchSettings
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.figures import EpochSums
 from bigdl.training.position import Position
@@ -239,43 +239,27 @@ class WorkerBatches:
 
 
 @dataclass
-class EvaluationSettings:
+class EvaluationSettings(BatchSettings):
     """Arguments of ``evaluate``, as the workers get them.
 
     Attributes
     ----------
-    batch_size : int
-        Rows of a batch over all workers together.
-    feature_cols, label_cols : sequence of str or None
-        With `weighted` the last label column holds the weights of the rows.
-    num_steps : int, optional
-        Batches of each worker at most.
+    metrics : sequence
     per_worker : bool
         True if the figures of each worker are wanted too.
     precision : str
         ``"fp32"`` or ``"bf16"``.
-    weighted : bool
     """
 
     batch_size: int
-    feature_cols: Sequence[str] | None
-    label_cols: Sequence[str] | None
     metrics: Sequence[Any] = ()
-    num_steps: int | None = None
     per_worker: bool = False
     precision: str = "fp32"
-    weighted: bool = False
 
     def forward_pass(self, built: Built) -> ForwardPass:
         """Return the forward pass of a model on the batches."""
         columns = BatchColumns(self.feature_cols, self.label_cols)
         return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)
-
-    def open_batches(self, shard: Any, worker: Any, config: dict) -> BatchSource:
-        """Open the source of batches over a shard."""
-        return open_batches(
-            shard, self.feature_cols, self.label_cols, worker, config, self.batch_size
-        )
 
 
 def evaluate_shard(

@@ -101,15 +101,12 @@ class EventFiles:
         """Write what is newer than what was written."""
         with contextlib.suppress(MissingExtraError):
             for folder_name, summaries in (("train", train), ("validation", validation)):
-                self._write(folder_name, summaries)
-
-    def _write(self, folder_name, summaries):
-        after = self._written[folder_name]
-        new = [(t, *r) for t, rows in summaries.items() for r in rows if r[0] > after]
-        if not new:
-            return
-        with contextlib.ExitStack() as opened:
-            writer = open_writer(opened, f"{self.url}/{folder_name}")
-            for tag, step, value, moment in new:
-                writer.add_scalar(tag, value, step, walltime=moment)
-        self._written[folder_name] = max(row[1] for row in new)
+                after = self._written[folder_name]
+                new = [(t, *r) for t, rows in summaries.items() for r in rows if r[0] > after]
+                if not new:
+                    continue
+                with contextlib.ExitStack() as opened:
+                    writer = open_writer(opened, f"{self.url}/{folder_name}")
+                    for tag, step, value, moment in new:
+                        writer.add_scalar(tag, value, step, walltime=moment)
+                self._written[folder_name] = max(row[1] for row in new)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -150,15 +149,12 @@ class KerasParts:
     def build_on_driver(self, seed: int, *, training: bool = False) -> keras.Model:
         """Return the model as workers build it under this seed.
 
-        Random generators of the driver stay as they are. Keras takes the seeds of its
-        initializers from the module random.
+        Random generators of the driver stay as they are: also that of the module random, from
+        which Keras takes the seeds of its initializers.
         """
         backend_of_program()
-        state = random.getstate()
         with isolated_rng(seed):
-            model = self.build(training=training)
-        random.setstate(state)
-        return model
+            return self.build(training=training)
 
 
 def _custom_objects(model) -> dict[str, Any]:
