@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numbers
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.cluster.ray import is_alone
 from bigdl.orca.data.file import open_file_system
 from bigdl.orca.learn.arguments import (
     check_counts,
@@ -122,7 +122,7 @@ class Estimator:
                 "backend='spark' or 'ray', whose updates are the same"
             )
         if backend is None:
-            backend = "spark" if _has_spark() else "ray"
+            backend = "ray" if is_alone() else "spark"
         backend = backend_of(backend, {"tf2": "ray"})
         options = EstimatorOptions(backend, workers_per_node, log_to_driver, model_dir, num_to_keep)
         if cpu_binding and backend == "spark":
@@ -533,15 +533,6 @@ def _check_frequency(frequency: Any) -> int | list[int]:
         "validation_freq should be a positive integer, or a list of the numbers of epochs (from "
         f"1), got {frequency!r}"
     )
-
-
-def _has_spark() -> bool:
-    """Return True if there is a Spark, or no Ray either."""
-    from bigdl.orca.cluster.ray import is_connected
-
-    pyspark = sys.modules.get("pyspark")
-    is_active = pyspark is not None and pyspark.SparkContext._active_spark_context is not None
-    return is_active or not is_connected()
 
 
 # -- inputs --------------------------------------------------------------------------------------
