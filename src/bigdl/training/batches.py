@@ -6,6 +6,7 @@ in one and as floats in the other reach the model in the dtype of the training d
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -122,6 +123,12 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tenso
 # -- batches of a loader, whose types are seen when they are made ----------------------------------
 
 
+def zero_column(leaves: list, rows: int) -> Any:
+    """Return rows of zeros or empty texts of a column as ``BatchSource.types`` tells it."""
+    arrays = {key: np.zeros((rows, *shape), dtype) for key, dtype, shape in leaves}
+    return arrays.get(None, arrays)
+
+
 def form_of(batch: Any) -> Any:
     """dtype and dimensions of every tensor of a batch, in the structure of the batch."""
     import torch
@@ -217,6 +224,17 @@ class BatchSource(ABC):
         self, shuffle: bool, seed: int, epoch: int, rank: int, window: int, ranges: Callable
     ) -> Any:
         """The order of an epoch; the batches of ``ranges()`` (start, stop) are read in turn."""
+
+    def order_of_pass(
+        self, plan: BatchPlan, settings: RunSettings, number: int, rank: int, window: int, step: int
+    ) -> Any:
+        """Return the order of a pass over the rows, whose batches are read from a step on."""
+        plan = copy.copy(plan)  # it remembers where it was read last
+
+        def ranges():
+            return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
+
+        return self.order(settings.shuffle, settings.seed, number, rank, window, ranges)
 
     def facts(self, window: int) -> dict:
         """Return what :func:`plan_batches` needs to know of the rows; JSON-able."""

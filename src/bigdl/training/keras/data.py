@@ -23,8 +23,6 @@ checkpoint, the batches that were seen are read again and dropped.
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
 import sys
 import zlib
@@ -37,7 +35,13 @@ import numpy as np
 from bigdl.common.errors import UsageError, one_line
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
-from bigdl.training.batches import BatchLayout, BatchSettings, plan_batches, shuffle_memory
+from bigdl.training.batches import (
+    BatchLayout,
+    BatchSettings,
+    plan_batches,
+    shuffle_memory,
+    zero_column,
+)
 
 if TYPE_CHECKING:
     from bigdl.training.keras.loop import KerasFitSettings
@@ -144,24 +148,6 @@ def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
     return x, y, torch.from_numpy(np.ascontiguousarray(factors, "float32"))
 
 
-def zero_row(inputs: list, targets: list) -> list:
-    """Return one row of zeros or empty texts of columns as :class:`TensorShard` tells them."""
-    import torch
-
-    def column(leaves):
-        arrays = {
-            key: np.zeros((1, *shape), dtype)
-            if dtype == TEXT
-            else torch.zeros((1, *shape), dtype=getattr(torch, dtype))
-            for key, dtype, shape in leaves
-        }
-        return arrays.get(None, arrays)
-
-    features = [column(leaves) for leaves in inputs]
-    labels = [column(leaves) for leaves in targets]
-    return [*features, labels[0] if len(labels) == 1 else tuple(labels)]
-
-
 class Part(NamedTuple):
     """A worker's part of a global batch.
 
@@ -211,7 +197,9 @@ class ColumnRows:
     def example(self, types: list | None, assembly: Assembly) -> tuple:
         """Return a batch of one row, of zeros where the types of the columns are known."""
         if types is not None:
-            return assembly(zero_row(*types))
+            inputs, targets = ([zero_column(each, 1) for each in columns] for columns in types)
+            target = targets[0] if len(targets) == 1 else tuple(targets)
+            return assembly([*inputs, target])
         if not self._data.rows:
             raise UsageError(
                 "The loader has fewer samples than there are workers; use fewer workers"
@@ -230,8 +218,8 @@ class ColumnRows:
 
     def start(self, assembly: Assembly, settings: KerasFitSettings, rank: int, window: int) -> None:
         """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
-        self._assembly, self._rank = assembly, rank
-        self._shuffling = settings.shuffle, settings.seed, window
+        self._assembly, self._settings, self._rank = assembly, settings, rank
+        self._window = window
 
     def parts(self, number: int, step: int, *, wrap: bool) -> Iterator[Part]:
         """Yield this worker's parts from a batch of a pass on, to the end of the pass.
@@ -239,13 +227,12 @@ class ColumnRows:
         With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
         belongs to them.
         """
-        shuffle, seed, window = self._shuffling
+        settings, rank, window = self._settings, self._rank, self._window
         number, step = number + step // self.steps, step % self.steps
         while True:
-            ranges = functools.partial(_ranges, copy.copy(self._plan), self._rank, step)
-            order = self._data.order(shuffle, seed, number, self._rank, window, ranges)
+            order = self._data.order_of_pass(self._plan, settings, number, rank, window, step)
             for place in range(step, self.steps):
-                start, stop, total = self._plan.batch(place, self._rank)
+                start, stop, total = self._plan.batch(place, rank)
                 rows = stop - start
                 batch = self._assembly(self._data.batch(start, stop, order)) if rows else None
                 yield Part(batch, rows, total)
@@ -278,11 +265,6 @@ def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
             f"The tf.data.Dataset of the {what} data repeats for ever; pass {argument}=, or "
             "end it by .take or by .repeat with a number"
         )
-
-
-def _ranges(plan: Any, rank: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of a worker's rows in the batches of a pass, from one on."""
-    return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
 
 
 def open_rows(

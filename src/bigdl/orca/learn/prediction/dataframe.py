@@ -15,6 +15,7 @@ from bigdl.orca.learn.prediction.shipping import Ready, Shipped
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import takes_texts
+from bigdl.training.batches import zero_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -308,8 +309,7 @@ def _made_up(specs, known):
             dtype != spec.dtype or len(shape) != spec.ndim for _, dtype, shape in leaves
         ):
             return None
-        arrays = {key: np.zeros((2, *shape), dtype) for key, dtype, shape in leaves}
-        batch.append(arrays if is_map else arrays[None])
+        batch.append(zero_column(leaves, 2))
     return batch
 
 

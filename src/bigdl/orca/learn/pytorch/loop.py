@@ -9,7 +9,6 @@ to go on, whether to write a checkpoint) is computed from figures that are equal
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -520,15 +519,9 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             self._validation.take_types(self._types, self._data)
 
     def _order(self):
-        settings, plan = self.settings, copy.copy(self._plan)
-        steps = range(self.position.step, plan.steps)
-        return self._data.order(
-            settings.shuffle,
-            settings.seed,
-            self.epochs,
-            self.rank,
-            self._batches.windows[self.rank],
-            lambda: (plan.batch(step, self.rank)[:2] for step in steps),
+        rank, window = self.rank, self._batches.windows[self.rank]
+        return self._data.order_of_pass(
+            self._plan, self.settings, self.epochs, rank, window, self.position.step
         )
 
 
