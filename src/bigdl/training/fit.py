@@ -471,7 +471,9 @@ class FitLoop(ABC):
 
     def _checkpoint_after_epoch(self, loss: float | None, score: float | None) -> None:
         """Take a checkpoint at the end of an epoch, or stop there, if triggers say so."""
-        self._apply_triggers(self.position.after_epoch(loss, score))
+        position = self.position
+        state = TriggerState(position.epoch, position.global_step, True, loss, score)
+        self._apply_triggers(state)
 
     def _apply_triggers(self, state: TriggerState) -> None:
         if self._fires(self.settings.end, state):

@@ -21,7 +21,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Network:
-    """A network, which is :class:`~bigdl.orca.learn.prediction.shipping.Shippable`.
+    """A network as :class:`~bigdl.orca.learn.prediction.shipping.Shipped` broadcasts it.
 
     Attributes
     ----------

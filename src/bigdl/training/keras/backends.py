@@ -188,20 +188,15 @@ class _TensorFlowSteps(Steps):
         return self._run("test_step", batch)
 
     def predict(self, inputs):
-        import tensorflow as tf
-
-        outputs = self._run("predict_step", (inputs,))
-        return tf.nest.map_structure(
-            lambda value: value.numpy() if hasattr(value, "numpy") else value, outputs
-        )
+        return _map(_array, self._run("predict_step", (inputs,)))
 
     def _run(self, name, batch):
         import tensorflow as tf
 
-        batch, step = tf.nest.map_structure(_tf_tensor, batch), getattr(self._model, name)
+        batch, step = _map(_tf_tensor, batch), getattr(self._model, name)
         if self._model.run_eagerly:
             return step(batch)
-        specs = tf.nest.map_structure(_any_rows, batch)
+        specs = _map(_any_rows, batch)
         key = name, repr(specs)
         if key not in self._traced:
             # XLA would compile again for every number of rows
@@ -273,14 +268,12 @@ def _torch_tensor(value):
 def _tf_tensor(value):
     import tensorflow as tf
 
-    if value is None or tf.is_tensor(value):
-        return value
-    return tf.convert_to_tensor(value.numpy() if hasattr(value, "numpy") else value)
+    return value if tf.is_tensor(value) else tf.convert_to_tensor(_array(value))
 
 
 def _any_rows(tensor):
     import tensorflow as tf
 
-    if not isinstance(tensor, tf.Tensor):  # nothing, or a ragged or sparse tensor
-        return None if tensor is None else tf.type_spec_from_value(tensor)
+    if not isinstance(tensor, tf.Tensor):  # a ragged or sparse tensor
+        return tf.type_spec_from_value(tensor)
     return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)

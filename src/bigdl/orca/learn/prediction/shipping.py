@@ -19,7 +19,7 @@ from bigdl.common.errors import UsageError
 from bigdl.training.state import device_of_task
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
@@ -41,19 +41,14 @@ class Ready(Protocol):
         """What the model returns for a batch of numpy columns."""
 
 
-class Shippable(Protocol):
-    """A model that can be pickled; every framework has its own."""
-
-    def ready(self, device: torch.device) -> Ready:
-        """The model, in a process and on a device."""
-
-
 class Shipped:
     """A model as prediction ships it; what a DataFrame's plan holds of it never changes.
 
     Parameters
     ----------
-    model : Shippable
+    model : object
+        It can be pickled; its ``ready(device)`` gives the model, in a process and on a device, as
+        something :class:`Ready`.
     sc : pyspark.SparkContext
     origin : tuple
         What the model was made of, for :meth:`is_of`.
@@ -65,7 +60,7 @@ class Shipped:
     broadcast : pyspark.Broadcast
     """
 
-    def __init__(self, model: Shippable, sc, origin: tuple):
+    def __init__(self, model: Any, sc: Any, origin: tuple):
         import cloudpickle
 
         self._origin = sc, *origin
@@ -107,9 +102,7 @@ class Shipped:
             return _load(self.broadcast.value, torch.device("cpu"))
 
 
-def shipped_of(
-    make: Callable[[], Shippable], previous: Shipped | None, sc: Any, *origin: Any
-) -> Shipped:
+def shipped_of(make: Callable[[], Any], previous: Shipped | None, sc: Any, *origin: Any) -> Shipped:
     """Broadcast a model, unless it is what was broadcast last.
 
     Parameters
