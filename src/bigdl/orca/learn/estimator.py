@@ -135,8 +135,7 @@ class TrainingEstimator:
             ``ship(data, feature_cols, cluster, inputs)`` returns the model for the tasks, and the
             types of its inputs if they are known.
         """
-        from bigdl.orca.learn.prediction.dataframe import PredictOptions
-        from bigdl.orca.learn.prediction.shards import opened, predict_any
+        from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
 
         cluster = cluster_of(self._backend, data, self._options.workers_per_node)
         data, names = opened(data, cluster), names_of(feature_cols)

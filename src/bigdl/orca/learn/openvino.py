@@ -256,8 +256,7 @@ class OpenvinoEstimator:
             For arguments that cannot work.
         """
         from bigdl.orca.cluster.spark import SparkCluster
-        from bigdl.orca.learn.prediction.dataframe import PredictOptions
-        from bigdl.orca.learn.prediction.shards import opened, predict_any
+        from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
         from bigdl.orca.learn.prediction.shipping import shipped_of
 
         check_positive("batch_size", batch_size)

@@ -12,7 +12,7 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.xshards.frames import quoted
-from bigdl.orca.learn.prediction.dataframe import spark_type
+from bigdl.orca.learn.prediction.inputs import spark_type
 
 __all__ = [
     "array2dict",

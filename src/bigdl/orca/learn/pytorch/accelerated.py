@@ -26,8 +26,12 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.inference.runtimes import nano_files
-from bigdl.orca.learn.prediction.dataframe import converted_columns, decode_columns
-from bigdl.orca.learn.prediction.shards import checked_arrays, rows_of_columns
+from bigdl.orca.learn.prediction.inputs import (
+    checked_arrays,
+    converted_columns,
+    decode_columns,
+    rows_of_columns,
+)
 from bigdl.orca.learn.prediction.shipping import digest_of
 from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot
 from bigdl.runtime.shards.columns import float_dtype
