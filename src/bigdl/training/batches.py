@@ -480,6 +480,16 @@ class BatchLayout:
     drop_last: bool
     windows: Sequence[int] = ()
 
+    @classmethod
+    def of(cls, settings: RunSettings, known: Sequence[dict], drop_last: bool = False):
+        """Return the layout for what every worker knows of its rows."""
+        rows, fingerprints, windows = (
+            [each[fact] for each in known] for fact in ("rows", "fingerprint", "window")
+        )
+        drop_last = drop_last or settings.drop_last
+        size, shuffle = settings.batch_size, settings.shuffle
+        return cls(settings.seed, size, rows, fingerprints, shuffle, drop_last, windows)
+
     def check(self, manifest: dict, rank: int) -> None:
         """In the middle of an epoch the batches must be those of the run that was interrupted."""
         for key in ("batch_size", "seed", "shuffle", "drop_last", "rows"):
@@ -512,25 +522,15 @@ def plan_batches(settings: RunSettings, known: Sequence[dict]) -> tuple[BatchPla
     UsageError
         If there would be no batch at all.
     """
-    rows = [each["rows"] for each in known]
-    if not sum(rows):
+    batches = BatchLayout.of(settings, known, any(each["drop_last"] for each in known))
+    if not sum(batches.rows):
         raise UsageError("The training data has no rows")
-    drop_last = settings.drop_last or any(each["drop_last"] for each in known)
-    plan = BatchPlan(rows, settings.batch_size, drop_last)
+    plan = BatchPlan(batches.rows, settings.batch_size, batches.drop_last)
     if not plan.steps:
         raise UsageError(
-            f"drop_last leaves no batch: the data has {sum(rows)} rows and batch_size is "
+            f"drop_last leaves no batch: the data has {sum(batches.rows)} rows and batch_size is "
             f"{settings.batch_size}"
         )
-    batches = BatchLayout(
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        rows=rows,
-        fingerprint=[each["fingerprint"] for each in known],
-        shuffle=settings.shuffle,
-        drop_last=drop_last,
-        windows=[each["window"] for each in known],
-    )
     return plan, batches
 
 

@@ -509,14 +509,7 @@ class DatasetRows:
         return tf.nest.map_structure(zeros, self._dataset.element_spec)
 
     def plan(self, settings, everyone):
-        return BatchLayout(
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            rows=[],
-            fingerprint=[],
-            shuffle=settings.shuffle,
-            drop_last=settings.drop_last,
-        )
+        return BatchLayout.of(settings, [])
 
     def take_types(self, types, training):
         """Leave the tensors as the pipeline makes them."""
