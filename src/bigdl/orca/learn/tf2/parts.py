@@ -73,14 +73,9 @@ class KerasParts:
                 f"model.compile as a dict, got {type(self.compile_args).__name__}"
             )
 
-    @property
-    def is_known(self) -> bool:
-        """True if there is a model."""
-        return self.creator is not None or self.archive is not None
-
     def need(self) -> None:
         """Refuse to go on without a model."""
-        if not self.is_known:
+        if self.creator is None and self.archive is None:
             raise UsageError(_NO_MODEL)
 
     def with_instance(self, model: keras.Model, custom_objects: dict | None = None) -> KerasParts:
