@@ -25,7 +25,7 @@ def test_a_wrong_keyword_of_predict_is_an_error(tmp_path):
     program = tmp_path / "wrong.py"
     program.write_text(
         "import numpy as np\n"
-        "from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator\n"
+        "from bigdl.orca.learn.pytorch.estimator import PyTorchEstimator\n"
         "def predict(estimator: PyTorchEstimator, x: np.ndarray) -> None:\n"
         "    estimator.predict(x, batchsize=3)\n"
     )

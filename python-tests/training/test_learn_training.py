@@ -316,8 +316,8 @@ def test_equal_weights_change_nothing(crew, loss):
 def test_an_evaluation_is_weighted(crew):
     shards = shards_of()
     parts = ModelParts(net, None, nn.MSELoss())
-    settings = EvaluationSettings(4, weighted=True)
-    program = EvaluateProgram(parts, settings, ["x"], ["y", "w"], [], TorchDistributedSync)
+    settings = EvaluationSettings(4, ["x"], ["y", "w"], weighted=True)
+    program = EvaluateProgram(parts, settings, [], TorchDistributedSync)
     outcomes, _ = crew.run(program, [{"data": s} for s in shards], state=dumps(net().state_dict()))
     (rows,) = union_batches(shards, 11, SEED, 0, shuffle=False)
     with torch.no_grad():

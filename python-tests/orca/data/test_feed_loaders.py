@@ -22,7 +22,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.shards.shard import SpoolWriter
 from bigdl.runtime.task import reopen
-from bigdl.training.batches import LoaderBatches, as_loader, open_batches
+from bigdl.training.batches import BatchSettings, LoaderBatches, as_loader
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 23
@@ -197,12 +197,13 @@ def shipped(data, directory):
 def test_a_loader_survives_until_the_next_attempt(tmp_path):
     shard = shipped(DataLoader(Samples()), tmp_path)
     again = reopen({"data": shard.spool.to_json()})["data"]
-    assert open_batches(again, None, None, Alone(), {}, 4).rows == ROWS
+    assert BatchSettings(4, None, None).open_batches(again, Alone(), {}).rows == ROWS
 
 
 @pytest.mark.parametrize("data", [Stream(), DataLoader(Stream(), 3), DataLoader(Stream(), 2)])
 def test_a_stream_is_spooled(data, tmp_path):
-    batches = open_batches(shipped(data, tmp_path), None, None, Alone(), {}, 4)
+    shard = shipped(data, tmp_path)
+    batches = BatchSettings(4, None, None).open_batches(shard, Alone(), {})
     x, y = batches.batch(0, 7)
     assert y.tolist() == list(range(7))
     assert np.array_equal(x, [[i, -i] for i in range(7)])
@@ -213,5 +214,6 @@ def test_a_stream_of_unequal_shapes_is_refused(tmp_path):
         def __iter__(self):
             return ((torch.ones(1 + i // 2), i) for i in range(4))
 
+    shard = shipped(DataLoader(Ragged(), 2), tmp_path)
     with pytest.raises(UsageError, match="numbers of equal shapes"):
-        open_batches(shipped(DataLoader(Ragged(), 2), tmp_path), None, None, Alone(), {}, 2)
+        BatchSettings(2, None, None).open_batches(shard, Alone(), {})

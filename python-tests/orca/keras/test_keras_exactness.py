@@ -310,7 +310,7 @@ def test_synchronized_normalization_is_that_of_the_whole_batch(crew, sizes):
 def test_evaluation_does_not_depend_on_the_workers(crew):
     rows = rows_of([11], dtype="float32")[0]
     packed = Packed(crew.backend, cloudpickle.dumps((KerasParts(net), [])))
-    program = EvaluateProgram(packed, {}, EvaluationSettings(4, ("x",), ("y",)), 1, crew.sync)
+    program = EvaluateProgram(packed, {}, crew.sync, EvaluationSettings(4, ("x",), ("y",)), 1)
     found = []
     for count in (1, 2, 3):
         shards = [{"shard": {k: v[i::count] for k, v in rows.items()}} for i in range(count)]

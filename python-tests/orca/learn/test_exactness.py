@@ -596,10 +596,8 @@ def test_evaluate_gives_the_figures_of_scikit_learn(crew, sizes, batch_size):
         for low, high in itertools.pairwise(cuts)
     ]
     names = ["accuracy", "precision", "recall", "auc", "mse", "mae"]
-    settings = EvaluationSettings(batch_size, names, per_worker=True)
-    program = EvaluateProgram(
-        ModelParts(scorer, loss=nn.MSELoss()), settings, ["x"], ["c"], [], crew.sync
-    )
+    settings = EvaluationSettings(batch_size, ["x"], ["c"], metrics=names, per_worker=True)
+    program = EvaluateProgram(ModelParts(scorer, loss=nn.MSELoss()), settings, [], crew.sync)
     results, _ = crew.run(program, shards, dumps(scorer().state_dict()))
     with torch.no_grad():
         score = scorer()(torch.from_numpy(rows["x"]))[:, 0].numpy()

@@ -6,6 +6,7 @@ in one and as floats in the other reach the model in the dtype of the training d
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -26,14 +27,13 @@ from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
-from bigdl.training.state import mixed_seed, seeded
+from bigdl.training.state import isolated_rng, mixed_seed
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
     from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.worker import Worker
     from bigdl.training.fit import RunSettings
 
     Places = dict[str | None, tuple[int, int | None]]  # see Shard.places
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 def casts(
     names: Sequence[str], own: list, others: list, *, is_target: bool
-) -> Iterator[tuple[int, str | None, Callable]]:
-    """Yield the casts that bring validation data into the types of the training data.
+) -> dict[tuple[int, str | None], Callable]:
+    """Return the casts that bring validation data into the types of the training data.
 
     Parameters
     ----------
@@ -53,10 +53,10 @@ def casts(
     is_target : bool
         Targets may differ in more than their dtype: the loss looks at them.
 
-    Yields
-    ------
-    number, key, cast
-        Which column, the key of its array, and a function of a tensor.
+    Returns
+    -------
+    dict of (int, str or None) to callable
+        By the number of the column and the key of its array, functions of a tensor.
 
     Raises
     ------
@@ -69,12 +69,14 @@ def casts(
             f"validation_data has {len(own)} columns of features but the training data has "
             f"{len(others)}; give both the same"
         )
+    out: dict[tuple[int, str | None], Callable] = {}
     for number, (name, here, there) in enumerate(zip(names, own, others, strict=False)):
-        known = {key: kind for key, *kind in there}
-        for key, *kind in here:
-            dtype = _dtype_like(kind, known.get(key), name, is_target)
+        known = {key: types for key, *types in there}
+        for key, *types in here:
+            dtype = _dtype_like(types, known.get(key), name, is_target)
             if dtype is not None:
-                yield number, key, functools.partial(in_dtype, dtype=dtype, name=name)
+                out[number, key] = functools.partial(in_dtype, dtype=dtype, name=name)
+    return out
 
 
 def _dtype_like(this, others, name, is_target):
@@ -119,6 +121,12 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tenso
 
 
 # -- batches of a loader, whose types are seen when they are made ----------------------------------
+
+
+def zero_column(leaves: list, rows: int) -> Any:
+    """Return rows of zeros or empty texts of a column as ``BatchSource.types`` tells it."""
+    arrays = {key: np.zeros((rows, *shape), dtype) for key, dtype, shape in leaves}
+    return arrays.get(None, arrays)
 
 
 def form_of(batch: Any) -> Any:
@@ -175,15 +183,37 @@ class BatchSource(ABC):
         Equal for equal rows in equal order, as far as that is known.
     drop_last : bool
         True if a last batch that is not full is left out.
-    inputs, targets : list or None
-        Key, dtype and row shape of every array of every feature or label column, where known.
+    types : list or None
+        Of the features and of the targets: key, dtype and row shape of every array of every column;
+        None where they are not known.
     """
 
     rows: int
     fingerprint: int
     drop_last = False
-    inputs: list | None = None
-    targets: list | None = None
+    types: list | None = None
+
+    @property
+    def inputs(self) -> list | None:
+        """The types of the features."""
+        return None if self.types is None else self.types[0]
+
+    @abstractmethod
+    def take_types(self, types: list | None, training: BatchSource) -> None:
+        """Give out numbers in the dtypes that they have in the training data.
+
+        Parameters
+        ----------
+        types : list or None
+            Those of the training data.
+        training : TensorShard or LoaderBatches
+            The training data of this worker.
+
+        Raises
+        ------
+        UsageError
+            For columns that cannot be brought together.
+        """
 
     @abstractmethod
     def window(self, memory: int) -> int:
@@ -195,6 +225,17 @@ class BatchSource(ABC):
     ) -> Any:
         """The order of an epoch; the batches of ``ranges()`` (start, stop) are read in turn."""
 
+    def order_of_pass(
+        self, plan: BatchPlan, settings: RunSettings, number: int, rank: int, window: int, step: int
+    ) -> Any:
+        """Return the order of a pass over the rows, whose batches are read from a step on."""
+        plan = copy.copy(plan)  # it remembers where it was read last
+
+        def ranges():
+            return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
+
+        return self.order(settings.shuffle, settings.seed, number, rank, window, ranges)
+
     def facts(self, window: int) -> dict:
         """Return what :func:`plan_batches` needs to know of the rows; JSON-able."""
         return {
@@ -202,6 +243,7 @@ class BatchSource(ABC):
             "fingerprint": self.fingerprint,
             "drop_last": bool(self.drop_last),
             "window": window,
+            "types": self.types,
         }
 
     @abstractmethod
@@ -232,6 +274,8 @@ class TensorShard(BatchSource):
     shard : bigdl.runtime.shards.shard.Shard
     feature_cols, label_cols : sequence of str or None
         None for those that the shard itself names so.
+    as_dict : bool
+        Make batches that are dicts of the columns.
 
     Raises
     ------
@@ -241,14 +285,21 @@ class TensorShard(BatchSource):
     Attributes
     ----------
     rows : int
-    inputs, targets : list or None
-        Key, dtype and row shape of every array of every feature or label column; None without rows.
+    types : list or None
+        None without rows.
     """
 
     def __init__(
-        self, shard: Shard, feature_cols: Sequence[str] | None, label_cols: Sequence[str] | None
+        self,
+        shard: Shard,
+        feature_cols: Sequence[str] | None,
+        label_cols: Sequence[str] | None,
+        *,
+        as_dict: bool = False,
     ):
         import torch
+
+        self._is_dict = as_dict
 
         self.rows, self.fingerprint = shard.rows, shard.fingerprint
         self._features: list[Places] = []
@@ -282,20 +333,15 @@ class TensorShard(BatchSource):
         }
         self._words = {i: w for i, t in self._tensors.items() if (w := _as_words(t)) is not None}
         leaves = shard.spool.leaves
-        self.inputs, self.targets = (
-            [
-                [
-                    [
-                        key,
-                        TEXT if is_text(leaves[i].dtype) else leaves[i].dtype,
-                        list(leaves[i].shape) if j is None else [],
-                    ]
-                    for key, (i, j) in places.items()
-                ]
-                for places in columns
-            ]
+
+        def type_of(key, i, j):
+            dtype = TEXT if is_text(leaves[i].dtype) else leaves[i].dtype
+            return [key, dtype, list(leaves[i].shape) if j is None else []]
+
+        self.types = [
+            [[type_of(key, *place) for key, place in places.items()] for places in columns]
             for columns in (self._features, self._labels)
-        )
+        ]
         self._names = list(feature_cols), list(label_cols)
         for name, places in zip(label_cols, self._labels, strict=True):
             if any(i in self._texts for i, _ in places.values()):
@@ -304,30 +350,13 @@ class TensorShard(BatchSource):
                     "with StringIndexer"
                 )
 
-    def take_types(self, inputs: list | None, targets: list | None, training: BatchSource) -> None:
-        """Give out numbers in the dtypes that they have in the training data.
-
-        Parameters
-        ----------
-        inputs, targets : list or None
-            Those of the training data; None where they are not known.
-        training : TensorShard or LoaderBatches
-            The training data of this worker.
-
-        Raises
-        ------
-        UsageError
-            For columns that cannot be brought together.
-        """
-        if not self.rows or inputs is None or targets is None:
+    def take_types(self, types: list | None, training: BatchSource) -> None:
+        if self.types is None or types is None:
             return
-        names = self._names
-        own = cast("tuple[list, list]", (self.inputs, self.targets))  # None only without rows
-        for columns, column_casts in (
-            (self._features, casts(names[0], own[0], inputs, is_target=False)),
-            (self._labels, casts(names[1], own[1], targets, is_target=True)),
-        ):
-            self._casts.update({columns[number][key]: cast for number, key, cast in column_casts})
+        both = zip((self._features, self._labels), self._names, self.types, types, strict=True)
+        for is_target, (columns, names, own, others) in enumerate(both):
+            column_casts = casts(names, own, others, is_target=bool(is_target))
+            self._casts.update({columns[i][key]: cast for (i, key), cast in column_casts.items()})
 
     def has_label(self, value: float) -> bool:
         """Return True if a target somewhere is `value`."""
@@ -396,6 +425,8 @@ class TensorShard(BatchSource):
             return column_values.get(None, column_values)
 
         out = [column(places) for places in self._features]
+        if self._is_dict:
+            return dict(zip(self._names[0], out, strict=True))
         labels = [_target(column(places)) for places in self._labels]
         if labels:
             out.append(labels[0] if len(labels) == 1 else tuple(labels))
@@ -407,24 +438,6 @@ class TensorShard(BatchSource):
         if i not in self._words:
             return tensor.index_select(0, index)
         return self._words[i].index_select(0, index).view(tensor.dtype).view(-1, *tensor.shape[1:])
-
-
-class KeyedShard(TensorShard):
-    """Columns whose batches are dicts of them.
-
-    Parameters
-    ----------
-    shard : bigdl.runtime.shards.shard.Shard
-    keys : sequence of str
-    """
-
-    def __init__(self, shard: Shard, keys: Sequence[str]):
-        super().__init__(shard, keys, ())
-        self._keys = keys
-
-    def batch(self, start: int, stop: int, order: Any = None) -> dict:
-        """Rows `start`...`stop` of the shard's order, copied."""
-        return dict(zip(self._keys, super().batch(start, stop, order), strict=True))
 
 
 def _as_words(tensor):
@@ -467,6 +480,16 @@ class BatchLayout:
     drop_last: bool
     windows: Sequence[int] = ()
 
+    @classmethod
+    def of(cls, settings: RunSettings, known: Sequence[dict], drop_last: bool = False):
+        """Return the layout for what every worker knows of its rows."""
+        rows, fingerprints, windows = (
+            [each[fact] for each in known] for fact in ("rows", "fingerprint", "window")
+        )
+        drop_last = drop_last or settings.drop_last
+        size, shuffle = settings.batch_size, settings.shuffle
+        return cls(settings.seed, size, rows, fingerprints, shuffle, drop_last, windows)
+
     def check(self, manifest: dict, rank: int) -> None:
         """In the middle of an epoch the batches must be those of the run that was interrupted."""
         for key in ("batch_size", "seed", "shuffle", "drop_last", "rows"):
@@ -499,25 +522,15 @@ def plan_batches(settings: RunSettings, known: Sequence[dict]) -> tuple[BatchPla
     UsageError
         If there would be no batch at all.
     """
-    rows = [each["rows"] for each in known]
-    if not sum(rows):
+    batches = BatchLayout.of(settings, known, any(each["drop_last"] for each in known))
+    if not sum(batches.rows):
         raise UsageError("The training data has no rows")
-    drop_last = settings.drop_last or any(each["drop_last"] for each in known)
-    plan = BatchPlan(rows, settings.batch_size, drop_last)
+    plan = BatchPlan(batches.rows, settings.batch_size, batches.drop_last)
     if not plan.steps:
         raise UsageError(
-            f"drop_last leaves no batch: the data has {sum(rows)} rows and batch_size is "
+            f"drop_last leaves no batch: the data has {sum(batches.rows)} rows and batch_size is "
             f"{settings.batch_size}"
         )
-    batches = BatchLayout(
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        rows=rows,
-        fingerprint=[each["fingerprint"] for each in known],
-        shuffle=settings.shuffle,
-        drop_last=drop_last,
-        windows=[each["window"] for each in known],
-    )
     return plan, batches
 
 
@@ -531,63 +544,57 @@ def all_gather_json(sync: GradientSync, own: Any) -> list:
 _SEED_OF_EVALUATION = 0
 
 
-def open_batches(
-    shard: Shard | LoaderShard,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
-    worker: Worker,
-    config: dict,
-    batch_size: int,
-) -> BatchSource:
-    """Open the source of a loop's batches.
+@dataclass
+class BatchSettings:
+    """What the batches of a loop are made of.
 
-    Parameters
+    Attributes
     ----------
-    shard : Shard or LoaderShard
+    batch_size : int or None
+        Rows of a batch over all workers together; None for a function that does without.
     feature_cols, label_cols : sequence of str or None
-        Of batches that are dicts, their keys.
-    worker : Worker
-    config : dict
-        For a function that makes a loader.
-    batch_size : int
-        Of a global batch.
-
-    Returns
-    -------
-    TensorShard or LoaderBatches
+        Of batches that are dicts, their keys. With `weighted` the last label column holds the
+        weights of the rows.
+    num_steps : int, optional
+        Batches of an evaluation by each worker at most.
+    weighted : bool
     """
-    if not isinstance(shard, LoaderShard):
-        return TensorShard(shard, feature_cols, label_cols)
-    import cloudpickle
 
-    size = worker.world_size
-    loader = as_loader(cloudpickle.loads(shard.payload()), config, max(1, batch_size // size))
-    return open_loader(loader, shard, feature_cols, label_cols, worker)
+    batch_size: int | None
+    feature_cols: Sequence[str] | None
+    label_cols: Sequence[str] | None
+    num_steps: int | None = None
+    weighted: bool = False
 
+    def open_batches(self, shard: Any, worker: Any, config: dict, made: Any = None) -> BatchSource:
+        """Open the source of batches over a shard.
 
-def open_loader(
-    loader: DataLoader,
-    shard: LoaderShard,
-    feature_cols: Sequence[str] | None,
-    label_cols: Sequence[str] | None,
-    worker: Worker,
-) -> BatchSource:
-    """Open the source of a loop's batches over a loader that the worker has made.
+        Parameters
+        ----------
+        shard : Shard or LoaderShard
+        worker : Worker
+        config : dict
+            For a function that makes a loader.
+        made : DataLoader or Dataset, optional
+            What the worker has made of a loader's shard; default: what :func:`as_loader` makes.
 
-    Parameters
-    ----------
-    loader : torch.utils.data.DataLoader
-    shard, feature_cols, label_cols, worker
-        See :func:`open_batches`.
-    """
-    from torch.utils.data import IterableDataset
+        Returns
+        -------
+        TensorShard or LoaderBatches
+        """
+        if not isinstance(shard, LoaderShard):
+            return TensorShard(shard, self.feature_cols, self.label_cols)
+        import cloudpickle
+        from torch.utils.data import IterableDataset
 
-    if isinstance(loader.dataset, IterableDataset):
-        made, keys = spooled(loader, shard, feature_cols, label_cols)
-        return TensorShard(made, None, None) if keys is None else KeyedShard(made, keys)
-    batches = LoaderBatches(loader, worker.rank, worker.world_size)
-    worker.at_exit(batches.close)
-    return batches
+        made = cloudpickle.loads(shard.payload()) if made is None else made
+        loader = as_loader(made, config, max(1, (self.batch_size or 1) // worker.world_size))
+        if isinstance(loader.dataset, IterableDataset):
+            spool, keys = spooled(loader, shard, self.feature_cols, self.label_cols)
+            return TensorShard(spool, keys, None if keys is None else (), as_dict=keys is not None)
+        batches = LoaderBatches(loader, worker.rank, worker.world_size)
+        worker.at_exit(batches.close)
+        return batches
 
 
 def as_loader(loader: Any, config: dict, batch_size: int) -> DataLoader:
@@ -633,11 +640,13 @@ def as_loader(loader: Any, config: dict, batch_size: int) -> DataLoader:
 _OPTIONS = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn")
 
 
+@dataclass
 class _Epoch:
     """The order of one epoch, and the batches that are being loaded ahead."""
 
-    def __init__(self, indices: np.ndarray, seeds: tuple[int, ...], ahead: Iterator | None):
-        self.indices, self.seeds, self.ahead = indices, seeds, ahead
+    indices: np.ndarray
+    seeds: tuple[int, ...]
+    ahead: Iterator | None = None
 
 
 class LoaderBatches(BatchSource):
@@ -683,7 +692,7 @@ class LoaderBatches(BatchSource):
         self._like: LoaderBatches | None = None
         self._one_by_one = _BatchMaker((loader.dataset, loader.collate_fn))
 
-    def take_types(self, inputs: list | None, targets: list | None, training: BatchSource) -> None:
+    def take_types(self, types: list | None, training: BatchSource) -> None:
         """Give out numbers in the dtypes of the batches of `training`, as far as it made any."""
         self._like = training if isinstance(training, LoaderBatches) else None
 
@@ -696,23 +705,27 @@ class LoaderBatches(BatchSource):
     ) -> _Epoch:
         """The order of an epoch; the batches of `ranges` (start, stop) are loaded ahead."""
         indices = self._indices(self._shuffles, seed, epoch)
-        return self._start(indices, (seed, epoch), ranges())
+        return self._start(_Epoch(indices, (seed, epoch)), ranges())
 
     def in_order(self, batch_size: int) -> _Epoch:
         """The order of an evaluation in batches of so many rows."""
         starts = range(0, self.rows, batch_size)
         ranges = ((start, min(start + batch_size, self.rows)) for start in starts)
-        return self._start(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0), ranges)
+        return self._start(self._evaluation(), ranges)
+
+    def _evaluation(self) -> _Epoch:
+        return _Epoch(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0))
 
     def _indices(self, shuffle, seed, epoch):
         """Return the samples that this worker takes, in its order."""
         if self._sampler is None:
             indices = np.arange(self._rank, self._count, self._size)
             return indices[permutation(self.rows, seed, epoch, self._rank)] if shuffle else indices
-        with seeded(seed, epoch):
+        drawing_seed = mixed_seed(seed, epoch)
+        with isolated_rng(drawing_seed):
             generator = getattr(self._sampler, "generator", None)
             if generator is not None:
-                generator.manual_seed(mixed_seed(seed, epoch))
+                generator.manual_seed(drawing_seed)
             if hasattr(self._sampler, "set_epoch"):
                 self._sampler.set_epoch(epoch)
             drawn = list(itertools.islice(iter(self._sampler), self._count))
@@ -725,33 +738,33 @@ class LoaderBatches(BatchSource):
         out[:] = drawn[self._rank :: self._size]
         return out
 
-    def _start(self, indices, seeds, ranges):
+    def _start(self, epoch, ranges):
         if self._current is not None:
             self._current.ahead = None  # its next batches are made one by one
-        self._current = epoch = _Epoch(indices, seeds, None)
+        self._current = epoch
         if self._loader.num_workers:
             if self._processes is None:
                 self._processes = _Processes(self._loader)
             self._processes.close_epoch()
-            items = ((r, self._item(epoch, *r)) for r in ranges if r[1] > r[0])
+            items = (self._item(epoch, *bounds) for bounds in ranges if bounds[1] > bounds[0])
             epoch.ahead = self._processes.load(items)
         return epoch
 
     def _item(self, epoch, start, stop):
         seeds = (*epoch.seeds, self._rank, start)
-        return seeds, epoch.indices[start:stop].tolist()
+        return (start, stop), seeds, epoch.indices[start:stop].tolist()
 
     def batch(self, start: int, stop: int, order: _Epoch | None = None) -> list:
         """The batch of rows `start`...`stop` of an order; default that of an evaluation."""
         if order is None:
-            order = _Epoch(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0), None)
+            order = self._evaluation()
         loaded = None
         if order.ahead is not None:
-            expected, loaded = next(order.ahead, (None, None))
-            if expected != (start, stop):
+            expected, loaded = next(order.ahead, ((), None))
+            if tuple(expected) != (start, stop):  # pinned memory makes a list of it
                 order.ahead = loaded = None  # somebody reads in another order than was announced
         if loaded is None:
-            loaded = self._one_by_one[self._item(order, start, stop)]
+            _, loaded = self._one_by_one[self._item(order, start, stop)]
         loaded = list(loaded) if isinstance(loaded, tuple | list) else loaded
         if self._form is None:
             self._form = form_of(loaded)
@@ -767,7 +780,11 @@ class LoaderBatches(BatchSource):
 
 
 class _BatchMaker:
-    """Makes batches of samples, each under a seed of its own; in this or in another process."""
+    """Makes batches of samples, each under a seed of its own; in this or in another process.
+
+    An item is the place of a batch in an order, its seeds and the indices of its samples; it gives
+    the place and the batch.
+    """
 
     def __init__(self, dataset_and_collate):
         from torch.utils.data import TensorDataset, default_collate
@@ -776,16 +793,16 @@ class _BatchMaker:
         self._is_plain = type(self.dataset) is TensorDataset and self.collate is default_collate
 
     def __getitem__(self, item):
-        seeds, indices = item
+        bounds, seeds, indices = item
         if self._is_plain:
             import torch
 
             index = torch.as_tensor(indices)
-            return tuple(t.index_select(0, index) for t in self.dataset.tensors)
-        with seeded(*seeds):
+            return bounds, tuple(t.index_select(0, index) for t in self.dataset.tensors)
+        with isolated_rng(mixed_seed(*seeds)):
             fetch = getattr(self.dataset, "__getitems__", None)
             samples = fetch(indices) if fetch else [self.dataset[i] for i in indices]
-            return self.collate(samples)
+            return bounds, self.collate(samples)
 
     def __reduce__(self):
         return _BatchMaker, (_ByValue((self.dataset, self.collate)),)
@@ -806,8 +823,6 @@ class _Processes:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", __name__])
         self._items: Iterator = iter(())
-        self._under_way: Iterator | None = None
-        self._ranges: list = []
         init = loader.worker_init_fn
         self._loader = DataLoader(
             _BatchMaker((loader.dataset, loader.collate_fn)),
@@ -824,24 +839,21 @@ class _Processes:
         )
 
     def load(self, items):
-        """Pairs (range, batch) of pairs (range, item), loaded ahead."""
-        self._items, self._ranges = items, []
-        with seeded(0):  # torch draws a seed for the processes, which need none
-            self._under_way = iter(self._loader)
-        for loaded in self._under_way:
-            yield self._ranges.pop(0), loaded
+        """Yield what a :class:`_BatchMaker` gives for items, loaded ahead."""
+        self._items = items
+        with isolated_rng(0):  # torch draws a seed for the processes, which need none
+            under_way = iter(self._loader)
+        yield from under_way
 
     def close_epoch(self):
         """Announce nothing more of the epoch before."""
         self._items = iter(())
 
     def __iter__(self):
-        for range_, item in self._items:
-            self._ranges.append(range_)
-            yield item
+        yield from self._items
 
     def close(self):
-        iterator, self._under_way = self._loader._iterator, None
+        iterator = self._loader._iterator
         if iterator is not None:
             iterator._shutdown_workers()
             self._loader._iterator = None

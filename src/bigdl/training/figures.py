@@ -37,30 +37,34 @@ class EpochSums:
     last_counted: float = 0.0
 
     def add(
-        self,
-        loss: float,
-        counted: float,
-        rows: int,
-        *,
-        fetch_s: float = 0.0,
-        forward_s: float = 0.0,
-        backward_s: float = 0.0,
-        step_s: float,
+        self, loss: float, counted: float, rows: int, *, step_s: float, **seconds: float
     ) -> None:
-        """Add one step; without rows its loss is 0 and its times do not count as a batch."""
+        """Add one step; without rows its loss is 0 and its times do not count as a batch.
+
+        Parameters
+        ----------
+        loss, counted, rows
+            Of this worker.
+        step_s : float
+            Seconds of the whole step.
+        **seconds
+            ``fetch_s``, ``forward_s`` and ``backward_s`` of it.
+        """
         self.loss += loss
         self.counted += counted
         self.rows += rows
         self.batches += bool(rows)
         self.last_loss, self.last_counted = loss, counted
-        self.fetch_s += fetch_s
-        self.forward_s += forward_s
-        self.backward_s += backward_s
-        self.epoch_s += step_s
+        for name, value in {"epoch_s": step_s, **seconds}.items():
+            setattr(self, name, getattr(self, name) + value)
 
     def mean(self) -> float | None:
         """Mean loss of this worker's samples so far."""
         return self.loss / self.counted if self.counted else None
+
+    def _losses(self) -> dict[str, float | None]:
+        last = self.last_loss / self.last_counted if self.last_counted else None
+        return {"train_loss": self.mean(), "last_train_loss": last}
 
     def values(self) -> tuple[float, ...]:
         return tuple(float(value) for value in astuple(self))
@@ -72,34 +76,30 @@ class EpochSums:
         """Figures of all workers, the same on every rank; None if nobody did anything."""
         return self.merged([EpochSums(*values) for values in sync.all_gather(self.values())])
 
+    @classmethod
+    def total(cls, everyone: Iterable[EpochSums]) -> EpochSums:
+        """Sums of workers with these sums."""
+        return cls(*map(sum, zip(*map(astuple, everyone), strict=True)))
+
     @staticmethod
     def merged(everyone: Sequence[EpochSums]) -> dict | None:
         """Figures of workers with these sums; None if none of them did anything."""
-        rows = sum(s.rows for s in everyone)
-        if not rows:
+        total = EpochSums.total(everyone)
+        if not total.rows:
             return None
-        counted = sum(s.counted for s in everyone)
-        last = sum(s.last_counted for s in everyone)
-        batches = max(1.0, sum(s.batches for s in everyone))
-        workers = len(everyone)
+        workers, batches = len(everyone), max(1.0, total.batches)
         return {
-            "batch_count": sum(s.batches for s in everyone) / workers,
-            "num_samples": int(rows),
-            "train_loss": sum(s.loss for s in everyone) / counted if counted else None,
-            "last_train_loss": sum(s.last_loss for s in everyone) / last if last else None,
+            "batch_count": total.batches / workers,
+            "num_samples": int(total.rows),
+            **total._losses(),
             "profile": {
-                "mean_train_epoch_s": sum(s.epoch_s for s in everyone) / workers,
-                "mean_fetch_s": sum(s.fetch_s for s in everyone) / batches,
-                "mean_fwd_s": sum(s.forward_s for s in everyone) / batches,
-                "mean_bwd_s": sum(s.backward_s for s in everyone) / batches,
+                "mean_train_epoch_s": total.epoch_s / workers,
+                "mean_fetch_s": total.fetch_s / batches,
+                "mean_fwd_s": total.forward_s / batches,
+                "mean_bwd_s": total.backward_s / batches,
             },
             "workers": [
-                {
-                    "batch_count": int(s.batches),
-                    "num_samples": int(s.rows),
-                    "train_loss": s.mean(),
-                    "last_train_loss": s.last_loss / s.last_counted if s.last_counted else None,
-                }
+                {"batch_count": int(s.batches), "num_samples": int(s.rows), **s._losses()}
                 for s in everyone
             ],
         }

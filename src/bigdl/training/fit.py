@@ -11,6 +11,7 @@ is never retried and never asked about.
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import sys
@@ -26,18 +27,19 @@ from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import Job, NoRows
+from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import (
+    BackgroundWriter,
     CheckpointDirectory,
-    CheckpointManager,
     Snapshot,
     checkpoint_name,
     read_checkpoint,
 )
 from bigdl.training.figures import EpochSums
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
+from bigdl.training.state import RunningState, dumps, loads
 
 if TYPE_CHECKING:
-    from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
 
 logger = logging.getLogger("bigdl.orca")
@@ -227,7 +229,7 @@ class ProgressBar:
         if self._bar is None:
             from tqdm.auto import tqdm
 
-            self._bar = tqdm(desc="fit", unit="step", leave=True)
+            self._bar = tqdm(desc="fit", unit="step")
         bar = self._bar
         bar.total = progress["epochs"] * progress["steps"]
         bar.n = progress["epoch"] * progress["steps"] + progress["step"]
@@ -285,8 +287,7 @@ class Training(ABC):
 
     def take(self, snapshot: Snapshot) -> None:
         """Go on from a state that was loaded."""
-        self.snapshot = snapshot
-        self._seed = snapshot.manifest.get("seed", self._seed)
+        self._resume(snapshot)
         self._epochs, self._steps = self.position.counted, self.position.global_step
 
     # -- what a framework says -----------------------------------------------------------------
@@ -371,6 +372,7 @@ class Training(ABC):
                 )
             self._resume(snapshot)
             self._epochs = self._steps = 0
+            self._is_resumed = True
             return
         if self._model_dir is None:
             raise UsageError('resume="auto" needs model_dir= in Estimator.from_torch')
@@ -381,14 +383,13 @@ class Training(ABC):
             return
         name, snapshot = latest
         if self.snapshot is None or name > checkpoint_name(self.snapshot):
-            self._run = run
+            self._run, self._is_resumed = run, True
             self._resume(snapshot)
             logger.info("The training goes on from %s/%s", run.url, name)
 
     def _resume(self, snapshot):
         self.snapshot = snapshot
         self._seed = snapshot.manifest.get("seed", self._seed)
-        self._is_resumed = True
 
     def _choose_run(self) -> None:
         """A run's folder that holds nothing beyond the state to start from."""
@@ -470,7 +471,9 @@ class FitLoop(ABC):
 
     def _checkpoint_after_epoch(self, loss: float | None, score: float | None) -> None:
         """Take a checkpoint at the end of an epoch, or stop there, if triggers say so."""
-        self._apply_triggers(self.position.after_epoch(loss, score))
+        position = self.position
+        state = TriggerState(position.epoch, position.global_step, True, loss, score)
+        self._apply_triggers(state)
 
     def _apply_triggers(self, state: TriggerState) -> None:
         if self._fires(self.settings.end, state):
@@ -482,9 +485,130 @@ class FitLoop(ABC):
 class WorkerLoop(FitLoop):
     """One worker's part of a fit; its methods are collectives."""
 
+    worker: Worker
     sync: GradientSync
-    _checkpoints: CheckpointManager
+    _running: RunningState
+    _batches: BatchLayout
+    _types: list | None  # of the training data, see BatchSource
     _sums: EpochSums
+    _directory: CheckpointDirectory | None = None  # without one the snapshots go to the driver
+    _saved: dict | None = None  # position of the newest checkpoint
+    _checkpoint: str | None = None  # its name, on rank 0
+
+    # -- what the framework keeps ----------------------------------------------------------------
+
+    @abstractmethod
+    def _shared(self) -> dict[str, bytes]:
+        """Return the files of what is the same on every rank."""
+
+    @abstractmethod
+    def _put_shared(self, files: dict[str, bytes]) -> None:
+        """The inverse of :meth:`_shared`; the model may be alone."""
+
+    @abstractmethod
+    def _own(self) -> dict:
+        """Return the state that is this rank's alone."""
+
+    @abstractmethod
+    def _put_own(self, state: dict) -> None:
+        """The inverse of :meth:`_own`."""
+
+    def _facts(self) -> dict:
+        """Return what the manifest of a checkpoint says of the input, JSON-able."""
+        return {"inputs": self._types and self._types[0]}
+
+    # -- the start -------------------------------------------------------------------------------
+
+    def _start(self, worker: Worker, sync: GradientSync) -> None:
+        """Meet the other workers."""
+        self._writer = BackgroundWriter()
+        worker.at_exit(self._writer.wait)  # after the sync has stopped: a peer may wait for it
+        sync.start()
+
+    def _exchange(self, known: dict) -> list[dict]:
+        """Return what the workers know of their rows, by rank.
+
+        Parameters
+        ----------
+        known : dict
+            JSON-able: ``types`` and ``rows`` of the training data, ``validation``, the number of
+            rows to validate, or 1 without, and what the framework wants.
+        """
+        everyone = all_gather_json(self.sync, known)
+        if not sum(each["validation"] for each in everyone):
+            raise UsageError("The validation data has no rows")
+        self._types = next((each["types"] for each in everyone if each["types"]), None)
+        return everyone
+
+    def _restore(self) -> None:
+        """Start from the driver's state, or from the model of rank 0: the same on every rank.
+
+        Raises
+        ------
+        UsageError
+            On rank 0, if the worker does not see the folder of the driver.
+        """
+        settings, rank = self.settings, self.sync.rank
+        if settings.run_url is not None:
+            self._directory = CheckpointDirectory(settings.run_url, settings.keep)
+            if rank == 0 and not self._directory.is_shared():
+                raise UsageError(
+                    f"The worker on {self.worker.host} does not see model_dir "
+                    f"{settings.run_url!r}; pass a folder that the driver and all workers share"
+                )
+        snapshot = self._agree_on_start()
+        files, manifest = snapshot.files, snapshot.manifest
+        self._put_shared(files)
+        self._restore_own(files.get("rng.pt"), self._put_own)
+        self.position, self._sums = snapshot.position, EpochSums()
+        if "windows" in manifest and manifest.get("rows") == list(self._batches.rows):
+            # they depend on the memory that was free; a run goes on with those that it had
+            self._batches = replace(self._batches, windows=manifest["windows"])
+        if self.position.step and not self.position.partial:
+            self._batches.check(manifest, rank)
+            self._restore_own(files.get("buffers.pt"), self._running.put)
+            self._running.rows = manifest["rows_since_merge"][rank]
+            self._sums = EpochSums(**manifest["sums"][rank])
+
+    def _agree_on_start(self) -> Snapshot:
+        message = blob = None
+        if self.sync.rank == 0:
+            blob = self.worker.state()
+            if blob is None:
+                doc, blob = Snapshot(Position().to_json(), self._shared()).pack()
+            else:
+                doc = self.worker.options["snapshot"]
+            message = json.dumps(doc).encode()
+        doc = json.loads(cast("bytes", self.sync.broadcast(message)))
+        return Snapshot.unpack(doc, cast("bytes", self.sync.broadcast(blob)))
+
+    def _restore_own(self, data: bytes | None, restore: Callable) -> None:
+        """Give this rank what it had, if there were as many ranks."""
+        everyone = loads(data) if data else []
+        if len(everyone) == self.sync.world_size:
+            restore(everyone[self.sync.rank])
+
+    # -- on the way ------------------------------------------------------------------------------
+
+    def _report(self, epochs: int, steps: int, loss: float | None) -> None:
+        """Tell the driver how far this worker is.
+
+        Parameters
+        ----------
+        epochs : int
+            At the end of the fit.
+        steps : int
+            Of an epoch.
+        loss : float or None
+        """
+        position, first = self.position, self.settings.goal.first
+        self.worker.progress(
+            epoch=position.epoch - first,
+            epochs=epochs - first,
+            step=position.step,
+            steps=steps,
+            loss=loss,
+        )
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
         answer = super()._fires(trigger, state)
@@ -501,32 +625,49 @@ class WorkerLoop(FitLoop):
         self._apply_triggers(TriggerState(self.position.epoch, self.position.global_step))
 
     def _save_checkpoint(self) -> None:
-        if self._checkpoints.directory is None and self._is_over():
-            return  # the result of the fit is the same state
-        self._checkpoints.save(self.position, self._sums)
+        if self._directory is not None or not self._is_over():
+            self._save("checkpoint")  # else the result of the fit is the same state
+
+    def _save(self, topic: str) -> None:
+        """Write a checkpoint or send it to the driver.
+
+        The state is copied here and written by a thread; the next checkpoint waits for it.
+        """
+        directory, snapshot = self._directory, self._snapshot()
+        self._saved = self.position.to_json()
+
+        def write():
+            self._checkpoint = directory.write(snapshot)
+
+        if snapshot is not None:
+            if directory is not None:
+                self._writer.start(write)
+            else:
+                self.worker.send(topic, *snapshot.pack())
 
     def _finish(self) -> dict:
         """Leave the final state where the driver finds it, and say where."""
         self.position.end_fit(self.settings.goal)
-        return {"checkpoint": self._checkpoints.finish(self.position, self._sums)}
+        if self._directory is None or self._saved != self.position.to_json():
+            self._save("final")
+        self._writer.wait()
+        return {"checkpoint": self._checkpoint}
 
-
-def open_run_directory(
-    settings: RunSettings, worker: Worker, rank: int
-) -> CheckpointDirectory | None:
-    """Return the folder of this run, or None without a ``model_dir``.
-
-    Raises
-    ------
-    UsageError
-        On rank 0, if the worker does not see the folder of the driver.
-    """
-    if settings.run_url is None:
-        return None
-    directory = CheckpointDirectory(settings.run_url, settings.keep)
-    if rank == 0 and not directory.is_shared():
-        raise UsageError(
-            f"The worker on {worker.host} does not see model_dir {settings.run_url!r}; pass a "
-            "folder that the driver and all workers share"
-        )
-    return directory
+    def _snapshot(self) -> Snapshot | None:
+        """Return the whole state, on rank 0."""
+        sync, position = self.sync, self.position
+        manifest = {**position.to_json(), **vars(self._batches), **self._facts()}
+        files = {"rng.pt": sync.gather(dumps(self._own()))}
+        if position.step:
+            everyone = sync.all_gather([*self._sums.values(), float(self._running.rows)])
+            manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
+            manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
+            if sync.world_size > 1:
+                files["buffers.pt"] = sync.gather(dumps(self._running.own()))
+        with self._running.merged():
+            shared = self._shared() if sync.rank == 0 else {}
+        if sync.rank != 0:
+            return None
+        gathered = cast("dict[str, list[bytes]]", files)  # None on the other ranks
+        packed = {name: dumps([loads(d) for d in data]) for name, data in gathered.items()}
+        return Snapshot(manifest, packed | shared)

@@ -122,10 +122,6 @@ class Position:
         """Epochs that have figures, an unfinished one included."""
         return self.epoch + (self.partial is not None)
 
-    def after_epoch(self, loss: float | None, score: float | None) -> TriggerState:
-        """Return the state that triggers see at the end of an epoch."""
-        return TriggerState(self.epoch, self.global_step, True, loss, score)
-
     def close_epoch(self, entry: dict) -> None:
         """Count the epoch that has these figures as finished."""
         self.history.append(entry)

@@ -16,6 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,57 +43,35 @@ def loads(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed torch, numpy and random; ranks draw different numbers."""
-    import numpy as np
-
-    _seed_all(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
-
-
-def _seed_all(seed: int) -> None:
-    import numpy as np
+def seed_everything(seed: int, rank: int = 0) -> int:
+    """Seed torch, numpy and random; ranks draw different numbers. Returns their seed."""
     import torch
 
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    torch.manual_seed(mixed)
+    np.random.seed(mixed)
+    random.seed(mixed)
+    return mixed
 
 
 @contextlib.contextmanager
 def isolated_rng(seed: int) -> Iterator[None]:
     """Run a block under a seed and leave the random generators of the process as they were."""
-    with _kept_rng():
-        seed_everything(seed)
-        yield
-
-
-@contextlib.contextmanager
-def seeded(*values: int) -> Iterator[None]:
-    """Like :func:`isolated_rng`, under a seed of 63 bits from several numbers."""
-    with _kept_rng():
-        _seed_all(mixed_seed(*values))
-        yield
-
-
-def mixed_seed(*values: int) -> int:
-    """Return a seed of 63 bits that depends on all of the numbers."""
-    import numpy as np
-
-    return int(np.random.SeedSequence(values).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-@contextlib.contextmanager
-def _kept_rng():
     before = capture_rng()
     try:
+        seed_everything(seed)
         yield
     finally:
         restore_rng(before)
 
 
+def mixed_seed(*values: int) -> int:
+    """Return a seed of 63 bits that depends on all of the numbers."""
+    return int(np.random.SeedSequence(values).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
 def capture_rng() -> dict:
     """The state of the random generators of torch, numpy and random."""
-    import numpy as np
     import torch
 
     _, keys, position, has_gauss, cached = cast("tuple", np.random.get_state())
@@ -105,7 +85,6 @@ def capture_rng() -> dict:
 
 def restore_rng(state: dict) -> None:
     """The inverse of :func:`capture_rng`."""
-    import numpy as np
     import torch
 
     torch.set_rng_state(state["torch"])
@@ -191,14 +170,9 @@ class RunningState(ABC):
         return values
 
 
-_PRECISIONS = {
-    None: "fp32",
-    "fp32": "fp32",
-    "32": "fp32",
-    32: "fp32",
-    "32-true": "fp32",
-    "bf16": "bf16",
-    "bf16-mixed": "bf16",
+_PRECISIONS: dict[Any, str] = {
+    **dict.fromkeys((None, "fp32", "32", 32, "32-true"), "fp32"),
+    **dict.fromkeys(("bf16", "bf16-mixed"), "bf16"),
 }
 
 

@@ -30,14 +30,14 @@ def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> LayerOpti
     UsageError
         For options that cannot work, and for any with another backend.
     """
-    given = {name: arguments[name] for name in _OF_LAYER if arguments[name] is not None}
+    options = {name: arguments[name] for name in _OF_LAYER if arguments[name] is not None}
     if backend == "bigdl":
         from bigdl.orca.learn.layer_fit.loop import layer_options
 
-        return layer_options(given)
-    if given:
+        return layer_options(options)
+    if options:
         raise UsageError(
-            f"{', '.join(given)} of fit are for the parameter layer, this Estimator has "
+            f"{', '.join(options)} of fit are for the parameter layer, this Estimator has "
             f"backend={backend!r}; make it with backend='bigdl'"
         )
     return None
@@ -72,9 +72,7 @@ def with_weight(label_cols, weight_col) -> list:
 
 
 # what has no effect here, and why
-_IDLE = {
-    "info": "info was for a TrainingOperator; config reaches every creator and callback",
-}
+_IDLE = {"info": "info was for a TrainingOperator; config reaches every creator and callback"}
 _said: set[str] = set()
 
 

@@ -48,12 +48,6 @@ class Backend:
 
         return SparkEngine(**options)
 
-    def cluster(self, workers_per_node: int) -> SparkCluster | RayCluster | LocalMachine:
-        """Return where data is predicted that is not Spark's."""
-        from bigdl.orca.cluster.spark import SparkCluster
-
-        return SparkCluster.from_active()
-
     def end_workers(self) -> None:
         """End the workers that wait for programs."""
 
@@ -72,11 +66,6 @@ class RayBackend(Backend):
         from bigdl.orca.engines.ray import RayEngine
 
         return RayEngine(RayCluster.of_program(), min_workers=min_workers, **options)
-
-    def cluster(self, workers_per_node: int) -> RayCluster:
-        from bigdl.orca.cluster.ray import RayCluster
-
-        return RayCluster.of_program()
 
     def end_workers(self) -> None:
         from bigdl.orca.cluster.ray import is_connected
@@ -107,9 +96,6 @@ class HorovodBackend(Backend):
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
         return self._workers().engine(min_workers, **options)
 
-    def cluster(self, workers_per_node: int) -> SparkCluster | RayCluster | LocalMachine:
-        return self._workers().cluster(workers_per_node)
-
     def end_workers(self) -> None:
         self._workers().end_workers()
 
@@ -124,11 +110,6 @@ class LocalBackend(Backend):
         from bigdl.runtime.local import LocalEngine
 
         return LocalEngine(**options)
-
-    def cluster(self, workers_per_node: int) -> LocalMachine:
-        from bigdl.runtime.local import LocalMachine
-
-        return LocalMachine(workers_per_node)
 
     def end_workers(self) -> None:
         from bigdl.runtime.local import LocalEngine
@@ -174,6 +155,5 @@ def cluster_of(
     backend: str, data: Any, workers_per_node: int
 ) -> SparkCluster | RayCluster | LocalMachine:
     """Return where `data` is predicted: what Spark has, by Spark."""
-    if kind_of(data) in _OF_SPARK:
-        return Backend().cluster(workers_per_node)
-    return BACKENDS[backend].cluster(workers_per_node)
+    name = "spark" if kind_of(data) in _OF_SPARK else backend
+    return BACKENDS[name].engine(workers_per_node=workers_per_node).cluster

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,38 +18,6 @@ from bigdl.training.fit import FailurePolicy, Training
 if TYPE_CHECKING:
     from bigdl.orca.data.feeds.group import FeedGroup
     from bigdl.orca.learn.prediction.shipping import Shipped
-
-
-class BaseEstimator(ABC):
-    """Verbs of an Estimator; the subclasses say with which arguments."""
-
-    @abstractmethod
-    def fit(self, data, epochs: int = 1, **options):
-        """Train on distributed data; another call goes on where this one ended."""
-
-    @abstractmethod
-    def evaluate(self, data, **options) -> dict | list[dict]:
-        """Return loss and metrics on distributed data."""
-
-    @abstractmethod
-    def predict(self, data, **options):
-        """Return the input with a prediction for every row."""
-
-    @abstractmethod
-    def get_model(self):
-        """Return the trained model, on the driver."""
-
-    @abstractmethod
-    def save(self, path: str) -> str:
-        """Write the model."""
-
-    @abstractmethod
-    def load(self, path: str) -> None:
-        """Read what :meth:`save` wrote."""
-
-    @abstractmethod
-    def shutdown(self) -> None:
-        """Free what the Estimator holds."""
 
 
 @dataclass
@@ -74,7 +41,7 @@ class EstimatorOptions:
             self.model_dir = os.fspath(self.model_dir)
 
 
-class TrainingEstimator(BaseEstimator):
+class TrainingEstimator:
     """An Estimator that trains: its workers, its data, and what it has trained so far.
 
     Parameters
@@ -168,8 +135,7 @@ class TrainingEstimator(BaseEstimator):
             ``ship(data, feature_cols, cluster, inputs)`` returns the model for the tasks, and the
             types of its inputs if they are known.
         """
-        from bigdl.orca.learn.prediction.dataframe import PredictOptions
-        from bigdl.orca.learn.prediction.shards import opened, predict_any
+        from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
 
         cluster = cluster_of(self._backend, data, self._options.workers_per_node)
         data, names = opened(data, cluster), names_of(feature_cols)

@@ -11,7 +11,6 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import kind_of, names_of
-from bigdl.orca.learn.estimator import BaseEstimator
 from bigdl.orca.learn.prediction.typed import by_input
 
 __all__ = [
@@ -23,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Network:
-    """A network, which is :class:`~bigdl.orca.learn.prediction.shipping.Shippable`.
+    """A network as :class:`~bigdl.orca.learn.prediction.shipping.Shipped` broadcasts it.
 
     Attributes
     ----------
@@ -140,6 +139,8 @@ class _Ready:
 
 def _rows_of(network) -> int | None:
     """The rows of a call, if the network cannot take another number of them."""
+    from bigdl.nano.openvino.network import loose_shapes
+
     shapes = [port.partial_shape for port in network.inputs]
     if any(shape.rank.is_dynamic or not len(shape) for shape in shapes):
         return None
@@ -150,19 +151,14 @@ def _rows_of(network) -> int | None:
         raise UsageError(
             f"The first dimension of every input should be the rows, but they have {sorted(fixed)}"
         )
-    return None if _takes_any_rows(network) else fixed.pop()
-
-
-def _takes_any_rows(network) -> bool:
-    from bigdl.nano.openvino.network import loose_shapes
-
-    twin = network.clone()
+    rows, twin = fixed.pop(), network.clone()
     try:
         twin.reshape(loose_shapes(twin))
     except RuntimeError:  # a constant in it says how many rows there are
-        return False
+        return rows
     outputs = [port.partial_shape for port in twin.outputs]
-    return all(s.rank.is_static and len(s) and s[0].is_dynamic for s in outputs)
+    takes_any = all(s.rank.is_static and len(s) and s[0].is_dynamic for s in outputs)
+    return None if takes_any else rows
 
 
 class Estimator:
@@ -199,7 +195,7 @@ def _refused(verb: str, advice: str = "OpenVINO does not train") -> Callable[...
     return refuse
 
 
-class OpenvinoEstimator(BaseEstimator):
+class OpenvinoEstimator:
     """A network of OpenVINO that predicts on Spark; made by :meth:`Estimator.from_openvino`."""
 
     def __init__(self, *, model_path: str):
@@ -218,7 +214,7 @@ class OpenvinoEstimator(BaseEstimator):
         self._shipped = None
 
     @by_input
-    def predict(  # type: ignore[override]  # each framework has options of its own
+    def predict(
         self,
         data,
         feature_cols: str | Sequence[str] | None = None,
@@ -262,8 +258,8 @@ class OpenvinoEstimator(BaseEstimator):
             For arguments that cannot work.
         """
         from bigdl.orca.cluster.spark import SparkCluster
-        from bigdl.orca.learn.prediction.dataframe import PredictOptions
-        from bigdl.orca.learn.prediction.shards import opened, predict_any
+        from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
+        from bigdl.orca.learn.prediction.shipping import shipped_of
 
         check_positive("batch_size", batch_size)
         cluster = SparkCluster.from_active()
@@ -276,15 +272,9 @@ class OpenvinoEstimator(BaseEstimator):
         if outputs is None and len(network.outputs) > 1 and kind_of(data) == "Spark DataFrame":
             outputs = list(network.outputs)
         options = PredictOptions({}, names_of(feature_cols), batch_size, outputs)
-        return predict_any(data, self._ship(network, cluster.sc), options, cluster)
-
-    def _ship(self, network: Network, sc):
-        from bigdl.orca.learn.prediction.shipping import Shipped
-
         origin = (repr(sorted(network.config.items())), str(network.order), network.threads)
-        if self._shipped is None or not self._shipped.is_of(sc, *origin):
-            self._shipped = Shipped(network, sc, origin)
-        return self._shipped
+        self._shipped = shipped_of(lambda: network, self._shipped, cluster.sc, *origin)
+        return predict_any(data, self._shipped, options, cluster)
 
     def shutdown(self) -> None:
         """Let go of what prediction has broadcast; frames that were predicted stay valid."""

@@ -12,6 +12,7 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.xshards.frames import quoted
+from bigdl.orca.learn.prediction.inputs import spark_type
 
 __all__ = [
     "array2dict",
@@ -86,21 +87,22 @@ def dataframe_to_xshards(
     check_choice("mode", mode, ("fit", "evaluate", "predict"))
     if mode != "predict" and not label_cols:
         raise UsageError("label_cols is required to fit or evaluate on a Spark DataFrame")
-    labels = None if mode == "predict" else list(label_cols or ())
-    features = list(feature_cols or ())
+    features, labels = list(feature_cols or ()), list(label_cols or ())
+    columns = features if mode == "predict" else [*features, *labels]
 
     def shards(frame):
-        types = check_columns(frame, [*features, *(labels or ())])
-        for name in (*features, *(labels or ())):
+        types = check_columns(frame, columns)
+        for name in columns:
             if not accept_str_col and types[name].typeName() == "string":
                 raise UsageError(f"Column '{name}' holds texts; encode it as numbers first")
-        chosen = frame.select(*[frame[quoted(name)] for name in (*features, *(labels or ()))])
+        chosen = frame.select(*[frame[quoted(name)] for name in columns])
         if num_workers is not None and chosen.rdd.getNumPartitions() < num_workers:
             chosen = chosen.repartition(num_workers)
         size = OrcaContext._shard_size if shard_size is None else shard_size
         kinds = {name: types[name].typeName() for name in types}
+        targets = columns[len(features) :]
         rdd = chosen.rdd.mapPartitions(
-            lambda rows: arrays2dict(rows, features, labels, size, kinds)
+            lambda rows: arrays2dict(rows, features, targets, size, kinds)
         )
         return SparkXShards.lazy(rdd)
 
@@ -155,8 +157,8 @@ array2dict = arrays2dict
 
 
 def _columns(rows, names, types):
-    found = tuple(_column(name, [row[name] for row in rows], types.get(name)) for name in names)
-    return found[0] if len(found) == 1 else found
+    arrays = tuple(_column(name, [row[name] for row in rows], types.get(name)) for name in names)
+    return arrays[0] if len(arrays) == 1 else arrays
 
 
 def _column(name, cells, kind):
@@ -185,7 +187,9 @@ def convert_predict_rdd_to_dataframe(df, prediction_rdd):
     from pyspark.sql import types as T
 
     first = prediction_rdd.first()
-    field = T.StructField("prediction", _spark_type(first))
+    is_several = isinstance(first, list | tuple)
+    cell_type = T.ArrayType(spark_type(1)) if is_several else spark_type(np.ndim(first))
+    field = T.StructField("prediction", cell_type)
     rows = df.rdd.zip(prediction_rdd).map(lambda pair: (*pair[0], _cell(pair[1])))
     schema = T.StructType([*df.schema.fields, field])
     return df.sparkSession.createDataFrame(rows, schema, verifySchema=False)
@@ -206,25 +210,10 @@ def convert_predict_xshards_to_dataframe(df, pred_shards, multi_output: bool = F
 
 
 def _rows_of_prediction(shard):
-    found = shard["prediction"]
-    if isinstance(found, list | tuple):
-        return [list(row) for row in zip(*found, strict=True)]
-    return list(found)
-
-
-def _spark_type(value):
-    from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql import types as T
-
-    if isinstance(value, list | tuple):
-        return T.ArrayType(VectorUDT())
-    ndim = np.ndim(value)
-    if ndim == 1:
-        return VectorUDT()
-    kind: T.DataType = T.FloatType()
-    for _ in range(ndim):
-        kind = T.ArrayType(kind)
-    return kind
+    predicted = shard["prediction"]
+    if isinstance(predicted, list | tuple):
+        return [list(row) for row in zip(*predicted, strict=True)]
+    return list(predicted)
 
 
 def _cell(value):
@@ -246,9 +235,6 @@ def update_predict_xshards(xshard, pred_xshards):
     xshard, pred_xshards : SparkXShards
         Of dicts, with the same partitions.
     """
-    return xshard.zip(pred_xshards).transform_shard(_updated)
-
-
-def _updated(pair):
-    shard, predicted = pair
-    return {**shard, "prediction": predicted["prediction"]}
+    return xshard.zip(pred_xshards).transform_shard(
+        lambda pair: {**pair[0], "prediction": pair[1]["prediction"]}
+    )

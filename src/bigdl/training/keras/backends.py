@@ -96,9 +96,7 @@ def seed_keras(seed: int, rank: int = 0) -> None:
 
     from bigdl.training.state import seed_everything
 
-    mixed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
-    keras.utils.set_random_seed(mixed)
-    seed_everything(seed, rank)
+    keras.utils.set_random_seed(seed_everything(seed, rank))
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,6 @@ class _TensorFlowSteps(Steps):
 
     def __init__(self, model: Any):
         super().__init__(model)
-        self._functions: dict[str, Any] = {}
         self._traced: dict[tuple, Callable] = {}
 
     def train(self, batch):
@@ -191,33 +188,21 @@ class _TensorFlowSteps(Steps):
         return self._run("test_step", batch)
 
     def predict(self, inputs):
-        import tensorflow as tf
-
-        outputs = self._run("predict_step", (inputs,))
-        return tf.nest.map_structure(
-            lambda value: value.numpy() if hasattr(value, "numpy") else value, outputs
-        )
+        return _map(_array, self._run("predict_step", (inputs,)))
 
     def _run(self, name, batch):
         import tensorflow as tf
 
-        batch = tf.nest.map_structure(_tf_tensor, batch)
+        batch, step = _map(_tf_tensor, batch), getattr(self._model, name)
         if self._model.run_eagerly:
-            return getattr(self._model, name)(batch)
-        return self._trace(name, batch)(batch)
-
-    def _trace(self, name, batch):
-        import tensorflow as tf
-
-        specs = tf.nest.map_structure(_any_rows, batch)
+            return step(batch)
+        specs = _map(_any_rows, batch)
         key = name, repr(specs)
         if key not in self._traced:
-            if name not in self._functions:
-                step = tf.autograph.experimental.do_not_convert(getattr(self._model, name))
-                # XLA would compile again for every number of rows
-                self._functions[name] = tf.function(lambda data: step(data), jit_compile=False)
-            self._traced[key] = self._functions[name].get_concrete_function(specs)
-        return self._traced[key]
+            # XLA would compile again for every number of rows
+            function = tf.function(lambda data: step(data), autograph=False, jit_compile=False)
+            self._traced[key] = function.get_concrete_function(specs)
+        return self._traced[key](batch)
 
 
 class _JaxSteps(Steps):
@@ -283,14 +268,12 @@ def _torch_tensor(value):
 def _tf_tensor(value):
     import tensorflow as tf
 
-    if value is None or tf.is_tensor(value):
-        return value
-    return tf.convert_to_tensor(value.numpy() if hasattr(value, "numpy") else value)
+    return value if tf.is_tensor(value) else tf.convert_to_tensor(_array(value))
 
 
 def _any_rows(tensor):
     import tensorflow as tf
 
-    if not isinstance(tensor, tf.Tensor):  # nothing, or a ragged or sparse tensor
-        return None if tensor is None else tf.type_spec_from_value(tensor)
+    if not isinstance(tensor, tf.Tensor):  # a ragged or sparse tensor
+        return tf.type_spec_from_value(tensor)
     return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)

@@ -23,50 +23,33 @@ checkpoint, the batches that were seen are read again and dropped.
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
 import sys
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
 from bigdl.training.batches import (
     BatchLayout,
-    open_batches,
-    open_loader,
+    BatchSettings,
     plan_batches,
     shuffle_memory,
+    zero_column,
 )
 
 if TYPE_CHECKING:
     from bigdl.training.keras.loop import KerasFitSettings
 
 
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """The arguments of ``evaluate``, or what ``fit`` says of its validation.
-
-    Attributes
-    ----------
-    batch_size : int or None
-        Rows of a batch over all workers together; None for a function that does without.
-    feature_cols, label_cols : sequence of str or None
-        With `weighted` the last label column holds the weights of the rows.
-    num_steps : int, optional
-        Batches of each worker at most.
-    """
-
-    batch_size: int | None
-    feature_cols: Sequence[str] | None
-    label_cols: Sequence[str] | None
-    num_steps: int | None = None
-    weighted: bool = False
+@dataclass
+class EvaluationSettings(BatchSettings):
+    """The arguments of ``evaluate``, or what ``fit`` says of its validation."""
 
     def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> Assembly:
         """Return what makes the batches of a model."""
@@ -148,7 +131,6 @@ def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
 
     Classes are whole numbers, or the largest entry of a one-hot row; one without an entry weighs 1.
     """
-    import numpy as np
     import torch
 
     if len(batch) < 2:
@@ -164,25 +146,6 @@ def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
     if weights:
         factors = factors * np.asarray(weights[0]).reshape(factors.shape)
     return x, y, torch.from_numpy(np.ascontiguousarray(factors, "float32"))
-
-
-def zero_row(inputs: list, targets: list) -> list:
-    """Return one row of zeros or empty texts of columns as :class:`TensorShard` tells them."""
-    import numpy as np
-    import torch
-
-    def column(leaves):
-        arrays = {
-            key: np.zeros((1, *shape), dtype)
-            if dtype == TEXT
-            else torch.zeros((1, *shape), dtype=getattr(torch, dtype))
-            for key, dtype, shape in leaves
-        }
-        return arrays.get(None, arrays)
-
-    features = [column(leaves) for leaves in inputs]
-    labels = [column(leaves) for leaves in targets]
-    return [*features, labels[0] if len(labels) == 1 else tuple(labels)]
 
 
 class Part(NamedTuple):
@@ -203,72 +166,8 @@ class Part(NamedTuple):
     total: int
 
 
-class Rows(ABC):
-    """An input of one worker, for training or evaluation.
-
-    Attributes
-    ----------
-    known : dict
-        Facts that the workers exchange: ``rows``, ``fingerprint``, ``drop_last``, ``window``, and
-        ``types``, which :class:`TensorShard` knows of inputs and targets.
-    is_endless : bool
-        True of an input that tells that it has no end.
-    steps : int or None
-        Batches of a pass, where that is known once :meth:`plan` was called.
-    """
-
-    known: dict
-    is_endless = False
-    steps: int | None = None
-
-    @abstractmethod
-    def example(self, types: list | None, assembly: Assembly) -> tuple:
-        """Return a batch of one row, of zeros where the types of the columns are known."""
-
-    @abstractmethod
-    def plan(self, settings: KerasFitSettings, everyone: list[dict]) -> BatchLayout:
-        """Cut the rows of all workers into batches."""
-
-    def take_types(self, types: list | None, training: Rows) -> None:  # noqa: B027 - few can
-        """Give out numbers in the dtypes that they have in the training data."""
-
-    @abstractmethod
-    def start(self, assembly: Assembly, settings: KerasFitSettings, rank: int, window: int) -> None:
-        """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
-
-    @abstractmethod
-    def parts(self, number: int, step: int, *, wrap: bool) -> Iterator[Part]:
-        """Yield this worker's parts from a batch of a pass on, to the end of the pass.
-
-        With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
-        belongs to them.
-        """
-
-    @abstractmethod
-    def batches(
-        self, assembly: Assembly, batch_size: int | None, world_size: int, limit: int | None
-    ) -> Iterator[tuple[tuple, int]]:
-        """Yield batch and number of rows, of this worker's rows in their order."""
-
-    def check_end(self, what: str, argument: str, limit: int | None) -> None:
-        """Refuse to read rows to their end that have none.
-
-        Parameters
-        ----------
-        what : str
-            For the message.
-        argument, limit
-            Name and value of what limits the number of batches.
-        """
-        if limit is None and self.is_endless:
-            raise UsageError(
-                f"The tf.data.Dataset of the {what} data repeats for ever; pass {argument}=, or "
-                "end it by .take or by .repeat with a number"
-            )
-
-
-class ColumnRows(Rows):
-    """Rows that can be reached by number.
+class ColumnRows:
+    """Rows of one worker that can be reached by number, for training or evaluation.
 
     Parameters
     ----------
@@ -276,66 +175,102 @@ class ColumnRows(Rows):
     config : dict
         ``shuffle_memory``: bytes that shuffled rows may take.
     worker : Worker
+
+    Attributes
+    ----------
+    known : dict
+        Facts that the workers exchange, see :meth:`~bigdl.training.batches.BatchSource.facts`.
+    is_endless : bool
+        True of an input that tells that it has no end.
+    steps : int or None
+        Batches of a pass, where that is known once :meth:`plan` was called.
     """
+
+    known: dict[str, Any]
+    is_endless = False
+    steps: int
 
     def __init__(self, data: Any, config: dict, worker: Any):
         self._data = data
-        self.known = {
-            **data.facts(data.window(shuffle_memory(config, worker.threads))),
-            "types": None if data.inputs is None else [data.inputs, data.targets],
-        }
+        self.known = data.facts(data.window(shuffle_memory(config, worker.threads)))
 
-    def example(self, types, assembly):
+    def example(self, types: list | None, assembly: Assembly) -> tuple:
+        """Return a batch of one row, of zeros where the types of the columns are known."""
         if types is not None:
-            return assembly(zero_row(*types))
+            inputs, targets = ([zero_column(each, 1) for each in columns] for columns in types)
+            target = targets[0] if len(targets) == 1 else tuple(targets)
+            return assembly([*inputs, target])
         if not self._data.rows:
             raise UsageError(
                 "The loader has fewer samples than there are workers; use fewer workers"
             )
         return assembly(self._data.batch(0, 1))
 
-    def plan(self, settings, everyone):
+    def plan(self, settings: KerasFitSettings, everyone: list[dict]) -> BatchLayout:
+        """Cut the rows of all workers into batches."""
         self._plan, batches = plan_batches(settings, everyone)
         self.steps = self._plan.steps
         return batches
 
-    def take_types(self, types, training):
-        self._data.take_types(*(types or (None, None)), training._data)
+    def take_types(self, types: list | None, training: Any) -> None:
+        """Give out numbers in the dtypes that they have in the training data."""
+        self._data.take_types(types, training._data)
 
-    def start(self, assembly, settings, rank, window):
-        self._assembly, self._rank = assembly, rank
-        self._shuffling = settings.shuffle, settings.seed, window
+    def start(self, assembly: Assembly, settings: KerasFitSettings, rank: int, window: int) -> None:
+        """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
+        self._assembly, self._settings, self._rank = assembly, settings, rank
+        self._window = window
 
-    def parts(self, number, step, *, wrap):
-        shuffle, seed, window = self._shuffling
+    def parts(self, number: int, step: int, *, wrap: bool) -> Iterator[Part]:
+        """Yield this worker's parts from a batch of a pass on, to the end of the pass.
+
+        With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
+        belongs to them.
+        """
+        settings, rank, window = self._settings, self._rank, self._window
         number, step = number + step // self.steps, step % self.steps
         while True:
-            ranges = functools.partial(_ranges, copy.copy(self._plan), self._rank, step)
-            order = self._data.order(shuffle, seed, number, self._rank, window, ranges)
+            order = self._data.order_of_pass(self._plan, settings, number, rank, window, step)
             for place in range(step, self.steps):
-                start, stop, total = self._plan.batch(place, self._rank)
+                start, stop, total = self._plan.batch(place, rank)
                 rows = stop - start
-                columns = self._data.batch(start, stop, order) if rows else None
-                yield Part(self._assembly(columns) if rows else None, rows, total)
+                batch = self._assembly(self._data.batch(start, stop, order)) if rows else None
+                yield Part(batch, rows, total)
             if not wrap:
                 return
             number, step = number + 1, 0
 
-    def batches(self, assembly, batch_size, world_size, limit):
-        size = max(1, batch_size // world_size)
+    def batches(
+        self, assembly: Assembly, batch_size: int | None, world_size: int, limit: int | None
+    ) -> Iterator[tuple[tuple, int]]:
+        """Yield batch and number of rows, of this worker's rows in their order."""
+        size = max(1, (batch_size or 1) // world_size)
         for rows, batch in itertools.islice(self._data.in_batches(size), limit):
             yield assembly(batch), rows
 
 
-def _ranges(plan: Any, rank: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of a worker's rows in the batches of a pass, from one on."""
-    return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
+def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
+    """Refuse to read rows to their end that have none.
+
+    Parameters
+    ----------
+    data : ColumnRows or DatasetRows
+    what : str
+        For the message.
+    argument, limit
+        Name and value of what limits the number of batches.
+    """
+    if limit is None and data.is_endless:
+        raise UsageError(
+            f"The tf.data.Dataset of the {what} data repeats for ever; pass {argument}=, or "
+            "end it by .take or by .repeat with a number"
+        )
 
 
 def open_rows(
     worker: Any, shard: Any, settings: EvaluationSettings, config: dict, sync: Any
 ) -> Rows:
-    """Return the :class:`Rows` of a shard.
+    """Return the rows of a shard.
 
     Parameters
     ----------
@@ -349,7 +284,7 @@ def open_rows(
 
     Returns
     -------
-    Rows
+    ColumnRows or DatasetRows
     """
     data = open_data(worker, shard, settings, config)
     if not is_dataset(data):
@@ -371,17 +306,15 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
     -------
     TensorShard, bigdl.training.batches.LoaderBatches or tf.data.Dataset
     """
-    features, labels, size = settings.feature_cols, settings.label_cols, settings.batch_size
     if not isinstance(shard, LoaderShard):
-        return open_batches(shard, features, labels, worker, config, cast("int", size))
+        return settings.open_batches(shard, worker, config)
     import cloudpickle
     from torch.utils.data import DataLoader, Dataset
 
-    from bigdl.training.batches import as_loader
-
     made = cloudpickle.loads(shard.payload())
     if callable(made) and not hasattr(made, "__getitem__"):
-        made = made({**config, "rank": worker.rank, "size": worker.world_size}, size)
+        place = {"rank": worker.rank, "size": worker.world_size}
+        made = made({**config, **place}, settings.batch_size)
     if is_dataset(made):
         return made
     if not isinstance(made, DataLoader | Dataset):
@@ -389,8 +322,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
             "The function given as data must return a tf.data.Dataset or a torch DataLoader, it "
             f"returned {type(made).__name__}"
         )
-    loader = as_loader(made, config, max(1, (size or 1) // worker.world_size))
-    return open_loader(loader, shard, features, labels, worker)
+    return settings.open_batches(shard, worker, config, made)
 
 
 def is_dataset(data: Any) -> bool:
@@ -409,7 +341,6 @@ def build_for(model: Any, batch: tuple) -> None:
         A batch that it takes.
     """
     import keras
-    import numpy as np
 
     def array(value):
         if value is None:
@@ -545,8 +476,8 @@ def check_elements(dataset: Any) -> None:
         raise UsageError("The tf.data.Dataset gives single rows; end it with .batch(batch_size)")
 
 
-class DatasetRows(Rows):
-    """The batches of a ``tf.data.Dataset``.
+class DatasetRows:
+    """The batches of a ``tf.data.Dataset``, in the place of :class:`ColumnRows`.
 
     Parameters
     ----------
@@ -562,7 +493,9 @@ class DatasetRows(Rows):
         policy = dataset.options().experimental_distribute.auto_shard_policy
         self._is_shared = policy != tf.data.experimental.AutoShardPolicy.OFF
         self.is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        self.known: dict[str, Any]
         self.known = {"rows": 1, "fingerprint": 0, "drop_last": False, "window": 0, "types": None}
+        self.steps: int | None = None
         self._class_weight: dict | None = None
         self._passes = 0  # that were begun
 
@@ -576,14 +509,10 @@ class DatasetRows(Rows):
         return tf.nest.map_structure(zeros, self._dataset.element_spec)
 
     def plan(self, settings, everyone):
-        return BatchLayout(
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            rows=[],
-            fingerprint=[],
-            shuffle=settings.shuffle,
-            drop_last=settings.drop_last,
-        )
+        return BatchLayout.of(settings, [])
+
+    def take_types(self, types, training):
+        """Leave the tensors as the pipeline makes them."""
 
     def start(self, assembly, settings, rank, window):
         self._class_weight = settings.class_weight
@@ -629,7 +558,6 @@ class DatasetRows(Rows):
 
     def _check_equal(self, batch):
         """Refuse rows that differ between the workers: some would be read twice, others never."""
-        import numpy as np
         import tensorflow as tf
 
         checksum = 0
@@ -661,3 +589,6 @@ def _rows(batch) -> int:
     import tensorflow as tf
 
     return int(tf.shape(tf.nest.flatten(batch)[0])[0])
+
+
+Rows = ColumnRows | DatasetRows

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numbers
 import resource
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -20,10 +20,9 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
-from bigdl.training.batches import BatchLayout, all_gather_json
-from bigdl.training.checkpoint import BackgroundWriter
+from bigdl.training.batches import all_gather_json
 from bigdl.training.figures import score_of
-from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop, open_run_directory
+from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import WorkerCallbacks
 from bigdl.training.keras.data import (
@@ -31,19 +30,25 @@ from bigdl.training.keras.data import (
     Part,
     Rows,
     build_for,
+    check_end,
     open_rows,
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
 from bigdl.training.keras.state import (
-    KerasCheckpoints,
     array_of,
+    dump_optimizers,
+    dump_weights,
     form_of,
     kept_values,
     merge_metrics,
+    put_optimizers,
     put_weights,
+    seed_states,
+    set_values,
     values_of,
 )
 from bigdl.training.position import Position
+from bigdl.training.state import capture_rng, restore_rng
 
 
 @dataclass
@@ -80,25 +85,40 @@ class KerasFitSettings(RunSettings):
 
 
 @dataclass
-class KerasFitProgram:
-    """A fit, as shipped to the workers.
+class KerasProgram(ABC):
+    """What the workers run, as it is shipped to them.
 
     Attributes
     ----------
     packed : Packed
         The parts of the model, and the callbacks.
+    config : dict
+    sync : type
+        Class of the GradientSync.
     """
 
     packed: Packed
     config: dict
-    settings: KerasFitSettings
-    sync: Any  # class of the GradientSync
+    sync: Any
 
     def __call__(self, worker: Worker) -> dict:
         parts, callbacks = self.packed.unpack(self.config, worker.threads)
         with tuned_allocator():
-            sync = self.sync(worker)
-            return KerasLoop(worker, sync, parts, self.settings, callbacks, self.config).fit()
+            return self._run(worker, self.sync(worker), parts, callbacks)
+
+    @abstractmethod
+    def _run(self, worker: Worker, sync: GradientSync, parts: Any, callbacks: list) -> dict:
+        """Compute in a worker."""
+
+
+@dataclass
+class KerasFitProgram(KerasProgram):
+    """A fit."""
+
+    settings: KerasFitSettings
+
+    def _run(self, worker, sync, parts, callbacks):
+        return KerasLoop(worker, sync, parts, self.settings, callbacks, self.config).fit()
 
 
 class KerasEpochs(FitLoop):
@@ -160,9 +180,11 @@ class KerasEpochs(FitLoop):
 
 
 class KerasLoop(KerasEpochs, WorkerLoop):
-    """One worker's part of a fit."""
+    """One worker's part of a fit.
 
-    _checkpoints: KerasCheckpoints
+    Random numbers (also those of layers) and the metrics of an epoch that is not finished are kept
+    of every rank, the counters of callbacks of rank 0.
+    """
 
     def __init__(
         self,
@@ -182,49 +204,37 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         self.model = parts.build(training=True)
         check_optimizer(self.model)
         self._steps = WorkerSteps(self.model, sync, settings.batch_size or 0)
-        writer = BackgroundWriter()
-        worker.at_exit(writer.wait)  # after the sync has stopped: a peer may wait for it
-        sync.start()
+        self._start(worker, sync)
         seed_keras(settings.seed)  # a dataset that shuffles does so alike on all ranks
-        batches = self._prepare_data()
+        self._prepare_data()
         seed_keras(settings.seed, self.rank + 1)
         self._steps.attach()
         self._initial_metrics = values_of(self.model.metrics_variables)
-        self._checkpoints = KerasCheckpoints(
-            worker,
-            sync,
-            self.model,
-            self._steps.running,
-            batches,
-            open_run_directory(settings, worker, self.rank),
-            None if self._types is None else self._types[0],
-            writer=writer,
-        )
-        self._checkpoints.example = form_of(self._zero_row[0])
-        self.position, self._sums = self._checkpoints.restore()
-        window = (self._checkpoints.windows or [0] * self.size)[self.rank]
-        self._data.start(self._assembly, settings, self.rank, window)
-        self._parts: Iterator[Part] | None = None
+        self._running = self._steps.running
         self._epoch_steps = settings.steps_per_epoch or self._data.steps
-        self._callbacks = self._checkpoints.callbacks = self._open_callbacks(
+        self._callbacks = self._open_callbacks(
             callbacks,
             epochs=settings.initial_epoch + (settings.goal.epochs or 0) - settings.goal.first,
             steps=self._epoch_steps,
             verbose=settings.verbose,
         )
+        self._restore()
+        window = (self._batches.windows or [0] * self.size)[self.rank]
+        self._data.start(self._assembly, settings, self.rank, window)
+        self._parts: Iterator[Part] | None = None
 
     # -- the fit -------------------------------------------------------------------------------
 
     def fit(self) -> dict:
         """Train to the end; rank 0 returns where the final state is."""
-        self._begin_fit(self._checkpoints.callback_numbers)
+        self._begin_fit(self._callback_numbers)
         while not self._is_over():
             self._epoch()
         if self.model.optimizer is not None:
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
         self._callbacks.list.on_train_end()
         if not self._callbacks.is_empty or getattr(self.model.optimizer, "use_ema", False):
-            self._checkpoints.expect_changes()
+            self._saved = None  # the weights may have changed since
         return self._finish()
 
     def _train_epoch(self, number):
@@ -232,7 +242,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             self.model.reset_metrics()
         is_whole, logs = self._train_batches()
         if is_whole:
-            self._steps.running.merge()
+            self._running.merge()
         with kept_values(self.model.metrics_variables):  # the epoch may go on
             entry = self._entry(logs)
             if self._validation is not None and self.settings.validates_after(number + 1):
@@ -284,7 +294,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             self.size,
             settings.num_steps,
         )
-        with self._steps.running.merged():
+        with self._running.merged():
             figures = evaluate_batches(
                 self.model, self._steps, batches, self.sync, self._callbacks.list
             )
@@ -302,6 +312,36 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             votes = self.sync.all_gather([float(self.model.stop_training)])
             self.model.stop_training = any(vote[0] for vote in votes)
         return self.model.stop_training
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def _facts(self):
+        return {**super()._facts(), "example": form_of(self._zero_row[0])}
+
+    def _shared(self):
+        return {
+            "model.pt": dump_weights(self.model),
+            "optimizer.pt": dump_optimizers(self.model),
+            "callbacks.json": self._callbacks.numbers().encode(),
+        }
+
+    def _put_shared(self, files):
+        put_weights(self.model, files["model.pt"])
+        if "optimizer.pt" in files:
+            put_optimizers(self.model, files["optimizer.pt"])
+        self._callback_numbers = files.get("callbacks.json", b"").decode()
+
+    def _own(self):
+        return {
+            "rng": capture_rng(),
+            "seeds": values_of(seed_states(self.model)),
+            "metrics": values_of(self.model.metrics_variables),
+        }
+
+    def _put_own(self, state):
+        restore_rng(state["rng"])
+        set_values(seed_states(self.model), state["seeds"])
+        set_values(self.model.metrics_variables, state["metrics"])
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -324,39 +364,29 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             step_s=fetch_s + step_s,
         )
         self._callbacks.list.on_train_batch_end(number, figures)
-        goal = self.settings.goal
-        self.worker.progress(
-            epoch=position.epoch - goal.first,
-            epochs=(goal.epochs or 0) - goal.first,
-            step=position.step,
-            steps=self._epoch_steps or position.step,
-            loss=figures.get("loss"),
-        )
+        epochs, steps = self.settings.goal.epochs or 0, self._epoch_steps or position.step
+        self._report(epochs, steps, figures.get("loss"))
         return logs
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> BatchLayout:
+    def _prepare_data(self) -> None:
         settings, columns = self.settings, self.settings.validation
         shards = self.worker.shards
         self._data = self._open(shards["data"])
         self._validation = self._open(shards["validation"]) if "validation" in shards else None
-        self._data.check_end("training", "steps_per_epoch", settings.steps_per_epoch)
+        check_end(self._data, "training", "steps_per_epoch", settings.steps_per_epoch)
         rows = 1
         if self._validation is not None:
-            self._validation.check_end("validation", "validation_steps", columns.num_steps)
+            check_end(self._validation, "validation", "validation_steps", columns.num_steps)
             rows = self._validation.known["rows"]
-        everyone = all_gather_json(self.sync, {**self._data.known, "validation": rows})
-        if not sum(each["validation"] for each in everyone):
-            raise UsageError("The validation data has no rows")
-        batches = self._data.plan(settings, everyone)
-        self._types = next((each["types"] for each in everyone if each["types"]), None)
+        everyone = self._exchange({**self._data.known, "validation": rows})
+        self._batches = self._data.plan(settings, everyone)
         self._assembly = columns.assembly(self.model, settings.class_weight)
         self._zero_row = self._data.example(self._types, self._assembly)
         build_for(self.model, self._zero_row)
         if self._validation is not None:
             self._validation.take_types(self._types, self._data)
-        return batches
 
     # -- hooks for another home of rows and callbacks ------------------------------------------
 
@@ -445,33 +475,19 @@ def numbers_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
-class EvaluateProgram:
-    """An evaluation, as shipped to the workers.
+class EvaluateProgram(KerasProgram):
+    """An evaluation, as shipped to the workers."""
 
-    Attributes
-    ----------
-    packed : Packed
-        The parts of the model, and the callbacks.
-    """
-
-    packed: Packed
-    config: dict
     settings: EvaluationSettings
     seed: int
-    sync: Any
 
-    def __call__(self, worker):
-        parts, callbacks = self.packed.unpack(self.config, worker.threads)
-        with tuned_allocator():
-            return self._evaluate(worker, self.sync(worker), parts, callbacks)
-
-    def _evaluate(self, worker, sync, parts, callbacks):
+    def _run(self, worker, sync, parts, callbacks):
         settings = self.settings
         seed_keras(self.seed)
         model = parts.build(training=True)
         sync.start()
         data = open_rows(worker, worker.shard, settings, self.config, sync)
-        data.check_end("evaluation", "num_steps", settings.num_steps)
+        check_end(data, "evaluation", "num_steps", settings.num_steps)
         known = all_gather_json(sync, data.known)
         if not sum(each["rows"] for each in known):
             raise UsageError("The data to evaluate has no rows")

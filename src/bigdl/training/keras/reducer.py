@@ -157,7 +157,7 @@ class GradientReducer:
 
     def __init__(self, sync, batch_rows: int):
         self._sync, self._batch_rows = sync, batch_rows
-        self._parts: dict[tuple, list[_Part]] = {}
+        self._tables: dict[tuple, list] = {}
         self.weight = 1.0
         self.has_rows = self.is_active = True
         self.failure: BaseException | None = None
@@ -217,13 +217,15 @@ class GradientReducer:
     # -- the torch backend -----------------------------------------------------------------------
 
     def _of_tensors(self, gradients: Sequence, variables: Sequence) -> list:
-        parts = self._parts_of([(tuple(v.shape), v.value.dtype, v.value.device) for v in variables])
-        for part, gradient in zip(parts, gradients, strict=True):
-            part.grad = gradient
-        self._sync.reduce(parts, self.weight)
+        import torch
+
+        parameters = [variable.value for variable in variables]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self._sync.reduce(parameters, self.weight)
         return [
-            part.zeros() if part.grad is None and gradient is not None else part.grad
-            for part, gradient in zip(parts, gradients, strict=True)
+            torch.zeros_like(p) if p.grad is None and gradient is not None else p.grad
+            for p, gradient in zip(parameters, gradients, strict=True)
         ]
 
     # -- the TensorFlow backend ------------------------------------------------------------------
@@ -279,7 +281,13 @@ class GradientReducer:
         """Return values and indices of the rows of each table that any rank has."""
         import torch
 
-        parts = self._parts_of([(shape, getattr(torch, dtype), None) for shape, dtype in kinds])
+        key = tuple(kinds)
+        if key not in self._tables:  # the same objects each time: the sync keeps buffers for them
+            # in the place of the tables: of their shapes and dtypes, in the memory of one element
+            self._tables[key] = [
+                torch.zeros(1, dtype=getattr(torch, dtype)).expand(shape) for shape, dtype in kinds
+            ]
+        parts = self._tables[key]
         for part, values, indices in zip(parts, all_values, all_indices, strict=True):
             # copied: the memory is TensorFlow's, and the sum is written to it
             rows = torch.from_numpy(values.copy()).reshape(-1, *part.shape[1:])
@@ -289,7 +297,7 @@ class GradientReducer:
         out = []
         for part in parts:
             if part.grad is None:  # the rows of all ranks weigh nothing
-                part.grad = part.zeros()
+                part.grad = torch.zeros_like(part)
             summed = part.grad.to_sparse(1).coalesce()
             out.append((summed.values().numpy(), summed.indices()[0].numpy()))
             part.grad = None
@@ -325,12 +333,6 @@ class GradientReducer:
             except BaseException as error:
                 self.failure = error
         return [np.zeros_like(array) for array in received]
-
-    def _parts_of(self, kinds: Sequence[tuple]) -> list[_Part]:
-        key = tuple(kinds)
-        if key not in self._parts:  # the same objects each time: the sync keeps buffers for them
-            self._parts[key] = [_Part(*kind) for kind in kinds]
-        return self._parts[key]
 
     # -- moments of BatchNormalization -------------------------------------------------------------
 
@@ -381,33 +383,6 @@ class GradientReducer:
         weight = self.weight if self.has_rows else 0.0
         total = self._noted(self._sync.sum_arrays, [gradient], weight)[0]
         return total / weight if weight else np.zeros_like(total)
-
-
-class _Part:
-    """A parameter as a GradientSync knows it, without its memory."""
-
-    grad: Any = None
-
-    def __init__(self, shape, dtype, device=None):
-        import torch
-
-        self.shape, self.dtype = torch.Size(shape), dtype
-        self.device = device or torch.device("cpu")
-
-    def numel(self) -> int:
-        return self.shape.numel()
-
-    def zeros(self):
-        """A gradient of nothing."""
-        import torch
-
-        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-
-    def detach(self):
-        """Of this shape and dtype, in the memory of one element."""
-        import torch
-
-        return torch.zeros(1, dtype=self.dtype, device=self.device).expand(self.shape)
 
 
 def _wide(tensor):

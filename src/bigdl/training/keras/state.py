@@ -13,13 +13,10 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards.texts import TEXT
-from bigdl.training.checkpoint import CheckpointManager
-from bigdl.training.state import RunningState, capture_rng, dumps, loads, restore_rng
+from bigdl.training.state import RunningState, dumps, loads
 
 if TYPE_CHECKING:
     import torch
-
-    from bigdl.training.keras.callbacks import WorkerCallbacks
 
 
 def array_of(value: Any) -> np.ndarray:
@@ -222,63 +219,3 @@ def merge_metrics(model: Any, sync: Any, initial: list) -> None:
         part = added[start : start + value.numel()].reshape(value.shape)
         to_variable(variable, (first.double() + part).to(value.dtype))
         start += value.numel()
-
-
-# -- checkpoints ---------------------------------------------------------------------------------
-
-
-class KerasCheckpoints(CheckpointManager):
-    """:class:`~bigdl.training.checkpoint.CheckpointManager` for a model of Keras.
-
-    In the place of `built` it is given the model.  Random numbers (also those of layers) and the
-    metrics of the epoch that is not finished are kept of every rank, the counters of callbacks of
-    rank 0.
-    """
-
-    _built: Any
-    #: those of the loop, once they are made
-    callbacks: WorkerCallbacks | None = None
-    #: the form of a row of the model's inputs, from which a subclassed model makes its weights
-    example: Any = None
-    #: counters of the callbacks of the interrupted run
-    callback_numbers: str = ""
-
-    def expect_changes(self) -> None:
-        """Write the state at the end, even if a checkpoint of this position was written."""
-        self._saved = None
-
-    def _take(self, position, sums):
-        snapshot = super()._take(position, sums)
-        if snapshot is not None:
-            snapshot.manifest["example"] = self.example
-        return snapshot
-
-    def _initial(self):
-        # an instance may come with an optimizer that has made steps already
-        return self._shared()
-
-    def _shared(self):
-        model = self._built
-        files = {"model.pt": dump_weights(model), "optimizer.pt": dump_optimizers(model)}
-        if self.callbacks is not None:
-            files["callbacks.json"] = self.callbacks.numbers().encode()
-        return files
-
-    def _put_shared(self, files):
-        put_weights(self._built, files["model.pt"])
-        if "optimizer.pt" in files:
-            put_optimizers(self._built, files["optimizer.pt"])
-        self.callback_numbers = files.get("callbacks.json", b"").decode()
-
-    def _own(self):
-        model = self._built
-        return {
-            "rng": capture_rng(),
-            "seeds": values_of(seed_states(model)),
-            "metrics": values_of(model.metrics_variables),
-        }
-
-    def _put_own(self, state):
-        restore_rng(state["rng"])
-        set_values(seed_states(self._built), state["seeds"])
-        set_values(self._built.metrics_variables, state["metrics"])

@@ -103,7 +103,9 @@ _optimizer_creator = optimizer_creator  # a parameter has the name of the functi
 class _Settings(FitSettings):
     """Those of a trial, whose workers share out data that all of them have."""
 
-    def open_batches(self, shard: Any, worker: Worker, config: dict) -> RowsPart | LoaderPart:
+    def open_batches(
+        self, shard: Any, worker: Worker, config: dict, made: Any = None
+    ) -> RowsPart | LoaderPart:
         return part_of(shard, worker)
 
 
@@ -137,7 +139,7 @@ class _TorchTrial(TorchLoop, Model):
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self.position = Position.of(state["position"])
-        self._buffers = Buffers(self.model, self.sync)
+        self._running = Buffers(self.model, self.sync)
 
 
 class _Predictions(TorchMetric):

@@ -19,7 +19,7 @@ from bigdl.common.errors import UsageError
 from bigdl.training.state import device_of_task
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
@@ -41,19 +41,14 @@ class Ready(Protocol):
         """What the model returns for a batch of numpy columns."""
 
 
-class Shippable(Protocol):
-    """A model that can be pickled; every framework has its own."""
-
-    def ready(self, device: torch.device) -> Ready:
-        """The model, in a process and on a device."""
-
-
 class Shipped:
     """A model as prediction ships it; what a DataFrame's plan holds of it never changes.
 
     Parameters
     ----------
-    model : Shippable
+    model : object
+        It can be pickled; its ``ready(device)`` gives the model, in a process and on a device, as
+        something :class:`Ready`.
     sc : pyspark.SparkContext
     origin : tuple
         What the model was made of, for :meth:`is_of`.
@@ -65,7 +60,7 @@ class Shipped:
     broadcast : pyspark.Broadcast
     """
 
-    def __init__(self, model: Shippable, sc, origin: tuple = ()):
+    def __init__(self, model: Any, sc: Any, origin: tuple):
         import cloudpickle
 
         self._origin = sc, *origin
@@ -107,12 +102,27 @@ class Shipped:
             return _load(self.broadcast.value, torch.device("cpu"))
 
 
-def digest_of(*pieces: bytes) -> str:
-    """SHA-256, in hexadecimal, of bytes one after the other."""
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
+def shipped_of(make: Callable[[], Any], previous: Shipped | None, sc: Any, *origin: Any) -> Shipped:
+    """Broadcast a model, unless it is what was broadcast last.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the model.
+    previous : Shipped, optional
+        What was broadcast last.
+    sc : pyspark.SparkContext
+    *origin
+        What the model is made of: texts, whole numbers, and objects that are compared by identity.
+    """
+    if previous is not None and previous.is_of(sc, *origin):
+        return previous
+    return Shipped(make(), sc, origin)
+
+
+def digest_of(data: bytes) -> str:
+    """SHA-256 of bytes, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
 
 
 @contextlib.contextmanager

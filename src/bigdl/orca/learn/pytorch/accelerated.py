@@ -8,35 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import io
+import itertools
 import logging
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.inference.runtimes import nano_files
-from bigdl.orca.learn.prediction.dataframe import converted_columns, decode_columns
-from bigdl.orca.learn.prediction.shards import checked_arrays, rows_of_columns
-from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
+from bigdl.orca.learn.prediction.inputs import (
+    checked_arrays,
+    converted_columns,
+    decode_columns,
+    rows_of_columns,
+)
+from bigdl.orca.learn.prediction.shipping import digest_of
 from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.values import columns_of, is_frame
-
-if TYPE_CHECKING:
-    import torch
-    from pyspark import SparkContext
-
-    from bigdl.orca.cluster.spark import SparkCluster
-    from bigdl.orca.learn.pytorch.parts import ModelParts
 
 SAMPLE_ROWS = 256
 _SAMPLE_BYTES = 64 << 20
@@ -75,11 +75,6 @@ class Sample:
             for column in self.columns
         ]
 
-    @property
-    def kind(self) -> str:
-        """Types and shapes in one line."""
-        return repr(self.leaves)
-
     def batches(self, size: int) -> list[tuple]:
         """All rows as batches of tensors; rows are repeated to fill the last one.
 
@@ -99,16 +94,13 @@ class Sample:
         return [tuple(self._arguments(rows)) for rows in index]
 
     def _arguments(self, rows):
-        import torch
 
         for column in self.columns:
             tensors = {key: torch.tensor(array[rows]) for key, array in column.items()}
             yield tensors.get(None, tensors)
 
 
-def sample_of(
-    data: Any, config: dict, feature_cols: Sequence[str], cluster: SparkCluster
-) -> Sample | None:
+def sample_of(data: Any, config: dict, feature_cols: Sequence[str]) -> Sample | None:
     """A sample of an input of any kind that `predict` takes.
 
     Parameters
@@ -118,7 +110,6 @@ pandas.DataFrame or arrays
     config : dict
         ``dtype`` is that of the floating inputs.
     feature_cols : sequence of str
-    cluster : SparkCluster
 
     Returns
     -------
@@ -130,41 +121,55 @@ pandas.DataFrame or arrays
     UsageError
         If the rows cannot become tensors.
     """
-    try:
-        take = _rows_of(data, config, list(feature_cols))
-        return None if take is None else _gathered(take)
-    except SourceError as error:
-        raise UsageError(str(error)) from None
+    samples: list[Sample] = []
+    for partitions in _PARTITIONS:
+        taken = _rows_of(data, config, list(feature_cols), partitions)
+        for columns in taken:
+            if isinstance(columns, str):
+                raise UsageError(columns)
+        samples = [Sample.of(columns) for columns in taken]
+        if len(samples) < partitions or sum(sample.rows for sample in samples) >= SAMPLE_ROWS:
+            break
+    if not samples:
+        return None
+    alike = [sample.columns for sample in samples if sample.leaves == samples[0].leaves]
+    return Sample(
+        [
+            {key: np.concatenate([part[key] for part in parts])[:SAMPLE_ROWS] for key in parts[0]}
+            for parts in zip(*alike, strict=True)
+        ]
+    )
 
 
-def _rows_of(data, config, names) -> Callable[[int], list] | None:
-    """Return a function that gives the rows of as many partitions, or an error as a text."""
-    input_type, first = kind_of(data), _first_rows(names, float_dtype(config))
+def _rows_of(data, config, names, partitions: int) -> list:
+    """Return the columns of some rows of each of the first partitions, or an error as a text."""
+    input_type = kind_of(data)
+    first = functools.partial(_first_rows, names, float_dtype(config))
     if input_type == "Spark DataFrame":
-        return _rows_of_frame(data, config, names)
+        return _rows_of_frame(data, config, names, partitions)
     if input_type == "SparkXShards":
-        return data.rdd.mapPartitions(first).take
+        return data.rdd.mapPartitions(first).take(partitions)
     if input_type == "RayXShards":
-        return _rows_of_ray(data, first)
+        import ray
+
+        task: Any = ray.remote(lambda partition: list(first(partition)))
+        calls = [task.remote(each) for each in data.get_partition_refs()[:partitions]]
+        return list(itertools.chain.from_iterable(ray.get(calls)))
     if input_type == "Ray Dataset" and names:
         frame = data.limit(SAMPLE_ROWS).to_pandas()
-        return _rows_of_one(frame, first) if len(frame) else None
+        return list(first([frame])) if len(frame) else []
     if input_type == "array" and not type(data).__module__.startswith("torch"):
-        return _rows_of_one(data if is_frame(data) else checked_arrays(data, bool(names))[0], first)
-    return None
+        return list(first([data if is_frame(data) else checked_arrays(data, bool(names))[0]]))
+    return []
 
 
-def _rows_of_frame(frame, config, feature_cols):
+def _rows_of_frame(frame, config, feature_cols, partitions):
     import pyarrow as pa
 
     specs, plain, converted = converted_columns(frame, config, feature_cols)
-    packed = plain.select(*converted).mapInArrow(_pack, "data binary")
-
-    def take(partitions):
-        tables = [pa.ipc.open_stream(row.data).read_all() for row in packed.take(partitions)]
-        return [decode_columns(specs, t.combine_chunks().to_batches()[0]) for t in tables]
-
-    return take
+    packed = plain.select(*converted).mapInArrow(_pack, "data binary").take(partitions)
+    tables = [pa.ipc.open_stream(row.data).read_all() for row in packed]
+    return [decode_columns(specs, t.combine_chunks().to_batches()[0]) for t in tables]
 
 
 def _pack(batches):
@@ -182,67 +187,25 @@ def _pack(batches):
             return
 
 
-def _rows_of_ray(shards, first):
-    import ray
-
-    task = ray.remote(lambda partition: list(first(partition)))
-
-    def take(partitions):
-        calls = [task.remote(each) for each in shards.get_partition_refs()[:partitions]]
-        return [rows for rows_of_partition in ray.get(calls) for rows in rows_of_partition]
-
-    return take
-
-
-def _rows_of_one(shard, first):
-    return lambda _: list(first([shard]))
-
-
-def _first_rows(names, floats) -> Callable:
-    """Return a function that yields rows of a partition's first shard that has any, or an error."""
-
-    def first(partition):
-        for shard in partition:
-            try:
-                columns = columns_of(shard, names, None, floats, with_labels=False)
-            except SourceError as error:
-                yield str(error)
-                return
-            rows = len(columns[0][2])
-            if rows:
-                size = sum(values.nbytes for _, _, values in columns)
-                yield rows_of_columns(columns, _spread(rows, size))
-                return
-
-    return first
+def _first_rows(names, floats, partition) -> Iterator:
+    """Yield rows of a partition's first shard that has any, or an error as a text."""
+    for shard in partition:
+        try:
+            columns = columns_of(shard, names, None, floats, with_labels=False)
+        except SourceError as error:
+            yield str(error)
+            return
+        rows = len(columns[0][2])
+        if rows:
+            size = sum(values.nbytes for _, _, values in columns)
+            yield rows_of_columns(columns, _spread(rows, size))
+            return
 
 
 def _spread(rows: int, size: int) -> np.ndarray:
     """Indices of as many rows as a sample may have, evenly spaced; `size` is that of all."""
     count = min(rows, SAMPLE_ROWS, max(1, _SAMPLE_BYTES * rows // max(size, 1)))
     return np.linspace(0, rows - 1, count).astype(np.int64)
-
-
-def _gathered(take: Callable[[int], list]) -> Sample | None:
-    """The rows that the first partitions have, those of one shape."""
-    samples: list[Sample] = []
-    for partitions in _PARTITIONS:
-        taken = take(partitions)
-        for columns in taken:
-            if isinstance(columns, str):
-                raise UsageError(columns)
-        samples = [Sample.of(columns) for columns in taken]
-        if len(samples) < partitions or sum(sample.rows for sample in samples) >= SAMPLE_ROWS:
-            break
-    if not samples:
-        return None
-    alike = [sample.columns for sample in samples if sample.kind == samples[0].kind]
-    return Sample(
-        [
-            {key: np.concatenate([part[key] for part in parts])[:SAMPLE_ROWS] for key in parts[0]}
-            for parts in zip(*alike, strict=True)
-        ]
-    )
 
 
 logger = logging.getLogger("bigdl.orca")
@@ -287,7 +250,6 @@ class AcceleratedSnapshot:
 
     def ready(self, device: torch.device | None) -> TorchReady:
         """The model; it computes on the CPU wherever it is."""
-        import torch
 
         from bigdl.nano.pytorch import InferenceOptimizer
 
@@ -300,19 +262,8 @@ class AcceleratedSnapshot:
         return TorchReady(model.eval(), cpu, "fp32")
 
 
-def ship_accelerated(
-    accelerate: Any,
-    sample: Sample,
-    parts: ModelParts,
-    weights: bytes,
-    *,
-    precision: str,
-    batch_size: int,
-    threads: int,
-    sc: SparkContext,
-    previous: Shipped | None = None,
-) -> Shipped:
-    """Make a model faster and broadcast it, unless it is what was broadcast last.
+class Acceleration:
+    """A way to make a model faster in the tasks that predict.
 
     Parameters
     ----------
@@ -320,52 +271,60 @@ def ship_accelerated(
         A method's name, ``"auto"``, or a directory that ``InferenceOptimizer.save`` wrote.
     sample : Sample
         Rows to convert, calibrate, time and compare with.
-    parts : ModelParts
-    weights : bytes
-        State dict of the model.
-    precision : str
-        Of the model itself, which ``"auto"`` may choose.
     batch_size, threads : int
         Of prediction.
-    sc : pyspark.SparkContext
-    previous : Shipped, optional
-
-    Returns
-    -------
-    Shipped
 
     Raises
     ------
     UsageError
-        If there is no such method or directory, a package is missing, or the model cannot be
-        converted.
+        If there is no such method or directory.
+
+    Attributes
+    ----------
+    origin : tuple
+        What the accelerated model is made of, besides the model.
     """
-    directory = _directory_of(accelerate)
-    files = nano_files(directory) if directory is not None else None
-    what = str(accelerate) if files is None else digest_of(pickle.dumps(sorted(files.items())))
-    origin = (parts, digest_of(weights), what, sample.kind, threads)
-    if previous is not None and previous.is_of(sc, *origin):
-        return previous
-    import torch
 
-    from bigdl.common.cpu import thread_scope
-    from bigdl.training.state import isolated_rng
+    def __init__(self, accelerate: Any, sample: Sample, batch_size: int, threads: int):
+        self._name, self._sample = str(accelerate), sample
+        self._batch_size, self._threads = batch_size, threads
+        directory = _directory_of(accelerate)
+        self._files = files = None if directory is None else nano_files(directory)
+        what = self._name if files is None else digest_of(pickle.dumps(sorted(files.items())))
+        self.origin = what, repr(sample.leaves), threads
 
-    snapshot = TorchSnapshot.of(parts, weights, precision)
-    batches = sample.batches(batch_size)
-    # graphs are compiled for the number of threads that there is now
-    with thread_scope(threads):
-        with isolated_rng(0):
-            model = snapshot.ready(torch.device("cpu")).model
-        compared = batches[: -(-_COMPARED_ROWS // max(batch_size, 2))]
-        expected = _outputs(model, compared)
-        if files is None:
-            files = _saved(accelerate, model, batches, compared, expected, threads)
-        if files is None:
-            return Shipped(snapshot, sc, origin)
-        saved, loaded = _complete(files, threads, snapshot, batches[0])
-        _check(accelerate, _outputs(loaded.model, compared), expected)
-    return Shipped(saved, sc, origin)
+    def of(self, snapshot: TorchSnapshot) -> TorchSnapshot | AcceleratedSnapshot:
+        """Return the accelerated model, or the model itself if ``"auto"`` finds nothing faster.
+
+        Raises
+        ------
+        UsageError
+            If a package is missing, or the model cannot be converted.
+        """
+
+        from bigdl.common.cpu import thread_scope
+        from bigdl.training.state import isolated_rng
+
+        batches, threads = self._sample.batches(self._batch_size), self._threads
+        # graphs are compiled for the number of threads that there is now
+        with thread_scope(threads):
+            with isolated_rng(0):
+                model = snapshot.ready(torch.device("cpu")).model
+            compared = batches[: -(-_COMPARED_ROWS // max(self._batch_size, 2))]
+            expected = _outputs(model, compared)
+            files = self._files
+            if files is None:
+                files = _saved(self._name, model, batches, compared, expected, threads)
+            if files is None:
+                return snapshot
+            saved = AcceleratedSnapshot(files, threads)
+            try:
+                loaded = saved.ready(None)
+            except UsageError:  # the files alone make no model
+                saved = replace(saved, original=snapshot, sample=batches[0])
+                loaded = saved.ready(None)
+            _check(self._name, _outputs(loaded.model, compared), expected)
+        return saved
 
 
 def _directory_of(accelerate: Any) -> Path | None:
@@ -418,7 +377,7 @@ def _fastest(model, batches, compared, expected, threads):
             training_data=batches,
             validation_data=compared,
             input_sample=batches[0],
-            metric=Agreement(expected),
+            metric=functools.partial(_agreement, expected),
             thread_num=threads,
             includes=AUTO_METHODS,
             latency_sample_num=_TIMED_CALLS,
@@ -428,39 +387,21 @@ def _fastest(model, batches, compared, expected, threads):
     return best
 
 
-@dataclass(frozen=True)
-class Agreement:
+def _agreement(expected: list, model: Any, data: Any) -> float:
     """1 minus the relative error of a model's outputs: 1.0 for the original."""
+    from bigdl.nano.acceleration.accuracy import relative_error
 
-    expected: list
-
-    def __call__(self, model: Any, data: Any) -> float:
-        from bigdl.nano.acceleration.accuracy import relative_error
-
-        return 1.0 - relative_error(self.expected, _outputs(model, data))
+    return 1.0 - relative_error(expected, _outputs(model, data))
 
 
 def _outputs(model, batches) -> list:
     """All outputs for all batches, as one flat list of arrays."""
-    import torch
 
     from bigdl.nano.acceleration.structure import flatten
 
     with torch.no_grad():
         results = [flatten(model(*batch))[0] for batch in batches]
     return [torch.as_tensor(leaf).float().numpy() for leaves in results for leaf in leaves]
-
-
-def _complete(
-    files, threads, snapshot: TorchSnapshot, sample: tuple
-) -> tuple[AcceleratedSnapshot, TorchReady]:
-    """The files, with the original if they alone make no model; and that model."""
-    saved = AcceleratedSnapshot(files, threads)
-    try:
-        return saved, saved.ready(None)
-    except UsageError:
-        saved = AcceleratedSnapshot(files, threads, snapshot, sample)
-        return saved, saved.ready(None)
 
 
 def _check(accelerate, outputs, expected) -> None:
@@ -472,15 +413,15 @@ def _check(accelerate, outputs, expected) -> None:
             ", ".join(str(each.shape) for each in arrays[:4]) for arrays in (outputs, expected)
         )
         raise UsageError(
-            f"accelerate={str(accelerate)!r} is another model than the Estimator's: of the same "
+            f"accelerate={accelerate!r} is another model than the Estimator's: of the same "
             f"rows it makes outputs of shapes {made} instead of {wanted}"
         )
     error = relative_error(expected, outputs)
-    logger.info("accelerate=%r: relative error of the outputs %.2g", str(accelerate), error)
+    logger.info("accelerate=%r: relative error of the outputs %.2g", accelerate, error)
     if error > LARGEST_ERROR:
         logger.warning(
             "accelerate=%r: on a sample the outputs differ from those of the Estimator's own model "
             "by %.1f %%; use a method of higher precision if that is too much",
-            str(accelerate),
+            accelerate,
             100 * error,
         )

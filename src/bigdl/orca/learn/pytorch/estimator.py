@@ -1,27 +1,59 @@
-"""Estimators for PyTorch."""
+"""Estimators for PyTorch: how they are made, and their verbs."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from bigdl.common.errors import UsageError, require
-from bigdl.orca.learn.arguments import config_of, take_old
-from bigdl.orca.learn.backends import backend_of
-from bigdl.orca.learn.estimator import EstimatorOptions
-from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
-from bigdl.orca.learn.pytorch.pytorch_estimator import PyTorchEstimator
-from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.state import check_precision
+from bigdl.common.checks import check_choice, check_number, check_positive
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.arguments import (
+    check_counts,
+    check_layer_options,
+    config_of,
+    path_of,
+    take_old,
+    with_weight,
+)
+from bigdl.orca.learn.backends import BACKENDS, backend_of
+from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
+from bigdl.orca.learn.metrics import Metric
+from bigdl.orca.learn.prediction.typed import by_input
+from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
+from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
+from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.forward import check_weighted
+from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchTraining
+from bigdl.orca.learn.pytorch.parts import (
+    ModelParts,
+    full_state,
+    load_into,
+    read_model,
+    snapshot_of,
+)
+from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
+from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes
+from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
+from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
+from bigdl.training.position import EveryEpoch, Goal, Trigger
+from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 
 if TYPE_CHECKING:
     import torch
+
+    from bigdl.orca.learn.prediction.shipping import Shipped
 
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
 
 logger = logging.getLogger("bigdl.orca")
 
+_NO_MODEL = "Must provide callable function for model_creator or load a saved model."
 _INTERVALS = {None: None, "batch": "step", "epoch": "epoch", "manual": "manual"}
 
 
@@ -136,9 +168,6 @@ class Estimator:
         if initialization_hook is not None and not callable(initialization_hook):
             raise UsageError("initialization_hook must be a function without arguments")
         options = EstimatorOptions(backend, workers_per_node, log_to_driver, model_dir, num_to_keep)
-        require("torch", "orca")
-        from bigdl.orca.learn.pytorch.parts import ModelParts
-
         parts = ModelParts(
             model,
             optimizer,
@@ -185,3 +214,678 @@ def _check_operator(operator) -> None:
         "of a MainCallback (its train_batch that and on_iter_backward) and pass it as callbacks=["
         "...] to fit and evaluate"
     )
+
+
+class PyTorchEstimator(TrainingEstimator):
+    """A PyTorch model with the verbs of scikit-learn; made by :meth:`Estimator.from_torch`.
+
+    Parameters
+    ----------
+    parts : ModelParts
+    metrics, workers_per_node, use_tqdm, model_dir, log_to_driver, precision, num_to_keep, backend
+        See :meth:`Estimator.from_torch`.
+    """
+
+    def __init__(
+        self,
+        parts: ModelParts,
+        options: EstimatorOptions,
+        *,
+        metrics: Any = None,
+        use_tqdm: bool = False,
+        precision: str = "fp32",
+    ):
+        training: type[TorchTraining] = TorchTraining
+        if options.backend == "bigdl":
+            from bigdl.orca.learn.pytorch.layer import TorchLayerTraining
+
+            training = TorchLayerTraining
+        super().__init__(parts, training, options)
+        # refuses now what would fail later, and gives the names
+        self._metrics, self._metric_names = _named_metrics(metrics)
+        self._precision, self._use_tqdm = precision, use_tqdm
+        self._clipping = Clipping()
+        self._events: EventFiles | None = None
+        self._saved: set[str] = set()  # digests of the files that this Estimator wrote
+        self._shipped_fast: Shipped | None = None  # as _shipped, of an accelerated model
+
+    # -- fit -----------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        max_steps: int | None = None,
+        batch_size: int = 32,
+        profile: bool = False,
+        reduce_results: bool = True,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+        validation_data: Any = None,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        max_failures: int | FailurePolicy | None = None,
+        seed: int | None = None,
+        resume: str | None = None,
+        checkpoint_trigger: Trigger | str | None = None,
+        end_trigger: Trigger | None = None,
+        accumulate_grad_batches: int = 1,
+        weight_col: str | None = None,
+        transport: str | None = None,
+        group_size: int | None = None,
+        compression: str | None = None,
+        sampling: str | None = None,
+        drop_stragglers: dict | None = None,
+        min_workers: int | None = None,
+        **old,
+    ) -> list:
+        """Train the model; another call goes on where this one ended.
+
+        Parameters
+        ----------
+        data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame or DataLoader; with \
+Ray also RayXShards or a ray.data.Dataset
+            A str (or a list) is the path of Parquet files, which the workers read themselves.
+            Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
+            unless they are pandas frames. A torch Dataset or a function
+            ``creator(config, batch_size)`` stands for a DataLoader; the function gets the
+            batch size of its worker. The samples are shared out among the workers; of iterable
+            data every worker reads a stream of its own.
+        epochs : int
+        max_steps : int, optional
+            Train for so many optimizer steps instead of `epochs`. The next fit starts a new epoch.
+        batch_size : int
+            Rows of a global batch, over all workers together.
+        profile : bool
+            Add ``profile``: seconds of an epoch, and mean seconds per batch of fetching, forward
+            and backward.
+        reduce_results : bool
+            False gives, per epoch, a list of the workers' own figures.
+        feature_cols, label_cols : str or list of str
+            Columns of the model's inputs and targets. Of a loader whose batches are dicts,
+            `label_cols` are the keys of the targets, and the others (or `feature_cols`) are given
+            to the model by name: ``model(**inputs)``.
+        validation_data : optional
+            Evaluated after every epoch; of the same kind and columns as `data`.
+        callbacks : list of Callback, optional
+            Shipped to the workers; see :mod:`bigdl.orca.learn.pytorch.callbacks`.
+        max_failures : int or FailurePolicy
+            How many losses of workers are answered by going on from the latest checkpoint; default
+            3, with ``backend="bigdl"`` 5 within 120 seconds.
+        seed : int, optional
+            Seed of weights, shuffling and dropout; kept for later fits. Default: random.
+        resume : str, optional
+            ``"auto"`` goes on from the newest checkpoint below `model_dir` (and starts afresh
+            without one): a program that was killed is just run again. A path of a checkpoint goes
+            on from that. `epochs` and `max_steps` then count from the start of the run, so a run
+            that has ended returns its figures at once.
+        checkpoint_trigger : Trigger or str, optional
+            When to write a checkpoint; default after every epoch.
+        end_trigger : Trigger, optional
+            Stop before `epochs` or `max_steps` when it fires, such as ``MinLoss(0.1)`` or
+            ``MaxScore(0.9)`` (:mod:`bigdl.training.position`; ``TriggerOr`` and ``TriggerAnd``
+            combine them). Loss and score, which is the first metric of the validation, are looked
+            at after every epoch, the number of steps after every step.
+        accumulate_grad_batches : int
+            Batches of one update of the weights: k of them equal one of k times as many rows.
+        weight_col : str, optional
+            Column of the rows' weights: the loss is a mean weighted by it, and so are loss and
+            metrics of the validation. Metrics that are a function or an object of torchmetrics are
+            refused then.
+        transport : str, optional
+            Of ``backend="bigdl"``: ``"shuffle"`` (default) makes the steps in stateless Spark tasks
+            whose data all goes through Spark's shuffle, ``"barrier"`` in barrier stages whose
+            workers talk to each other. Both give the same weights.
+        group_size : int, optional
+            Of ``backend="bigdl"``: steps of one Spark job, at most; default 10 by shuffle, 100 by
+            barrier stages. The weights do not depend on it.
+        compression : str, optional
+            Of ``backend="bigdl"``: how gradients are sent, ``"fp32"`` (default), ``"fp16"``,
+            ``"bf16"`` or ``"int8"`` with error feedback. Sums are made in float32; weights are sent
+            in 16 bits then, and are kept in 32.
+        sampling : str, optional
+            Of ``backend="bigdl"``: ``"exact"`` (default) sees every row once per epoch,
+            ``"window"`` draws runs of consecutive rows at random, as BigDL 2.x did.
+        drop_stragglers : dict or DropStragglers, optional
+            Of ``backend="bigdl"``: leave contributions out that come too late; see
+            :class:`~bigdl.orca.parameter_layer.stragglers.DropStragglers` for its keys. The
+            result then depends on the speed of the workers. Default: wait for everybody.
+        min_workers : int, optional
+            Of ``backend="bigdl"`` by shuffle: while fewer tasks than workers can run at once, cut
+            the weights in fewer slices, but at least so many. The result does not depend on it.
+            Of ``backend="ray"``: when nodes are lost, go on with fewer workers, but at least so
+            many, from the latest checkpoint, which must be of an epoch's end (the default).
+        **old
+            Keywords of BigDL 2.0, such as ``info``.
+
+        Returns
+        -------
+        list of dict
+            Per epoch: ``epoch``, ``batch_count``, ``num_samples``, ``train_loss``,
+            ``last_train_loss`` and, with validation, ``val_loss``, ``val_num_samples`` and
+            ``val_<metric>`` (a tensor). With ``backend="bigdl"`` a `profile` also has the phases of
+            a step, and `drop_stragglers` adds ``dropped_contributions``, ``dropped_rows`` and
+            ``discarded_steps``.
+
+        Raises
+        ------
+        UsageError
+            For arguments or rows that cannot work.
+        WorkerError
+            When the model or another creator raised in a worker.
+        WorkerLost
+            When workers were lost more often than `max_failures` allows.
+        """
+        arguments = (
+            {**locals(), "min_workers": None} if BACKENDS[self._backend].is_on_ray() else locals()
+        )
+        take_old(self.fit, old)
+        layer = check_layer_options(self._backend, arguments)
+        callbacks = as_callbacks(callbacks)
+        accumulate = _check_accumulation(accumulate_grad_batches, callbacks)
+        trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
+        end = None if end_trigger is None else Trigger.convert_trigger(end_trigger)
+        self._need_model()
+        self._parts.check()  # an entire module may have been loaded since
+        engine = self._engine(min_workers)
+        check_counts(0, seed=seed)
+        if weight_col is not None:
+            label_cols = with_weight(label_cols, weight_col)
+            check_weighted(self._parts.loss, self._metrics)
+        config = self._parts.config
+        feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
+        goal = Goal(epochs=check_positive("epochs", epochs))
+        if max_steps is not None:
+            goal = Goal(steps=check_positive("max_steps", max_steps))
+        settings = FitSettings(
+            goal=goal,
+            batch_size=check_positive("batch_size", batch_size),
+            seed=0,
+            feature_cols=columns.feature_cols,
+            label_cols=columns.label_cols,
+            shuffle=bool(config.get("shuffle", True)),
+            drop_last=bool(config.get("drop_last", False)),
+            trigger=trigger,
+            end=end,
+            metrics=self._metrics,
+            callbacks=callbacks,
+            per_worker=not reduce_results,
+            clipping=self._clipping,
+            accumulate=accumulate,
+            precision=self._precision,
+            weighted=weight_col is not None,
+            summary=self._events is not None,
+        )
+        figures = self._training.fit(
+            FitJob(engine, feed, layer),
+            self._parts,
+            settings,
+            seed=seed,
+            resume=resume,
+            policy=FailurePolicy.of(max_failures, self._backend),
+            show_progress=self._use_tqdm
+            or is_interactive()
+            or any(isinstance(c, TqdmCallback) for c in callbacks),
+        )
+        self._write_events()
+        return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
+
+    # -- evaluate ------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        data: Any,
+        batch_size: int = 32,
+        num_steps: int | None = None,
+        profile: bool = False,
+        reduce_results: bool = True,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        max_failures: int | FailurePolicy | None = None,
+        weight_col: str | None = None,
+        **old,
+    ) -> dict | list[dict]:
+        """Loss and metrics; the same figures for any number of workers.
+
+        Parameters
+        ----------
+        data : see fit
+        batch_size : int
+            Rows of a batch over all workers together.
+        num_steps : int, optional
+            Batches per worker to look at; default all.
+        profile : bool
+            Add ``profile``: seconds of the evaluation, and mean seconds per batch.
+        reduce_results : bool
+            False gives a list of the figures of every worker's own rows.
+        feature_cols, label_cols : str or list of str
+        callbacks : list of Callback, optional
+            Their ``*_val_*`` hooks are called.
+        max_failures : int or FailurePolicy
+        weight_col : str, optional
+            Column of the rows' weights: ``val_loss`` is a mean weighted by it, and in the metrics a
+            row of weight 2 counts as two rows.
+        **old
+            Keywords of BigDL 2.0: ``info``, and ``validation_metrics`` instead of those of the
+            Estimator.
+
+        Returns
+        -------
+        dict
+            ``num_samples``, ``val_loss`` (with a loss), and each metric under its name as a
+            tensor. On a table without rows the figures are nan.
+        """
+        old_options = take_old(self.evaluate, old, {"validation_metrics": "metrics"})
+        metrics, names = self._metrics, self._metric_names
+        if old_options.get("metrics") is not None:
+            metrics, names = _named_metrics(old_options["metrics"])
+        callbacks = as_callbacks(callbacks)
+        self._need_model()
+        check_counts(num_steps=num_steps)
+        check_positive("batch_size", batch_size)
+        if weight_col is not None:
+            label_cols = with_weight(label_cols, weight_col)
+            check_weighted(self._parts.loss, metrics)
+        feed = self._feed(data, feature_cols, label_cols, self._parts.config)
+        settings = EvaluationSettings(
+            batch_size,
+            feed.feature_cols,
+            feed.label_cols,
+            num_steps,
+            weight_col is not None,
+            metrics,
+            not reduce_results,
+            self._precision,
+        )
+        parts = dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None)
+        program = EvaluateProgram(parts, settings, callbacks, self._sync)
+        evaluation = self._run_evaluation(program, feed, max_failures)
+        if evaluation is None:
+            nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(names)}
+            evaluation = {"figures": nothing, "workers": [nothing], "profile": {}}
+        if not reduce_results:
+            return [as_returned(figures) for figures in evaluation["workers"]]
+        figures = as_returned(evaluation["figures"])
+        return {**figures, "profile": evaluation["profile"]} if profile else figures
+
+    # -- predict -----------------------------------------------------------------------------
+
+    @by_input
+    def predict(
+        self,
+        data: Any,
+        batch_size: int = 32,
+        feature_cols: str | Sequence[str] | None = None,
+        output_cols: str | Sequence[str] | None = None,
+        profile: bool = False,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        accelerate: str | os.PathLike | None = None,
+    ) -> Any:
+        """`data` with predictions, lazily: all its columns, rows and their order are kept.
+
+        The precision is that of the Estimator, and a machine with GPUs computes on them; the
+        predictions are float32. With `accelerate`, the model runs in another runtime on the CPU.
+
+        Parameters
+        ----------
+        data : Spark DataFrame, SparkXShards, str, pandas DataFrame or arrays; with Ray also \
+RayXShards or a ray.data.Dataset
+            Arrays are an ndarray, or a tuple or dict of them; a str is a path of Parquet files.
+            Of one dict, array or tuple the result is the predictions alone.
+        batch_size : int
+            Rows of one forward pass.
+        feature_cols : str or list of str
+        output_cols : str or list of str, optional
+            Names for the model's outputs, one each; default one column ``prediction``, and for a
+            model that returns a dict one column per key.
+        profile : bool
+            Accepted for compatibility: nothing has run when this returns.
+        callbacks : MainCallback, optional
+            Its ``on_pred_forward`` makes the outputs; prediction calls no other hooks.
+        accelerate : str, optional
+            A method of Nano, e.g. ``"openvino_int8"``; ``"auto"`` for the fastest of several whose
+            outputs differ from the model's by at most 5 % (relative, Euclidean); or a directory
+            that ``InferenceOptimizer.save`` wrote. The model is converted, calibrated and compared
+            once, on the driver, with up to 256 rows of the first partitions; it stays as it is.
+            The tasks need the packages of the method, and for ``inductor_*`` the driver's kind of
+            processor. Another call with the same model and kind of rows converts nothing.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            With ``prediction``: float for one number per row (trailing dimensions of size 1 are
+            dropped), a dense vector for several, nested arrays for more dimensions; several
+            outputs without `output_cols` as an array of vectors.
+        """
+        self._need_model()
+        check_positive("batch_size", batch_size)
+        parts = self._parts
+        if _takes_over_prediction(callbacks):
+            if accelerate is not None:
+                raise UsageError(
+                    f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, "
+                    "which calls the model as it is; leave one of them out"
+                )
+            from bigdl.orca.learn.pytorch.prediction import predicting_parts
+
+            (main,) = as_callbacks(callbacks)
+            parts = predicting_parts(parts, cast("MainCallback", main))
+
+        def ship_model(data, names, cluster, inputs):
+            from bigdl.orca.learn.prediction.shipping import digest_of, shipped_of
+            from bigdl.orca.learn.pytorch.accelerated import Acceleration, sample_of
+            from bigdl.orca.learn.pytorch.prediction import TorchSnapshot
+
+            weights, sc = self._training.weights(self._parts), cluster.broadcaster
+            origin = parts, digest_of(weights)
+
+            def snapshot():
+                return TorchSnapshot.of(parts, weights, self._precision)
+
+            if accelerate is not None:
+                sample = sample_of(data, self._parts.config, names)
+                if sample is not None:  # there are rows
+                    threads = cluster.threads_per_task
+                    fast = Acceleration(accelerate, sample, batch_size, threads)
+                    self._shipped_fast = shipped_of(
+                        lambda: fast.of(snapshot()), self._shipped_fast, sc, *origin, *fast.origin
+                    )
+                    return self._shipped_fast, sample.leaves
+            self._shipped = shipped_of(snapshot, self._shipped, sc, *origin)
+            return self._shipped, inputs
+
+        config = self._parts.config
+        return self._predict(data, config, feature_cols, batch_size, output_cols, ship_model)
+
+    # -- the model and its files -------------------------------------------------------------
+
+    def get_model(self) -> torch.nn.Module:
+        """The trained model, a copy of its own on the driver.
+
+        Returns
+        -------
+        torch.nn.Module
+        """
+        self._need_model()
+        with isolated_rng(0):
+            model = self._parts.build_model()
+        load_into(model, self._training.weights(self._parts))
+        return model
+
+    def get_state_dict(self) -> dict:
+        """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
+        return full_state(self.get_model(), self._training.snapshot)
+
+    def load_state_dict(self, state_dict: dict, blocking: bool = True) -> None:
+        """Take over what :meth:`get_state_dict` gave, or the state dict of a module.
+
+        Parameters
+        ----------
+        state_dict : dict
+        blocking : bool
+            Accepted for compatibility.
+        """
+        if not isinstance(state_dict, dict):
+            raise UsageError(
+                f"state_dict should be a dict such as get_state_dict gives, got "
+                f"{type(state_dict).__name__}"
+            )
+        self._need_model()
+        self._take(snapshot_of(state_dict), self._parts, "weights in state_dict")
+
+    def save(self, path: str | None = None, entire: bool = False, **old) -> str:
+        """Write the model.
+
+        Parameters
+        ----------
+        path : str
+            A file; a local path or fsspec URL.
+        entire : bool
+            Pickle the whole module instead of its state dict.
+
+        Returns
+        -------
+        str
+            `path`.
+        """
+        path = _path(self.save, path, old)
+        model = self.get_model()
+        try:
+            data = dumps(model if entire else model.state_dict())
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"The module cannot be pickled ({error}); define its class in a module, or save "
+                "its weights with entire=False"
+            ) from error
+        write_bytes(path, data)
+        self._saved.add(hashlib.sha256(data).hexdigest())
+        return path
+
+    def load(self, path: str | None = None, *, trust: bool = False, **old) -> None:
+        """Read what :meth:`save` or :meth:`save_checkpoint` wrote, or a checkpoint's folder.
+
+        Parameters
+        ----------
+        path : str
+        trust : bool
+            An entire module is a pickle, which can run any code: it is read only if this Estimator
+            wrote it or with ``trust=True``.
+
+        Raises
+        ------
+        UsageError
+            If the file cannot be read, does not fit the model, or is not trusted.
+        """
+
+        def is_trusted(data):
+            return trust or hashlib.sha256(data).hexdigest() in self._saved
+
+        path = _path(self.load, path, old)
+        snapshot, module = read_model(path, is_trusted)
+        parts = self._parts
+        if module is not None:
+            parts = dataclasses.replace(parts, model=module)
+        elif parts.model is None:
+            raise UsageError(_NO_MODEL)
+        self._take(snapshot, parts, f"weights in {path!r}")
+
+    def _take(self, snapshot, parts, what):
+        with isolated_rng(0):
+            model = parts.build_model()
+        load_into(model, snapshot.files["model.pt"], what)
+        self._parts = parts
+        self._training.take(snapshot)
+
+    def save_checkpoint(self, path: str | None = None, **old) -> None:
+        """Write the full state: model, optimizer, scheduler and epoch."""
+        write_bytes(_path(self.save_checkpoint, path, old), dumps(self.get_state_dict()))
+
+    def load_checkpoint(self, path: str | None = None, **old) -> None:
+        """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``."""
+        self.load(_path(self.load_checkpoint, path, old))
+
+    def load_orca_checkpoint(
+        self, path: str, version: int | None = None, prefix: str | None = None
+    ) -> None:
+        """Take over a checkpoint below a ``model_dir``.
+
+        Parameters
+        ----------
+        path : str
+            A ``model_dir``, or the folder of one run in it.
+        version : int, optional
+            Optimizer steps after which it was taken; default the newest.
+        prefix : str, optional
+            Accepted for compatibility: a checkpoint holds the optimizer.
+
+        Raises
+        ------
+        UsageError
+            If there is no such checkpoint.
+        """
+        self._need_model()
+        self._take(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
+
+    def _need_model(self):
+        if self._parts.model is None:
+            raise UsageError(_NO_MODEL)
+
+    # -- gradients -----------------------------------------------------------------------------
+
+    def set_constant_gradient_clipping(self, min: float, max: float) -> None:
+        """Bring every element of the batch's gradient into a range, from the next fit on."""
+        low, high = check_number("min", min), check_number("max", max)
+        if low > high:
+            raise UsageError(f"min should be at most max, got min={min!r} and max={max!r}")
+        self._clipping = dataclasses.replace(self._clipping, minimum=low, maximum=high)
+
+    def set_l2_norm_gradient_clipping(self, clip_norm: float) -> None:
+        """Scale the batch's gradient down to an L2 norm, over all weights, from the next fit on."""
+        norm = check_number("clip_norm", clip_norm, above=0)
+        self._clipping = dataclasses.replace(self._clipping, norm=norm)
+
+    def clear_gradient_clipping(self) -> None:
+        """Leave gradients as they are."""
+        self._clipping = Clipping()
+
+    # -- summaries -----------------------------------------------------------------------------
+
+    def set_tensorboard(self, log_dir: str, app_name: str) -> None:
+        """Record every step of the following fits.
+
+        Event files for TensorBoard are written after each fit to ``<log_dir>/<app_name>/train`` and
+        ``.../validation`` if the package tensorboard is installed; the summaries need no package.
+
+        Parameters
+        ----------
+        log_dir : str
+            A local path of the driver or any fsspec URL.
+        app_name : str
+        """
+        for name, value in (("log_dir", log_dir), ("app_name", app_name)):
+            if not isinstance(value, str) or not value:
+                raise UsageError(f"{name} should be a text, got {value!r}")
+        self._events = EventFiles(f"{log_dir.rstrip('/')}/{app_name}")
+
+    def get_train_summary(self, tag: str | None = None) -> list | dict[str, list]:
+        """Return the records of the steps, after :meth:`set_tensorboard`.
+
+        Parameters
+        ----------
+        tag : str, optional
+            ``"Loss"``, ``"LearningRate"`` or ``"Throughput"`` (samples per second). With
+            ``backend="bigdl"`` also ``"Phases/compute_s"`` and other phases of the parameter layer:
+            mean seconds per step, for each group of steps. None gives all of them in a dict.
+
+        Returns
+        -------
+        list of [int, float, float]
+            Step, value and time (seconds since 1970).
+        """
+        if self._events is None:
+            raise UsageError("Steps are not recorded; call set_tensorboard before fit")
+        summaries = summaries_of(self._recorded("summary.pt"), TRAIN_TAGS)
+        groups = self._recorded("phases.pt")
+        if groups:
+            from bigdl.orca.learn.layer_fit.figures import phase_summaries
+
+            summaries |= phase_summaries(groups)
+        return summaries if tag is None else summaries[check_choice("tag", tag, summaries)]
+
+    def get_validation_summary(self, tag: str | None = None) -> list | dict[str, list]:
+        """The figures of the validations of all fits.
+
+        Parameters
+        ----------
+        tag : str, optional
+            Name of a metric, or ``"Loss"``. None gives all of them in a dict.
+
+        Returns
+        -------
+        list of [int, float, float]
+            Step, value and time (seconds since 1970).
+        """
+        return validation_summary(self._training.position.history, tag)
+
+    def plot_phases(self, path: str | os.PathLike) -> None:
+        """Draw what the groups of the parameter layer spent their time on.
+
+        Parameters
+        ----------
+        path : str or path
+            ``.html`` or ``.svg``, or what matplotlib writes, e.g. ``.png``, if it is installed.
+
+        Raises
+        ------
+        UsageError
+            Without a fit of ``backend="bigdl"`` after :meth:`set_tensorboard`, or if the file
+            cannot be written.
+        """
+        groups = self._recorded("phases.pt")
+        if not groups:
+            raise UsageError(
+                "There are no phases to draw; call set_tensorboard, then fit with backend='bigdl'"
+            )
+        from bigdl.orca.learn.layer_fit.figures import draw_phases
+
+        draw_phases(groups, Path(path))
+
+    def _recorded(self, name: str) -> list[list[float]]:
+        snapshot = self._training.snapshot
+        data = None if snapshot is None else snapshot.files.get(name)
+        return [] if data is None else loads(data).tolist()
+
+    def _write_events(self) -> None:
+        """Write what the last fit has added."""
+        if self._events is not None:
+            train, validation = self.get_train_summary(), self.get_validation_summary()
+            self._events.write(cast("dict", train), cast("dict", validation))
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def shutdown(self, force: bool = False) -> None:
+        """Release what prediction has broadcast; frames that were predicted stay valid.
+
+        The workers of Ray, or of this machine, that wait for programs end, too.
+        """
+        self._shipped_fast = None
+        super().shutdown()
+
+
+def _named_metrics(metrics) -> tuple[list, list[str]]:
+    """Metrics as a list of its own, and their names."""
+    metrics = [] if metrics is None else metrics
+    measures = list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+    return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
+
+
+def _check_accumulation(batches, callbacks) -> int:
+    """``accumulate_grad_batches``, which a step of the user's own would not do."""
+    batches = check_positive("accumulate_grad_batches", batches)
+    if batches > 1 and any(isinstance(c, MainCallback) and c.owns_backward for c in callbacks):
+        raise UsageError(
+            f"accumulate_grad_batches={batches} does not go with an on_iter_backward of one's own; "
+            "accumulate there, or leave on_iter_backward as it is"
+        )
+    return batches
+
+
+def _takes_over_prediction(callbacks) -> bool:
+    """Return True if ``callbacks=`` of predict makes the outputs."""
+    if not callbacks:
+        return False
+    given_callbacks = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    if not all(isinstance(c, MainCallback) for c in given_callbacks):
+        raise UsageError(
+            "predict calls no callbacks but the on_pred_forward of a MainCallback; let that or the "
+            "model's forward return what you want"
+        )
+    return True
+
+
+def _path(verb, path, old) -> str:
+    """Return the location that a call names, by either of its names."""
+    return path_of(verb.__name__, take_old(verb, old, {"model_path": "path"}).get("path", path))

@@ -8,17 +8,21 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts, load_into
-from bigdl.training.batches import open_batches
+from bigdl.training.batches import BatchSettings
 from bigdl.training.checkpoint import write_bytes
+from bigdl.training.figures import EpochSums
 from bigdl.training.position import Position
 from bigdl.training.state import (
     device_of,
@@ -235,42 +239,27 @@ class WorkerBatches:
 
 
 @dataclass
-class EvaluationSettings:
+class EvaluationSettings(BatchSettings):
     """Arguments of ``evaluate``, as the workers get them.
 
     Attributes
     ----------
-    batch_size : int
-        Rows of a batch over all workers together.
-    num_steps : int, optional
-        Batches of each worker at most.
+    metrics : sequence
     per_worker : bool
         True if the figures of each worker are wanted too.
     precision : str
         ``"fp32"`` or ``"bf16"``.
-    weighted : bool
-        True if the last label column holds the weights of the rows.
     """
 
     batch_size: int
     metrics: Sequence[Any] = ()
-    num_steps: int | None = None
     per_worker: bool = False
     precision: str = "fp32"
-    weighted: bool = False
 
-
-@dataclass
-class _Tally:
-    """Sums of one worker."""
-
-    rows: int = 0
-    loss: float = 0.0
-    weight: float = 0.0  # what the losses were divided by
-    logged: dict[str, float] = field(default_factory=dict)
-    batches: int = 0
-    forward_s: float = 0.0
-    total_s: float = 0.0
+    def forward_pass(self, built: Built) -> ForwardPass:
+        """Return the forward pass of a model on the batches."""
+        columns = BatchColumns(self.feature_cols, self.label_cols)
+        return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)
 
 
 def evaluate_shard(
@@ -289,7 +278,6 @@ def evaluate_shard(
         each metric under its name. ``profile``: seconds. ``workers``: the figures of each worker's
         own rows, when asked for.
     """
-    import torch
 
     from bigdl.orca.learn.metrics import Metric
 
@@ -298,28 +286,34 @@ def evaluate_shard(
     training = forward_pass.model.training
     forward_pass.model.eval()
     with torch.no_grad():
-        tally = _tally(runner, forward_pass, data, settings, sync.world_size, measures)
+        sums, logged = _sums(runner, forward_pass, data, settings, sync.world_size, measures)
     forward_pass.model.train(training)
-    tally.total_s = time.perf_counter() - started
+    sums.epoch_s = time.perf_counter() - started
 
-    gathered = sync.gather(dumps([asdict(tally), {n: m.state() for n, m in measures.items()}]))
+    states = {name: measure.state() for name, measure in measures.items()}
+    gathered = sync.gather(dumps([sums.to_json(), logged, states]))
     evaluation: dict[str, Any] | None = None
     if sync.rank == 0:
         with_loss = forward_pass.criterion is not None
-        pairs = [loads(data) for data in cast("list[bytes]", gathered)]
-        workers = [(_Tally(**sums), states) for sums, states in pairs]
+        parts = [loads(data) for data in cast("list[bytes]", gathered)]
+        workers = [(EpochSums(**sums), logged, states) for sums, logged, states in parts]
+        total = EpochSums.total(sums for sums, _, _ in workers)
         evaluation = {
             "figures": _figures(workers, measures, with_loss),
-            "profile": _profile([t for t, _ in workers]),
+            "profile": {
+                "mean_validation_s": total.epoch_s / len(workers),
+                "mean_eval_fwd_s": total.forward_s / max(1, total.batches),
+            },
         }
         if settings.per_worker:
             evaluation["workers"] = [_figures([w], measures, with_loss) for w in workers]
-    found = sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
-    return json.loads(cast("bytes", found))
+    shared = sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
+    return json.loads(cast("bytes", shared))
 
 
-def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally:
-    tally = _Tally()
+def _sums(runner, forward_pass, data, settings, world_size, measures) -> tuple[EpochSums, dict]:
+    """Return the sums of one worker, and those of what a LightningModule logged."""
+    sums, logged = EpochSums(), Counter[str]()
     local = max(1, settings.batch_size // world_size)
     runner.num_steps = -(-data.rows // local)
     if settings.num_steps is not None:
@@ -338,37 +332,34 @@ def _tally(runner, forward_pass, data, settings, world_size, measures) -> _Tally
                 ),
                 "on_val_forward",
             )
-        tally.forward_s += time.perf_counter() - started
-        output, target, loss = runner.output, runner.target, runner.loss
-        tally.batches += 1
-        tally.rows += rows
+        forward_s = time.perf_counter() - started
+        output, target, loss, counted = runner.output, runner.target, runner.loss, 0.0
         if loss is not None:
-            weight = forward_pass.denominator(output, target, rows)
-            if weight:  # a batch of ignored labels has a loss of nan
-                tally.loss += float(loss) if forward_pass.sums else float(loss) * weight
-                tally.weight += weight
-        for name, value in forward_pass.logged().items():
-            tally.logged[name] = tally.logged.get(name, 0.0) + value * rows
+            counted = forward_pass.denominator(output, target, rows)
+        # a batch of ignored labels has a loss of nan
+        summed = float(loss) * (1.0 if forward_pass.sums else counted) if counted else 0.0
+        sums.add(summed, counted, rows, step_s=0.0, forward_s=forward_s)
+        logged.update({name: value * rows for name, value in forward_pass.logged().items()})
         if measures and output is None:
             raise UsageError("metrics= needs a model whose forward returns predictions")
         for measure in measures.values():
             weighted = () if weights is None else (to_cpu(weights),)
             measure(to_cpu(output), to_cpu(target), *weighted)
         runner.call("after_val_iter")
-    return tally
+    return sums, dict(logged)
 
 
 def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
     """The figures of some workers together; `measures` are only used to compute."""
     from bigdl.orca.learn.metrics import merge_states
 
-    tallies, states = zip(*workers, strict=True)
-    rows, weight = sum(t.rows for t in tallies), sum(t.weight for t in tallies)
-    out: dict[str, Any] = {"num_samples": rows}
-    if with_loss or weight:
-        out["val_loss"] = sum(t.loss for t in tallies) / weight if weight else None
-    for name in dict.fromkeys(name for t in tallies for name in t.logged):
-        out[name] = sum(t.logged.get(name, 0.0) for t in tallies) / rows
+    sums, logs, states = zip(*workers, strict=True)
+    total = EpochSums.total(sums)
+    out: dict[str, Any] = {"num_samples": int(total.rows)}
+    if with_loss or total.counted:
+        out["val_loss"] = total.mean()
+    for name in dict.fromkeys(name for logged in logs for name in logged):
+        out[name] = sum(logged.get(name, 0.0) for logged in logs) / total.rows
     for name, measure in measures.items():
         measure.load_state(merge_states([s[name] for s in states], measure.reductions))
         out[name] = _plain(measure.compute())
@@ -382,52 +373,30 @@ def _plain(value):
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _profile(tallies) -> dict:
-    return {
-        "mean_validation_s": sum(t.total_s for t in tallies) / len(tallies),
-        "mean_eval_fwd_s": sum(t.forward_s for t in tallies)
-        / max(1, sum(t.batches for t in tallies)),
-    }
-
-
 @dataclass
 class EvaluateProgram:
     """An evaluation, as shipped to the workers."""
 
     parts: ModelParts
     settings: EvaluationSettings
-    feature_cols: Sequence[str]
-    label_cols: Sequence[str]
     callbacks: Sequence[Any]
     sync: Any  # class of the GradientSync
 
     def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
-        built = self.parts.build(training=False)
-        sync = self.sync(worker)
+        settings, config = self.settings, self.parts.config
+        built, sync = self.parts.build(training=False), self.sync(worker)
         sync.start()
         load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))
-        runner = Runner(worker, self.parts.config, self.callbacks)
+        runner = Runner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
         runner._take(built)
-        data = open_batches(
-            worker.shard,
-            self.feature_cols,
-            self.label_cols,
-            worker,
-            self.parts.config,
-            self.settings.batch_size,
-        )
-        runner.val_loader = WorkerBatches(data, self.settings.batch_size // runner.size)
-        forward_pass = forward_for(
-            built.model,
-            built.criterion,
-            weighted=self.settings.weighted,
-            columns=BatchColumns(self.feature_cols, self.label_cols),
-        )
+        data = settings.open_batches(worker.shard, worker, config)
+        runner.val_loader = WorkerBatches(data, settings.batch_size // runner.size)
+        forward_pass = settings.forward_pass(built)
         runner.call("before_val_epoch")
-        evaluation = evaluate_shard(runner, forward_pass, data, sync, self.settings)
+        evaluation = evaluate_shard(runner, forward_pass, data, sync, settings)
         runner.epoch_stats = runner.metrics_stats = evaluation["figures"]
         runner.call("after_val_epoch")
         return evaluation

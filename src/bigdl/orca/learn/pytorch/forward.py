@@ -6,14 +6,15 @@ import contextlib
 import copy
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
+
+import torch
+from torch import nn
 
 from bigdl.common.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 _ELSE = "or pass a MainCallback, whose on_iter_forward takes the batch apart"
 
@@ -80,6 +81,11 @@ def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
         ) from None
 
 
+_OVER_CLASSES = nn.CrossEntropyLoss, nn.NLLLoss
+_ELEMENTWISE = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+    *(nn.BCELoss, nn.BCEWithLogitsLoss),
+)
 _PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric")
 
 
@@ -89,41 +95,75 @@ def is_lightning(model: Any) -> bool:
 
 
 def _base(model):
-    return next(
-        (
-            c
-            for c in type(model).__mro__
-            if c.__name__ == "LightningModule" and c.__module__.split(".")[0] in _PACKAGES
-        ),
-        None,
-    )
+    for cls in type(model).__mro__:
+        if cls.__name__ == "LightningModule" and cls.__module__.split(".")[0] in _PACKAGES:
+            return cls
+    return None
 
 
-class LightningForward:
+class ForwardPass(ABC):
+    """From a batch to output, target and loss.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    columns : BatchColumns, optional
+        For batches that are dicts.
+
+    Attributes
+    ----------
+    criterion : callable or None
+    sums : bool
+        Whether the loss adds up over samples instead of averaging.
+    """
+
+    criterion: Any = None
+    sums = False
+
+    def __init__(self, model: Any, columns: BatchColumns | None = None):
+        self.model, self.columns = model, columns or BatchColumns()
+
+    @abstractmethod
+    def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
+        """Output, target and loss (None without a criterion) of a batch."""
+
+    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+        """The same of a validation batch."""
+        return self.forward(batch, index)
+
+    def weights(self, batch: Any) -> torch.Tensor | None:
+        """The weights of a batch's rows, or None where each counts once."""
+        return None
+
+    def denominator(self, output: Any, target: Any, rows: int) -> float:
+        """Return the divisor of a batch's loss, up to a factor that all batches share."""
+        return rows
+
+    def logged(self) -> dict[str, float]:
+        """Return what the module logged since the last call."""
+        return {}
+
+
+class LightningForward(ForwardPass):
     """``training_step`` and ``validation_step`` of a LightningModule.
 
     They get the batch as a tuple: the feature columns, then the target; a dict as it is.
+    ``training_step`` returns the mean over its batch, as Lightning expects.
     """
 
-    criterion = None
-    sums = False  # training_step returns the mean over its batch, as Lightning expects
-
-    def __init__(self, model: torch.nn.Module, columns: BatchColumns | None = None):
+    def __init__(self, model: Any, columns: BatchColumns | None = None):
         if not getattr(model, "automatic_optimization", True):
             raise UsageError(
                 "A LightningModule with automatic_optimization=False is not supported; return the "
                 "loss from training_step"
             )
-        self.model = cast("Any", model)  # a LightningModule
-        self.columns = columns or BatchColumns()
+        super().__init__(model, columns)
         self._values: dict[str, float] = {}
-        self.model.log = self._log
-        self.model.log_dict = self._log_dict
+        model.log, model.log_dict = self._log, self._log_dict
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         """Output (None), target and loss of a training batch."""
-        result = self.model.training_step(_as_given(batch), index)
-        loss = result.get("loss") if isinstance(result, dict) else result
+        loss = _loss_of(self.model.training_step(_as_given(batch), index))
         if loss is None:
             raise UsageError(
                 "training_step returned no loss; return a tensor or a dict with the key 'loss'"
@@ -135,16 +175,11 @@ class LightningForward:
         """Output (only if needed), target and loss (None without ``validation_step``)."""
         loss = None
         if self._has("validation_step"):
-            result = self.model.validation_step(_as_given(batch), index)
-            loss = result.get("loss") if isinstance(result, dict) else result
+            loss = _loss_of(self.model.validation_step(_as_given(batch), index))
         if not (need_output and self._has("forward")):
             return None, self._target(batch), loss
         inputs, named, target = self.columns.split(batch)
         return self.model(*inputs, **named), target, loss
-
-    def weights(self, batch: Any) -> None:
-        """None: every row counts once."""
-        return None
 
     def _target(self, batch):
         """The target, which only the module knows in a dict without ``label_cols``."""
@@ -152,11 +187,7 @@ class LightningForward:
             return None
         return self.columns.split(batch)[-1]
 
-    def denominator(self, output: Any, target: Any, rows: int) -> float:
-        return rows
-
     def logged(self) -> dict[str, float]:
-        """Return what the module logged since the last call."""
         values, self._values = self._values, {}
         return values
 
@@ -174,6 +205,10 @@ class LightningForward:
 
 def _as_given(batch):
     return batch if isinstance(batch, Mapping) else tuple(batch)
+
+
+def _loss_of(result):
+    return result.get("loss") if isinstance(result, dict) else result
 
 
 def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
@@ -254,40 +289,22 @@ def forward_for(
     return PlainForward(model, criterion, columns)
 
 
-class PlainForward:
+class PlainForward(ForwardPass):
     """``criterion(model(*features), target)``."""
 
-    def __init__(self, model: torch.nn.Module, criterion: Any, columns: BatchColumns | None = None):
-        self.model = model
+    def __init__(self, model: Any, criterion: Any, columns: BatchColumns | None = None):
+        super().__init__(model, columns)
         self.criterion = criterion
-        self.columns = columns or BatchColumns()
-        #: whether the loss adds up over samples instead of averaging
         self.sums = getattr(criterion, "reduction", "mean") == "sum"
-        self._elementwise = isinstance(criterion, _elementwise_losses())
-        self._over_classes = isinstance(criterion, _class_losses())
+        self._elementwise = isinstance(criterion, _ELEMENTWISE)
+        self._over_classes = isinstance(criterion, _OVER_CLASSES)
 
-    def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
-        """Output, target and loss of a training batch."""
-        output, target = self._output(batch)
-        return output, target, self._call(self.criterion, output, target)
-
-    def evaluate(
-        self, batch: Any, index: int, *, need_output: bool
-    ) -> tuple[Any, Any, torch.Tensor | None]:
-        """Output, target and loss (None without a criterion) of a validation batch."""
-        output, target = self._output(batch)
-        loss = None
+    def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
+        inputs, named, target = self.columns.split(batch)
+        output, loss = self._run(inputs, named), None
         if self.criterion is not None:
             loss = self._call(self.criterion, output, target)
         return output, target, loss
-
-    def weights(self, batch: Any) -> torch.Tensor | None:
-        """The weights of a batch's rows, or None where each counts once."""
-        return None
-
-    def _output(self, batch):
-        inputs, named, target = self.columns.split(batch)
-        return self._run(inputs, named), target
 
     def _run(self, inputs, named):
         if named:
@@ -299,24 +316,17 @@ class PlainForward:
 
         That is the number of rows, except where classes have weights or labels are ignored.
         """
-        import torch
 
         criterion = self.criterion
-        if not counts_unevenly(criterion):
-            return rows
-        if not (isinstance(target, torch.Tensor) and isinstance(output, torch.Tensor)):
-            return rows
-        if target.ndim == output.ndim:  # class probabilities: divided by the rows
+        are_tensors = isinstance(target, torch.Tensor) and isinstance(output, torch.Tensor)
+        # class probabilities are divided by the rows
+        if not (counts_unevenly(criterion) and are_tensors and target.ndim != output.ndim):
             return rows
         labels = target.to(torch.int64)
         counted = labels[labels != criterion.ignore_index]
         if criterion.weight is None:
             return float(counted.numel())
         return float(criterion.weight.double()[counted].sum())
-
-    def logged(self) -> dict[str, float]:
-        """Return what the module logged since the last call."""
-        return {}
 
     def _call(self, criterion, output, target):
         outputs = output if isinstance(output, list | tuple) else (output,)
@@ -333,7 +343,6 @@ class PlainForward:
         * Labels of integers (0, 1) are numbers of the output's dtype for a loss over elements.
         * Labels of floats (Spark ML's 0.0, 1.0, ...) are class indices for a loss over classes.
         """
-        import torch
 
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return target
@@ -352,19 +361,7 @@ class PlainForward:
 def counts_unevenly(criterion: Any) -> bool:
     """Return True if a mean loss may be divided by something else than its rows."""
     # a subclass may compute something else
-    return type(criterion) in _class_losses() and criterion.reduction == "mean"
-
-
-def _class_losses():
-    from torch import nn
-
-    return nn.CrossEntropyLoss, nn.NLLLoss
-
-
-def _elementwise_losses():
-    from torch import nn
-
-    return nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss
+    return type(criterion) in _OVER_CLASSES and criterion.reduction == "mean"
 
 
 # their means are not over the rows or the elements
@@ -373,7 +370,6 @@ _OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
 
 def check_weighted(loss: Any, metrics: Any) -> None:
     """Refuse a loss that cannot be taken row by row, and metrics that cannot be weighted."""
-    from torch import nn
 
     from bigdl.orca.learn.metrics import Metric
 
@@ -395,7 +391,7 @@ class WeightedForward(PlainForward):
     rows becomes ``sum(w * loss)``.
     """
 
-    def __init__(self, model: torch.nn.Module, criterion: Any, columns: BatchColumns | None = None):
+    def __init__(self, model: Any, criterion: Any, columns: BatchColumns | None = None):
         super().__init__(model, criterion, columns)
         self._each, self.sums = _per_row(criterion)
         self._counted = 0.0
@@ -405,7 +401,6 @@ class WeightedForward(PlainForward):
 
     def weights(self, batch: Any) -> torch.Tensor:
         """The weights of a batch's rows, of shape (rows,)."""
-        import torch
 
         *_, weights = self.columns.split(batch)[-1]
         weights = weights.reshape(len(weights))
@@ -433,7 +428,6 @@ class WeightedForward(PlainForward):
 
     def _counts(self, target, losses):
         """Return the weight of every element of a loss in its mean."""
-        import torch
 
         criterion = self.criterion
         if getattr(criterion, "reduction", "mean") != "mean":  # over the rows, not the elements
@@ -449,17 +443,10 @@ class WeightedForward(PlainForward):
         return torch.where(kept, criterion.weight[labels.clamp(min=0)].to(losses.dtype), 0.0)
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
-        """Output, target and loss of a training batch."""
         inputs, named, (*targets, _) = self.columns.split(batch)
         output = self._run(inputs, named)
         target = targets[0] if len(targets) == 1 else tuple(targets)
         return output, target, self._weighted_loss(output, target, self.weights(batch))
-
-    def evaluate(
-        self, batch: Any, index: int, *, need_output: bool
-    ) -> tuple[Any, Any, torch.Tensor]:
-        """Output, target and loss of a validation batch."""
-        return self.forward(batch, index)
 
 
 def _per_row(criterion):
@@ -481,6 +468,3 @@ def _per_row(criterion):
         "weight_col needs a loss that can be taken row by row, that is one with a reduction such "
         f"as torch.nn.MSELoss(), got {name}"
     )
-
-
-ForwardPass = PlainForward | LightningForward

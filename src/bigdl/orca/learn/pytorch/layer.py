@@ -366,8 +366,7 @@ class TorchLayerTraining(LayerTraining, TorchTraining):
     def _evaluation(self, program, parts, feed):
         settings = replace(program.settings, callbacks=(), trigger=None)
         parts = replace(parts, optimizer=None, scheduler_creator=None)
-        columns = feed.feature_cols, feed.label_cols
-        return EvaluateProgram(parts, settings, *columns, (), self._sync)
+        return EvaluateProgram(parts, settings, (), self._sync)
 
     def _loop(self, run, parts, callbacks):
         return TorchLayerLoop(run, parts.config)

@@ -9,12 +9,13 @@ to go on, whether to write a checkpoint) is computed from figures that are equal
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
@@ -24,19 +25,12 @@ from bigdl.orca.learn.pytorch.evaluation import (
     WorkerBatches,
     evaluate_shard,
 )
-from bigdl.orca.learn.pytorch.forward import BatchColumns, counts_unevenly, forward_for
+from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.training.batches import (
-    BatchLayout,
-    all_gather_json,
-    open_batches,
-    plan_batches,
-    shuffle_memory,
-)
-from bigdl.training.checkpoint import BackgroundWriter, CheckpointManager
+from bigdl.training.batches import plan_batches, shuffle_memory
 from bigdl.training.figures import LossRule, score_of, validation_names
-from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop, open_run_directory
+from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop
 from bigdl.training.state import (
     RunningState,
     capture_rng,
@@ -51,12 +45,8 @@ from bigdl.training.state import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
-    from bigdl.orca.learn.pytorch.forward import ForwardPass
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.runtime.worker import Worker
-    from bigdl.training.batches import BatchSource
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,6 @@ class Clipping:
 
     def __call__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Limit the gradients of `parameters` in place."""
-        import torch
 
         if self.minimum is not None:
             with torch.no_grad():
@@ -85,11 +74,11 @@ class Clipping:
                     if parameter.grad is not None:
                         _values(parameter).clamp_(self.minimum, self.maximum)
         if self.norm is not None:
-            found = [_values(p) for p in parameters if p.grad is not None]
-            total = torch.nn.utils.get_total_norm(found)
+            gradients = [_values(p) for p in parameters if p.grad is not None]
+            total = torch.nn.utils.get_total_norm(gradients)
+            scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
             with torch.no_grad():
-                scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
-                for gradient in found:
+                for gradient in gradients:
                     gradient.mul_(scale)
 
 
@@ -201,7 +190,6 @@ class Update:
             earlier pass has summed already stay what they are.
         """
         weight = float(counted > 0) if self._sums else counted / total if total else 0.0
-        import torch
 
         parameters, queued = self.parameters, False
 
@@ -243,31 +231,16 @@ class FitSettings(EvaluationSettings, RunSettings):
 
     Attributes
     ----------
-    label_cols : sequence of str
-        With `weight_col` its column is the last one.
     accumulate : int
         Batches of one update.
     summary : bool
         True if loss, learning rate and throughput of every step are recorded.
     """
 
-    feature_cols: Sequence[str]
-    label_cols: Sequence[str]
     callbacks: Sequence[Any] = ()
     clipping: Clipping = field(default_factory=Clipping)
     accumulate: int = 1
     summary: bool = False
-
-    def forward_pass(self, built: Built) -> ForwardPass:
-        """Return the forward pass of a model on batches of the fit."""
-        columns = BatchColumns(self.feature_cols, self.label_cols)
-        return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)
-
-    def open_batches(self, shard: Any, worker: Any, config: dict) -> BatchSource:
-        """Open the source of batches over a shard."""
-        return open_batches(
-            shard, self.feature_cols, self.label_cols, worker, config, self.batch_size
-        )
 
 
 class Buffers(RunningState):
@@ -281,37 +254,6 @@ class Buffers(RunningState):
         """Set this worker's buffers, e.g. to what :meth:`own` gave."""
         for buffer, value in zip(self._model.buffers(), values, strict=True):
             buffer.copy_(value)
-
-
-class TorchCheckpointManager(CheckpointManager):
-    """:class:`~bigdl.training.checkpoint.CheckpointManager` for the parts of a PyTorch training.
-
-    Every rank's own are its random numbers.
-    """
-
-    _built: Built
-    #: of the loop, if steps are recorded
-    summary: StepSummary | None = None
-
-    def _initial(self):
-        return {"model.pt": dumps(self._built.model.state_dict())}
-
-    def _shared(self):
-        files = self._built.files()
-        if self.summary is not None:
-            files["summary.pt"] = self.summary.dump()
-        return files
-
-    def _put_shared(self, files):
-        self._built.load(files)
-        if self.summary is not None and "summary.pt" in files:
-            self.summary.load(files["summary.pt"])
-
-    def _own(self):
-        return capture_rng()
-
-    def _put_own(self, state):
-        restore_rng(state)
 
 
 class TorchEpochs(Runner, FitLoop):
@@ -374,9 +316,6 @@ class TorchEpochs(Runner, FitLoop):
 class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
-    _is_uneven: bool
-    _data: BatchSource
-
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
     ):
@@ -398,28 +337,14 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         )
         seed_everything(settings.seed, self.rank + 1)
 
-        writer = BackgroundWriter()
-        worker.at_exit(writer.wait)  # after the sync has stopped: a peer may wait for it
-        sync.start()
+        self._start(worker, sync)
         self.device = device_of(worker, sync)
         move(built, self.device)
         self._precision = precision_of(settings.precision, self.device)
-        batches, inputs = self._prepare_data()
-        self._is_uneven = self._is_uneven or settings.weighted
-        self._buffers = Buffers(self.model, sync)
+        self._prepare_data()
+        self._running = Buffers(self.model, sync)
         self.summary = StepSummary() if settings.summary else None
-        self._checkpoints = TorchCheckpointManager(
-            worker,
-            sync,
-            built,
-            self._buffers,
-            batches,
-            open_run_directory(settings, worker, self.rank),
-            inputs,
-            writer=writer,
-        )
-        self._checkpoints.summary = self.summary
-        self.position, self._sums = self._checkpoints.restore()
+        self._restore()
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(
             self.position, self._plan.steps, settings.accumulate
@@ -452,7 +377,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     def _epoch_figures(self) -> dict | None:
         if self.position.step == self._plan.steps:
-            self._buffers.merge()
+            self._running.merge()
         figures = self._sums.reduce(self.sync)
         if figures is not None:
             figures["profile"]["ended_at"] = time.time()
@@ -460,11 +385,30 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     def _evaluate(self) -> dict:
         data = self._validation
-        with self._buffers.merged():
+        with self._running.merged():
             return evaluate_shard(self, self._forward_pass, data, self.sync, self.settings)
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
-        return self._buffers.merged()
+        return self._running.merged()
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def _shared(self):
+        files = self._built.files()
+        if self.summary is not None:
+            files["summary.pt"] = self.summary.dump()
+        return files
+
+    def _put_shared(self, files):
+        self._built.load(files)
+        if self.summary is not None and "summary.pt" in files:
+            self.summary.load(files["summary.pt"])
+
+    def _own(self):
+        return capture_rng()
+
+    def _put_own(self, state):
+        restore_rng(state)
 
     def _is_over(self) -> bool:
         """Return True if the fit ends here; callbacks may stop it on any rank."""
@@ -497,7 +441,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         position.step += 1
         self.updated = self._backward(counted, total)
         computed = time.perf_counter()
-        self._buffers.rows += rows
+        self._running.rows += rows
         loss = self.loss.item() if counted and self.loss is not None else 0.0
         rule = LossRule(self.settings.weighted, self._forward_pass.sums)
         parts = rule.parts(loss, counted, total, rows, batch_rows)
@@ -516,13 +460,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             seconds = time.perf_counter() - started
             self.summary.add_batch(self, parts, batch_rows, seconds, self.updated)
         self.call("after_train_iter")
-        self.worker.progress(
-            epoch=position.epoch - self.settings.goal.first,
-            epochs=self.num_epochs - self.settings.goal.first,
-            step=position.step,
-            steps=self._plan.steps,
-            loss=self._sums.mean(),
-        )
+        self._report(self.num_epochs, self._plan.steps, self._sums.mean())
         return self.updated
 
     def _forward(self):
@@ -560,44 +498,30 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     # -- data ----------------------------------------------------------------------------------
 
-    def _prepare_data(self) -> tuple[BatchLayout, list | None]:
-        settings, shards = self.settings, self.worker.shards
-        train, validation = shards["data"], shards.get("validation")
-        self._data = settings.open_batches(train, self.worker, self.config)
-        self._validation = None
-        if validation is not None:
-            self._validation = settings.open_batches(validation, self.worker, self.config)
+    def _prepare_data(self) -> None:
+        settings, criterion = self.settings, self.criterion
+        sources = {
+            name: settings.open_batches(shard, self.worker, self.config)
+            for name, shard in self.worker.shards.items()
+        }
+        self._data, self._validation = sources["data"], sources.get("validation")
         window = self._data.window(shuffle_memory(self.config, self.worker.threads))
         described = {
             **self._data.facts(window),
             "validation": 1 if self._validation is None else self._validation.rows,
-            "types": None if self._data.inputs is None else [self._data.inputs, self._data.targets],
-            "uneven": counts_unevenly(self.criterion)
-            and (
-                self.criterion.weight is not None
-                or self._data.has_label(self.criterion.ignore_index)
-            ),
+            "uneven": counts_unevenly(criterion)
+            and (criterion.weight is not None or self._data.has_label(criterion.ignore_index)),
         }
-        workers = all_gather_json(self.sync, described)
-        self._plan, batches = plan_batches(settings, workers)
-        if not sum(e["validation"] for e in workers):
-            raise UsageError("The validation data has no rows")
-        self._is_uneven = any(e["uneven"] for e in workers)
-        inputs, targets = next((e["types"] for e in workers if e["types"]), (None, None))
+        workers = self._exchange(described)
+        self._plan, self._batches = plan_batches(settings, workers)
+        self._is_uneven = settings.weighted or any(each["uneven"] for each in workers)
         if self._validation is not None:
-            self._validation.take_types(inputs, targets, self._data)
-        return batches, inputs
+            self._validation.take_types(self._types, self._data)
 
     def _order(self):
-        settings, plan = self.settings, copy.copy(self._plan)
-        steps = range(self.position.step, plan.steps)
-        return self._data.order(
-            settings.shuffle,
-            settings.seed,
-            self.epochs,
-            self.rank,
-            self._checkpoints.windows[self.rank],
-            lambda: (plan.batch(step, self.rank)[:2] for step in steps),
+        rank, window = self.rank, self._batches.windows[self.rank]
+        return self._data.order_of_pass(
+            self._plan, self.settings, self.epochs, rank, window, self.position.step
         )
 
 

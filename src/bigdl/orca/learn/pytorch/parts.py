@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
 from bigdl.training.checkpoint import Snapshot, read_bytes, read_checkpoint
@@ -21,8 +23,6 @@ from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
-    import torch
-
     from bigdl.orca.learn.pytorch.evaluation import Runner
 
 
@@ -121,7 +121,6 @@ class ModelParts:
 
     def check(self) -> None:
         """Refuse on the driver what cannot work in a worker."""
-        import torch
 
         if "batch_size" in self.config:
             raise UsageError(
@@ -175,15 +174,12 @@ class ModelParts:
     @property
     def is_instance(self) -> bool:
         """True if the model is a module rather than a creator."""
-        import torch
 
         return isinstance(self.model, torch.nn.Module)
 
     def build_model(self) -> torch.nn.Module:
         """A model of its own: a deep copy of an instance, or what the creator returns."""
         import copy
-
-        import torch
 
         if self.is_instance:
             return copy.deepcopy(self.model)
@@ -209,7 +205,6 @@ class ModelParts:
         return built
 
     def build_loss(self) -> Callable | None:
-        import torch
 
         criterion = self.loss
         if criterion is None:
@@ -228,7 +223,6 @@ class ModelParts:
         return criterion
 
     def _build_optimizer(self, built):
-        import torch
 
         if isinstance(self.optimizer, torch.optim.Optimizer):
             built.optimizer = self.optimizer
@@ -314,7 +308,6 @@ def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Snapshot
     module : torch.nn.Module or None
         If the file held an entire module.
     """
-    import torch
 
     snapshot = read_checkpoint(path)
     if snapshot is not None:
@@ -344,26 +337,20 @@ def snapshot_of(state: dict) -> Snapshot:
 
 
 def _unpickle(path, data, is_trusted):
-    import torch
 
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if not data.startswith((b"PK", b"\x80")):  # neither torch's archive nor a pickle
-            raise _damaged(path, "its content is something else") from error
-        if not is_trusted(data):
-            raise UsageError(
-                f"{path!r} holds more than weights (an entire module, perhaps); loading it can run "
-                "any code, so pass trust=True if you know where it comes from"
-            ) from error
-    except Exception as error:  # a damaged archive shows in many ways
-        raise _damaged(path, error) from error
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-    except Exception as error:  # whatever the code in it raises
-        raise _damaged(path, error) from error
-
-
-def _damaged(path, reason):
-    text = " ".join(str(reason).split())
-    return UsageError(f"{path!r} is not a file that torch can load: {text}")
+    for weights_only in (True, False):
+        try:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=weights_only)
+        except Exception as error:  # of a damaged archive, or what the code in a pickle raises
+            reason = " ".join(str(error).split())
+            if weights_only and isinstance(error, pickle.UnpicklingError):
+                if not data.startswith((b"PK", b"\x80")):  # neither torch's archive nor a pickle
+                    reason = "its content is something else"
+                elif is_trusted(data):
+                    continue
+                else:
+                    raise UsageError(
+                        f"{path!r} holds more than weights (an entire module, perhaps); loading it "
+                        "can run any code, so pass trust=True if you know where it comes from"
+                    ) from error
+            raise UsageError(f"{path!r} is not a file that torch can load: {reason}") from error

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
 from bigdl.orca.learn.pytorch.evaluation import Runner
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.training.state import precision_of, to_device
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-
-    from bigdl.orca.cluster.ray import Broadcaster
     from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
-    from bigdl.runtime.local import SharedFile
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,6 @@ class TorchReady:
 
     def __call__(self, batch: list) -> Any:
         """Return the model's outputs for a batch of numpy columns."""
-        import torch
-
         columns = to_device([_tensor(column) for column in batch], self.device)
         with torch.no_grad(), precision_of(self.precision, self.device)():
             return self.model(*columns)
@@ -85,35 +80,7 @@ class TorchSnapshot:
         return TorchReady(model.eval().to(device), device, self.precision)
 
 
-def ship(
-    parts: ModelParts,
-    weights: bytes,
-    sc: SparkContext | Broadcaster | type[SharedFile],
-    precision: str,
-    previous: Shipped | None = None,
-) -> Shipped:
-    """Broadcast a model, unless it is what was broadcast last.
-
-    Parameters
-    ----------
-    parts : ModelParts
-    weights : bytes
-        State dict of the model.
-    sc : pyspark.SparkContext
-    precision : str
-        See :class:`TorchSnapshot`.
-    previous : Shipped, optional
-        What was broadcast last.
-    """
-    origin = parts, digest_of(weights)
-    if previous is not None and previous.is_of(sc, *origin):
-        return previous
-    return Shipped(TorchSnapshot.of(parts, weights, precision), sc, origin)
-
-
 def _tensor(column):
-    import torch
-
     if isinstance(column, dict):
         return {key: _tensor(value) for key, value in column.items()}
     return torch.tensor(column)
@@ -122,34 +89,19 @@ def _tensor(column):
 def predicting_parts(parts: ModelParts, main: MainCallback) -> ModelParts:
     """Parts whose model calls `main` instead of the user's model."""
     inner = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
-    return ModelParts(_Creator(inner, main), config=parts.config)
-
-
-@dataclass
-class _Creator:
-    parts: ModelParts
-    main: Any
-
-    def __call__(self, config):
-        return _Predicting(self.parts.build_model(), self.main, config)
-
-
-@dataclass
-class _Alone:
-    """Stands for the worker: rows are predicted by many tasks that know nothing of each other."""
-
-    rank: int = 0
-    world_size: int = 1
+    return ModelParts(functools.partial(_Predicting, inner, main), config=parts.config)
 
 
 class _Predicting(torch.nn.Module):
     """The user's model, called by a MainCallback; its state is that of the model."""
 
-    def __init__(self, model, main, config):
+    def __init__(self, parts, main, config):
         super().__init__()
-        self.model = model
-        self._runner = Runner(_Alone(), config, [main])
-        self._runner.model = model
+        self.model = parts.build_model()
+        # rows are predicted by many tasks that know nothing of each other
+        alone: Any = SimpleNamespace(rank=0, world_size=1)
+        self._runner = Runner(alone, config, [main])
+        self._runner.model = self.model
 
     def forward(self, *features):
         runner = self._runner

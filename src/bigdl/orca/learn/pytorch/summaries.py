@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.arguments import warn_once
 from bigdl.orca.learn.pytorch.callbacks.tensorboard import open_writer, writer_class
-from bigdl.training.figures import Records, summaries_of
+from bigdl.training.figures import Records
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.loop import TorchLoop
 
-_TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
+TRAIN_TAGS = ("Loss", "LearningRate", "Throughput")
 
 # names of BigDL 2.x for what we call otherwise
 _OLD_NAMES = {"top1accuracy": "accuracy", "aucscore": "auc"}
@@ -23,7 +23,7 @@ class StepSummary(Records):
     """Loss, learning rate and throughput of the updates of a run; made by all ranks."""
 
     def __init__(self):
-        super().__init__(_TRAIN_TAGS)
+        super().__init__(TRAIN_TAGS)
         self._begin()
 
     def _begin(self):
@@ -53,11 +53,6 @@ class StepSummary(Records):
         self._begin()
 
 
-def train_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
-    """Return ``[step, value, time]`` of every update, by tag."""
-    return summaries_of(rows, _TRAIN_TAGS)
-
-
 def validation_summary(history: list[dict], tag: str | None) -> list | dict[str, list]:
     """``[step, value, time]`` of every validation, or a dict of all of them.
 
@@ -71,7 +66,8 @@ def validation_summary(history: list[dict], tag: str | None) -> list | dict[str,
     summaries: dict[str, list] = {}
     for entry in history:
         for name, value in entry.items():
-            if name.startswith("val_") and name != "val_num_samples" and _is_number(value):
+            is_figure = name.startswith("val_") and isinstance(value, int | float)
+            if is_figure and name != "val_num_samples":
                 row = [entry["global_step"], value, entry["profile"]["ended_at"]]
                 summaries.setdefault(name, []).append(row)
     if tag is None:
@@ -105,19 +101,12 @@ class EventFiles:
         """Write what is newer than what was written."""
         with contextlib.suppress(MissingExtraError):
             for folder_name, summaries in (("train", train), ("validation", validation)):
-                self._write(folder_name, summaries)
-
-    def _write(self, folder_name, summaries):
-        after = self._written[folder_name]
-        new = [(t, *r) for t, rows in summaries.items() for r in rows if r[0] > after]
-        if not new:
-            return
-        with contextlib.ExitStack() as opened:
-            writer = open_writer(opened, f"{self.url}/{folder_name}")
-            for tag, step, value, moment in new:
-                writer.add_scalar(tag, value, step, walltime=moment)
-        self._written[folder_name] = max(row[1] for row in new)
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, int | float)
+                after = self._written[folder_name]
+                new = [(t, *r) for t, rows in summaries.items() for r in rows if r[0] > after]
+                if not new:
+                    continue
+                with contextlib.ExitStack() as opened:
+                    writer = open_writer(opened, f"{self.url}/{folder_name}")
+                    for tag, step, value, moment in new:
+                        writer.add_scalar(tag, value, step, walltime=moment)
+                self._written[folder_name] = max(row[1] for row in new)

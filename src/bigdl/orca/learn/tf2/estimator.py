@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numbers
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.cluster.ray import is_alone
 from bigdl.orca.data.file import open_file_system
 from bigdl.orca.learn.arguments import (
     check_counts,
@@ -22,7 +22,7 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.layer_fit.figures import PHASES
-from bigdl.orca.learn.prediction.shipping import Shipped, digest_of
+from bigdl.orca.learn.prediction.shipping import digest_of, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, KerasTraining
@@ -123,7 +123,7 @@ class Estimator:
                 "backend='spark' or 'ray', whose updates are the same"
             )
         if backend is None:
-            backend = "spark" if _has_spark() else "ray"
+            backend = "ray" if is_alone() else "spark"
         backend = backend_of(backend, {"tf2": "ray"})
         options = EstimatorOptions(backend, workers_per_node, log_to_driver, model_dir, num_to_keep)
         if cpu_binding and backend == "spark":
@@ -271,7 +271,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             phases of a step.
         transport, group_size, compression, sampling, drop_stragglers, min_workers
             Of ``backend="bigdl"``: how a training goes through the parameter layer; see
-            :meth:`bigdl.orca.learn.pytorch.pytorch_estimator.PyTorchEstimator.fit`.
+            :meth:`bigdl.orca.learn.pytorch.PyTorchEstimator.fit`.
         **old
             Keywords of earlier releases.
 
@@ -402,14 +402,14 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             weight_col is not None,
         )
         packed = Packed.of(self._parts, callbacks)
-        program = EvaluateProgram(packed, config, settings, self._training.seed, self._sync)
+        program = EvaluateProgram(packed, config, self._sync, settings, self._training.seed)
         figures = self._run_evaluation(program, feed, max_failures)
         if figures is None:
             raise UsageError("The data to evaluate has no rows")
         return {f"validation_{name}": value for name, value in figures.items()}
 
     @by_input
-    def predict(  # type: ignore[override]  # each framework has options of its own
+    def predict(
         self,
         data: Any,
         batch_size: int | None = 32,
@@ -462,12 +462,15 @@ RayXShards or a ray.data.Dataset
                 "The model has no weights yet, since it does not know the shape of its input; fit "
                 "or load it first, or give it an Input"
             )
-        sc = cluster.broadcaster
-        origin = self._parts, digest_of(weights, repr((names, threads)).encode())
-        if self._shipped is None or not self._shipped.is_of(sc, *origin):
-            packed = Packed.of(self._parts)
-            snapshot = KerasSnapshot(packed, weights, names, self._parts.config, threads)
-            self._shipped = Shipped(snapshot, sc, origin)
+        parts = self._parts
+        self._shipped = shipped_of(
+            lambda: KerasSnapshot(Packed.of(parts), weights, names, parts.config, threads),
+            self._shipped,
+            cluster.broadcaster,
+            parts,
+            digest_of(weights),
+            repr((names, threads)),
+        )
         return self._shipped, inputs
 
     def _kind_of(self, data):
@@ -532,15 +535,6 @@ def _check_frequency(frequency: Any) -> int | list[int]:
         "validation_freq should be a positive integer, or a list of the numbers of epochs (from "
         f"1), got {frequency!r}"
     )
-
-
-def _has_spark() -> bool:
-    """Return True if there is a Spark, or no Ray either."""
-    from bigdl.orca.cluster.ray import is_connected
-
-    pyspark = sys.modules.get("pyspark")
-    is_active = pyspark is not None and pyspark.SparkContext._active_spark_context is not None
-    return is_active or not is_connected()
 
 
 # -- inputs --------------------------------------------------------------------------------------

@@ -75,9 +75,9 @@ class KerasLayerTraining(LayerTraining, KerasTraining):
         return EvaluateProgram(
             Packed.of(parts, []),
             program.config,
+            self._sync,
             settings.validation,
             settings.seed,
-            self._sync,
         )
 
     def _loop(self, run, parts, callbacks):

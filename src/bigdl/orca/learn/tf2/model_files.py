@@ -90,7 +90,7 @@ class KerasFiles(TrainingEstimator):
         """
         return self._model(sample_input, set_weights=set_weights)
 
-    def _model(self, sample_input=None, *, set_weights=True, with_optimizer=True):
+    def _model(self, sample_input, *, set_weights=True, with_optimizer=True):
         self._parts.need()
         model = self._parts.build_on_driver(self._training.seed)
         snapshot = self._training.snapshot if set_weights else None
@@ -227,7 +227,9 @@ class KerasFiles(TrainingEstimator):
         if options is not None:
             warn_once("load(options=) has no effect: the whole model is read by Keras 3")
         data, suffix = _read_whole(filepath)
-        objects = {**(_short_names() if suffix == ".h5" else {}), **(custom_objects or {})}
+        # losses by names that a file of HDF5 may hold and Keras does not find there
+        names = ("mse", "mae", "mape", "msle") if suffix == ".h5" else ()
+        objects = {**{name: keras.losses.get(name) for name in names}, **(custom_objects or {})}
 
         def read(local):
             model = keras.saving.load_model(
@@ -245,7 +247,10 @@ class KerasFiles(TrainingEstimator):
                 "holds no weights; call the model on a row before you save it"
             )
         self._parts = self._parts.with_instance(model, custom_objects)
-        self._training.take(_snapshot_of(model))
+        files = {"model.pt": dump_weights(model)}
+        if model.compiled and model.optimizer is not None and model.optimizer.built:
+            files["optimizer.pt"] = dump_optimizers(model)
+        self._training.take(Snapshot(Position().to_json(), files))
 
     # -- weights ---------------------------------------------------------------------------------
 
@@ -283,7 +288,7 @@ class KerasFiles(TrainingEstimator):
                 "for weights, which load_weights reads"
             )
         _check_place(filepath, overwrite=overwrite)
-        model = self._model_with_weights(sample_input, with_optimizer=False)
+        model = self._model_with_weights(sample_input)
         write_bytes(filepath, _bytes_of("model.weights.h5", model.save_weights))
         return filepath
 
@@ -386,14 +391,6 @@ def _read_state(path: str) -> Snapshot:
             f"{path!r} is not a checkpoint of an Estimator; for a file of Keras use "
             "load or load_weights"
         ) from error
-
-
-def _snapshot_of(model) -> Snapshot:
-    """The state of a model that has just been loaded."""
-    files = {"model.pt": dump_weights(model)}
-    if model.compiled and model.optimizer is not None and model.optimizer.built:
-        files["optimizer.pt"] = dump_optimizers(model)
-    return Snapshot(Position().to_json(), files)
 
 
 def _bytes_of(name: str, write: Callable[[Path], Any]) -> bytes:
@@ -513,8 +510,18 @@ def _read_whole(filepath: str) -> tuple[bytes, str]:
     where = filepath
     if _is_folder(filepath):
         where = posixpath.join(filepath, _WHOLE)
+        if file_exists(posixpath.join(filepath, "saved_model.pb")) and not file_exists(where):
+            raise UsageError(
+                f"{filepath!r} is a SavedModel, which Keras 3 cannot load as a model; load it with "
+                "tf_keras (the Keras of TensorFlow before 2.16), save it to a file .h5 and load "
+                "that with compile=False, or put it into a model as keras.layers.TFSMLayer, which "
+                "predicts only"
+            )
         if not file_exists(where):
-            raise UsageError(_no_model_in(filepath))
+            raise UsageError(
+                f"{filepath!r} is not a model that can be loaded: the folder holds no {_WHOLE}; "
+                "use load_checkpoint for a checkpoint of fit"
+            )
     return _content(where, f"{where!r} is not a model that can be loaded")
 
 
@@ -551,13 +558,6 @@ def _content(path: str, failure: str) -> tuple[bytes, str]:
     raise UsageError(f"{failure}: it is neither a file of Keras nor one of HDF5")
 
 
-def _short_names() -> dict[str, Any]:
-    """Return losses by names that a file of HDF5 may hold and Keras does not find there."""
-    import keras
-
-    return {name: keras.losses.get(name) for name in ("mse", "mae", "mape", "msle")}
-
-
 def _is_of_keras_2(data: bytes) -> bool:
     """Return True for the HDF5 layout of Keras 2, which a whole model always has."""
     import io
@@ -577,17 +577,3 @@ def _is_folder(filepath: str) -> bool:
         return False
     fs, inner = open_file_system(filepath)
     return fs.isdir(inner)
-
-
-def _no_model_in(folder: str) -> str:
-    if file_exists(posixpath.join(folder, "saved_model.pb")):
-        return (
-            f"{folder!r} is a SavedModel, which Keras 3 cannot load as a model; load it with "
-            "tf_keras (the Keras of TensorFlow before 2.16), save it to a file .h5 and load that "
-            "with compile=False, or put it into a model as keras.layers.TFSMLayer, which predicts "
-            "only"
-        )
-    return (
-        f"{folder!r} is not a model that can be loaded: the folder holds no {_WHOLE}; use "
-        "load_checkpoint for a checkpoint of fit"
-    )

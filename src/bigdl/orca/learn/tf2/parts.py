@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -74,14 +73,9 @@ class KerasParts:
                 f"model.compile as a dict, got {type(self.compile_args).__name__}"
             )
 
-    @property
-    def is_known(self) -> bool:
-        """True if there is a model."""
-        return self.creator is not None or self.archive is not None
-
     def need(self) -> None:
         """Refuse to go on without a model."""
-        if not self.is_known:
+        if self.creator is None and self.archive is None:
             raise UsageError(_NO_MODEL)
 
     def with_instance(self, model: keras.Model, custom_objects: dict | None = None) -> KerasParts:
@@ -150,15 +144,12 @@ class KerasParts:
     def build_on_driver(self, seed: int, *, training: bool = False) -> keras.Model:
         """Return the model as workers build it under this seed.
 
-        Random generators of the driver stay as they are. Keras takes the seeds of its
-        initializers from the module random.
+        Random generators of the driver stay as they are: also that of the module random, from
+        which Keras takes the seeds of its initializers.
         """
         backend_of_program()
-        state = random.getstate()
         with isolated_rng(seed):
-            model = self.build(training=training)
-        random.setstate(state)
-        return model
+            return self.build(training=training)
 
 
 def _custom_objects(model) -> dict[str, Any]:
@@ -203,7 +194,7 @@ class KerasTraining(Training):
 
     def _program(self, parts: tuple[Packed, dict], settings: RunSettings) -> KerasFitProgram:
         packed, config = parts
-        return KerasFitProgram(packed, config, cast("KerasFitSettings", settings), self._sync)
+        return KerasFitProgram(packed, config, self._sync, cast("KerasFitSettings", settings))
 
     def weights(self, parts: KerasParts) -> bytes:
         """Return the weights; before the first fit those that it would start from.

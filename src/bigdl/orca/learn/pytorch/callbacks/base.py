@@ -147,20 +147,20 @@ def as_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Callba
     """A list of its own from what ``callbacks=`` accepts."""
     if callbacks is None:
         return []
-    found: list[Any] = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    for callback in found:
+    everyone: list[Any] = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in everyone:
         if not isinstance(callback, Callback):
             what = callback.__name__ if isinstance(callback, type) else type(callback).__name__
             raise UsageError(
                 "callbacks must be instances of bigdl.orca.learn.pytorch.callbacks.Callback, got "
                 f"{'the class ' if isinstance(callback, type) else ''}{what}"
             )
-    mains = [type(c).__name__ for c in found if hasattr(c, "on_iter_forward")]
+    mains = [type(c).__name__ for c in everyone if hasattr(c, "on_iter_forward")]
     if len(mains) > 1:
         raise UsageError(
             f"callbacks can hold one MainCallback at most, got {len(mains)}: {', '.join(mains)}"
         )
-    return found
+    return everyone
 
 
 class MainCallback(Callback):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import MissingExtraError, UsageError
@@ -84,19 +82,11 @@ def writer_class() -> type:
 
 def open_writer(opened: contextlib.ExitStack, url: str | None, **options: Any) -> Any:
     """Return a SummaryWriter whose files are in a folder or at an fsspec URL once it is closed."""
-    make, folder = writer_class(), url
+    from bigdl.training.checkpoint import RemoteFolder
+
+    make, path = writer_class(), url
     if url is not None and "://" in url:
-        folder = opened.enter_context(tempfile.TemporaryDirectory())
-        opened.callback(_upload, folder, url)
-    return opened.enter_context(make(log_dir=folder, **options))
-
-
-def _upload(folder: str, url: str) -> None:
-    """Copy the files of a local folder to any fsspec URL."""
-    from bigdl.training.checkpoint import write_bytes
-
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(parent, name)
-            with open(path, "rb") as file:
-                write_bytes(f"{url.rstrip('/')}/{os.path.relpath(path, folder)}", file.read())
+        folder = RemoteFolder(url)
+        opened.callback(folder.upload)
+        path = folder.path
+    return opened.enter_context(make(log_dir=path, **options))

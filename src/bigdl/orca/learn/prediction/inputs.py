@@ -1,23 +1,41 @@
-"""Predictions of a Spark DataFrame: a lazy plan that keeps all columns and the order of rows."""
+"""Prediction of every kind of input, in its own form.
+
+A Spark DataFrame gets a lazy plan that keeps all columns and the order of rows.
+
+XShards are predicted lazily, in their partitions and order. A dict gets the key ``prediction``, a
+pandas frame the column; of a tuple or an array the result is ``{"x": ..., "prediction": ...}``.
+Arrays and pandas frames of the driver are cut in shards, and their predictions come back to it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.learn.prediction.shipping import Ready, Shipped
+from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import takes_texts
+from bigdl.runtime.shards.values import columns_of, is_frame
+from bigdl.training.batches import zero_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from bigdl.orca.cluster.spark import SparkCluster
+
+logger = logging.getLogger("bigdl.orca")
 
 
 @dataclass(frozen=True)
@@ -64,12 +82,17 @@ def chosen_outputs(
     return names, everything
 
 
-@dataclass(frozen=True)
-class Output:
-    """Key (if the model returns a dict) and shape (without rows) of one output of a model."""
+def spark_type(ndim: int) -> Any:
+    """Return the type of a column whose cells have so many dimensions."""
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import types as T
 
-    key: str | None
-    shape: tuple[int, ...]
+    if ndim == 1:
+        return VectorUDT()
+    nested: T.DataType = T.FloatType()
+    for _ in range(ndim):
+        nested = T.ArrayType(nested)
+    return nested
 
 
 @dataclass(frozen=True)
@@ -78,22 +101,17 @@ class OutputColumns:
 
     Attributes
     ----------
-    outputs : sequence of Output
-        In the order of the model.
+    shapes : sequence of tuple of int
+        Of a row of every output, in the order of the model.
     names : list of str
         One for each output, or a single one for all of them together.
     order : sequence of int
         Which outputs become columns.
     """
 
-    outputs: Sequence[Output]
+    shapes: Sequence[tuple[int, ...]]
     names: list[str]
     order: Sequence[int]
-
-    @classmethod
-    def of(cls, outputs: Sequence[Output], output_cols: Sequence[str] | None) -> OutputColumns:
-        """Return the columns for what a model returns and what the user wants to call it."""
-        return cls(outputs, *chosen_outputs([output.key for output in outputs], output_cols))
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse names that the DataFrame has already; Spark does not tell their case apart."""
@@ -105,10 +123,6 @@ class OutputColumns:
                     "with output_cols="
                 )
             taken.add(name.lower())
-
-    @property
-    def _shapes(self):
-        return [self.outputs[i].shape for i in self.order]
 
     @property
     def _is_joined(self) -> bool:
@@ -124,15 +138,8 @@ class OutputColumns:
         from pyspark.ml.linalg import VectorUDT
         from pyspark.sql import types as T
 
-        def of(shape):
-            if len(shape) == 1:
-                return VectorUDT()
-            nested: T.DataType = T.FloatType()
-            for _ in shape:
-                nested = T.ArrayType(nested)
-            return nested
-
-        kinds = [T.ArrayType(VectorUDT())] if self._is_joined else [of(s) for s in self._shapes]
+        kinds = [spark_type(len(self.shapes[i])) for i in self.order]
+        kinds = [T.ArrayType(VectorUDT())] if self._is_joined else kinds
         added = [T.StructField(n, k) for n, k in zip(self.places, kinds, strict=True)]
         return T.StructType([*schema.fields, *added])
 
@@ -206,9 +213,6 @@ def _joined(arrays):
     return _lists(mixed, rows, len(flat))
 
 
-logger = logging.getLogger("bigdl.orca")
-
-
 def predict_dataframe(
     frame: DataFrame, shipped: Shipped, options: PredictOptions, threads: int = 1
 ) -> DataFrame:
@@ -237,7 +241,8 @@ def predict_dataframe(
     if known is None or len(known) != len(specs):
         known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
     outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
-    columns = OutputColumns.of(outputs, options.output_cols)
+    names = chosen_outputs([key for key, _ in outputs], options.output_cols)
+    columns = OutputColumns([shape for _, shape in outputs], *names)
     columns.check(frame.columns)
     ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
     task = _task(shipped.in_task(threads), specs, kept, inputs, columns, options.batch_size)
@@ -271,8 +276,10 @@ def converted_columns(frame, config: dict | None, feature_cols: Sequence[str]):
 # -- what the model returns ---------------------------------------------------------------------
 
 
-def _outputs(model, specs, ready, known) -> list[Output]:
-    """What the model returns: seen on made-up rows where their shape is known, else on the first.
+def _outputs(model, specs, ready, known) -> list[tuple[str | None, tuple[int, ...]]]:
+    """Key and shape of what the model returns for a row.
+
+    They are seen on made-up rows where their shape is known, else on the first.
 
     Two rows are tried, since a model that squeezes its output hides the dimension of a single one.
     """
@@ -286,19 +293,13 @@ def _outputs(model, specs, ready, known) -> list[Output]:
             logger.debug("The model does not take rows of zeros: %s", error)
     table = ready.limit(1).toArrow()
     if table.num_rows == 0:
-        return [Output(None, ())]
-    batch = decode_columns(specs, table.combine_chunks().to_batches()[0])
-    return _seen(model, [_twice(column) for column in batch])
+        return [(None, ())]
+    twice = table.take([0, 0]).combine_chunks().to_batches()[0]
+    return _seen(model, decode_columns(specs, twice))
 
 
 def _seen(model, batch):
-    return [Output(key, array.shape[1:]) for key, array in run_model(model, batch, 2)]
-
-
-def _twice(column):
-    if isinstance(column, dict):
-        return {key: _twice(value) for key, value in column.items()}
-    return np.concatenate([column, column])
+    return [(key, array.shape[1:]) for key, array in run_model(model, batch, 2)]
 
 
 def _known(spec, metadata) -> list | None:
@@ -322,8 +323,7 @@ def _made_up(specs, known):
             dtype != spec.dtype or len(shape) != spec.ndim for _, dtype, shape in leaves
         ):
             return None
-        arrays = {key: np.zeros((2, *shape), dtype) for key, dtype, shape in leaves}
-        batch.append(arrays if is_map else arrays[None])
+        batch.append(zero_column(leaves, 2))
     return batch
 
 
@@ -340,7 +340,7 @@ def decode_columns(specs, batch) -> list:
 
 
 def run_model(
-    model: Ready, batch: list, rows: int, outputs: Sequence[Output] | None = None
+    model: Ready, batch: list, rows: int, shapes: Sequence[tuple[int, ...]] | None = None
 ) -> list[tuple[str | None, np.ndarray]]:
     """The outputs for a batch of numpy columns.
 
@@ -356,12 +356,12 @@ def run_model(
         items = [(None, item) for item in returned]
     else:
         items = [(None, returned)]
-    if outputs is not None and len(items) != len(outputs):
+    if shapes is not None and len(items) != len(shapes):
         raise UsageError(
-            f"The model returned {len(items)} outputs for one batch and {len(outputs)} for another"
+            f"The model returned {len(items)} outputs for one batch and {len(shapes)} for another"
         )
     return [
-        (key, _array(item, rows, outputs[i].shape if outputs else None, model.squeezes))
+        (key, _array(item, rows, shapes[i] if shapes else None, model.squeezes))
         for i, (key, item) in enumerate(items)
     ]
 
@@ -398,27 +398,274 @@ def _array(item, rows, shape, squeezes) -> np.ndarray:
 # -- the task -----------------------------------------------------------------------------------
 
 
+def predict_rows(
+    model: Ready,
+    rows: int,
+    batch_size: int,
+    take: Callable[[int, int], list],
+    shapes: Sequence[tuple[int, ...]] | None = None,
+) -> list[tuple[str | None, np.ndarray]]:
+    """Predict rows batch by batch.
+
+    Parameters
+    ----------
+    model : Ready
+    rows, batch_size : int
+    take : callable
+        ``take(start, count)`` gives the columns of so many rows. Without `shapes` it may be asked
+        for one more than there are.
+    shapes : sequence of tuple of int, optional
+        Of a row of every output, where they are known.
+
+    Returns
+    -------
+    list of (key, ndarray)
+        The outputs for all rows; none without rows.
+    """
+    pieces = []
+    for low in range(0, rows, batch_size):
+        count = min(batch_size, rows - low)
+        # a model that squeezes its output hides the dimension of a single row: it gets two
+        asked = count if shapes is not None else max(count, 2)
+        outputs = run_model(model, take(low, asked), asked, shapes)
+        pieces.append([(key, array[:count]) for key, array in outputs])
+    return [
+        (parts[0][0], np.concatenate([array for _, array in parts]))
+        for parts in zip(*pieces, strict=True)
+    ]
+
+
 def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size):
     def task(batches):
         import pyarrow as pa
 
         with model_of_task() as model:
             for batch in batches:
-                arrays = _predict(model, specs, batch.select(inputs), columns, batch_size)
+                features = batch.select(inputs)
+
+                def take(start, count, features=features):
+                    return decode_columns(specs, features.slice(start, count))
+
+                outputs = predict_rows(model, batch.num_rows, batch_size, take, columns.shapes)
+                arrays = [array for _, array in outputs]
+                arrays = arrays or [np.empty((0, *s), np.float32) for s in columns.shapes]
                 made = [*batch.select(kept).columns, *columns.arrow(arrays)]
                 yield pa.RecordBatch.from_arrays(made, [*kept, *columns.places])
 
     return task
 
 
-def _predict(model, specs, batch, columns, batch_size):
-    """Every output for all rows of an Arrow batch."""
-    pieces = []
-    for low in range(0, batch.num_rows, batch_size):
-        part = batch.slice(low, batch_size)
-        ready = decode_columns(specs, part)
-        returned = run_model(model, ready, part.num_rows, columns.outputs)
-        pieces.append([array for _, array in returned])
-    if not pieces:
-        return [np.empty((0, *o.shape), np.float32) for o in columns.outputs]
-    return [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
+# -- other inputs ---------------------------------------------------------------------------------
+
+
+def predict_any(
+    data: Any,
+    shipped: Shipped,
+    options: PredictOptions,
+    cluster: SparkCluster | RayCluster | LocalMachine,
+) -> Any:
+    """Return predictions for an input that is :func:`opened`, in the form of its kind.
+
+    Raises
+    ------
+    UsageError
+        For an input of another kind.
+    """
+    kind, threads = kind_of(data), cluster.threads_per_task
+    if kind == "Spark DataFrame":
+        return predict_dataframe(data, shipped, options, threads)
+    if kind in ON_RAY:
+        return predict_ray(data, kind, shipped, options)
+    is_tensors = type(data).__module__.startswith("torch")
+    if kind not in ("SparkXShards", "array") or is_tensors:
+        raise UsageError(
+            "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
+            f"pandas DataFrames and paths of Parquet files, got {type(data).__name__}"
+        )
+    predict = predictor(shipped, options, threads)
+    if kind == "SparkXShards":
+        from bigdl.orca.data.xshards import SparkXShards, persistence
+
+        rdd = data.rdd.mapPartitions(predict, preservesPartitioning=True)
+        persistence.hold(rdd, data.rdd)
+        return SparkXShards.lazy(rdd)
+    if is_frame(data):
+        return _predict_frame(data, predict, cluster)
+    return _predict_arrays(data, predict, cluster, bool(options.feature_cols))
+
+
+def opened(data: Any, cluster) -> Any:
+    """`data`, with the DataFrame (or Ray Dataset) of the files instead of paths of Parquet: a
+    pandas frame where there is no cluster."""
+    if kind_of(data) != "path":
+        return data
+    paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
+    if isinstance(cluster, RayCluster):
+        from bigdl.orca.data.ray_exchange import parquet_dataset
+
+        return parquet_dataset(paths)
+    if isinstance(cluster, LocalMachine):
+        from bigdl.orca.data.feeds.parquet import read_pandas
+
+        return read_pandas(paths)
+    return cluster.spark.read.parquet(*paths)
+
+
+def _predict_frame(frame, predict, cluster):
+    import pandas as pd
+
+    shards = [frame.iloc[low:high] for low, high in _cut(len(frame), cluster)]
+    return pd.concat(_run(shards, predict, cluster))
+
+
+def checked_arrays(data, named: bool) -> tuple[dict, int]:
+    """The model's inputs among arrays in the driver's memory, and how many rows they have."""
+    from bigdl.orca.data.xshards.shards import arrays_of
+
+    if not named and not isinstance(data, dict):
+        data = {"x": data}
+    data = {key: value for key, value in data.items() if named or key == "x"}
+    arrays = list(arrays_of(data))
+    for array in arrays:
+        if not isinstance(array, np.ndarray) or not array.ndim:
+            raise UsageError(
+                f"predict takes numpy arrays with rows, got {type(array).__name__} among them"
+            )
+    sizes = [len(array) for array in arrays]
+    if len(set(sizes)) != 1:
+        raise UsageError(f"The arrays must be of equal numbers of rows, they have {sizes}")
+    return data, sizes[0]
+
+
+def _predict_arrays(data, predict, cluster, named):
+    from bigdl.orca.data.xshards.shards import map_arrays
+
+    data, rows = checked_arrays(data, named)
+    shards = [map_arrays(data, operator.itemgetter(slice(*ends))) for ends in _cut(rows, cluster)]
+    predicted = [
+        {key: value for key, value in shard.items() if key not in data}
+        for shard in _run(shards, predict, cluster)
+    ]
+    joined = {key: _concatenated([shard[key] for shard in predicted]) for key in predicted[0]}
+    return joined["prediction"] if list(joined) == ["prediction"] else joined
+
+
+def _cut(rows, cluster):
+    from bigdl.orca.data.xshards.shards import even_cut
+
+    return even_cut(rows, max(1, min(rows, cluster.slots())))
+
+
+def _run(shards, predict, cluster):
+    """The predicted shards; what was wrong with one is raised here."""
+
+    def attempt(partition):
+        try:
+            return [(None, shard) for shard in predict(partition)]
+        except UsageError as error:
+            return [(str(error), None)]
+
+    results = cluster.map_shards(attempt, shards)
+    for message, _ in results:
+        if message is not None:
+            raise UsageError(message)
+    return [shard for _, shard in results]
+
+
+def _concatenated(pieces):
+    if isinstance(pieces[0], list):
+        return [np.concatenate(each) for each in zip(*pieces, strict=True)]
+    return np.concatenate(pieces)
+
+
+# -- one shard ----------------------------------------------------------------------------------
+
+
+def predictor(
+    shipped: Shipped, options: PredictOptions, threads: int
+) -> Callable[[Iterable], Iterator]:
+    """Return what predicts the shards of a partition, for ``RDD.mapPartitions``."""
+    model_of_task, names = shipped.in_task(threads), list(options.feature_cols)
+    dtypes = {"floats": float_dtype(options.config), "texts": takes_texts(options.config)}
+
+    def predict(shards):
+        with model_of_task() as model:
+            for shard in shards:
+                try:
+                    columns = columns_of(shard, names, None, with_labels=False, **dtypes)
+                except SourceError as error:
+                    raise UsageError(str(error)) from None
+                rows = len(columns[0][2])
+
+                def take(start, count, columns=columns, rows=rows):
+                    return rows_of_columns(columns, np.arange(start, start + count) % rows)
+
+                outputs = predict_rows(model, rows, options.batch_size, take)
+                yield _with_outputs(shard, outputs, options.output_cols)
+
+    return predict
+
+
+def rows_of_columns(columns: list, index) -> list:
+    """Rows of the columns that ``columns_of`` found, as a model takes them."""
+    batch: dict[str, Any] = {}
+    for name, key, values in columns:
+        part = np.ascontiguousarray(values[index])
+        if key is None:
+            batch[name] = part
+        else:
+            batch.setdefault(name, {})[key] = part
+    return list(batch.values())
+
+
+def _with_outputs(shard, outputs, output_cols):
+    named = _named(outputs, output_cols)
+    if is_frame(shard):
+        named = {name: _cells(value) for name, value in named.items()}
+        taken = list(shard.columns)
+    else:
+        shard = shard if isinstance(shard, dict) else {"x": shard}
+        taken = list(shard)
+    for name in named:
+        if name in taken:
+            raise UsageError(
+                f"The shards have '{name}' already; rename it, or name the outputs with "
+                "output_cols="
+            )
+    return shard.assign(**named) if is_frame(shard) else {**shard, **named}
+
+
+def _named(outputs, output_cols) -> dict[str, Any]:
+    if not outputs:  # of a shard without rows
+        return dict.fromkeys(output_cols or ["prediction"], np.empty(0, np.float32))
+    names, numbers = chosen_outputs([key for key, _ in outputs], output_cols)
+    arrays = [outputs[number][1] for number in numbers]
+    return {names[0]: arrays} if len(names) < len(arrays) else dict(zip(names, arrays, strict=True))
+
+
+def _cells(value):
+    """An output as the cells of a column: numbers, arrays, or lists of them."""
+    if isinstance(value, list):
+        return [list(row) for row in zip(*value, strict=True)]
+    return value if value.ndim == 1 else list(value)
+
+
+def predict_ray(data: Any, kind: str, shipped: Shipped, options: PredictOptions) -> Any:
+    """Return predictions in the form of the input, of the same rows in the same order.
+
+    Those of RayXShards are computed in the background, a ray.data.Dataset is lazy.
+    """
+    predict = predictor(shipped, options, threads=1)
+    if kind == "RayXShards":
+        return data.map_partitions(lambda partition: list(predict(partition)))
+    if not options.feature_cols:
+        raise UsageError(
+            "feature_cols is required for a Ray Dataset; pass the names of the columns that the "
+            "model takes"
+        )
+
+    def predict_block(block):
+        (predicted,) = predict([block])
+        return predicted
+
+    return data.map_batches(predict_block, batch_format="pandas", batch_size=None)
