@@ -359,7 +359,7 @@ def propose_again(study: Study, trial: FrozenTrial) -> bool:
         params=trial.params,
         distributions=trial.distributions,
         system_attrs=trial.system_attrs,  # the grid's sampler has its place there
-        user_attrs={RETRY_OF: trial.number},
+        user_attrs={**trial.user_attrs, RETRY_OF: trial.number},
     )
     study.add_trial(repetition)
     return True

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.tuning import create_pruner, create_sampler
 from bigdl.tuning.spaces import (
     Choice,
-    Domain,
-    Draws,
     GridSearch,
     Normal,
     Number,
     SampleFrom,
     SearchSpace,
-    Subset,
+    distributions,
 )
 
 if TYPE_CHECKING:
@@ -104,13 +102,13 @@ class Strategy:
     def _is_asha(self) -> bool:
         return _SCHEDULERS.get(_lower(self.scheduler)) == "asha"
 
-    def sampler(self, seed: int) -> BaseSampler | None:
+    def sampler(self, seed: int, on_ray: bool) -> BaseSampler | None:
         """Return the sampler of Optuna that the search algorithm is; None where it is one of Ray's.
 
         Raises
         ------
         UsageError
-            If the sampler does not take the parameters.
+            If the sampler does not take the parameters, or there is none and no Ray.
         """
         params = dict(self.search_alg_params or {})
         if self.is_random:
@@ -123,7 +121,14 @@ class Strategy:
         if _is_of(self.search_alg, "optuna"):
             return create_sampler(self.search_alg)
         name = _SAMPLERS.get(_lower(self.search_alg))
-        return None if name is None else create_sampler(name, **{"seed": seed, **params})
+        if name is not None:
+            return create_sampler(name, **{"seed": seed, **params})
+        if on_ray:
+            return None
+        raise UsageError(
+            f"search_alg {self.algorithm!r} needs backend='ray'; backend='local' has "
+            "'random', 'optuna', 'cmaes', 'nsga2' and the samplers of Optuna"
+        )
 
     def pruner(self, epochs: int) -> BasePruner:
         """Return the pruner of Optuna that does what the scheduler of Ray does.
@@ -232,14 +237,14 @@ class Strategy:
             ) from error
 
     def ray_searcher(self, space: SearchSpace, goal: Goal) -> Searcher | None:
-        """Return the searcher of Ray Tune over draws; None where chance or Optuna proposes.
+        """Return the searcher of Ray Tune over parameters; None where chance or Optuna proposes.
 
         Raises
         ------
         UsageError
             If there is none of this name, its package is missing, or it cannot use the space.
         """
-        if self.sampler(0) is not None:
+        if self.sampler(0, True) is not None:
             return None
         from ray import tune
         from ray.tune.search import SEARCH_ALG_IMPORT, Searcher
@@ -254,9 +259,8 @@ class Strategy:
                 f"search_alg {text} cannot use hp.grid_search; use hp.choice, or leave search_alg "
                 "out"
             )
-        domains: dict[str, Any] = {}
-        for path, domain in space.domains.items():
-            domains.update(_to_ray(path, domain))
+        drawn = space.drawn_parameters.items()
+        domains = {_ray_name(name): _to_ray(distribution) for name, distribution in drawn}
         if isinstance(search_alg, Searcher):
             search_alg.set_search_properties(goal.first.name, goal.first.mode, domains)
             return search_alg
@@ -335,41 +339,29 @@ def from_ray(value: Any) -> Any:
     )
 
 
-def _to_ray(path: str, domain: Domain) -> dict[str, Any]:
-    """Return domains of Ray for the draws of one of ours, by name."""
+def _to_ray(distribution: Any) -> Any:
+    """Return the domain of Ray for a parameter."""
     from ray import tune
 
-    name = _ray_name(path)
-    if isinstance(domain, Choice):
-        return {name: tune.choice(list(range(len(domain.categories))))}
-    if isinstance(domain, Normal):
-        return {name: tune.uniform(1e-9, 1 - 1e-9)}
-    if isinstance(domain, Subset):
-        weights = [f"{name}:{i}" for i in range(len(domain.categories))]
-        count = tune.randint(domain.min_items, domain.max_items + 1)
-        return {f"{name}:number": count, **dict.fromkeys(weights, tune.uniform(0.0, 1.0))}
-    domain = cast("Number", domain)
-    lower, upper = cast("tuple[Any, Any]", domain.bounds)
-    if domain.has_integer_draws:
-        return {name: (tune.lograndint if domain.log else tune.randint)(lower, upper + 1)}
-    return {name: (tune.loguniform if domain.log else tune.uniform)(lower, upper)}
+    kinds = distributions()
+    if isinstance(distribution, kinds.CategoricalDistribution):
+        return tune.choice(list(distribution.choices))
+    low, high = distribution.low, distribution.high
+    if isinstance(distribution, kinds.IntDistribution):
+        return (tune.lograndint if distribution.log else tune.randint)(low, high + 1)
+    return (tune.loguniform if distribution.log else tune.uniform)(low, high)
 
 
-def draws_from_ray(domains: Mapping[str, Domain], suggested: Mapping[str, Any]) -> Draws:
-    """Return the draws that a searcher of Ray means by its suggestion."""
-    draws: Draws = {}
-    for path, domain in domains.items():
-        name = _ray_name(path)
-        if isinstance(domain, Subset):
-            weights = [float(suggested[f"{name}:{i}"]) for i in range(len(domain.categories))]
-            draws[path] = [int(suggested[f"{name}:number"]), *weights]
-        elif isinstance(domain, Choice) or getattr(domain, "has_integer_draws", False):
-            draws[path] = int(suggested[name])
-        else:
-            draws[path] = float(suggested[name])
-    return draws
+def parameters_from_ray(space: SearchSpace, suggested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that a searcher of Ray suggests, as Python's own numbers."""
+    return {
+        name: distribution.to_external_repr(
+            distribution.to_internal_repr(suggested[_ray_name(name)])
+        )
+        for name, distribution in space.drawn_parameters.items()
+    }
 
 
-def _ray_name(path: str) -> str:
-    """Return a path without slashes, which Ray takes for a dict in a dict."""
-    return path.replace("/", "|")
+def _ray_name(name: str) -> str:
+    """Return a name without slashes, which Ray takes for a dict in a dict."""
+    return name.replace("/", "|")

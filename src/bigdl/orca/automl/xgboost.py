@@ -11,7 +11,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.model.base import Builder, Model, figures_of
-from bigdl.orca.automl.model.data import Creator
+from bigdl.orca.automl.model.data import Rows
 from bigdl.orca.automl.pytorch_utils import LR_NAME
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class _XGBoostModel(Model):
 
 def _matrix(data) -> tuple[np.ndarray, np.ndarray]:
     """Features as one matrix, and targets."""
-    if isinstance(data, Creator):
+    if not isinstance(data, Rows):
         raise UsageError(
             "AutoXGBoost takes arrays, DataFrames, XShards or Parquet files, got a function or a "
             "loader"

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.tuning.spaces import Assignment, Lazy, Naming, RandomTrial, holds_lazy, resolve, visit
+from bigdl.tuning.spaces import (
+    Assignment,
+    Lazy,
+    Naming,
+    holds_lazy,
+    random_parameters,
+    resolve,
+    visit,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -37,7 +45,7 @@ def spaces_in(value: Any) -> dict[str, SimpleSpace]:
 
 def suggested(value: Any, trial: Trial) -> Any:
     """Return an object with what a trial of Optuna suggests in the places of its spaces."""
-    return resolve(value, Assignment.of_trial(Naming(value, SPLITTER), trial))
+    return resolve(value, Assignment(Naming(value, SPLITTER), trial))
 
 
 def with_config(value: Any, config: Mapping[str, Any]) -> Any:
@@ -55,11 +63,9 @@ def with_config(value: Any, config: Mapping[str, Any]) -> Any:
             f"There is no search space called {', '.join(map(repr, unknown))}; there are "
             f"{', '.join(map(repr, naming.domains)) or 'none'}"
         )
-
-    def draw(name: str, space: Any) -> Any:
-        return config.get(name, space.default_draw)
-
-    return resolve(value, Assignment(naming, draw))
+    spaces: dict[str, Any] = naming.domains
+    defaults = {name: space.default_parameter for name, space in spaces.items()}
+    return resolve(value, Assignment(naming, {**defaults, **config}))
 
 
 class Searchable(Lazy):
@@ -78,8 +84,9 @@ class Searchable(Lazy):
     @property
     def rand(self) -> Any:
         """A value at random, of Python's generator."""
-        trial = RandomTrial(np.random.default_rng(random.getrandbits(64)))
-        return resolve(self, Assignment.of_trial(Naming(self, SPLITTER), trial))
+        distributions = {name: space.cs for name, space in self.kwspaces.items()}
+        rng = np.random.default_rng(random.getrandbits(64))
+        return with_config(self, random_parameters(distributions, rng))
 
     def sample(self, **config: Any) -> Any:
         """Return the value for some choices.

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from bigdl.runtime.shards.columns import Leaf
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, Spool
 from bigdl.runtime.shards.values import columns_of, named_by_shard
+from bigdl.runtime.task import read_input
 from bigdl.training.batches import LoaderBatches, TensorShard, as_loader, spooled
 from bigdl.training.keras.data import is_dataset
 
@@ -48,21 +50,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))
-
-    def open(self) -> Rows:
-        """Return the rows themselves."""
-        return self
-
-
-@dataclass
-class Creator:
-    """A function ``f(config)`` of the user that makes what the framework reads."""
-
-    function: Callable[[dict], Any]
-
-    def open(self) -> Creator:
-        """Return the function itself."""
-        return self
 
 
 class _ArrayShard(Shard):
@@ -145,7 +132,12 @@ class LoaderPart(LoaderBatches):
         return self._whole._indices(shuffle, seed, epoch)[self._rank :: self._size]
 
 
-def of_config(data: Rows | Creator, config: dict[str, Any]) -> Any:
+def opened(data: Any) -> Any:
+    """Return data as the process of a trial needs it: rows are mapped, others stay as they are."""
+    return data.open() if isinstance(data, SavedRows | RayRows) else data
+
+
+def of_config(data: Any, config: dict[str, Any]) -> Any:
     """Return rows as they are, and what a function makes of a configuration.
 
     Returns
@@ -154,7 +146,7 @@ def of_config(data: Rows | Creator, config: dict[str, Any]) -> Any:
     """
     if isinstance(data, Rows):
         return data
-    made = data.function(dict(config))
+    made = data(dict(config)) if callable(data) else data
     if is_dataset(made):
         return made
     from torch.utils.data import DataLoader, Dataset
@@ -244,8 +236,8 @@ def trial_data(
     name: str,
     on_ray: bool,
     floats: str | None,
-    on_close: Callable[[Any], None] = lambda closer: None,
-) -> Rows | Creator | RayRows | SavedRows:
+    on_close: Callable[[Any], Any],
+) -> Any:
     """Return data as the trials of a search take it.
 
     Parameters
@@ -269,6 +261,10 @@ def trial_data(
     ------
     UsageError
         For data of another kind, and for rows that cannot become arrays.
+
+    Returns
+    -------
+    Rows, SavedRows, RayRows, torch.utils.data.DataLoader or callable
     """
     input_type = kind_of(data)
     if input_type in _DISTRIBUTED:
@@ -278,10 +274,8 @@ def trial_data(
         return _on_ray(feed) if on_ray else _on_this_machine(feed, on_close)
     if input_type == "array":
         return _rows(data, names_of(feature_cols), names_of(label_cols), floats, name)
-    if callable(data) and not isinstance(data, type):
-        return Creator(data)
-    if input_type == "DataLoader":
-        return Creator(lambda config: data)
+    if input_type == "DataLoader":  # or a function
+        return data
     raise UsageError(
         f"{name} must be a tuple (x, y) of arrays, a pandas or Spark DataFrame with feature_cols "
         "and label_cols, XShards, Parquet files, a DataLoader, or a function of the configuration "
@@ -360,17 +354,10 @@ def _on_this_machine(feed, on_close) -> SavedRows:
 
 def _read(reader, features, labels, name) -> tuple[Rows | None, str | None]:
     """Return the rows of an ingest for one worker, or what is wrong with them; a task of Ray."""
-    from bigdl.runtime.shards.shard import SpoolWriter
-
+    spec = SimpleNamespace(reader=reader, job=os.getpid(), active_jobs=(), world_size=1)
     with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
-
-        def spool(part, specs):
-            return SpoolWriter(folder, os.getpid(), f"{part}-0", specs)
-
-        open_spool: Any = spool  # a function with attributes
-        open_spool.place, open_spool.world_size = 0, 1
         try:
-            (shard,) = reader(iter(()), open_spool).values()
+            (shard,) = read_input(spec, iter(()), 0, folder).values()
             return _of_shard(shard, features, labels, name), None
         except (SourceError, UsageError) as error:
             return None, str(error)
