@@ -231,7 +231,7 @@ def open_study(
     if stored != wanted:
         raise UsageError(
             f"The study {study.study_name!r} has the directions {stored}, not {wanted}; choose "
-            "another study_name"
+            "another study_name, or leave out resume"
         )
     lost = recover(study) if resume else []
     if lost:

@@ -36,6 +36,7 @@ from bigdl.orca.automl.search import (
 )
 from bigdl.orca.automl.strategy import Strategy, from_ray
 from bigdl.orca.automl.trial import Goal, Job
+from bigdl.orca.data.feeds import names_of
 from bigdl.tuning.spaces import SearchSpace
 from bigdl.tuning.study import quieter
 
@@ -293,35 +294,26 @@ class AutoEstimator:
             require("optuna", "automl")
             stack.enter_context(quieter(logging.ERROR, "optuna"))
             sampler = strategy.sampler(seed, on_ray)
-            prepared = functools.partial(
+            read = functools.partial(
                 trial_data,
-                feature_cols=feature_cols,
-                label_cols=label_cols,
+                columns=(names_of(feature_cols), names_of(label_cols)),
                 on_ray=on_ray,
                 floats=builder.floats,
                 on_close=stack.callback,
             )
-            train, validation = prepared(data, name="data"), None
+            train, validation = read("data", data), None
             if validation_data is None:
                 logger.warning("Without validation_data the metric is that of the training data")
             else:
-                validation = prepared(validation_data, name="validation_data")
+                validation = read("validation_data", validation_data)
             job = Job(builder, train, validation, goal, epochs, seed, self._bundles)
             records = Records(
                 search_folder(self.logs_dir / self.name, resume),
                 space,
-                goal,
-                seed,
+                job,
                 sampler=sampler,
                 pruner=None if on_ray else pruner,
-                description={
-                    "metric": goal.names,
-                    "metric_mode": [each.mode for each in goal.metrics],
-                    "epochs": epochs,
-                    "seed": seed,
-                    "search_alg": strategy.algorithm,
-                    "search_space": repr(space),
-                },
+                algorithm=strategy.algorithm,
             )
             stack.callback(records.close)
             records.plan(trials, by_chance=strategy.is_random)

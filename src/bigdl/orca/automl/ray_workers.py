@@ -93,8 +93,9 @@ class Member:
     def begin(self, number: int, reference: list, config: Mapping[str, Any]) -> None:
         """Make the model of a trial and meet the others; `number` tells trials apart."""
         self.end()
+        job = ray.get(reference[0])
         self.run = TrialRun(
-            ray.get(reference[0]).opened(),
+            replace(job, train=_at_hand(job.train), validation=_at_hand(job.validation)),
             config,
             self._rank,
             self._size,
@@ -108,6 +109,11 @@ class Member:
         if self.run is not None:
             self.run.close(patience)
         self.run = None
+
+
+def _at_hand(data: Any) -> Any:
+    """Return rows in the memory that all processes of a node share."""
+    return ray.get(data) if isinstance(data, ray.ObjectRef) else data
 
 
 class TuneTrial(tune.Trainable):

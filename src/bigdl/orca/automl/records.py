@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.automl.trial import Goal, Step
+from bigdl.orca.automl.trial import Job, Step
 from bigdl.tuning import open_study
 from bigdl.tuning.spaces import SearchSpace, json_value
 from bigdl.tuning.study import RETRY_OF, propose_again
@@ -82,12 +81,11 @@ class Records:
     folder : Path
         Of :func:`new_search`, or of a search that goes on.
     space : SearchSpace
-    goal : Goal
-    seed : int
+    job : Job
     sampler, pruner : optional
         Of Optuna.
-    description : dict
-        What a search must have in common with the one that it goes on with, as JSON.
+    algorithm : str
+        Name of what proposes configurations.
 
     Raises
     ------
@@ -99,35 +97,41 @@ class Records:
         self,
         folder: Path,
         space: SearchSpace,
-        goal: Goal,
-        seed: int,
+        job: Job,
         *,
         sampler: BaseSampler | None = None,
         pruner: BasePruner | None = None,
-        description: Mapping[str, Any],
+        algorithm: str,
     ):
         require("optuna", "automl")
         from bigdl.tuning.storage import open_database
 
-        self.folder, self.space, self.goal, self.seed = folder, space, goal, seed
+        self.folder, self.space, self.goal, self.seed = folder, space, job.goal, job.seed
         self.weights_folder = self.folder / "weights"
         self.weights_folder.mkdir(exist_ok=True)
+        modes = [metric.mode for metric in self.goal.metrics]
         self.study = open_study(
             storage=open_database(f"sqlite:///{self.folder / _STUDY}", write_ahead=True),
             name="search",
-            directions=["minimize" if m.mode == "min" else "maximize" for m in goal.metrics],
+            directions=["minimize" if mode == "min" else "maximize" for mode in modes],
             sampler=sampler,
             pruner=pruner,
             resume=True,
-            metric_names=goal.names,
+            metric_names=self.goal.names,
         )
-        self._describe(dict(description))
-
-    def _describe(self, description: dict[str, Any]) -> None:
+        # what a search must have in common with the one that it goes on with
+        description = {
+            "metric": self.goal.names,
+            "metric_mode": modes,
+            "epochs": job.epochs,
+            "seed": job.seed,
+            "search_alg": algorithm,
+            "search_space": repr(space),
+        }
         before = self.study.user_attrs.get(_DESCRIPTION)
         if before is None:
             self.study.set_user_attr(_DESCRIPTION, description)
-            return
+            before = description
         for key, value in description.items():
             if before.get(key) != value:
                 raise UsageError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.automl.model.data import Rows, SavedRows
+from bigdl.orca.automl.model.data import Rows
 from bigdl.orca.automl.records import Records, latest_search, new_search
 from bigdl.orca.automl.trial import Job, TrialRun
 from bigdl.training.checkpoint import write_bytes
@@ -139,7 +139,7 @@ def run_locally(records: Records, job: Job, concurrency: int | None) -> None:
 
 def _saved(data: Any, folder: Path) -> Any:
     """Return arrays as files, which all processes map."""
-    return SavedRows.save(data, folder) if isinstance(data, Rows) else data
+    return data.save(folder) if isinstance(data, Rows) else data
 
 
 class _Objective:
@@ -160,7 +160,6 @@ class _Objective:
     def _run(self, trial: Trial) -> list[float]:
         records = self._records
         config = records.begin(trial)
-        self._job = self._job.opened()
         with closing(TrialRun(self._job, config)) as run:
             while True:
                 step = run.step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from bigdl.common.checks import check_number
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
-from bigdl.orca.automl.model.data import opened
 from bigdl.runtime.worker import Uplink, Worker
 from bigdl.training.state import seed_everything
 
@@ -198,10 +197,6 @@ class Job:
         """GPUs of each worker of a trial."""
         return self.bundles[0].get("gpu", 0)
 
-    def opened(self) -> Job:
-        """Return the job with its data at hand, in the process of a trial."""
-        return replace(self, train=opened(self.train), validation=opened(self.validation))
-
 
 @dataclass(frozen=True)
 class Step:
@@ -236,7 +231,6 @@ class TrialRun:
     Parameters
     ----------
     job : Job
-        With its data at hand.
     config : dict
     rank, size : int
         Of several workers, all of which make the same calls.

@@ -55,11 +55,6 @@ class Space(Searchable):
 
     prefix: str | None = None
 
-    @property
-    @abc.abstractmethod
-    def cs(self) -> BaseDistribution | dict[str, BaseDistribution]:
-        """The distribution of Optuna, or those of the parts by name."""
-
 
 class SimpleSpace(Space, Domain):
     """A space that is one parameter of a trial, which has the value that is reported."""
@@ -250,10 +245,6 @@ class NestedSpace(Space):
     """
 
     data: Any
-
-    @property
-    def cs(self) -> dict[str, BaseDistribution]:
-        return {name: space.cs for name, space in self.kwspaces.items()}
 
     def visit(self, naming: Naming, name: str) -> None:
         if self.prefix:

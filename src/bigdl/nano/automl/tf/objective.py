@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
 from typing import TYPE_CHECKING, Any
+from xmlrpc.client import ServerProxy
+from xmlrpc.server import SimpleXMLRPCServer
 
 import keras
 
@@ -209,46 +209,29 @@ def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
         trial in that process: its study may be in this process's memory.
     """
 
-    def should_prune(figure: float, epoch: int) -> bool:
+    def should_prune(figure: Any, epoch: Any) -> bool:
         trial.report(figure, epoch)
         return trial.should_prune()
 
     if not in_processes:
         yield should_prune
         return
-    key = os.urandom(32)
-    with Listener(("127.0.0.1", 0), authkey=key) as listener:
-        server = threading.Thread(target=_serve, args=(listener, should_prune), daemon=True)
-        server.start()
-        client = functools.partial(_ask, listener.address, key)
+    secret = secrets.token_hex()  # others may knock at the port
+    with SimpleXMLRPCServer(("127.0.0.1", 0), logRequests=False) as server:
+        server.register_function(should_prune, secret)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
         try:
-            yield client
+            yield functools.partial(_ask, server.server_address[1], secret)
         finally:
-            client()
-            server.join()
+            server.shutdown()
+            thread.join()
 
 
-def _ask(address: tuple[str, int], key: bytes, *report: float) -> Any:
-    """Call the function of another process; without a report it serves no more."""
-    with Client(address, authkey=key) as connection:
-        connection.send(report)
-        answer = connection.recv()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _serve(listener: Listener, should_prune: Pruning) -> None:
-    report: Any = True
-    while report:
-        # A process may have ended before it was answered, and others may knock at the port.
-        with suppress(AuthenticationError, EOFError, OSError), listener.accept() as connection:
-            report = connection.recv()
-            try:
-                answer: Any = bool(report) and should_prune(*report)
-            except Exception as error:
-                answer = error
-            connection.send(answer)
+def _ask(port: int, secret: str, figure: float, epoch: int) -> Any:
+    """Call the function of the process that has the trial."""
+    with ServerProxy(f"http://127.0.0.1:{port}") as process:
+        return getattr(process, secret)(figure, epoch)
 
 
 # The objective ------------------------------------------------------------------------------------
