@@ -286,7 +286,16 @@ class AutoEstimator:
         goal = Goal.of(metric, metric_mode, metric_threshold, known=builder.knows)
         strategy = Strategy(search_alg, search_alg_params, scheduler, scheduler_params)
         on_ray = (self.backend or choose_backend()) == "ray"
-        self._check_place(on_ray)
+        workers = len(self._bundles)
+        if on_ray:
+            from bigdl.orca.automl.ray_search import check_room, run_on_ray
+
+            check_room(self._bundles)
+        elif workers > 1:
+            raise UsageError(
+                f"workers_per_trial={workers} needs backend='ray'; on this machine alone a "
+                f"trial has threads, such as resources_per_trial={{'cpu': {workers}}}"
+            )
         pruner: Any = strategy.ray_scheduler(epochs) if on_ray else strategy.pruner(epochs)
         trials = n_sampling * space.grid_size
         finalists = strategy.finalists(trials)
@@ -317,45 +326,19 @@ class AutoEstimator:
             )
             stack.callback(records.close)
             records.plan(trials, by_chance=strategy.is_random)
-            self._run(records, job, strategy, concurrency, on_ray)
-            if records.plan_finalists(finalists):
-                self._run(records, job, Strategy(), concurrency, on_ray)
+
+            def run_waiting(stage: Strategy) -> None:
+                if records.waiting() and on_ray:
+                    run_on_ray(records, job, stage, concurrency, self.remote_dir)
+                elif records.waiting():
+                    run_locally(records, job, concurrency)
+
+            run_waiting(strategy)
+            records.plan_finalists(finalists)
+            run_waiting(Strategy())
             check_that_one_is_finished(records)
         write_leaderboard(records, self.logs_dir / f"{self.name}_leaderboard")
         self._records = records
-
-    def _check_place(self, on_ray: bool) -> None:
-        """Refuse what cannot work before data is moved; Ray is started if it can be."""
-        if on_ray:
-            from bigdl.orca.automl.ray_search import check_room
-            from bigdl.orca.cluster.ray import RayCluster
-
-            RayCluster.of_program()
-            check_room(self._bundles)
-        elif len(self._bundles) > 1:
-            workers = len(self._bundles)
-            raise UsageError(
-                f"workers_per_trial={workers} needs backend='ray'; on this machine alone a "
-                f"trial has threads, such as resources_per_trial={{'cpu': {workers}}}"
-            )
-
-    def _run(
-        self,
-        records: Records,
-        job: Job,
-        strategy: Strategy,
-        concurrency: int | None,
-        on_ray: bool,
-    ) -> None:
-        """Run the trials that wait; on this machine the study's pruner stops them."""
-        if not records.waiting():
-            return
-        if not on_ray:
-            run_locally(records, job, concurrency)
-            return
-        from bigdl.orca.automl.ray_search import run_on_ray
-
-        run_on_ray(records, job, strategy, concurrency=concurrency, remote_dir=self.remote_dir)
 
     # What came of it ----------------------------------------------------------------------------
 

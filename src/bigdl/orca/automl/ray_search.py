@@ -32,6 +32,7 @@ from bigdl.orca.automl.ray_workers import ACTOR, SearchActor, TuneTrial
 from bigdl.orca.automl.records import Records
 from bigdl.orca.automl.strategy import Strategy, parameters_from_ray
 from bigdl.orca.automl.trial import Job
+from bigdl.orca.cluster.ray import RayCluster
 from bigdl.tuning import create_sampler
 from bigdl.tuning.study import quieter, record_process
 
@@ -54,7 +55,6 @@ def run_on_ray(
     records: Records,
     job: Job,
     strategy: Strategy,
-    *,
     concurrency: int | None,
     remote_dir: str | None,
 ) -> None:
@@ -122,13 +122,16 @@ def run_on_ray(
 
 
 def check_room(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Refuse a trial that the nodes have no room for; Tune would wait for one.
+    """Refuse a trial that the nodes have no room for, for which Tune would wait.
+
+    Ray is started if it can be.
 
     Parameters
     ----------
     bundles : list of dict
         The resources of each worker of a trial, which are the same ones.
     """
+    RayCluster.of_program()
     needed = _in_names_of_ray(bundles[0])
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(

@@ -15,7 +15,7 @@ import os
 import pickle
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -210,7 +210,7 @@ class TuneTrial(tune.Trainable):
             When user code has failed on a peer.
         """
         calls = [peer.call.remote(name, *arguments) for peer in self._peers]
-        with _Watch(calls, self._line):
+        with _watched(calls, self._line):
             result, failure = cast("Member", self._member).call(name, *arguments)
         failures = _failures(calls, None if failure is None else _GRACE_S)
         lost = [each for each in failures if isinstance(each, WorkerLost)]
@@ -253,30 +253,27 @@ def _failure(call):
         return WorkerLost(f"The process of a worker of the trial was lost: {error}")
 
 
-class _Watch:
-    """Tells rank 0 of peers that fail where no socket does, as before all have met.
+@contextlib.contextmanager
+def _watched(calls: list, line: Line | None) -> Iterator[None]:
+    """Tell rank 0 of peers that fail where no socket does, as before all have met.
 
     If it does not hear even so its process is ended, and the trial is tried again.
     """
+    over = threading.Event()
 
-    def __init__(self, calls: list, line):
-        self._calls, self._line = calls, line
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-
-    def __exit__(self, *error):
-        self._over.set()
-
-    def _look(self):
-        waiting = list(self._calls)
-        while waiting and not self._over.is_set():
+    def look() -> None:
+        waiting = calls
+        while waiting and not over.is_set():
             done, waiting = ray.wait(waiting, timeout=0.2, fetch_local=False)
-            if any(_failure(call) is not None for call in done) and not self._over.is_set():
+            if any(_failure(call) is not None for call in done) and not over.is_set():
                 with contextlib.suppress(Exception):  # it was closed just now
-                    self._line.count("failed", 1)
-                if not self._over.wait(_GRACE_S):
+                    cast("Line", line).count("failed", 1)
+                if not over.wait(_GRACE_S):
                     os._exit(1)
                 return
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -164,18 +164,13 @@ class Records:
                 parameters = {**self.space.grid_point(number), **drawn}
                 self.study.enqueue_trial(parameters, user_attrs={_PLAN: number})
 
-    def plan_finalists(self, count: int) -> int:
+    def plan_finalists(self, count: int) -> None:
         """Let the best trials that were stopped early wait again, to be trained to their end.
 
         Parameters
         ----------
         count : int
             How many there are in the whole search.
-
-        Returns
-        -------
-        int
-            How many of them wait.
         """
         known = {trial.user_attrs.get(_FINALIST) for trial in self._ended_or_queued()}
         stopped = self._best_first(self._trials("PRUNED"))
@@ -184,7 +179,6 @@ class Records:
         for trial in added:
             attributes = {_PLAN: trial.user_attrs[_PLAN], _FINALIST: trial.number}
             self.study.enqueue_trial(trial.params, user_attrs=attributes)
-        return len(added)
 
     def waiting(self) -> int:
         """Return how many trials have yet to be run."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
-import tempfile
 import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.automl.model.data import Rows
 from bigdl.orca.automl.records import Records, latest_search, new_search
 from bigdl.orca.automl.trial import Job, TrialRun
 from bigdl.training.checkpoint import write_bytes
@@ -122,24 +118,11 @@ def run_locally(records: Records, job: Job, concurrency: int | None) -> None:
     processes = concurrency or max(1, int(len(usable_cores()) // max(cpus, 1e-9)))
     processes = min(processes, count)
     with ExitStack() as stack:
-        if processes > 1:
-            folder = Path(tempfile.mkdtemp(prefix="bigdl-rows-"))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            job = replace(
-                job,
-                train=_saved(job.train, folder / "train"),
-                validation=_saved(job.validation, folder / "validation"),
-            )
-        else:
+        if processes == 1:
             stack.enter_context(isolated_rng(job.seed))
             stack.enter_context(thread_scope(max(1, int(cpus))))
         objective = _Objective(records, job)
         run_trials(records.study, objective, count, processes=processes, catch=(Exception,))
-
-
-def _saved(data: Any, folder: Path) -> Any:
-    """Return arrays as files, which all processes map."""
-    return data.save(folder) if isinstance(data, Rows) else data
 
 
 class _Objective:

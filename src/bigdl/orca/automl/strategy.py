@@ -38,36 +38,27 @@ _SAMPLERS = {
     "nsga2": "NSGAII",
     "nsgaii": "NSGAII",
 }
-_SCHEDULERS = {
-    "asha": "asha",
-    "asynchyperband": "asha",
-    "async_hyperband": "asha",
-    "median_stopping_rule": "median",
-    "medianstopping": "median",
-    "hyperband": "hyperband",
-    "fifo": "fifo",
-}
 # Optuna's pruner in the place of a scheduler of Ray, its names of Ray's parameters, and defaults
-_PRUNERS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
-    "asha": (
-        "SuccessiveHalving",
-        {"grace_period": "min_resource", "reduction_factor": "reduction_factor"},
-        {},
-    ),
-    "hyperband": (
-        "HyperBand",
-        {
-            "grace_period": "min_resource",
-            "reduction_factor": "reduction_factor",
-            "max_t": "max_resource",
-        },
-        {"grace_period": 1, "reduction_factor": 3},
-    ),
-    "median": (
-        "Median",
-        {"grace_period": "n_warmup_steps", "min_samples_required": "n_startup_trials"},
-        {"grace_period": 1, "min_samples_required": 3},
-    ),
+_GRACE, _FACTOR = "grace_period", "reduction_factor"
+_Pruner = tuple[str, dict[str, str], dict[str, Any]]
+_ASHA: _Pruner = "SuccessiveHalving", {_GRACE: "min_resource", _FACTOR: _FACTOR}, {}
+_MEDIAN: _Pruner = (
+    "Median",
+    {_GRACE: "n_warmup_steps", "min_samples_required": "n_startup_trials"},
+    {"min_samples_required": 3},
+)
+_HYPERBAND: _Pruner = (
+    "HyperBand",
+    {_GRACE: "min_resource", _FACTOR: _FACTOR, "max_t": "max_resource"},
+    {_FACTOR: 3},
+)
+_SCHEDULERS: dict[str, _Pruner] = {
+    "asha": _ASHA,
+    "asynchyperband": _ASHA,
+    "async_hyperband": _ASHA,
+    "median_stopping_rule": _MEDIAN,
+    "medianstopping": _MEDIAN,
+    "hyperband": _HYPERBAND,
     "fifo": ("Nop", {}, {}),
 }
 _FINALISTS = "finalists"
@@ -100,7 +91,24 @@ class Strategy:
 
     @property
     def _is_asha(self) -> bool:
-        return _SCHEDULERS.get(_lower(self.scheduler)) == "asha"
+        return _SCHEDULERS.get(_lower(self.scheduler)) is _ASHA
+
+    def _params(self, epochs: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the parameters of the scheduler, and defaults: in epochs, where some of Ray's
+        count seconds."""
+        params = dict(self.scheduler_params or {})
+        defaults = {
+            "time_attr": "training_iteration",
+            "max_t": epochs,
+            _GRACE: 1,
+            "perturbation_interval": max(1, epochs // 4),
+        }
+        if self._is_asha:
+            params.pop(_FINALISTS, None)
+            longest = params.get("max_t", epochs)
+            grace = max(1, longest // _GRACE_PART) if isinstance(longest, int) else 1
+            defaults |= {_GRACE: grace, _FACTOR: _REDUCTION}
+        return params, defaults
 
     def sampler(self, seed: int, on_ray: bool) -> BaseSampler | None:
         """Return the sampler of Optuna that the search algorithm is; None where it is one of Ray's.
@@ -138,20 +146,16 @@ class Strategy:
         UsageError
             For a scheduler that Optuna has no pruner for, or a parameter that its pruner has not.
         """
-        params = dict(self.scheduler_params or {})
         if self.scheduler is not None and _is_of(self.scheduler, "optuna"):
             return create_pruner(self.scheduler)
-        name = "fifo" if self.scheduler is None else _SCHEDULERS.get(_lower(self.scheduler))
-        if name is None:
+        name = "fifo" if self.scheduler is None else _lower(self.scheduler)
+        if name not in _SCHEDULERS:
             raise UsageError(
                 f"scheduler {_describe(self.scheduler)} needs backend='ray'; backend='local' has "
                 f"{', '.join(sorted(_SCHEDULERS))} and the pruners of Optuna"
             )
-        pruner, names, defaults = _PRUNERS[name]
-        defaults = {**defaults, "max_t": epochs}
-        if name == "asha":
-            defaults |= _asha_defaults(params.get("max_t", epochs))
-            params.pop(_FINALISTS, None)
+        pruner, names, own_defaults = _SCHEDULERS[name]
+        params, defaults = self._params(epochs)
         unknown = sorted(set(params) - {*names, "max_t", "time_attr", "metric", "mode"})
         if unknown:
             raise UsageError(
@@ -159,7 +163,7 @@ class Strategy:
                 "has grace_period, reduction_factor, max_t and min_samples_required, where the "
                 "scheduler uses them"
             )
-        values = {**defaults, **params}
+        values = {**defaults, **own_defaults, **params}
         return create_pruner(pruner, **{optunas: values[ours] for ours, optunas in names.items()})
 
     def finalists(self, trials: int) -> int:
@@ -194,7 +198,7 @@ class Strategy:
         from ray._common.utils import get_function_args
         from ray.tune.schedulers import SCHEDULER_IMPORT, TrialScheduler
 
-        scheduler, params = self.scheduler, dict(self.scheduler_params or {})
+        scheduler, (params, defaults) = self.scheduler, self._params(epochs)
         if scheduler is None or isinstance(scheduler, TrialScheduler):
             if params:
                 raise UsageError(
@@ -208,8 +212,6 @@ class Strategy:
                 f"scheduler must be one of {', '.join(sorted(SCHEDULER_IMPORT))}, or an object of "
                 f"ray.tune, got {_describe(scheduler)}"
             )
-        if self._is_asha:
-            params.pop(_FINALISTS, None)
         for common in ("metric", "mode"):  # of the search, which Tune tells the scheduler itself
             params.pop(common, None)
         accepted = get_function_args(SCHEDULER_IMPORT[name])
@@ -219,15 +221,6 @@ class Strategy:
                 f"scheduler {scheduler!r} has no parameter {', '.join(map(repr, unknown))}; it has "
                 f"{', '.join(sorted(set(accepted) - {'self', 'metric', 'mode'}))}"
             )
-        # in epochs, where some of Ray's count seconds
-        defaults = {
-            "time_attr": "training_iteration",
-            "max_t": epochs,
-            "grace_period": 1,
-            "perturbation_interval": max(1, epochs // 4),
-        }
-        if self._is_asha:
-            defaults.update(_asha_defaults(params.get("max_t", epochs)))
         params = {**{key: value for key, value in defaults.items() if key in accepted}, **params}
         try:
             return tune.create_scheduler(name, **params)
@@ -280,12 +273,6 @@ class Strategy:
                 f"search_alg {search_alg!r} cannot be used: {error}; 'optuna' needs no further "
                 "package"
             ) from error
-
-
-def _asha_defaults(longest: Any) -> dict[str, int]:
-    """Return ASHA's parameters for trials of so many epochs."""
-    grace = max(1, longest // _GRACE_PART) if isinstance(longest, int) else 1
-    return {"grace_period": grace, "reduction_factor": _REDUCTION}
 
 
 def _lower(value: Any) -> str:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -34,45 +34,18 @@ _BATCH_SIZE = 32
 _DISTRIBUTED = ("Spark DataFrame", "SparkXShards", "path", *ON_RAY)
 
 
+@dataclass
 class Rows:
     """Arrays of as many rows; all trials of a machine share their memory.
 
-    Parameters
+    Attributes
     ----------
     features, targets : dict of str to ndarray
         By the names of their columns.
-    folder : Path, optional
-        Where they are in files, which another process maps.
     """
 
-    def __init__(
-        self,
-        features: dict[str, np.ndarray],
-        targets: dict[str, np.ndarray],
-        folder: Path | None = None,
-    ):
-        self.features, self.targets, self._folder = features, targets, folder
-
-    @classmethod
-    def mapped(cls, folder: Path, features: Sequence[str], targets: Sequence[str]) -> Rows:
-        """Return the rows that were saved in a folder."""
-        files = (np.load(folder / f"{number}.npy", mmap_mode="r") for number in itertools.count())
-        x, y = (dict(zip(names, files, strict=False)) for names in (features, targets))
-        return cls(x, y, folder)
-
-    def save(self, folder: Path) -> Rows:
-        """Write the rows into a new folder if they are in none, and return them mapped."""
-        if self._folder is not None:
-            return self
-        folder.mkdir()
-        for number, array in enumerate((*self.features.values(), *self.targets.values())):
-            np.save(folder / f"{number}.npy", array, allow_pickle=False)
-        return self.mapped(folder, list(self.features), list(self.targets))
-
-    def __reduce__(self) -> tuple:
-        if self._folder is None:
-            return Rows, (self.features, self.targets)
-        return Rows.mapped, (self._folder, list(self.features), list(self.targets))
+    features: dict[str, np.ndarray]
+    targets: dict[str, np.ndarray]
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))
@@ -97,22 +70,17 @@ class RowsPart(TensorShard):
 
     Parameters
     ----------
-    shard : Shard
-    feature_cols, label_cols : sequence of str, optional
     worker : Worker
+    shard : Shard
+    *columns : sequence of str
+        Features and labels; by default those that the shard itself names so.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        feature_cols: Sequence[str] | None,
-        label_cols: Sequence[str] | None,
-        worker: Worker,
-    ):
+    def __init__(self, worker: Worker, shard: Shard, *columns: Sequence[str] | None):
         with warnings.catch_warnings():
             # arrays that processes share are only read
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            super().__init__(shard, feature_cols, label_cols)
+            super().__init__(shard, *(columns or (None, None)))
         self._count, self._part = self.rows, slice(worker.rank, None, worker.world_size)
         self.rows = len(range(self._count)[self._part])
 
@@ -189,7 +157,7 @@ def batch_size_of(config: Mapping[str, Any], data: Any = None) -> int:
 def part_of(data: Rows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
     """Return the part of a worker in the data of a trial; an iterable loader is read to its end."""
     if isinstance(data, Rows):
-        return RowsPart(_ArrayShard(data), list(data.features), list(data.targets), worker)
+        return RowsPart(worker, _ArrayShard(data), list(data.features), list(data.targets))
     from torch.utils.data import IterableDataset
 
     if not isinstance(data.dataset, IterableDataset):
@@ -197,7 +165,7 @@ def part_of(data: Rows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
     folder = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
     worker.at_exit(folder.cleanup)
     shard, _ = spooled(data, LoaderShard(Spool(folder.name, "", 0)), None, None)
-    return RowsPart(shard, None, None, worker)
+    return RowsPart(worker, shard)
 
 
 def trial_data(
@@ -323,12 +291,21 @@ def _on_this_machine(feed, on_close) -> Rows:
             f"{feed.name} is a {feed.kind} of a cluster, but backend='local' searches on this "
             "machine; pass backend='ray' with init_ray_on_spark=True"
         )
-    folder = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
-    on_close(folder.cleanup)
-    path, names = Path(folder.name, "rows"), (feed.feature_cols, feed.label_cols, feed.name)
+    directory = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
+    on_close(directory.cleanup)
+    folder = directory.name
+    names = feed.feature_cols, feed.label_cols, feed.name
 
     def write(worker):
-        saved = _rows_of_shard(worker.shard, *names).save(path)
-        return [list(saved.features), list(saved.targets)]
+        rows = _rows_of_shard(worker.shard, *names)
+        for number, array in enumerate([*rows.features.values(), *rows.targets.values()]):
+            np.save(f"{folder}/{number}.npy", array, allow_pickle=False)
+        return [list(rows.features), list(rows.targets)]
 
-    return Rows.mapped(path, *SparkEngine(cluster).run(write, feed, num_workers=1)[0])
+    columns = SparkEngine(cluster).run(write, feed, num_workers=1)[0]
+    numbers = itertools.count()
+    x, y = (
+        {n: np.load(f"{folder}/{next(numbers)}.npy", mmap_mode="r") for n in names}
+        for names in columns
+    )
+    return Rows(x, y)
