@@ -135,13 +135,28 @@ class Categorical(SimpleSpace):
         return f"Categorical({', '.join(map(repr, self.choices))})"
 
 
-class _Range(SimpleSpace, Number):
-    """Numbers between two bounds."""
+class Real(SimpleSpace, Number):
+    """A number between two bounds.
 
-    def _init(
-        self, lower: Any, upper: Any, default: Any, log: bool, prefix: str | None, whole: bool
-    ) -> None:
-        Number.__init__(self, lower, upper, log=log, whole=whole)
+    Parameters
+    ----------
+    lower, upper : float
+    default : float, optional
+        The lower bound if it is not given.
+    log : bool
+        True if orders of magnitude are equally likely; for rates, for example.
+    prefix : str, optional
+    """
+
+    def __init__(
+        self,
+        lower: float,
+        upper: float,
+        default: float | None = None,
+        log: bool = False,
+        prefix: str | None = None,
+    ):
+        Number.__init__(self, lower, upper, log=log, whole=isinstance(self, Int))
         if default is not None:
             check_number(f"The default of {self!r}", default, lower, upper)
         self.lower, self.upper = self.value(lower), self.value(upper)
@@ -165,31 +180,7 @@ class _Range(SimpleSpace, Number):
         return f"{type(self).__name__}({self.lower}, {self.upper}{log})"
 
 
-class Real(_Range):
-    """A number between two bounds.
-
-    Parameters
-    ----------
-    lower, upper : float
-    default : float, optional
-        The lower bound if it is not given.
-    log : bool
-        True if orders of magnitude are equally likely; for rates, for example.
-    prefix : str, optional
-    """
-
-    def __init__(
-        self,
-        lower: float,
-        upper: float,
-        default: float | None = None,
-        log: bool = False,
-        prefix: str | None = None,
-    ):
-        self._init(lower, upper, default, log, prefix, whole=False)
-
-
-class Int(_Range):
+class Int(Real):
     """An integer between two bounds, both of which are possible.
 
     Parameters
@@ -210,7 +201,7 @@ class Int(_Range):
         prefix: str | None = None,
         log: bool = False,
     ):
-        self._init(lower, upper, default, log, prefix, whole=True)
+        super().__init__(lower, upper, default, log, prefix)
 
 
 class Bool(Categorical):

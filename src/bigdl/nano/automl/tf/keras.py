@@ -11,7 +11,7 @@ from bigdl.common.stand_ins import StandIn
 from bigdl.nano.automl.hpo.objects import AutoObject, spaces_in, with_config
 from bigdl.nano.automl.searching import Searcher, split_arguments
 from bigdl.nano.automl.tf.objective import KerasObjective, Target, compiled
-from bigdl.nano.automl.tf.substitutes import original
+from bigdl.nano.tf.keras import models
 from bigdl.tuning.spaces import Lazy, holds_lazy
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class SearchableClass(Searchable):
 
 
 def _arguments_of_fit() -> set[str]:
-    signature = inspect.signature(original("Model").fit)
+    signature = inspect.signature(models.Model.fit)
     return {name for name in signature.parameters if name != "self"}
 
 
@@ -336,20 +336,18 @@ def _holds_layers(value: Any) -> bool:
             return False
         seen.add(id(part))
         if isinstance(part, AutoObject):
-            return any(map(holds, (*part.args, *part.kwargs.values())))
+            return any(map(holds, keras.tree.flatten([part.args, part.kwargs])))
         if isinstance(part, keras.KerasTensor):
             history = getattr(part, "_keras_history", None)
             return history is not None and type(history.operation).__name__ != "InputLayer"
-        if isinstance(part, (dict, list, tuple)):
-            return any(map(holds, part.values() if isinstance(part, dict) else part))
         return isinstance(part, keras.layers.Layer)
 
-    return holds(value)
+    return any(map(holds, keras.tree.flatten(value)))
 
 
 def _made(name: str, /, *, cloned: bool, **arguments: Any) -> Any:
     """Return a model of Keras, or one with the same weights that is trained in its place."""
-    model = original(name)(**arguments)
+    model = getattr(models, name)(**arguments)
     if not cloned:
         return model
     clone = require("keras", "tf").models.clone_model(model)

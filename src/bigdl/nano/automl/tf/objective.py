@@ -299,17 +299,11 @@ def compiled(made: Mapping[str, Any]) -> Any:
     """
     model, arguments = made["model"], made["compile"]
     if arguments:
-        model.compile(**{name: _fresh(value) for name, value in arguments.items()})
+        model.compile(**keras.tree.map_structure(_fresh, arguments))
     return model
 
 
 def _fresh(value: Any) -> Any:
     """Return a copy of what training changes."""
-    keras = require("keras", "tf")
-    if isinstance(value, (keras.optimizers.Optimizer, keras.metrics.Metric)):
-        return type(value).from_config(value.get_config())
-    if type(value) in (list, tuple):
-        return type(value)(_fresh(each) for each in value)
-    if type(value) is dict:
-        return {name: _fresh(each) for name, each in value.items()}
-    return value
+    changes = isinstance(value, keras.optimizers.Optimizer | keras.metrics.Metric)
+    return type(value).from_config(value.get_config()) if changes else value

@@ -18,46 +18,19 @@ from typing import Any
 from bigdl.common.errors import require
 from bigdl.nano.automl.hpo.objects import AutoObject, called
 
-__all__ = ["original", "restore", "substitute", "with_real_layers"]
+__all__ = ["substitutes", "with_real_layers"]
 
-_MISSING = object()
-_changed: list[tuple[ModuleType, str, Any]] = []
 _is_chosen = ContextVar("is_chosen", default=False)
 
 
-def substitute(models: Mapping[str, type]) -> None:
-    """Let names of ``bigdl.nano.tf`` take search spaces.
+def substitutes(models: Mapping[str, type]) -> Iterator[tuple[ModuleType, str, Any]]:
+    """Yield modules below ``bigdl.nano.tf``, and what takes search spaces in the places of names.
 
     Parameters
     ----------
     models : mapping of str to type
         The searchable models that take the places of ``Model`` and ``Sequential``.
     """
-    for module, name, value in _substitutes(models):
-        _changed.append((module, name, vars(module).get(name, _MISSING)))
-        setattr(module, name, value)
-
-
-def restore() -> None:
-    """Undo :func:`substitute`."""
-    while _changed:
-        module, name, before = _changed.pop()
-        if before is _MISSING:
-            delattr(module, name)
-        else:
-            setattr(module, name, before)
-
-
-def original(name: str) -> Any:
-    """Return the value of a name of ``bigdl.nano.tf.keras`` while HPO is not enabled."""
-    home = importlib.import_module("bigdl.nano.tf.keras")
-    for module, changed, before in _changed:
-        if (module, changed) == (home, name):
-            return home.__getattr__(name) if before is _MISSING else before
-    return getattr(home, name)
-
-
-def _substitutes(models: Mapping[str, type]) -> Iterator[tuple[ModuleType, str, Any]]:
     keras = require("keras", "tf")
     for path in ("keras.layers", "keras.activations", "optimizers"):
         module = importlib.import_module(f"bigdl.nano.tf.{path}")

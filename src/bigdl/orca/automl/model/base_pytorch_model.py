@@ -71,7 +71,7 @@ class PytorchModelBuilder(Builder):
             trigger=None,
             metrics=[_Predictions(job.goal.metrics)],
         )
-        return _TorchTrial(worker, parts, settings)
+        return _TorchTrial(worker, TorchDistributedSync(worker), parts, settings)
 
     def default_metric(self, make_config):
         raise UsageError(
@@ -108,17 +108,7 @@ class _Settings(FitSettings):
 
 
 class _TorchTrial(TorchLoop, Model):
-    """A model of PyTorch in training.
-
-    Parameters
-    ----------
-    worker : Worker
-    parts : ModelParts
-    settings : _Settings
-    """
-
-    def __init__(self, worker: Worker, parts: ModelParts, settings: _Settings):
-        super().__init__(worker, TorchDistributedSync(worker), parts, settings)
+    """A model of PyTorch in training."""
 
     def epoch(self):
         self._epoch()
