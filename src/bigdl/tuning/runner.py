@@ -22,7 +22,7 @@ from bigdl.common.errors import UsageError, WorkerLost, require
 from bigdl.runtime.messages import encode, opened
 from bigdl.runtime.pool import PoolWorker, Stage, TaskError, WorkerManager
 from bigdl.runtime.process import cpu_slots
-from bigdl.tuning.study import is_in_memory, propose_again, record_process
+from bigdl.tuning.study import propose_again, record_process
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -87,7 +87,10 @@ def run_trials(
         check_positive("n_trials", n_trials)
     check_positive("processes", processes)
     check_positive("threads", threads)
-    _check_that_it_ends(study, n_trials, timeout)
+    optuna = require("optuna", "automl")
+    exhaustive = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler
+    if n_trials is None and timeout is None and not isinstance(study.sampler, exhaustive):
+        raise UsageError("A search needs to know when to end: give n_trials, or timeout in seconds")
     settings: dict[str, Any] = {
         "catch": (catch,) if isinstance(catch, type) else tuple(catch),
         "callbacks": list(callbacks),
@@ -98,7 +101,7 @@ def run_trials(
         recorded = functools.partial(_recorded, objective)
         study.optimize(recorded, n_trials, timeout, n_jobs=threads, **settings)
         return
-    if is_in_memory(study):
+    if isinstance(study._storage, optuna.storages.InMemoryStorage):
         raise UsageError(
             f"{processes} processes cannot share a study that is in memory; give a storage such as "
             "'sqlite:///search.db'"
@@ -115,13 +118,6 @@ def _recorded(objective: Objective, trial: Trial) -> float | Sequence[float]:
     """Note that this process runs a trial, and run it."""
     record_process(trial)
     return objective(trial)
-
-
-def _check_that_it_ends(study: Study, n_trials: int | None, timeout: float | None) -> None:
-    samplers = require("optuna", "automl").samplers
-    exhaustive = isinstance(study.sampler, (samplers.GridSampler, samplers.BruteForceSampler))
-    if n_trials is None and timeout is None and not exhaustive:
-        raise UsageError("A search needs to know when to end: give n_trials, or timeout in seconds")
 
 
 class TrialPool:

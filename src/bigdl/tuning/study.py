@@ -240,11 +240,6 @@ def open_study(
     return study
 
 
-def is_in_memory(study: Study) -> bool:
-    """Return True if only this process sees the study."""
-    return isinstance(study._storage, require("optuna", "automl").storages.InMemoryStorage)
-
-
 def trial_table(study: Study) -> pd.DataFrame:
     """Return the trials of a study, one in each row.
 

@@ -154,15 +154,9 @@ class AutoEstimator:
         """
         from bigdl.orca.automl.model.base_pytorch_model import PytorchModelBuilder
 
-        return AutoEstimator(
-            PytorchModelBuilder(model_creator, optimizer, loss),
-            logs_dir,
-            resources_per_trial,
-            remote_dir,
-            name,
-            backend=backend,
-            workers_per_trial=workers_per_trial,
-        )
+        builder = PytorchModelBuilder(model_creator, optimizer, loss)
+        place: dict[str, Any] = {"backend": backend, "workers_per_trial": workers_per_trial}
+        return AutoEstimator(builder, logs_dir, resources_per_trial, remote_dir, name, **place)
 
     @staticmethod
     def from_keras(
@@ -186,15 +180,9 @@ class AutoEstimator:
         """
         from bigdl.orca.automl.model.base_keras_model import KerasModelBuilder
 
-        return AutoEstimator(
-            KerasModelBuilder(model_creator),
-            logs_dir,
-            resources_per_trial,
-            remote_dir,
-            name,
-            backend=backend,
-            workers_per_trial=workers_per_trial,
-        )
+        builder = KerasModelBuilder(model_creator)
+        place: dict[str, Any] = {"backend": backend, "workers_per_trial": workers_per_trial}
+        return AutoEstimator(builder, logs_dir, resources_per_trial, remote_dir, name, **place)
 
     # The search ---------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,15 +142,16 @@ def check_room(bundles: Sequence[Mapping[str, float]]) -> None:
     if room >= len(bundles):
         return
     largest = {k: max((node.get(k, 0) for node in nodes), default=0) for k in needed}
+    problem, advice = f"A trial takes {needed}, but no node of Ray has that", ""
     if len(bundles) > 1:
-        raise UsageError(
+        problem = (
             f"A trial has {len(bundles)} workers, each of which takes {needed}, but the nodes of "
-            f"Ray have room for {room}; the most that a node has is {largest}; ask for less in "
-            "resources_per_trial, or for fewer workers in workers_per_trial"
+            f"Ray have room for {room}"
         )
+        advice = ", or for fewer workers in workers_per_trial"
     raise UsageError(
-        f"A trial takes {needed}, but no node of Ray has that; the most that a node has is "
-        f"{largest}; ask for less in resources_per_trial"
+        f"{problem}; the most that a node has is {largest}; ask for less in "
+        f"resources_per_trial{advice}"
     )
 
 
@@ -196,10 +198,11 @@ def _signals() -> Iterator[None]:
             signal.signal(kind, handler)
 
 
+@dataclass(eq=False)
 class _TuneSearch(tune.Callback):
     """The trials of the records that Tune runs: gives it their configurations, notes what they do.
 
-    Parameters
+    Attributes
     ----------
     records : Records
     actor : SearchActor
@@ -211,38 +214,31 @@ class _TuneSearch(tune.Callback):
         Proposes parameters in place of the study's sampler, and hears of results.
     concurrency : int, optional
         Trials at the same time.
-
-    Attributes
-    ----------
     running : dict of str to (Trial, dict)
         Trials and the configurations that they began with, by Tune's ids of trials.
+    epochs : dict of str to int
+        Epochs that are reported.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        actor: Any,
-        name: str,
-        scheduler: Any,
-        searcher: Searcher | None,
-        concurrency: int | None,
-    ):
-        self.running: dict[str, tuple[Trial, dict[str, Any]]] = {}
-        self._records, self._actor, self._name = records, actor, name
-        self._searcher, self._concurrency = searcher, concurrency
-        self._changing = list(getattr(scheduler, "_hyperparam_mutations", None) or ())
-        self._epochs: dict[str, int] = {}
+    records: Records
+    actor: Any
+    name: str
+    scheduler: Any
+    searcher: Searcher | None
+    concurrency: int | None
+    running: dict[str, tuple[Trial, dict[str, Any]]] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
 
     def propose(self, trial_id: str) -> Any:
         """Return the configuration of a trial, None while there is none, and at last FINISHED."""
-        records = self._records
+        records = self.records
         if not records.waiting():
             # a trial that runs may be lost, and then waits again
             return None if self.running else Searcher.FINISHED
-        if self._concurrency and len(self.running) >= self._concurrency:
+        if self.concurrency and len(self.running) >= self.concurrency:
             return None
-        if self._searcher is not None:
-            suggested = self._searcher.suggest(trial_id)
+        if self.searcher is not None:
+            suggested = self.searcher.suggest(trial_id)
             if suggested is None:  # it wants to know of those that run first
                 return None
             parameters = parameters_from_ray(records.space, suggested)
@@ -250,9 +246,9 @@ class _TuneSearch(tune.Callback):
         trial = records.study.ask()
         record_process(trial)
         config = records.begin(trial)
-        ray.get(self._actor.set_number.remote(trial_id, trial.number))
+        ray.get(self.actor.set_number.remote(trial_id, trial.number))
         self.running[trial_id] = trial, config
-        return {**config, ACTOR: self._name}
+        return {**config, ACTOR: self.name}
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict, **info: Any
@@ -260,13 +256,14 @@ class _TuneSearch(tune.Callback):
         step = result.get("step")
         if trial.trial_id not in self.running or step is None:
             return
-        if self._searcher is not None:
-            self._searcher.on_trial_result(trial.trial_id, result)
+        if self.searcher is not None:
+            self.searcher.on_trial_result(trial.trial_id, result)
         record, began = self.running[trial.trial_id]
-        if step.epoch > self._epochs.get(trial.trial_id, 0):  # one may go back to a checkpoint
-            self._epochs[trial.trial_id] = step.epoch
-            self._records.report(record, step)
-        changed = {k: trial.config[k] for k in self._changing if trial.config[k] != began.get(k)}
+        if step.epoch > self.epochs.get(trial.trial_id, 0):  # one may go back to a checkpoint
+            self.epochs[trial.trial_id] = step.epoch
+            self.records.report(record, step)
+        changing = getattr(self.scheduler, "_hyperparam_mutations", None) or ()
+        changed = {k: trial.config[k] for k in changing if trial.config[k] != began.get(k)}
         if changed != record.user_attrs.get("changed", {}):
             record.set_user_attr("changed", changed)
 
@@ -278,22 +275,22 @@ class _TuneSearch(tune.Callback):
             return
         if step is None:
             error = last.get("failure", "The trial ended before its first epoch")
-            self._records.fail(record, error)
+            self.records.fail(record, error)
         else:
-            self._records.end(record, step)
+            self.records.end(record, step)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         """Let the trial of a process that was lost be tried again, once."""
         record = self._ended(trial, None)
         if record is not None:
             error = trial.get_error() or "The process of the trial was lost"
-            self._records.mark_lost(record, error)
+            self.records.mark_lost(record, error)
 
     def _ended(self, trial: Any, result: dict | None) -> Trial | None:
         """Forget a trial, and return it if it ran; without a result it has failed."""
         record, _ = self.running.pop(trial.trial_id, (None, None))
-        if record is not None and self._searcher is not None:
-            self._searcher.on_trial_complete(trial.trial_id, result, error=result is None)
+        if record is not None and self.searcher is not None:
+            self.searcher.on_trial_complete(trial.trial_id, result, error=result is None)
         return record
 
 

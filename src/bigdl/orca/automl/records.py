@@ -173,12 +173,11 @@ class Records:
             How many there are in the whole search.
         """
         known = {trial.user_attrs.get(_FINALIST) for trial in self._ended_or_queued()}
-        stopped = self._best_first(self._trials("PRUNED"))
-        stopped = [trial for trial in stopped if _FINALIST not in trial.user_attrs][:count]
-        added = [trial for trial in stopped if trial.number not in known]
-        for trial in added:
-            attributes = {_PLAN: trial.user_attrs[_PLAN], _FINALIST: trial.number}
-            self.study.enqueue_trial(trial.params, user_attrs=attributes)
+        stopped = [t for t in self._trials("PRUNED") if _FINALIST not in t.user_attrs]
+        for trial in self._best_first(stopped)[:count]:
+            if trial.number not in known:
+                attributes = {_PLAN: trial.user_attrs[_PLAN], _FINALIST: trial.number}
+                self.study.enqueue_trial(trial.params, user_attrs=attributes)
 
     def waiting(self) -> int:
         """Return how many trials have yet to be run."""
@@ -253,7 +252,7 @@ class Records:
 
     def finished(self) -> list[FrozenTrial]:
         """Return the trials that ended well, or were stopped early."""
-        return [t for t in self._trials("COMPLETE", "PRUNED") if "result" in t.user_attrs]
+        return self._trials("COMPLETE", "PRUNED")
 
     def failed(self) -> list[FrozenTrial]:
         """Return the trials that raised an error."""
@@ -273,9 +272,7 @@ class Records:
 
     def _best_first(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         sign = self.goal.first.sign
-        rated = [(self.figures(t)[0], t) for t in trials if "result" in t.user_attrs]
-        rated = [(value, trial) for value, trial in rated if value == value]  # no nan
-        return [t for _, t in sorted(rated, key=lambda pair: (-sign * pair[0], pair[1].number))]
+        return sorted(trials, key=lambda trial: -sign * self.figures(trial)[0])
 
     def front(self) -> list[FrozenTrial]:
         """Return finished trials than which no other is better in one metric and as good in all."""

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,11 +126,12 @@ def run_locally(records: Records, job: Job, concurrency: int | None) -> None:
         run_trials(records.study, objective, count, processes=processes, catch=(Exception,))
 
 
+@dataclass
 class _Objective:
     """The objective of Optuna: it trains a configuration, and leaves its weights and result."""
 
-    def __init__(self, records: Records, job: Job):
-        self._records, self._job = records, job
+    records: Records
+    job: Job
 
     def __call__(self, trial: Trial) -> list[float]:
         try:
@@ -141,9 +143,9 @@ class _Objective:
             raise
 
     def _run(self, trial: Trial) -> list[float]:
-        records = self._records
+        records = self.records
         config = records.begin(trial)
-        with closing(TrialRun(self._job, config)) as run:
+        with closing(TrialRun(self.job, config)) as run:
             while True:
                 step = run.step()
                 if step.is_best:

@@ -13,6 +13,7 @@ from bigdl.common.checks import check_number
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
+from bigdl.orca.automl.model.base import as_list
 from bigdl.runtime.worker import Uplink, Worker
 from bigdl.training.state import seed_everything
 
@@ -126,15 +127,12 @@ class Goal:
         UsageError
             For a metric that there is none of, or whose mode is neither given nor known.
         """
-        several = isinstance(metric, list | tuple)
-        metrics = list(metric) if several else [metric]
-        modes = metric_mode if isinstance(metric_mode, list | tuple) else [metric_mode]
-        if several and metric_mode is None:
-            modes = [None] * len(metrics)
+        metrics = as_list(metric)
+        modes = [None] * len(metrics) if metric_mode is None else as_list(metric_mode)
         if not metrics or len(modes) != len(metrics):
             raise UsageError(
                 "metric_mode must be one of 'min' and 'max' for every metric, got metrics "
-                f"{[_name(each) for each in metrics]} and modes {list(modes)}"
+                f"{[_name(each) for each in metrics]} and modes {modes}"
             )
         goal = [_metric(each, mode, known) for each, mode in zip(metrics, modes, strict=True)]
         names = [each.name for each in goal]

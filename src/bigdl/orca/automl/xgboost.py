@@ -51,18 +51,20 @@ class XGBoostModelBuilder(Builder):
         Threads of a model, unless ``n_jobs`` is given.
     xgb_configs : dict
         Parameters of all models, below those of a configuration.
+
+    Attributes
+    ----------
+    is_classifier : bool
+        True if targets are classes.
+    parameters : dict
+        Of all models.
     """
 
     def __init__(self, model_type: str, cpus_per_trial: int, xgb_configs: Mapping[str, Any]):
         require("xgboost", "xgboost")
         require("sklearn", "xgboost")
-        self.model_type = model_type
+        self.is_classifier = model_type == "classifier"
         self.parameters = {**_DEFAULTS, "n_jobs": cpus_per_trial, **xgb_configs}
-
-    @property
-    def is_classifier(self) -> bool:
-        """True if targets are classes."""
-        return self.model_type == "classifier"
 
     def build(self, config, job, worker):
         device = {"device": "cuda"} if job.gpus else {}

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
 from bigdl.common.errors import require
-from bigdl.nano.automl.hpo.objects import AutoObject, called
+from bigdl.nano.automl.hpo.objects import AutoObject, called, func
 
 __all__ = ["substitutes", "with_real_layers"]
 
@@ -36,15 +37,15 @@ def substitutes(models: Mapping[str, type]) -> Iterator[tuple[ModuleType, str, A
         module = importlib.import_module(f"bigdl.nano.tf.{path}")
         for name, value in _public(module):
             if inspect.isfunction(value):
-                yield module, name, lazy_function(value)
+                yield module, name, func()(value)
             elif inspect.isclass(value) and issubclass(value, keras.layers.Layer):
                 yield module, name, LazyLayerClass(value)
             elif inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer):
                 yield module, name, LazyClass(value)
     home = importlib.import_module("bigdl.nano.tf.keras")
-    yield home, "Input", lazy_function(keras.Input)
+    yield home, "Input", func()(keras.Input)
     yield from ((home, name, model) for name, model in models.items())
-    yield importlib.import_module("bigdl.nano.tf"), "cast", lazy_function(keras.ops.cast)
+    yield importlib.import_module("bigdl.nano.tf"), "cast", func()(keras.ops.cast)
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -101,17 +102,7 @@ class LazyLayer(AutoObject):
     """A layer that is made when its arguments have been chosen; called, it gives a lazy tensor."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> AutoObject:
-        return AutoObject(_on, self, *args, **kwargs)
-
-
-def lazy_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that, called with something lazy, gives a lazy result."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return called(function, *args, **kwargs)
-
-    return call
+        return AutoObject(operator.call, self, *args, **kwargs)
 
 
 def with_real_layers(constructor: Callable[..., None]) -> Callable[..., None]:
@@ -126,7 +117,3 @@ def with_real_layers(constructor: Callable[..., None]) -> Callable[..., None]:
             _is_chosen.reset(token)
 
     return construct
-
-
-def _on(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-    return layer(*args, **kwargs)

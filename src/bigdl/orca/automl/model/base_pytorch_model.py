@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.automl import pytorch_utils
 from bigdl.orca.automl.model.base import Builder, Model, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import batch_size_of, of_config, part_of
-from bigdl.orca.automl.pytorch_utils import optimizer_creator, validate_pytorch_loss
 from bigdl.orca.learn.metrics.metric import TorchMetric
 from bigdl.orca.learn.pytorch.loop import Buffers, FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
@@ -55,8 +55,8 @@ class PytorchModelBuilder(Builder):
                 f"got {type(model_creator).__name__}"
             )
         self.model_creator = model_creator
-        self.optimizer_creator = _optimizer_creator(optimizer_creator)
-        self.loss_creator = validate_pytorch_loss(loss_creator)
+        self.optimizer_creator = pytorch_utils.optimizer_creator(optimizer_creator)
+        self.loss_creator = pytorch_utils.validate_pytorch_loss(loss_creator)
 
     def build(self, config, job, worker):
         parts = ModelParts(self.module, self.optimizer_creator, self.loss_creator, config=config)
@@ -94,9 +94,6 @@ class PytorchModelBuilder(Builder):
                 f"{type(model).__name__}"
             )
         return model
-
-
-_optimizer_creator = optimizer_creator  # a parameter has the name of the function
 
 
 @dataclass
