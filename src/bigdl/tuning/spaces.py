@@ -137,25 +137,17 @@ class Assignment:
 
     def parameters_of(self, domain: Domain) -> list[Any]:
         """Return the parameters of a domain, which are the same wherever the domain stands."""
+        source: Any = self._source
         parameters = domain.parameters(self.naming.name_of(domain))
-        return [self._parameter(name, each) for name, each in parameters.items()]
+        if isinstance(source, Mapping):
+            return [source[name] for name in parameters]
+        return [source._suggest(name, each) for name, each in parameters.items()]
 
     def once(self, lazy: Lazy, build: Callable[[], Any]) -> Any:
         """Return the value of a lazy object, which is built once wherever the object stands."""
         if id(lazy) not in self._resolved:
             self._resolved[id(lazy)] = build()
         return self._resolved[id(lazy)]
-
-    def _parameter(self, name: str, distribution: Any) -> Any:
-        source: Any = self._source
-        if isinstance(source, Mapping):
-            return source[name]
-        kinds = distributions()
-        if isinstance(distribution, kinds.CategoricalDistribution):
-            return source.suggest_categorical(name, distribution.choices)
-        is_whole = isinstance(distribution, kinds.IntDistribution)
-        suggest = source.suggest_int if is_whole else source.suggest_float
-        return suggest(name, distribution.low, distribution.high, log=distribution.log)
 
 
 def random_parameters(

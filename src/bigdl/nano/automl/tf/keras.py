@@ -183,11 +183,11 @@ class Searchable(_ModelStandIn, Searcher):
     def __getattr__(self, name: str) -> Any:
         # Only for what is not found otherwise. Python asks for some names before `__init__`.
         made = vars(self).get("_model")
-        if name.startswith("__") or (made is None and name.startswith("_")):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if made is not None:
+        is_hidden = name.startswith("__" if made is not None else "_")
+        if made is not None and not is_hidden:
             return getattr(made, name)
-        if "_recipe" not in vars(self) or not hasattr(require("keras", "tf").Sequential, name):
+        is_begun = "_recipe" in vars(self)
+        if is_hidden or not is_begun or not hasattr(require("keras", "tf").Sequential, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._has_spaces():
             raise UsageError(

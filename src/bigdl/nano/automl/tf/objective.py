@@ -70,12 +70,10 @@ class Target:
             If it makes no sense.
         """
         directions = study.get("directions") or []
-        if isinstance(name, (list, tuple)):
-            if len(name) > 1:
-                raise UsageError("multiple objective metric is not supported.")
-            name = name[0] if name else None
-        if len(directions) > 1:
+        names = name if isinstance(name, list | tuple) else [name]
+        if max(len(names), len(directions)) > 1:
             raise UsageError("multiple objective metric is not supported.")
+        name = next(iter(names), None)
         if mode not in _MODES:
             raise UsageError(
                 f"target_metric_mode {mode!r} is not recognized; it must be one of "
