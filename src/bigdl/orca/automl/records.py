@@ -327,11 +327,8 @@ class Records:
                     "failure": attributes.get("error", "").strip().rpartition("\n")[2] or None,
                 }
             )
-        columns = ["trial", "status", *names, "epochs", "seconds"]
-        columns += [f"config/{path}" for path in self.space.domains]
-        ordered = dict.fromkeys([*columns, *(key for row in rows for key in row)])
-        ordered.pop("failure", None)
-        return pd.DataFrame(rows, columns=[*ordered, "failure"]).set_index("trial")
+        table = pd.DataFrame(rows).set_index("trial")
+        return table.assign(failure=table.pop("failure"))  # the last column
 
     def close(self) -> None:
         """Close the study's database, which is one file then."""
