@@ -18,7 +18,7 @@ DRAWS = 400
 def drawn(space, count=DRAWS, seed=0):
     searched = SearchSpace(space, convert=from_ray)
     return [
-        searched.resolve(searched.random_draws(seed, number), seed, number)
+        searched.resolve(searched.random_parameters(seed, number), seed, number)
         for number in range(count)
     ]
 
@@ -99,7 +99,7 @@ def test_sample_from_sees_the_other_values():
 def test_grids_are_tried_in_all_combinations():
     space = SearchSpace({"a": hp.grid_search([1, 2]), "b": {"c": hp.grid_search(["x", "z"])}})
     assert space.grid_size == 4
-    configs = [space.resolve(space.random_draws(0, n), 0, n) for n in range(4)]
+    configs = [space.resolve(space.random_parameters(0, n), 0, n) for n in range(4)]
     assert configs == [{"a": a, "b": {"c": c}} for a in (1, 2) for c in ("x", "z")]
 
 
@@ -122,11 +122,11 @@ def test_draws_depend_on_the_seed_and_the_number_alone_and_travel_as_json():
         }
     )
     for number in range(5):
-        draws = space.random_draws(3, number)
-        assert draws == space.random_draws(3, number) != space.random_draws(4, number)
-        read = json.loads(json.dumps(draws))
-        assert space.resolve(read, 3, number) == space.resolve(draws, 3, number)
-    assert space.json_draw("c", 1) == "sin"
+        drawn = space.random_parameters(3, number)
+        assert drawn == space.random_parameters(3, number) != space.random_parameters(4, number)
+        read = json.loads(json.dumps(drawn))
+        assert space.resolve(read, 3, number) == space.resolve(drawn, 3, number)
+    assert space.json_values({"c": 1}) == {"c": "sin"}
 
 
 def test_optuna_suggests_what_every_domain_takes():
@@ -142,7 +142,7 @@ def test_optuna_suggests_what_every_domain_takes():
         }
     )
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    configs = [space.resolve(space.suggest(study.ask(), n), 0, n) for n in range(30)]
+    configs = [space.resolve(study.ask(), 0, n) for n in range(30)]
     assert {config["c"] for config in configs} == {2, 4, 6, 8}
     assert {len(config["f"]) for config in configs} == {1, 2}
     assert {str(config["e"]) for config in configs} == {"None", "[1]"}

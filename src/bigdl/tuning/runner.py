@@ -22,15 +22,13 @@ from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.runtime.messages import encode
 from bigdl.runtime.pool import PoolWorker, Stage, TaskError, WorkerManager
 from bigdl.runtime.process import cpu_slots
-from bigdl.tuning.study import is_in_memory, propose_again, record_process
+from bigdl.tuning.study import propose_again, record_process
 
 if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
     Objective = Callable[[Trial], float | Sequence[float]]
-
-_VALUES, _PRUNED = "values", "pruned"
 
 
 def run_trials(
@@ -89,7 +87,10 @@ def run_trials(
         check_positive("n_trials", n_trials)
     check_positive("processes", processes)
     check_positive("threads", threads)
-    _check_that_it_ends(study, n_trials, timeout)
+    optuna = require("optuna", "automl")
+    exhaustive = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler
+    if n_trials is None and timeout is None and not isinstance(study.sampler, exhaustive):
+        raise UsageError("A search needs to know when to end: give n_trials, or timeout in seconds")
     settings: dict[str, Any] = {
         "catch": (catch,) if isinstance(catch, type) else tuple(catch),
         "callbacks": list(callbacks),
@@ -97,10 +98,10 @@ def run_trials(
         "show_progress_bar": show_progress_bar,
     }
     if processes == 1:
-        recorded = objective if is_in_memory(study) else _RecordedObjective(objective)
+        recorded = functools.partial(_recorded, objective)
         study.optimize(recorded, n_trials, timeout, n_jobs=threads, **settings)
         return
-    if is_in_memory(study):
+    if isinstance(study._storage, optuna.storages.InMemoryStorage):
         raise UsageError(
             f"{processes} processes cannot share a study that is in memory; give a storage such as "
             "'sqlite:///search.db'"
@@ -110,51 +111,13 @@ def run_trials(
     if n_trials is not None and cores is None:
         processes = min(processes, n_trials)
     with TrialPool(study, objective, processes, cores) as pool:
-        _optimize_with_pool(study, pool, processes, n_trials, timeout, settings)
+        pool.run(n_trials, timeout, **settings)
 
 
-class _RecordedObjective:
-    """An objective whose trials note that this process runs them."""
-
-    def __init__(self, objective: Objective):
-        self._objective = objective
-
-    def __call__(self, trial: Trial) -> float | Sequence[float]:
-        record_process(trial)
-        return self._objective(trial)
-
-
-def _optimize_with_pool(
-    study: Study,
-    pool: TrialPool,
-    processes: int,
-    n_trials: int | None,
-    timeout: float | None,
-    settings: dict[str, Any],
-) -> None:
-    """Let threads of Optuna each wait for a process."""
-    settings = settings | {"catch": (*settings["catch"], TrialLost), "n_jobs": processes}
-    deadline = None if timeout is None else time.monotonic() + timeout
-    # Not in this thread, which must hear of an interrupt while the others wait.
-    with ThreadPoolExecutor(1, "bigdl-search") as thread:
-        while n_trials is None or n_trials > 0:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                thread.submit(study.optimize, pool, n_trials, left, **settings).result()
-            except BaseException:
-                pool.interrupt()
-                raise
-            # Lost trials are proposed first, and only they are left.
-            n_trials = pool.pop_retries() if left is None or left > 0 else 0
-    if pool.lost is not None and not pool.has_finished:
-        raise pool.lost
-
-
-def _check_that_it_ends(study: Study, n_trials: int | None, timeout: float | None) -> None:
-    samplers = require("optuna", "automl").samplers
-    exhaustive = isinstance(study.sampler, (samplers.GridSampler, samplers.BruteForceSampler))
-    if n_trials is None and timeout is None and not exhaustive:
-        raise UsageError("A search needs to know when to end: give n_trials, or timeout in seconds")
+def _recorded(objective: Objective, trial: Trial) -> float | Sequence[float]:
+    """Note that this process runs a trial, and run it."""
+    record_process(trial)
+    return objective(trial)
 
 
 class TrialPool:
@@ -185,12 +148,13 @@ class TrialPool:
         cores: Sequence[Iterable[int]] | None = None,
     ):
         make = functools.partial(_TrialProcess, study, objective)
-        self._study = study
+        self._study, self._count = study, count
         stage = Stage("the search", make, cpu_slots(count, cores))
         self._manager = WorkerManager([stage], TaskError)
         self._idle: queue.SimpleQueue[PoolWorker] = queue.SimpleQueue()
         self._interrupted = threading.Event()
-        self._retries: list[int] = []
+        self._retries = 0
+        self._lock = threading.Lock()
         self.lost: TrialLost | None = None
         self.has_finished = False
 
@@ -217,7 +181,7 @@ class TrialPool:
                 worker = self._manager.replace(worker)
             worker.call(encode(trial.number))
             answer = worker.answer()
-        except (EOFError, OSError):
+        except (EOFError, OSError):  # the process is gone
             self._check_not_interrupted()
             self.lost = self._mark_lost(worker, trial)
             raise self.lost from None
@@ -225,30 +189,45 @@ class TrialPool:
             self._idle.put(worker)
         self.has_finished = True
         try:
-            state, result = worker.opened(answer)
+            is_pruned, result = worker.opened(answer)
         except WorkerError as error:
             raise error.as_original(f"In the process of trial {trial.number}") from None
         # Optuna's copy of the trial has not seen what was suggested there.
         trial._cached_frozen_trial = self._frozen(trial)
-        if state == _PRUNED:
+        if is_pruned:
             raise require("optuna", "automl").TrialPruned(result)
         return result
 
-    def pop_retries(self) -> int:
-        """Return how many trials were queued to be repeated since the last call."""
-        count = len(self._retries)
-        self._retries.clear()
-        return count
+    def run(
+        self, n_trials: int | None, timeout: float | None, *, catch: tuple, **settings: Any
+    ) -> None:
+        """Let threads of Optuna each wait for a process; see :func:`run_trials`."""
+        settings |= {"catch": (*catch, TrialLost), "n_jobs": self._count}
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # Not in this thread, which must hear of an interrupt while the others wait.
+        with ThreadPoolExecutor(1, "bigdl-search") as thread:
+            while n_trials is None or n_trials > 0:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                try:
+                    thread.submit(self._study.optimize, self, n_trials, left, **settings).result()
+                except BaseException:
+                    self._interrupt()
+                    raise
+                # Lost trials are proposed first, and only they are left.
+                n_trials = self._retries if left is None or left > 0 else 0
+                self._retries = 0
+        if self.lost is not None and not self.has_finished:
+            raise self.lost
 
-    def interrupt(self) -> None:
-        """End all trials under way, from another thread."""
+    def _interrupt(self) -> None:
+        """End all trials under way."""
         self._interrupted.set()
         for worker in self._manager.all_workers():
             worker.end()
 
     def _mark_lost(self, worker: PoolWorker, trial: Trial) -> TrialLost:
-        if propose_again(self._study, self._frozen(trial)):
-            self._retries.append(trial.number)
+        with self._lock:
+            self._retries += propose_again(self._study, self._frozen(trial))
         cause = str(self._manager.loss(worker)).partition(";")[0]
         return TrialLost(f"{cause}, at trial {trial.number}")
 
@@ -276,14 +255,15 @@ class _TrialProcess:
         self._study = study
         self._objective = objective
 
-    def __call__(self, number: int) -> tuple[str, Any]:
+    def __call__(self, number: int) -> tuple[bool, Any]:
+        """Return whether the trial was pruned, and its figures or why."""
         optuna = require("optuna", "automl")
         # Reading all trials also tells the storage's cache of the new one.
         frozen = self._study.get_trials(deepcopy=False)[number]
         trial = optuna.trial.Trial(self._study, frozen._trial_id)
         try:
-            return _VALUES, self._objective(trial)
+            return False, self._objective(trial)
         except optuna.TrialPruned as pruned:
-            return _PRUNED, str(pruned)
+            return True, str(pruned)
         finally:
             self._study._storage.remove_session()

@@ -8,8 +8,9 @@ are constructed with the values of their arguments (:func:`resolve`). Of choices
 themselves, only the chosen one is resolved, so a trial has the parameters that matter for it and no
 others.
 
-A value of a :class:`Domain` is recorded as a *draw*, which JSON can hold: the place of a choice in
-its list, for example. So what a search has tried can be read again, whatever the values are.
+What a trial records of a :class:`Domain` are its *parameters*: numbers and names that a
+distribution of Optuna describes, such as the place of a choice in its list. So what a search has
+tried can be read again, whatever the values are.
 
 :class:`SearchSpace` is a dict of domains as ``bigdl.orca.automl`` takes it; the spaces of
 ``bigdl.nano.automl`` are :class:`Lazy`, too.
@@ -20,10 +21,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from statistics import NormalDist
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -31,13 +30,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from bigdl.common.checks import check_integer, check_number
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, require
+from bigdl.training.state import seeded
 
 if TYPE_CHECKING:
-    from optuna.trial import Trial
-
-Draws = dict[str, Any]
-"""Draws by the names of their domains; plain numbers and lists of them."""
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import BaseTrial
 
 _EPS = 1e-9
 _PREFIX_END = ":"
@@ -80,13 +78,13 @@ class Naming:
 
     def __init__(self, root: Any, separator: str):
         self.domains: dict[str, Domain] = {}
-        self._root, self._separator = root, separator
+        self.root, self._separator = root, separator
         self._names: dict[int, str] = {}
         self._visited: dict[int, Lazy] = {}
         visit(root, self, "")
 
     def __reduce__(self) -> tuple:
-        return type(self), (self._root, self._separator)  # names belong to the objects of a process
+        return type(self), (self.root, self._separator)  # names belong to the objects of a process
 
     def add(self, domain: Domain, name: str) -> None:
         """Give a domain its name."""
@@ -118,38 +116,63 @@ class Naming:
 
 
 class Assignment:
-    """Draws for the domains of one object.
+    """Values of the parameters of one object.
 
     Parameters
     ----------
     naming : Naming
-    draw : callable
-        Takes the name of a domain and the domain, and returns a draw.
+    source : optuna.trial.BaseTrial or mapping of str to object
+        Suggests parameters, or has them by their names.
+
+    Attributes
+    ----------
+    calls : list of SampleFrom
+        Those whose functions are being called.
     """
 
-    def __init__(self, naming: Naming, draw: Callable[[str, Domain], Any]):
-        self._naming = naming
-        self._draw = draw
-        self._draws: Draws = {}
+    def __init__(self, naming: Naming, source: BaseTrial | Mapping[str, Any]):
+        self.naming, self._source = naming, source
+        self.calls: list[SampleFrom] = []
         self._resolved: dict[int, Any] = {}
 
-    @classmethod
-    def of_trial(cls, naming: Naming, trial: Trial | RandomTrial) -> Assignment:
-        """Return what a trial suggests."""
-        return cls(naming, lambda name, domain: domain.suggest(trial, name))
-
-    def draw_of(self, domain: Domain) -> Any:
-        """Return the draw of a domain, which is the same wherever the domain stands."""
-        name = self._naming.name_of(domain)
-        if name not in self._draws:
-            self._draws[name] = self._draw(name, domain)
-        return self._draws[name]
+    def parameters_of(self, domain: Domain) -> list[Any]:
+        """Return the parameters of a domain, which are the same wherever the domain stands."""
+        source: Any = self._source
+        parameters = domain.parameters(self.naming.name_of(domain))
+        if isinstance(source, Mapping):
+            return [source[name] for name in parameters]
+        return [source._suggest(name, each) for name, each in parameters.items()]
 
     def once(self, lazy: Lazy, build: Callable[[], Any]) -> Any:
         """Return the value of a lazy object, which is built once wherever the object stands."""
         if id(lazy) not in self._resolved:
             self._resolved[id(lazy)] = build()
         return self._resolved[id(lazy)]
+
+
+def random_parameters(
+    parameters: Mapping[str, BaseDistribution], rng: np.random.Generator
+) -> dict[str, Any]:
+    """Return parameters by chance, in place of what a sampler of Optuna suggests."""
+    return {name: _drawn(distribution, rng) for name, distribution in parameters.items()}
+
+
+def _drawn(distribution: Any, rng: np.random.Generator) -> Any:
+    kinds = distributions()
+    if isinstance(distribution, kinds.CategoricalDistribution):
+        return distribution.choices[int(rng.integers(len(distribution.choices)))]
+    low, high = distribution.low, distribution.high
+    number = float if isinstance(distribution, kinds.FloatDistribution) else round
+    if distribution.log:
+        return number(math.exp(rng.uniform(math.log(low), math.log(high))))
+    if number is float:
+        return float(rng.uniform(low, high))
+    return int(rng.integers(low, high, endpoint=True))
+
+
+def distributions() -> Any:
+    """Return Optuna's module of distributions."""
+    return require("optuna", "automl").distributions
 
 
 def visit(value: Any, naming: Naming, name: str) -> None:
@@ -194,7 +217,7 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class Domain(Lazy):
-    """Values of one parameter, of which one is drawn for each trial.
+    """Values of which one is drawn for each trial.
 
     Attributes
     ----------
@@ -204,46 +227,24 @@ class Domain(Lazy):
 
     prefix: str | None = None
 
+    @property
     @abstractmethod
-    def suggest(self, trial: Trial | RandomTrial, name: str) -> Any:
-        """Return the draw that a trial suggests under a name."""
+    def distribution(self) -> BaseDistribution:
+        """The distribution of the parameter."""
+
+    def parameters(self, name: str) -> dict[str, BaseDistribution]:
+        """Return the distributions of all parameters, for a domain of a name."""
+        return {name: self.distribution}
 
     @abstractmethod
-    def value(self, draw: Any) -> Any:
-        """Return what a draw stands for."""
+    def value(self, parameter: Any) -> Any:
+        """Return what a parameter stands for."""
 
     def visit(self, naming: Naming, name: str) -> None:
         naming.add(self, name)
 
     def resolve(self, assignment: Assignment) -> Any:
-        return self.value(assignment.draw_of(self))
-
-    def sample(self, rng: np.random.Generator | int | None = None) -> Any:
-        """Return a random value; `rng` may be a seed."""
-        return self.value(self.suggest(RandomTrial(np.random.default_rng(rng)), ""))
-
-
-class RandomTrial:
-    """Suggests by chance what a trial of Optuna suggests by a sampler."""
-
-    def __init__(self, rng: np.random.Generator):
-        self._rng = rng
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        """Return a number from `low` to `high`."""
-        if log:
-            return float(math.exp(self._rng.uniform(math.log(low), math.log(high))))
-        return float(self._rng.uniform(low, high))
-
-    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int:
-        """Return an integer from `low` to `high`, both included."""
-        if log:
-            return round(self.suggest_float(name, low, high, log=True))
-        return int(self._rng.integers(low, high, endpoint=True))
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """Return one of the choices."""
-        return choices[int(self._rng.integers(len(choices)))]
+        return self.value(*assignment.parameters_of(self))
 
 
 class Number(Domain):
@@ -289,26 +290,21 @@ class Number(Domain):
         return f"{'log' if self.log else ''}{self.lower}..{self.upper}{step}"
 
     @property
-    def bounds(self) -> tuple[float, float]:
-        """Bounds of the draws: of the values, or of their multiples of `q`."""
-        return (self.lower, self.upper) if self.q is None or self.log else self._steps()
+    def distribution(self) -> BaseDistribution:
+        """The distribution of the values, or of their multiples of `q`."""
+        kinds = distributions()
+        if self.q is not None and not self.log:
+            return kinds.IntDistribution(*self._steps())
+        kind = kinds.IntDistribution if self.whole else kinds.FloatDistribution
+        return kind(self.lower, self.upper, log=self.log)
 
-    @property
-    def has_integer_draws(self) -> bool:
-        """True if draws are integers."""
-        return self.whole or (self.q is not None and not self.log)
-
-    def suggest(self, trial: Trial | RandomTrial, name: str) -> float:
-        suggest: Any = trial.suggest_int if self.has_integer_draws else trial.suggest_float
-        return suggest(name, *self.bounds, log=self.log)
-
-    def value(self, draw: float) -> float:
+    def value(self, parameter: float) -> float:
         if self.q is not None:
             if self.log:
                 lowest, highest = self._steps()
-                draw = min(max(round(draw / self.q), lowest), highest)
-            draw = _multiple(cast("int", draw), self.q)
-        return round(draw) if self.whole else float(draw)
+                parameter = min(max(round(parameter / self.q), lowest), highest)
+            parameter = _multiple(cast("int", parameter), self.q)
+        return round(parameter) if self.whole else float(parameter)
 
     def _steps(self) -> tuple[int, int]:
         """Return the multiples of `q` at the ends."""
@@ -317,7 +313,7 @@ class Number(Domain):
 
 
 class Normal(Domain):
-    """Numbers of a normal distribution; a draw is the part of it that lies below."""
+    """Numbers of a normal distribution; the parameter is the part of it that lies below."""
 
     def __init__(self, mean: float = 0.0, std: float = 1.0, *, q: float | None = None):
         check_number("mean", mean)
@@ -328,16 +324,17 @@ class Normal(Domain):
     def __repr__(self) -> str:
         return f"normal({self.mean}, {self.std})" + ("" if self.q is None else f", q={self.q}")
 
-    def suggest(self, trial: Trial | RandomTrial, name: str) -> float:
-        return trial.suggest_float(name, _EPS, 1 - _EPS)
+    @property
+    def distribution(self) -> BaseDistribution:
+        return distributions().FloatDistribution(_EPS, 1 - _EPS)
 
-    def value(self, draw: float) -> float:
-        number = NormalDist(self.mean, self.std).inv_cdf(draw)
+    def value(self, parameter: float) -> float:
+        number = NormalDist(self.mean, self.std).inv_cdf(parameter)
         return number if self.q is None else float(_multiple(round(number / self.q), self.q))
 
 
 class Choice(Domain):
-    """One of several values; a draw is its place."""
+    """One of several values; the parameter is its place."""
 
     def __init__(self, categories: Sequence[Any]):
         self.categories = _checked_list("categories", categories)
@@ -345,11 +342,12 @@ class Choice(Domain):
     def __repr__(self) -> str:
         return f"one of {_texts(self.categories)}"
 
-    def suggest(self, trial: Trial | RandomTrial, name: str) -> int:
-        return trial.suggest_categorical(name, list(range(len(self.categories))))
+    @property
+    def distribution(self) -> BaseDistribution:
+        return distributions().CategoricalDistribution(list(range(len(self.categories))))
 
-    def value(self, draw: int) -> Any:
-        return self.categories[draw]
+    def value(self, parameter: int) -> Any:
+        return self.categories[parameter]
 
 
 class GridSearch(Choice):
@@ -363,10 +361,7 @@ class GridSearch(Choice):
 
 
 class Subset(Domain):
-    """Some of several values, in their order; a draw is a number for each.
-
-    The first number of a draw is the count, and the values with the largest others are taken.
-    """
+    """Some of several values, in their order: so many of those with the largest weights."""
 
     def __init__(self, categories: Sequence[Any], min_items: int, max_items: int):
         self.categories = _checked_list("categories", categories)
@@ -383,14 +378,18 @@ class Subset(Domain):
     def __repr__(self) -> str:
         return f"{self.min_items}..{self.max_items} of {_texts(self.categories)}"
 
-    def suggest(self, trial: Trial | RandomTrial, name: str) -> list[float]:
-        count = trial.suggest_int(f"{name}:number", self.min_items, self.max_items)
-        places = range(len(self.categories))
-        return [count, *(trial.suggest_float(f"{name}:{i}", 0.0, 1.0) for i in places)]
+    @property
+    def distribution(self) -> BaseDistribution:
+        """The distribution of the number of values."""
+        return distributions().IntDistribution(self.min_items, self.max_items)
 
-    def value(self, draw: Sequence[float]) -> list[Any]:
-        count, *weights = draw
-        return [self.categories[i] for i in sorted(np.argsort(weights)[::-1][:count])]
+    def parameters(self, name: str) -> dict[str, BaseDistribution]:
+        weight = distributions().FloatDistribution(0.0, 1.0)
+        weights = {f"{name}:{place}": weight for place in range(len(self.categories))}
+        return {f"{name}:number": self.distribution, **weights}
+
+    def value(self, parameter: int, *weights: float) -> list[Any]:
+        return [self.categories[i] for i in sorted(np.argsort(weights)[::-1][:parameter])]
 
 
 class SampleFrom(Lazy):
@@ -401,6 +400,8 @@ class SampleFrom(Lazy):
     func : callable
         ``func(spec)``; ``spec.config`` holds the values of the trial, as attributes and by name.
     """
+
+    name = ""
 
     def __init__(self, func: Callable[[Any], Any]):
         if not callable(func):
@@ -413,11 +414,28 @@ class SampleFrom(Lazy):
         return f"sample_from({getattr(self.func, '__name__', 'function')})"
 
     def visit(self, naming: Naming, name: str) -> None:
-        """Add nothing: the value is not drawn."""
+        """Keep the name for messages; the value is not drawn."""
+        self.name = name
 
-    def resolve(self, assignment: Assignment) -> SampleFrom:
-        """Return the object itself; :class:`SearchSpace` calls it when the others are known."""
-        return self
+    def resolve(self, assignment: Assignment) -> Any:
+        if self in assignment.calls:
+            names = ", ".join(each.name for each in assignment.calls)
+            raise _Circle(f"The functions of hp.sample_from for {names} need each other's values")
+        return assignment.once(self, lambda: self._result(assignment))
+
+    def _result(self, assignment: Assignment) -> Any:
+        config = _ConfigView(assignment.naming.root, assignment)
+        assignment.calls.append(self)
+        try:
+            return self.func(SimpleNamespace(config=config))
+        except _Circle:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"The function of hp.sample_from for {self.name!r} failed: {error!r}"
+            ) from error
+        finally:
+            assignment.calls.pop()
 
 
 def _checked_list(name: str, values: Any) -> list[Any]:
@@ -455,8 +473,9 @@ class SearchSpace:
     Attributes
     ----------
     domains : dict of str to Domain
-        By path, such as ``"model/units"``; those that are drawn.
+        By path, such as ``"model/units"``.
     grids : dict of str to GridSearch
+        Those of the domains that are not drawn.
 
     Raises
     ------
@@ -472,38 +491,44 @@ class SearchSpace:
                 "search_space must be a dict of names and of values of bigdl.orca.automl.hp, got "
                 f"{type(space).__name__}"
             )
-        self._space = _own_copy(space, convert)
-        self._naming = Naming(self._space, "/")
-        every = self._naming.domains
-        self.grids = {p: domain for p, domain in every.items() if isinstance(domain, GridSearch)}
-        self.domains = {p: domain for p, domain in every.items() if p not in self.grids}
+        self._naming = Naming(_own_copy(space, convert), "/")
+        self.domains = self._naming.domains
+        self.grids = {p: each for p, each in self.domains.items() if isinstance(each, GridSearch)}
 
     def __repr__(self) -> str:
-        every = {**self.domains, **self.grids}
-        return f"SearchSpace({', '.join(f'{path}: {each!r}' for path, each in every.items())})"
+        domains = ", ".join(f"{path}: {each!r}" for path, each in self.domains.items())
+        return f"SearchSpace({domains})"
 
     @property
     def grid_size(self) -> int:
         """Number of combinations of the grids' values; 1 without grids."""
         return math.prod(len(grid.categories) for grid in self.grids.values())
 
-    def random_draws(self, seed: int, number: int) -> Draws:
-        """Return the point of the grid and the random draws of a trial, which depend on (seed,
-        number) alone."""
-        return self.suggest(RandomTrial(np.random.default_rng([seed, number])), number)
+    @property
+    def drawn_parameters(self) -> dict[str, BaseDistribution]:
+        """Distributions of all parameters but those of grids."""
+        drawn = {path: each for path, each in self.domains.items() if path not in self.grids}
+        return {
+            name: distribution
+            for path, domain in drawn.items()
+            for name, distribution in domain.parameters(path).items()
+        }
 
-    def suggest(self, trial: Trial | RandomTrial, number: int) -> Draws:
-        """Return the draws that a trial suggests."""
-        draws = {path: domain.suggest(trial, path) for path, domain in self.domains.items()}
-        return {**self._grid_draws(number), **draws}
-
-    def _grid_draws(self, number: int) -> Draws:
+    def grid_point(self, number: int) -> dict[str, Any]:
+        """Return the parameters of the grids in a trial."""
         places = itertools.product(*(range(len(grid.categories)) for grid in self.grids.values()))
         point = next(itertools.islice(places, number % self.grid_size, None))
         return dict(zip(self.grids, point, strict=True))
 
-    def resolve(self, draws: Draws, seed: int, number: int) -> dict[str, Any]:
-        """Return the configuration of draws.
+    def random_parameters(self, seed: int, number: int) -> dict[str, Any]:
+        """Return the parameters of a trial, by chance; they depend on (seed, number) alone."""
+        rng = np.random.default_rng([seed, number])
+        return {**self.grid_point(number), **random_parameters(self.drawn_parameters, rng)}
+
+    def resolve(
+        self, source: BaseTrial | Mapping[str, Any], seed: int, number: int
+    ) -> dict[str, Any]:
+        """Return the configuration of a trial, or of parameters by their names.
 
         Functions of ``hp.sample_from`` find the random numbers of ``random`` and ``numpy.random``
         in a state of (seed, number), so that they make the same again.
@@ -513,28 +538,17 @@ class SearchSpace:
         UsageError
             If a function fails, or two need each other.
         """
-        config = resolve(self._space, Assignment(self._naming, lambda name, _: draws[name]))
-        functions = dict(_functions(config))
-        with _seeded(seed, number):
-            while functions:
-                values, failures = {}, {}
-                for path, function in functions.items():
-                    try:
-                        values[path] = function.func(SimpleNamespace(config=_ConfigView(config)))
-                    except _Unresolved:
-                        continue
-                    except Exception as error:
-                        failures[path] = error
-                for path, value in values.items():
-                    _put(config, path, value)
-                    del functions[path]
-                if not values:
-                    _refuse(functions, failures)
-        return config
+        with seeded(seed, number):
+            return resolve(self._naming.root, Assignment(self._naming, source))
 
-    def json_draw(self, path: str, draw: Any) -> Any:
-        """Return what a draw stands for as a value of JSON: itself, or its name."""
-        return json_value(self._naming.domains[path].value(draw))
+    def json_values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what parameters stand for by the paths of their domains, as values of JSON."""
+        values = {}
+        for path, domain in self.domains.items():
+            names = domain.parameters(path)
+            if parameters.keys() >= names.keys():
+                values[path] = json_value(domain.value(*(parameters[name] for name in names)))
+        return values
 
 
 def json_value(value: Any) -> Any:
@@ -554,7 +568,7 @@ def json_value(value: Any) -> Any:
 def _own_copy(value: Any, convert: Callable[[Any], Any]) -> Any:
     """Return a space with domains of its own, so that each is a parameter by itself."""
     value = convert(value)
-    if isinstance(value, Domain):
+    if isinstance(value, Lazy):
         return copy.copy(value)
     if isinstance(value, Mapping):
         for key in value:
@@ -564,67 +578,29 @@ def _own_copy(value: Any, convert: Callable[[Any], Any]) -> Any:
     return _mapped(value, lambda inner: _own_copy(inner, convert))
 
 
-def _functions(value: Any, path: tuple = ()) -> Iterator[tuple[tuple, SampleFrom]]:
-    """Yield the paths and functions that wait for the other values."""
-    if isinstance(value, SampleFrom):
-        yield path, value
-    elif type(value) is tuple and any(True for each in value for _ in _functions(each)):
-        raise UsageError("hp.sample_from cannot be in a tuple; write a list")
-    elif type(value) in (dict, list):
-        for key, each in value.items() if type(value) is dict else enumerate(value):
-            yield from _functions(each, (*path, key))
+class _Circle(UsageError):
+    """A function needs a value that needs its own."""
 
 
-def _put(config: Any, path: tuple, value: Any) -> None:
-    for key in path[:-1]:
-        config = config[key]
-    config[path[-1]] = value
+class _ConfigView(Mapping):
+    """The values of a trial by name and as attributes; each is resolved when it is asked for."""
 
-
-def _refuse(functions: Mapping[tuple, SampleFrom], failures: Mapping[tuple, Exception]) -> None:
-    for path, error in failures.items():
-        name = "/".join(map(str, path))
-        raise UsageError(
-            f"The function of hp.sample_from for {name!r} failed: {error!r}"
-        ) from error
-    names = ", ".join("/".join(map(str, path)) for path in functions)
-    raise UsageError(f"The functions of hp.sample_from for {names} need each other's values")
-
-
-class _Unresolved(Exception):
-    """A value was asked for that a function has yet to make."""
-
-
-class _ConfigView(dict):
-    """A configuration, also by attributes, that raises where a value is not known yet."""
+    def __init__(self, space: dict[str, Any], assignment: Assignment):
+        self._space, self._assignment = space, assignment
 
     def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        if isinstance(value, SampleFrom):
-            raise _Unresolved
-        return _ConfigView(value) if isinstance(value, dict) else value
+        value = self._space[key]
+        if type(value) is dict:
+            return _ConfigView(value, self._assignment)
+        return resolve(value, self._assignment)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._space)
+
+    def __len__(self) -> int:
+        return len(self._space)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self:
+        if name not in self._space:
             raise AttributeError(f"The configuration has no {name!r}; it has {list(self)}")
         return self[name]
-
-
-@contextmanager
-def _seeded(*seed: int) -> Iterator[None]:
-    """Put the global random numbers into a state of their own for a while."""
-    before = random.getstate(), np.random.get_state()
-    start = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    random.seed(start)
-    np.random.seed(start)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])

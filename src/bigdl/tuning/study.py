@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
 
@@ -86,16 +86,15 @@ def create_sampler(
     UsageError
         If there is no such sampler, or it does not take the arguments.
     """
-    samplers = require("optuna", "automl").samplers
-    if isinstance(sampler, samplers.BaseSampler):
+    base = require("optuna", "automl").samplers.BaseSampler
+    if isinstance(sampler, base):
         return sampler
     name = _member(SamplerType, sampler or SamplerType.TPE, "sampler")
     if name is SamplerType.CmaEs:
         require("cmaes", "automl")
     if name is SamplerType.PartialFixed:
-        arguments.setdefault("base_sampler", samplers.TPESampler())
-    class_name = "TPESampler" if name is SamplerType.MOTPE else f"{name.value}Sampler"
-    return _construct(getattr(samplers, class_name), arguments, f"sampler {name.value!r}")
+        arguments.setdefault("base_sampler", create_sampler())
+    return _construct("sampler", "TPE" if name is SamplerType.MOTPE else name, arguments)
 
 
 def create_pruner(
@@ -116,51 +115,49 @@ def create_pruner(
     UsageError
         If there is no such pruner, or it does not take the arguments.
     """
-    pruners = require("optuna", "automl").pruners
-    if isinstance(pruner, pruners.BasePruner):
+    base = require("optuna", "automl").pruners.BasePruner
+    if isinstance(pruner, base):
         return pruner
     name = _member(PrunerType, pruner or PrunerType.Nop, "pruner")
     if name is PrunerType.Patient:
         arguments.setdefault("wrapped_pruner", None)
-    class_name = "HyperbandPruner" if name is PrunerType.HyperBand else f"{name.value}Pruner"
-    return _construct(getattr(pruners, class_name), arguments, f"pruner {name.value!r}")
+    return _construct("pruner", "Hyperband" if name is PrunerType.HyperBand else name, arguments)
 
 
-Name = TypeVar("Name", bound=StrEnum)
-
-
-def _member(names: type[Name], name: Any, argument: str) -> Name:
+def _member(names: type[StrEnum], name: Any, argument: str) -> Any:
     """Return the member of an enumeration that a user has named, in any case."""
     for member in names:
-        if str(name).lower() in (member.value.lower(), str(member).lower()):
+        if str(name).lower() == member.lower():
             return member
     known = ", ".join(repr(member.value) for member in names)
     raise UsageError(f"{argument} must be one of {known}, or an object of Optuna, not {name!r}")
 
 
-def _construct(cls: type, arguments: Mapping[str, Any], argument: str) -> Any:
+def _construct(argument: str, name: str, arguments: Mapping[str, Any]) -> Any:
+    """Construct a sampler or pruner, whose class begins with a name."""
+    module = getattr(require("optuna", "automl"), f"{argument}s")
+    cls = getattr(module, f"{name}{argument.capitalize()}")
     try:
         with without_experimental_warnings():
             return cls(**arguments)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{argument} cannot be made of {dict(arguments)!r}: {error}; see optuna's "
-            f"{cls.__name__}"
+            f"{argument} {str(name)!r} cannot be made of {dict(arguments)!r}: {error}; see "
+            f"optuna's {cls.__name__}"
         ) from error
 
 
 @contextmanager
 def quieter(level: int, *names: str) -> Iterator[None]:
     """Let loggers say nothing below a level for a while."""
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(max(level, logger.level))
+    before = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger, usual in before.items():
+        logger.setLevel(max(level, usual))
     try:
         yield
     finally:
-        for logger, earlier in zip(loggers, before, strict=True):
-            logger.setLevel(earlier)
+        for logger, usual in before.items():
+            logger.setLevel(usual)
 
 
 @contextmanager
@@ -231,23 +228,16 @@ def open_study(
     if stored != wanted:
         raise UsageError(
             f"The study {study.study_name!r} has the directions {stored}, not {wanted}; choose "
-            "another study_name"
+            "another study_name, or leave out resume"
         )
     lost = recover(study) if resume else []
     if lost:
-        numbers = ", ".join(map(str, lost))
-        _log.warning(
-            "The search %r was killed in trial %s, which is tried again", study.study_name, numbers
-        )
+        name, numbers = study.study_name, ", ".join(map(str, lost))
+        _log.warning("The search %r was killed in trial %s, which is tried again", name, numbers)
     if metric_names is not None and study.metric_names != list(metric_names):
         with without_experimental_warnings():
             study.set_metric_names(list(metric_names))
     return study
-
-
-def is_in_memory(study: Study) -> bool:
-    """Return True if only this process sees the study."""
-    return isinstance(study._storage, require("optuna", "automl").storages.InMemoryStorage)
 
 
 def trial_table(study: Study) -> pd.DataFrame:
@@ -359,7 +349,7 @@ def propose_again(study: Study, trial: FrozenTrial) -> bool:
         params=trial.params,
         distributions=trial.distributions,
         system_attrs=trial.system_attrs,  # the grid's sampler has its place there
-        user_attrs={RETRY_OF: trial.number},
+        user_attrs={**trial.user_attrs, RETRY_OF: trial.number},
     )
     study.add_trial(repetition)
     return True

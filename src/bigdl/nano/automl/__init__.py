@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.replaced import Replaced
 
 __all__ = ["HPOConfig", "hpo_config"]
 
@@ -14,7 +15,7 @@ class HPOConfig:
     """
 
     def __init__(self) -> None:
-        self._tf = self._pytorch = False
+        self._tf, self._pytorch = Replaced(), False
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
@@ -27,7 +28,7 @@ class HPOConfig:
     @property
     def hpo_tf(self) -> bool:
         """True if ``bigdl.nano.tf`` takes search spaces; set by :meth:`enable_hpo_tf`."""
-        return self._tf
+        return self._tf.active
 
     @property
     def hpo_pytorch(self) -> bool:
@@ -41,20 +42,17 @@ class HPOConfig:
         ``bigdl.nano.tf.keras``, ``bigdl.nano.tf`` and ``bigdl.nano.tf.optimizers``. Import them
         after this call: what was imported before is Keras' own, and stays so.
         """
+        if self.hpo_tf:
+            return
         from bigdl.nano.automl.tf.keras import Model, Sequential
-        from bigdl.nano.automl.tf.substitutes import substitute
+        from bigdl.nano.automl.tf.substitutes import substitutes
 
-        if not self._tf:
-            substitute({"Sequential": Sequential, "Model": Model})
-        self._tf = True
+        for place in substitutes({"Sequential": Sequential, "Model": Model}):
+            self._tf.set(*place)
 
     def disable_hpo_tf(self) -> None:
         """Undo :meth:`enable_hpo_tf`; what was imported meanwhile goes on taking spaces."""
-        from bigdl.nano.automl.tf.substitutes import restore
-
-        if self._tf:
-            restore()
-        self._tf = False
+        self._tf.undo()
 
     def enable_hpo_pytorch(self) -> None:
         """Accepted; ``@hpo.plmodel()`` and ``Trainer(use_hpo=True)`` need no more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import operator
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,8 @@ from pytorch_lightning.callbacks import Callback, Checkpoint
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.acceleration.search.trial import block, time_alone
-from bigdl.nano.automl.hpo.objects import AutoObject, suggested
-from bigdl.nano.automl.searching import SearchArguments, Searcher
+from bigdl.nano.automl.hpo.objects import AutoObject, suggested, with_config
+from bigdl.nano.automl.searching import Searcher, directions_of, split_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 from bigdl.nano.pytorch.inference.source import Batch, batches_of, sample_arguments
 from bigdl.tuning.spaces import Lazy
@@ -64,7 +65,6 @@ class HPOSearcher(Searcher):
     """
 
     def __init__(self, trainer: Trainer, num_processes: int | None = None):
-        super().__init__()
         if not getattr(trainer, "hpo_arguments", None):
             raise UsageError("HPOSearcher needs a Trainer that was made with use_hpo=True")
         self._arguments = dict(trainer.hpo_arguments)
@@ -86,40 +86,47 @@ class HPOSearcher(Searcher):
         **kwargs: Any,
     ) -> pl.LightningModule | list[FrozenTrial]:
         """Train models with different hyper-parameters; see :meth:`Trainer.search`."""
-        arguments = SearchArguments.of(kwargs, _OF_FIT)
+        options, data = split_arguments(kwargs, _OF_FIT)
         metrics = _metrics(target_metric)
-        self._check(arguments, metrics, mode, n_parallels)
-        data = {name: value for name, value in arguments.rest.items() if value is not None}
+        self._check(options, metrics, mode, n_parallels)
+        directions = directions_of(options, metrics)
+        data = {name: value for name, value in data.items() if value is not None}
         self._subject = {"model": model, "data": data}
         objective = _Objective(
             self._subject,
             self._arguments | ({} if max_epochs is None else {"max_epochs": max_epochs}),
             self._trainer_class,
             metrics,
-            arguments.directions(metrics),
+            directions,
             mode,
             acceleration,
             input_sample,
         )
         self._run(
-            objective, self._subject, arguments, metrics, resume=resume, n_parallels=n_parallels
+            objective,
+            self._subject,
+            metrics,
+            directions,
+            options,
+            resume=resume,
+            n_parallels=n_parallels,
         )
         return self._searched().best_trials if len(metrics) > 1 else self.end_search()
 
     def end_search(self, use_trial_id: int = -1) -> pl.LightningModule:
-        return self._best(self._subject, use_trial_id)["model"]
+        return with_config(self._subject, self._trial(use_trial_id).params)["model"]
 
     def _check(
-        self, arguments: SearchArguments, metrics: list[str], mode: str, n_parallels: int
+        self, options: Mapping[str, Any], metrics: list[str], mode: str, n_parallels: int
     ) -> None:
         check_choice("mode", mode, ("best", "last"))
-        in_memory = arguments.study.get("storage") is None
+        in_memory = options.get("storage") is None
         if n_parallels != 1 and in_memory:
             raise UsageError(
                 "parallel search is not supported when in-mem storage is used (n_parallels must be "
                 "1); give a storage such as 'sqlite:///search.db'"
             )
-        if arguments.study.get("pruner") is None:
+        if options.get("pruner") is None:
             return
         if len(metrics) > 1:
             raise UsageError("Trials with several metrics cannot be pruned; leave out pruner")
@@ -211,8 +218,15 @@ class _Objective:
     def _figures(
         self, trainer: Trainer, epochs: _EpochFigures, logged: list[str]
     ) -> dict[str, float]:
+        """Return the figures of the last or the best epoch; a nan is never the best one."""
+        if epochs.figures and self.mode == "last":
+            return epochs.figures[-1]
         if epochs.figures:
-            return epochs.figures[self._epoch(epochs.figures, logged[0])]
+            first = logged[0]
+            is_high = self.directions[self.metrics.index(first)].lower() == "maximize"
+            numbers = [each for each in epochs.figures if not math.isnan(each[first])]
+            best = max if is_high else min
+            return best(numbers or epochs.figures[:1], key=operator.itemgetter(first))
         missing = [metric for metric in logged if metric not in trainer.callback_metrics]
         if missing:
             known = ", ".join(map(repr, trainer.callback_metrics)) or "nothing"
@@ -221,17 +235,6 @@ class _Objective:
                 f"for; it logs {known}"
             )
         return {metric: float(trainer.callback_metrics[metric]) for metric in logged}
-
-    def _epoch(self, figures: list[dict[str, float]], metric: str) -> int:
-        if self.mode == "last":
-            return len(figures) - 1
-        sign = -1.0 if self.directions[self.metrics.index(metric)].lower() == "maximize" else 1.0
-
-        def sort_key(epoch: int) -> float:
-            value = figures[epoch][metric]
-            return math.inf if math.isnan(value) else sign * value
-
-        return min(range(len(figures)), key=sort_key)
 
 
 @contextmanager
@@ -424,7 +427,7 @@ def _latency(model: torch.nn.Module, batch: Batch) -> float:
 
 
 def lazily_compiled(
-    compiled: Callable[..., Any],
+    compile_module: Callable[..., Any],
     model: Any,
     loss: Any,
     optimizer: Any,
@@ -435,7 +438,7 @@ def lazily_compiled(
 
     Parameters
     ----------
-    compiled : callable
+    compile_module : callable
         ``Trainer.compile`` itself, for when everything is chosen.
     model, loss, optimizer, scheduler, metrics
         Its arguments.
@@ -445,48 +448,29 @@ def lazily_compiled(
     UsageError
         If an optimizer or scheduler is bound to a model that is not made yet.
     """
-    for name, part in (("optimizer", optimizer), ("scheduler", scheduler)):
-        if part is not None and not isinstance(part, Lazy) and not callable(part):
-            raise UsageError(
-                f"The model is made anew in each trial, so its {name} must be, too: give a "
-                "bigdl.nano.automl.hpo.space.AutoObject, such as "
-                "AutoObject(torch.optim.Adam, lr=0.01), not a " + type(part).__name__
-            )
+    if not isinstance(model, Lazy):
+        model = AutoObject(copy.deepcopy, model)
+    optimizer = _made_later("optimizer", optimizer, AutoObject(torch.nn.Module.parameters, model))
+    scheduler = _made_later("scheduler", scheduler, optimizer)
+    metrics = AutoObject(copy.deepcopy, metrics)
+    return AutoObject(compile_module, model, loss, optimizer, scheduler, metrics)
 
-    def later(part: Any) -> Any:
-        """Return a function of the part's first argument, which is made before."""
-        lazy = isinstance(part, AutoObject)
-        return AutoObject(_made_later, part.target, *part.args, **part.kwargs) if lazy else part
 
-    return AutoObject(
-        _compiled,
-        compiled=compiled,
-        model=model,
-        loss=loss,
-        optimizer=later(optimizer),
-        scheduler=later(scheduler),
-        metrics=metrics,
-        is_made=isinstance(model, Lazy),
+def _made_later(name: str, part: Any, first: Any) -> Any:
+    """Return the call of a part of ``Trainer.compile`` with its first argument, which is lazy."""
+    if part is None:
+        return None
+    if isinstance(part, AutoObject):
+        return AutoObject(part.target, first, *part.args, **part.kwargs)
+    if isinstance(part, Lazy) or callable(part):
+        return AutoObject(_call, first, **{name: part})
+    raise UsageError(
+        f"The model is made anew in each trial, so its {name} must be, too: give a "
+        "bigdl.nano.automl.hpo.space.AutoObject, such as AutoObject(torch.optim.Adam, lr=0.01), "
+        f"not a {type(part).__name__}"
     )
 
 
-def _made_later(target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    return lambda first: target(first, *args, **kwargs)
-
-
-def _compiled(
-    compiled: Callable[..., Any],
-    model: Any,
-    loss: Any,
-    optimizer: Any,
-    scheduler: Any,
-    metrics: Any,
-    is_made: bool,
-) -> Any:
-    if not is_made:
-        model = copy.deepcopy(model)
-    if optimizer is not None:
-        optimizer = optimizer(model.parameters())
-    if scheduler is not None:
-        scheduler = scheduler(optimizer)
-    return compiled(model, loss, optimizer, scheduler, copy.deepcopy(metrics))
+def _call(first: Any, **part: Callable[[Any], Any]) -> Any:
+    (function,) = part.values()
+    return function(first)

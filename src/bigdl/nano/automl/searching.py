@@ -5,11 +5,10 @@ from __future__ import annotations
 import abc
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.automl.hpo.objects import spaces_in, with_config
+from bigdl.nano.automl.hpo.objects import spaces_in
 from bigdl.tuning import SamplerType, create_pruner, create_sampler, open_study, run_trials
 
 if TYPE_CHECKING:
@@ -20,64 +19,51 @@ _OF_STUDY = (
     *("storage", "study_name", "load_if_exists", "direction", "directions"),
     *("sampler", "sampler_kwargs", "pruner", "pruner_kwargs"),
 )
-_OF_RUN = (
-    *("n_trials", "timeout", "n_jobs", "catch"),
-    *("tune_callbacks", "gc_after_trial", "show_progress_bar"),
-)
+_OF_OPTUNA = ("timeout", "catch", "gc_after_trial", "show_progress_bar")
+_OF_RUN = ("n_trials", "n_jobs", "tune_callbacks", *_OF_OPTUNA)
 
 
-@dataclass
-class SearchArguments:
-    """The keywords of a search, sorted by whom they are for.
+def split_arguments(
+    keywords: Mapping[str, Any], of_training: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keywords of a search for its study and trials, and those for the training.
 
-    Attributes
-    ----------
-    study, run, rest : dict
-        For the study, for the run of trials, and for the training.
+    Raises
+    ------
+    UsageError
+        If one is for nobody.
     """
+    known = {*_OF_STUDY, *_OF_RUN, *of_training}
+    unknown = sorted(set(keywords) - known)
+    if unknown:
+        raise UsageError(
+            f"Invalid Arguments found for 'search': {', '.join(unknown)}; it takes "
+            f"{', '.join(sorted(known))}"
+        )
+    training = {name: value for name, value in keywords.items() if name in of_training}
+    return {k: v for k, v in keywords.items() if k not in training}, training
 
-    study: dict[str, Any]
-    run: dict[str, Any]
-    rest: dict[str, Any]
 
-    @classmethod
-    def of(cls, keywords: Mapping[str, Any], of_training: Collection[str]) -> SearchArguments:
-        """Return keywords sorted.
+def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
+    """Return the direction of each metric, of the options of a search.
 
-        Raises
-        ------
-        UsageError
-            If one is for nobody.
-        """
-        unknown = sorted(set(keywords) - {*_OF_STUDY, *_OF_RUN, *of_training})
-        if unknown:
-            known = ", ".join(sorted({*_OF_STUDY, *_OF_RUN, *of_training}))
-            raise UsageError(
-                f"Invalid Arguments found for 'search': {', '.join(unknown)}; it takes {known}"
-            )
-        parts = (_OF_STUDY, _OF_RUN, of_training)
-        return cls(*({k: v for k, v in keywords.items() if k in names} for names in parts))
-
-    def directions(self, metrics: Sequence[str]) -> list[str]:
-        """Return the direction of each metric.
-
-        Raises
-        ------
-        UsageError
-            If several metrics have no direction each.
-        """
-        single, several = self.study.get("direction"), self.study.get("directions")
-        if single is not None and several is not None:
-            raise UsageError("Give direction for one metric or directions for several, not both")
-        if several is None:
-            several = ["minimize" if single is None else single] if len(metrics) == 1 else []
-        if len(several) != len(metrics):
-            raise UsageError(
-                "In multi-objective optimization, you must explicitly specify the direction for "
-                f"each metric: {list(metrics)} need {len(metrics)} directions, but there are "
-                f"{list(several)}"
-            )
-        return list(several)
+    Raises
+    ------
+    UsageError
+        If several metrics have no direction each.
+    """
+    single, several = options.get("direction"), options.get("directions")
+    if single is not None and several is not None:
+        raise UsageError("Give direction for one metric or directions for several, not both")
+    if several is None:
+        several = ["minimize" if single is None else single] if len(metrics) == 1 else []
+    if len(several) != len(metrics):
+        raise UsageError(
+            "In multi-objective optimization, you must explicitly specify the direction for "
+            f"each metric: {list(metrics)} need {len(metrics)} directions, but there are "
+            f"{list(several)}"
+        )
+    return list(several)
 
 
 class Searcher(abc.ABC):
@@ -89,12 +75,7 @@ class Searcher(abc.ABC):
         Of the last search.
     """
 
-    def __init__(self) -> None:
-        self._study: Study | None = None
-
-    @property
-    def study(self) -> Study | None:
-        return self._study
+    study: Study | None = None
 
     @abc.abstractmethod
     def end_search(self, use_trial_id: int = -1) -> Any:
@@ -139,8 +120,9 @@ class Searcher(abc.ABC):
         self,
         objective: Callable[[Any], Any],
         subject: Any,
-        arguments: SearchArguments,
         metrics: Sequence[str],
+        directions: Sequence[str],
+        options: Mapping[str, Any],
         *,
         resume: bool,
         n_parallels: int,
@@ -152,9 +134,10 @@ class Searcher(abc.ABC):
         objective : callable
         subject : object
             Holds the spaces.
-        arguments : SearchArguments
-        metrics : sequence of str
-            Names of the figures that trials return.
+        metrics, directions : sequence of str
+            Names of the figures that trials return, and whether they are minimized.
+        options : mapping
+            Of :func:`split_arguments`.
         resume : bool
             Go on with the study of that name in the storage, or with that of the last search where
             there is no storage.
@@ -167,60 +150,45 @@ class Searcher(abc.ABC):
                 "There is no search space in the arguments of the model: give it some of "
                 "bigdl.nano.automl.hpo.space, for example space.Int(8, 64) as the size of a layer"
             )
-        wanted, run = arguments.study, dict(arguments.run)
-        directions = arguments.directions(metrics)
-        options = dict(wanted.get("sampler_kwargs") or {})
-        if str(wanted.get("sampler")).lower() == SamplerType.Grid.lower():
-            options.setdefault("search_space", {name: space.grid for name, space in spaces.items()})
-        sampler = create_sampler(wanted.get("sampler"), **options)
-        pruner = create_pruner(wanted.get("pruner"), **(wanted.get("pruner_kwargs") or {}))
-        goes_on = resume and wanted.get("storage") is None
-        if goes_on and self._study is not None:
-            _check_directions(self._study, directions)
-            if wanted.get("sampler") is not None:
-                self._study.sampler = sampler
-            if wanted.get("pruner") is not None:
-                self._study.pruner = pruner
-        else:
-            if goes_on:
+        sampler, pruner = options.get("sampler"), options.get("pruner")
+        sampler_options = dict(options.get("sampler_kwargs") or {})
+        if str(sampler).lower() == SamplerType.Grid.lower():
+            grid = {name: space.grid for name, space in spaces.items()}
+            sampler_options.setdefault("search_space", grid)
+        storage, name, last = options.get("storage"), options.get("study_name"), self.study
+        if resume and storage is None:
+            if last is None:
                 warnings.warn(
                     "There is no search to resume: this process has not searched yet, and no "
                     "storage is given. A new search begins",
                     stacklevel=4,
                 )
-            self._study = open_study(
-                storage=wanted.get("storage"),
-                name=wanted.get("study_name"),
-                directions=directions,
-                sampler=sampler,
-                pruner=pruner,
-                resume=bool(resume or wanted.get("load_if_exists")),
-                metric_names=list(metrics),
-            )
+            else:
+                storage, name = last._storage, last.study_name
+                sampler, pruner = sampler or last.sampler, pruner or last.pruner
+        self.study = open_study(
+            storage=storage,
+            name=name,
+            directions=directions,
+            sampler=create_sampler(sampler, **sampler_options),
+            pruner=create_pruner(pruner, **(options.get("pruner_kwargs") or {})),
+            resume=bool(resume or options.get("load_if_exists")),
+            metric_names=list(metrics),
+        )
         run_trials(
-            self._study,
+            self.study,
             objective,
-            run.pop("n_trials", None),
+            options.get("n_trials"),
             processes=n_parallels,
-            threads=run.pop("n_jobs", 1),
-            callbacks=run.pop("tune_callbacks", None) or (),
-            **run,
+            threads=options.get("n_jobs", 1),
+            callbacks=options.get("tune_callbacks") or (),
+            **{key: options[key] for key in _OF_OPTUNA if key in options},
         )
 
-    def _best(self, subject: Any, trial_id: int = -1) -> Any:
-        """Return the subject of the search with the parameters of a trial; -1 is the best one.
-
-        Raises
-        ------
-        UsageError
-            If there is no such trial.
-        """
-        return with_config(subject, self._trial(trial_id).params)
-
     def _searched(self) -> Study:
-        if self._study is None:
+        if self.study is None:
             raise UsageError("Nothing was searched yet; call search first")
-        return self._study
+        return self.study
 
     def _trial(self, trial_id: int) -> FrozenTrial:
         study = self._searched()
@@ -239,16 +207,6 @@ class Searcher(abc.ABC):
         if not any(trial.state.name == "COMPLETE" for trial in trials):
             raise UsageError("No trial has finished, so there is no best one")
         return study.best_trial
-
-
-def _check_directions(study: Study, directions: list[str]) -> None:
-    """Refuse to go on with a study of other directions."""
-    last = [direction.name.lower() for direction in study.directions]
-    if last != [str(direction).lower() for direction in directions]:
-        raise UsageError(
-            f"The last search had the directions {last}, so it cannot go on with {directions}; "
-            "leave out resume"
-        )
 
 
 def _print_trial(study: Study, trial: FrozenTrial) -> None:

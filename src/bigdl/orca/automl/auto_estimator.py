@@ -1,38 +1,52 @@
 """AutoEstimator: a search for the best configuration of a model.
 
 An :class:`AutoEstimator` has a *builder* (:mod:`bigdl.orca.automl.model.base`), which makes a
-model of a configuration.  ``fit`` makes a :class:`~bigdl.orca.automl.search.Search` of its
-arguments: a *job* that all trials share, the *records*, in which the trials are planned, and the
-runner of those that wait, Ray (:mod:`bigdl.orca.automl.ray_search`) or processes of this machine
+model of a configuration.  ``fit`` makes of its arguments a *job* that all trials share, and the
+*records*, in which the trials are planned; those that wait are run on Ray
+(:mod:`bigdl.orca.automl.ray_search`) or by processes of this machine
 (:func:`bigdl.tuning.run_trials`).  All results are read from the records, so a search that went on
 after an interruption knows no difference.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_choice, check_positive
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.model.base import Builder
+from bigdl.orca.automl.model.data import trial_data
 from bigdl.orca.automl.records import Records
 from bigdl.orca.automl.results import (
     draw_history,
     draw_parallel_coordinates,
     write_leaderboard,
 )
-from bigdl.orca.automl.search import Search, check_resources, choose_backend
+from bigdl.orca.automl.search import (
+    check_that_one_is_finished,
+    choose_backend,
+    run_locally,
+    search_folder,
+    shared_resources,
+)
 from bigdl.orca.automl.strategy import Strategy, from_ray
-from bigdl.orca.automl.trial import Goal
+from bigdl.orca.automl.trial import Goal, Job
+from bigdl.orca.data.feeds import names_of
 from bigdl.tuning.spaces import SearchSpace
+from bigdl.tuning.study import quieter
 
 if TYPE_CHECKING:
     import pandas as pd
     from optuna.trial import FrozenTrial
 
 __all__ = ["AutoEstimator"]
+
+logger = logging.getLogger("bigdl.orca")
 
 
 class AutoEstimator:
@@ -101,8 +115,7 @@ class AutoEstimator:
                 f"workers_per_trial={workers_per_trial} is for models of PyTorch and Keras; those "
                 "of XGBoost have one worker in each trial, whose threads are cpus_per_trial"
             )
-        self.workers_per_trial = workers_per_trial
-        self.resources_per_trial = check_resources(resources_per_trial, workers_per_trial)
+        self._bundles = shared_resources(resources_per_trial, workers_per_trial)
         self.remote_dir = remote_dir
         self.backend = backend
         self._records: Records | None = None
@@ -141,15 +154,9 @@ class AutoEstimator:
         """
         from bigdl.orca.automl.model.base_pytorch_model import PytorchModelBuilder
 
-        return AutoEstimator(
-            PytorchModelBuilder(model_creator, optimizer, loss),
-            logs_dir,
-            resources_per_trial,
-            remote_dir,
-            name,
-            backend=backend,
-            workers_per_trial=workers_per_trial,
-        )
+        builder = PytorchModelBuilder(model_creator, optimizer, loss)
+        place: dict[str, Any] = {"backend": backend, "workers_per_trial": workers_per_trial}
+        return AutoEstimator(builder, logs_dir, resources_per_trial, remote_dir, name, **place)
 
     @staticmethod
     def from_keras(
@@ -173,15 +180,9 @@ class AutoEstimator:
         """
         from bigdl.orca.automl.model.base_keras_model import KerasModelBuilder
 
-        return AutoEstimator(
-            KerasModelBuilder(model_creator),
-            logs_dir,
-            resources_per_trial,
-            remote_dir,
-            name,
-            backend=backend,
-            workers_per_trial=workers_per_trial,
-        )
+        builder = KerasModelBuilder(model_creator)
+        place: dict[str, Any] = {"backend": backend, "workers_per_trial": workers_per_trial}
+        return AutoEstimator(builder, logs_dir, resources_per_trial, remote_dir, name, **place)
 
     # The search ---------------------------------------------------------------------------------
 
@@ -268,24 +269,62 @@ class AutoEstimator:
         builder, space = self.model_builder, SearchSpace(search_space or {}, convert=from_ray)
         if metric is None:
             metric = builder.default_metric(
-                lambda: space.resolve(space.random_draws(seed, 0), seed, 0)
+                lambda: space.resolve(space.random_parameters(seed, 0), seed, 0)
             )
-        search = Search(
-            builder,
-            space,
-            Goal.of(metric, metric_mode, metric_threshold, known=builder.knows),
-            Strategy(search_alg, search_alg_params, scheduler, scheduler_params),
-            epochs,
-            n_sampling,
-            seed,
-            (feature_cols, label_cols),
-            self.resources_per_trial,
-            concurrency,
-            self.remote_dir,
-            self.workers_per_trial,
-        )
-        backend, folder = self.backend or choose_backend(), self.logs_dir / self.name
-        records = search.run(folder, data, validation_data, backend=backend, resume=resume)
+        goal = Goal.of(metric, metric_mode, metric_threshold, known=builder.knows)
+        strategy = Strategy(search_alg, search_alg_params, scheduler, scheduler_params)
+        on_ray = (self.backend or choose_backend()) == "ray"
+        workers = len(self._bundles)
+        if on_ray:
+            from bigdl.orca.automl.ray_search import check_room, run_on_ray
+
+            check_room(self._bundles)
+        elif workers > 1:
+            raise UsageError(
+                f"workers_per_trial={workers} needs backend='ray'; on this machine alone a "
+                f"trial has threads, such as resources_per_trial={{'cpu': {workers}}}"
+            )
+        pruner: Any = strategy.ray_scheduler(epochs) if on_ray else strategy.pruner(epochs)
+        trials = n_sampling * space.grid_size
+        finalists = strategy.finalists(trials)
+        with ExitStack() as stack:
+            require("optuna", "automl")
+            stack.enter_context(quieter(logging.ERROR, "optuna"))
+            sampler = strategy.sampler(seed, on_ray)
+            read = functools.partial(
+                trial_data,
+                columns=(names_of(feature_cols), names_of(label_cols)),
+                on_ray=on_ray,
+                floats=builder.floats,
+                on_close=stack.callback,
+            )
+            train, validation = read("data", data), None
+            if validation_data is None:
+                logger.warning("Without validation_data the metric is that of the training data")
+            else:
+                validation = read("validation_data", validation_data)
+            job = Job(builder, train, validation, goal, epochs, seed, self._bundles)
+            records = Records(
+                search_folder(self.logs_dir / self.name, resume),
+                space,
+                job,
+                sampler=sampler,
+                pruner=None if on_ray else pruner,
+                algorithm=strategy.algorithm,
+            )
+            stack.callback(records.close)
+            records.plan(trials, by_chance=strategy.is_random)
+
+            def run_waiting(stage: Strategy) -> None:
+                if records.waiting() and on_ray:
+                    run_on_ray(records, job, stage, concurrency, self.remote_dir)
+                elif records.waiting():
+                    run_locally(records, job, concurrency)
+
+            run_waiting(strategy)
+            records.plan_finalists(finalists)
+            run_waiting(Strategy())
+            check_that_one_is_finished(records)
         write_leaderboard(records, self.logs_dir / f"{self.name}_leaderboard")
         self._records = records
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from bigdl.common.errors import UsageError
 
@@ -33,12 +33,7 @@ def optimizer_creator(optimizer: str | Callable) -> Callable:
     import torch
 
     if isinstance(optimizer, str):
-        base = torch.optim.Optimizer
-        optimizer_class = getattr(torch.optim, optimizer, None)
-        if not _is_class(optimizer_class, base) or optimizer_class is base:
-            raise UsageError(
-                f"Must provide a valid torch optimizer name, such as 'Adam', got {optimizer!r}"
-            )
+        optimizer_class = _named("optimizer", torch.optim, optimizer, torch.optim.Optimizer, "Adam")
         return functools.partial(_with_rate, optimizer_class)
     if isinstance(optimizer, type) or not callable(optimizer):
         raise UsageError(
@@ -69,11 +64,7 @@ def validate_pytorch_loss(loss) -> Callable:
     import torch
 
     if isinstance(loss, str):
-        loss_class = getattr(torch.nn, loss, None)
-        if not _is_class(loss_class, torch.nn.modules.loss._Loss):
-            raise UsageError(
-                f"Must provide a valid torch loss name, such as 'MSELoss', got {loss!r}"
-            )
+        loss_class = _named("loss", torch.nn, loss, torch.nn.modules.loss._Loss, "MSELoss")
         return lambda config: loss_class()
     if isinstance(loss, torch.nn.Module):
         return lambda config: loss
@@ -85,5 +76,11 @@ def validate_pytorch_loss(loss) -> Callable:
     return loss
 
 
-def _is_class(value: Any, base: type) -> TypeGuard[type]:
-    return isinstance(value, type) and issubclass(value, base)
+def _named(what: str, module: Any, name: str, base: type, example: str) -> Callable[..., Any]:
+    """Return the class of a module that has a name."""
+    named = getattr(module, name, None)
+    if not (isinstance(named, type) and issubclass(named, base)) or named is base:
+        raise UsageError(
+            f"Must provide a valid torch {what} name, such as {example!r}, got {name!r}"
+        )
+    return named

@@ -12,26 +12,54 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
+from ray import tune
 
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.orca.automl.trial import Step, TrialRun, trial_worker
+from bigdl.orca.automl.trial import TrialRun
+from bigdl.training.checkpoint import write_bytes
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
     from bigdl.orca.automl.trial import Job
     from bigdl.runtime.channel import Address, Channel, Line
-    from bigdl.runtime.worker import Worker
 
+ACTOR = "bigdl_search_actor"
+"""The entry of Tune's configurations that names the SearchActor."""
+
+_STATE = "state.pkl"
 _TIMEOUT_S = 1800.0  # seconds after which a collective without progress fails
 _CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up its report
 _GRACE_S = 30.0  # seconds in which a failure of one worker must reach the others
+
+
+class SearchActor:
+    """The job of a search and the weights of its trials; an actor."""
+
+    def __init__(self, folder: str, job: list):
+        self._folder, self._job = Path(folder), job
+        self._numbers: dict[str, int] = {}
+
+    def job(self) -> list:
+        """Return the reference of the job, in a list, so that it stays one."""
+        return self._job
+
+    def set_number(self, trial_id: str, number: int) -> None:
+        """Set the number in the records of one of Tune's trials."""
+        self._numbers[trial_id] = number
+
+    def save(self, trial_id: str, weights: bytes) -> None:
+        """Keep the weights of a trial's best epoch."""
+        write_bytes(str(self._folder / f"{self._numbers[trial_id]:05}"), weights)
 
 
 class Member:
@@ -46,15 +74,16 @@ class Member:
 
     def __init__(self, rank: int, size: int, address: Address | None):
         self._rank, self._size, self._address = rank, size, address
-        self._worker: Worker | None = None
         self.run: TrialRun | None = None
 
     def call(self, name: str, *arguments: Any) -> tuple[Any, tuple[str, str, str] | None]:
-        """Return the result of a method, and its failure: origin, class and traceback."""
+        """Return the result of a method of the trial, or of ``"begin"``, and its failure: origin,
+        class and traceback."""
         from bigdl.runtime.task import is_peer_failure
 
         try:
-            return getattr(self, name)(*arguments), None
+            call = self.begin if name == "begin" else getattr(self.run, name)
+            return call(*arguments), None
         except Exception as error:
             origin = "peer" if is_peer_failure(error) else "user"
             failure = origin, type(error).__name__, traceback.format_exc()
@@ -64,67 +93,101 @@ class Member:
     def begin(self, number: int, reference: list, config: Mapping[str, Any]) -> None:
         """Make the model of a trial and meet the others; `number` tells trials apart."""
         self.end()
-        job = ray.get(reference[0]).opened()
-        self._worker = trial_worker(
-            job,
+        job = ray.get(reference[0])
+        self.run = TrialRun(
+            replace(job, train=_at_hand(job.train), validation=_at_hand(job.validation)),
+            config,
             self._rank,
             self._size,
             line=self._address and self._address.connect(number),
             host=ray.util.get_node_ip_address(),
             timeout=_TIMEOUT_S,
         )
-        self.run = TrialRun(job, config, self._worker)
-
-    def step(self) -> Step:
-        """Train for one epoch and compute its figures."""
-        return cast("TrialRun", self.run).step()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        cast("TrialRun", self.run).restore(state)
 
     def end(self, patience: float | None = None) -> None:
         """Leave the others, who then fail if they wait for this worker."""
-        if self._worker is not None:
-            self._worker.clean_up(patience)
-        self._worker = self.run = None
+        if self.run is not None:
+            self.run.close(patience)
+        self.run = None
 
 
-class TrialWorkers:
-    """All workers of a trial, in the process of rank 0; has the face of a TrialRun.
+def _at_hand(data: Any) -> Any:
+    """Return rows in the memory that all processes of a node share."""
+    return ray.get(data) if isinstance(data, ray.ObjectRef) else data
 
-    Attributes
-    ----------
-    job : Job
-        That of the trial which has begun last.
+
+class TuneTrial(tune.Trainable):
+    """One trial of Tune in the process of rank 0; a step is an epoch.
+
+    What fails in user code is a result, too: ``failure`` holds the traceback.  The next trial of
+    this process goes on with its workers.
     """
 
-    job: Job
-
-    def __init__(self) -> None:
+    def setup(self, config: dict[str, Any]) -> None:
+        self._member: Member | None = None
+        self._peers: list[Any] = []
         self._channel: Channel | None = None
         self._line: Line | None = None
         self._number = 0
-        self._member: Member | None = None
-        self._peers: list[Any] = []
+        self.reset_config(config)
 
-    def begin(self, reference: list, config: Mapping[str, Any]) -> None:
-        """Begin a trial; the workers of the one before go on.
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._values = dict(new_config)
+        self._actor = ray.get_actor(self._values.pop(ACTOR))
+        self._is_begun = False
+        return True
 
-        Parameters
-        ----------
-        reference : list
-            The reference of the job; the placement group of this process has a bundle for each of
-            its workers.
-        config : dict
-        """
-        self.job = ray.get(reference[0])
-        if self._member is None:
-            self._start(self.job.workers)
-        self._number += 1
+    def step(self) -> dict[str, Any]:
+        try:
+            run = self._begun()
+            step = self._together("step")
+            if step.is_best:
+                ray.get(self._actor.save.remote(self.trial_id, run.model.weights()))
+        except WorkerLost:  # Tune hears of it as of the loss of this process
+            raise
+        except Exception:
+            self.cleanup()  # who knows what its other workers wait for
+            failure = {"failure": traceback.format_exc(), "done": True}
+            return {**dict.fromkeys(self._job.goal.names, float("nan")), **failure}
+        figures = dict(zip(self._job.goal.names, step.figures, strict=True))
+        return {**figures, "step": step, "done": step.is_last}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        state = {**self._begun().state(), "trial": self.trial_id}
+        Path(checkpoint_dir, _STATE).write_bytes(pickle.dumps(state))
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        state = pickle.loads(Path(checkpoint, _STATE).read_bytes())
+        if state.pop("trial") != self.trial_id:
+            # the weights of the best epoch are another trial's
+            state["step"] = replace(state["step"], best=())
+        self._begun()
+        self._together("restore", state)
+
+    def cleanup(self) -> None:
+        """End the trial and the peers; another trial starts new ones."""
+        if self._member is not None:
+            self._member.end(_CLEAN_UP_S)
+        for peer in self._peers:
+            with contextlib.suppress(Exception):  # Ray may be gone
+                ray.kill(peer)
         if self._channel is not None:
-            self._line = self._channel.line(self._number)
-        self._together("begin", self._number, reference, config)
+            self._channel.close()
+        self._member, self._peers, self._channel = None, [], None
+
+    def _begun(self) -> TrialRun:
+        """Begin the trial if it has not begun; the placement group has a bundle for each worker."""
+        if not self._is_begun:
+            reference: list = ray.get(self._actor.job.remote())
+            self._job: Job = ray.get(reference[0])
+            if self._member is None:
+                self._start(len(self._job.bundles))
+            self._number += 1
+            if self._channel is not None:
+                self._line = self._channel.line(self._number)
+            self._together("begin", self._number, reference, self._values)
+            self._is_begun = True
+        return cast("TrialRun", cast("Member", self._member).run)
 
     def _start(self, workers: int) -> None:
         from bigdl.runtime.channel import Channel
@@ -135,37 +198,6 @@ class TrialWorkers:
             address = self._channel.address
         self._member = Member(0, workers, address)
         self._peers = [_start_peer(rank, workers, address) for rank in range(1, workers)]
-
-    @property
-    def _run(self) -> TrialRun:
-        return cast("TrialRun", cast("Member", self._member).run)
-
-    def weights(self) -> bytes:
-        """Return the trained weights."""
-        return self._run.model.weights()
-
-    def step(self) -> Step:
-        """Train for one epoch and compute its figures."""
-        return self._together("step")
-
-    def state(self) -> dict[str, Any]:
-        """Return what other workers need to go on with the trial."""
-        return self._run.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        self._together("restore", state)
-
-    def close(self) -> None:
-        """End the trial and the peers; another trial starts new ones."""
-        if self._member is not None:
-            self._member.end(_CLEAN_UP_S)
-        for peer in self._peers:
-            with contextlib.suppress(Exception):  # Ray may be gone
-                ray.kill(peer)
-        if self._channel is not None:
-            self._channel.close()
-        self._member, self._peers, self._channel = None, [], None
 
     def _together(self, name: str, *arguments: Any) -> Any:
         """Make a call here and on all peers.
@@ -178,7 +210,7 @@ class TrialWorkers:
             When user code has failed on a peer.
         """
         calls = [peer.call.remote(name, *arguments) for peer in self._peers]
-        with _Watch(calls, self._line):
+        with _watched(calls, self._line):
             result, failure = cast("Member", self._member).call(name, *arguments)
         failures = _failures(calls, None if failure is None else _GRACE_S)
         lost = [each for each in failures if isinstance(each, WorkerLost)]
@@ -221,30 +253,27 @@ def _failure(call):
         return WorkerLost(f"The process of a worker of the trial was lost: {error}")
 
 
-class _Watch:
-    """Tells rank 0 of peers that fail where no socket does, as before all have met.
+@contextlib.contextmanager
+def _watched(calls: list, line: Line | None) -> Iterator[None]:
+    """Tell rank 0 of peers that fail where no socket does, as before all have met.
 
     If it does not hear even so its process is ended, and the trial is tried again.
     """
+    over = threading.Event()
 
-    def __init__(self, calls: list, line):
-        self._calls, self._line = calls, line
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-
-    def __exit__(self, *error):
-        self._over.set()
-
-    def _look(self):
-        waiting = list(self._calls)
-        while waiting and not self._over.is_set():
+    def look() -> None:
+        waiting = calls
+        while waiting and not over.is_set():
             done, waiting = ray.wait(waiting, timeout=0.2, fetch_local=False)
-            if any(_failure(call) is not None for call in done) and not self._over.is_set():
+            if any(_failure(call) is not None for call in done) and not over.is_set():
                 with contextlib.suppress(Exception):  # it was closed just now
-                    self._line.count("failed", 1)
-                if not self._over.wait(_GRACE_S):
+                    cast("Line", line).count("failed", 1)
+                if not over.wait(_GRACE_S):
                     os._exit(1)
                 return
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

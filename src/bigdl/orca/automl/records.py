@@ -2,12 +2,11 @@
 
 ``<logs_dir>/<name>/search_00000/`` holds ``study.db`` and ``weights/<trial>``.  All trials are put
 into the study at the beginning, where they wait; so a search that was killed knows which ones it
-has to run.  A trial has these attributes in the study:
+has to run.  The point of a grid and what is drawn by chance are fixed then.  A trial has these
+attributes in the study:
 
 ``plan``
-    Its number in the plan, of which its random draws and its point of a grid depend.
-``draws``
-    What it has drawn of the search space (:mod:`bigdl.tuning.spaces`).
+    Its number in the plan, of which its random numbers and its point of a grid depend.
 ``result``
     ``best`` (the figures of its best epoch), ``epochs`` and ``seconds`` that it took.
 ``error``
@@ -22,16 +21,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.automl.trial import Goal, Step
+from bigdl.orca.automl.trial import Job, Step
 from bigdl.tuning import open_study
-from bigdl.tuning.spaces import Draws, SearchSpace, json_value
+from bigdl.tuning.spaces import SearchSpace, json_value
 from bigdl.tuning.study import RETRY_OF, propose_again
 
 if TYPE_CHECKING:
@@ -42,7 +40,8 @@ if TYPE_CHECKING:
 
 _STUDY = "study.db"
 _DESCRIPTION = "search"
-_FINALIST = "finalist"
+_PLAN, _FINALIST = "plan", "finalist"
+_STATUS = {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed"}
 
 
 # Directories -------------------------------------------------------------------------------------
@@ -82,14 +81,11 @@ class Records:
     folder : Path
         Of :func:`new_search`, or of a search that goes on.
     space : SearchSpace
-    goal : Goal
-    seed : int
-    is_random : bool
-        Draw values by chance, of the seed and the number of the trial alone.
+    job : Job
     sampler, pruner : optional
         Of Optuna.
-    description : dict
-        What a search must have in common with the one that it goes on with, as JSON.
+    algorithm : str
+        Name of what proposes configurations.
 
     Raises
     ------
@@ -101,37 +97,41 @@ class Records:
         self,
         folder: Path,
         space: SearchSpace,
-        goal: Goal,
-        seed: int,
+        job: Job,
         *,
-        is_random: bool = True,
         sampler: BaseSampler | None = None,
         pruner: BasePruner | None = None,
-        description: Mapping[str, Any],
+        algorithm: str,
     ):
         require("optuna", "automl")
         from bigdl.tuning.storage import open_database
 
-        self.folder, self.space, self.goal, self.seed = folder, space, goal, seed
-        self.is_random = is_random
+        self.folder, self.space, self.goal, self.seed = folder, space, job.goal, job.seed
         self.weights_folder = self.folder / "weights"
         self.weights_folder.mkdir(exist_ok=True)
+        modes = [metric.mode for metric in self.goal.metrics]
         self.study = open_study(
             storage=open_database(f"sqlite:///{self.folder / _STUDY}", write_ahead=True),
             name="search",
-            directions=["minimize" if m.mode == "min" else "maximize" for m in goal.metrics],
+            directions=["minimize" if mode == "min" else "maximize" for mode in modes],
             sampler=sampler,
             pruner=pruner,
             resume=True,
-            metric_names=goal.names,
+            metric_names=self.goal.names,
         )
-        self._describe(dict(description))
-
-    def _describe(self, description: dict[str, Any]) -> None:
+        # what a search must have in common with the one that it goes on with
+        description = {
+            "metric": self.goal.names,
+            "metric_mode": modes,
+            "epochs": job.epochs,
+            "seed": job.seed,
+            "search_alg": algorithm,
+            "search_space": repr(space),
+        }
         before = self.study.user_attrs.get(_DESCRIPTION)
         if before is None:
             self.study.set_user_attr(_DESCRIPTION, description)
-            return
+            before = description
         for key, value in description.items():
             if before.get(key) != value:
                 raise UsageError(
@@ -142,73 +142,54 @@ class Records:
 
     # The plan -----------------------------------------------------------------------------------
 
-    def plan(self, count: int) -> None:
+    def plan(self, count: int, *, by_chance: bool) -> None:
         """Let trials wait until there are `count`, those that have ended included.
 
         One that was interrupted, or whose process was lost, has not ended.  Finalists of an earlier
         run are chosen anew when all others have ended.
+
+        Parameters
+        ----------
+        count : int
+        by_chance : bool
+            Draw values of the seed and the number of the trial alone; else the sampler suggests.
         """
         for trial in self._trials("WAITING"):
-            if self.repeated(trial) is not None:
+            if _FINALIST in trial.user_attrs:
                 self.study._storage.set_trial_state_values(trial._trial_id, state=_state("FAIL"))
-        planned = {self.plan_of(trial) for trial in self._ended_or_queued()}
+        planned = {trial.user_attrs[_PLAN] for trial in self._ended_or_queued()}
         for number in range(count):
             if number not in planned:
-                self.study.enqueue_trial({}, user_attrs={"plan": number})
+                drawn = self.space.random_parameters(self.seed, number) if by_chance else {}
+                parameters = {**self.space.grid_point(number), **drawn}
+                self.study.enqueue_trial(parameters, user_attrs={_PLAN: number})
 
-    def plan_finalists(self, count: int) -> int:
+    def plan_finalists(self, count: int) -> None:
         """Let the best trials that were stopped early wait again, to be trained to their end.
 
         Parameters
         ----------
         count : int
             How many there are in the whole search.
-
-        Returns
-        -------
-        int
-            How many of them wait.
         """
-        known = {self.repeated(trial) for trial in self._ended_or_queued()}
-        stopped = [t for t in self._best_first(self._trials("PRUNED")) if self.repeated(t) is None]
-        added = [trial for trial in stopped[:count] if trial.number not in known]
-        for trial in added:
-            attributes = {"plan": self.plan_of(trial), _FINALIST: trial.number}
-            self.study.enqueue_trial({}, user_attrs=attributes)
-        return len(added)
+        known = {trial.user_attrs.get(_FINALIST) for trial in self._ended_or_queued()}
+        stopped = [t for t in self._trials("PRUNED") if _FINALIST not in t.user_attrs]
+        for trial in self._best_first(stopped)[:count]:
+            if trial.number not in known:
+                attributes = {_PLAN: trial.user_attrs[_PLAN], _FINALIST: trial.number}
+                self.study.enqueue_trial(trial.params, user_attrs=attributes)
 
     def waiting(self) -> int:
         """Return how many trials have yet to be run."""
         return len(self._trials("WAITING"))
 
-    def plan_of(self, trial: Trial | FrozenTrial) -> int:
-        """Return a trial's number in the plan; one that repeats a trial has that trial's."""
-        return self._planned_attributes(trial)["plan"]
+    def may_stop(self, trial: Trial) -> bool:
+        """Return True if a trial may be stopped early: it has one figure and is no finalist."""
+        return self.goal.is_single and _FINALIST not in trial.user_attrs
 
-    def repeated(self, trial: Trial | FrozenTrial) -> int | None:
-        """Return the number of the trial that was stopped early and that this one repeats."""
-        return self._planned_attributes(trial).get(_FINALIST)
-
-    def _planned_attributes(self, trial: Trial | FrozenTrial) -> Mapping[str, Any]:
-        """Return the attributes of a trial, or of the lost one that it stands for."""
-        attributes = trial.user_attrs
-        if "plan" not in attributes and RETRY_OF in attributes:
-            attributes = self._trial(attributes[RETRY_OF]).user_attrs
-        return attributes
-
-    def proposal(self, trial: Trial) -> Draws:
-        """Return the draws of a trial: by chance, or what the sampler suggests."""
-        number, repeated = self.plan_of(trial), self.repeated(trial)
-        if repeated is not None:
-            return dict(self._trial(repeated).user_attrs["draws"])
-        if self.is_random:
-            return self.space.random_draws(self.seed, number)
-        return self.space.suggest(trial, number)
-
-    def set_draws(self, trial: Trial, draws: Draws) -> dict[str, Any]:
-        """Write down what a trial has drawn, and return its configuration."""
-        trial.set_user_attr("draws", draws)
-        return self.space.resolve(draws, self.seed, self.plan_of(trial))
+    def begin(self, trial: Trial) -> dict[str, Any]:
+        """Return the configuration of a trial, of what is fixed and what the sampler suggests."""
+        return self.space.resolve(trial, self.seed, trial.user_attrs[_PLAN])
 
     # Outcomes of trials -------------------------------------------------------------------------
 
@@ -217,30 +198,38 @@ class Records:
         if self.goal.is_single:
             trial.report(step.figures[0], step.epoch)
 
-    def set_result(self, trial: Trial, step: Step) -> str | None:
+    def set_result(self, trial: Trial, step: Step) -> list[float]:
         """Write down the result of a trial, of which `step` was the last.
 
         Returns
         -------
-        str or None
-            The problem of a result that is of no use.
-        """
-        result = {"best": list(step.best), "epochs": step.epoch, "seconds": round(step.seconds, 3)}
-        trial.set_user_attr("result", result)
-        for name, value in zip(self.goal.names, step.best, strict=True):
-            if value != value:
-                return f"The metric {name} is nan after each epoch"
-        return None
+        list of float
+            The figures of its best epoch.
 
-    def end(self, trial: Trial, step: Step, *, stopped: bool) -> None:
+        Raises
+        ------
+        UsageError
+            If they are no numbers.
+        """
+        best = list(step.best)
+        result = {"best": best, "epochs": step.epoch, "seconds": round(step.seconds, 3)}
+        trial.set_user_attr("result", result)
+        for name, value in zip(self.goal.names, best, strict=True):
+            if value != value:
+                raise UsageError(f"The metric {name} is nan after each epoch")
+        return best
+
+    def end(self, trial: Trial, step: Step) -> None:
         """Write down that a trial has ended, or was stopped early."""
-        problem = self.set_result(trial, step)
-        if problem is not None:
-            self.fail(trial, problem)
-        elif stopped:
-            self.study.tell(trial, state=_state("PRUNED"))
+        try:
+            best = self.set_result(trial, step)
+        except UsageError as error:
+            self.fail(trial, str(error))
         else:
-            self.study.tell(trial, list(step.best))
+            if step.is_last:
+                self.study.tell(trial, best)
+            else:
+                self.study.tell(trial, state=_state("PRUNED"))
 
     def fail(self, trial: Trial, error: str) -> None:
         """Write down that a trial has failed, and by which error."""
@@ -253,7 +242,7 @@ class Records:
             self.fail(trial, error)
             return
         self.study.tell(trial, state=_state("FAIL"))
-        propose_again(self.study, self._trial(trial.number))
+        propose_again(self.study, self.study.get_trials(deepcopy=False)[trial.number])
 
     def weights_file(self, number: int) -> Path:
         """Return the path of the weights of a trial's best epoch."""
@@ -263,7 +252,7 @@ class Records:
 
     def finished(self) -> list[FrozenTrial]:
         """Return the trials that ended well, or were stopped early."""
-        return [t for t in self._trials("COMPLETE", "PRUNED") if "result" in t.user_attrs]
+        return self._trials("COMPLETE", "PRUNED")
 
     def failed(self) -> list[FrozenTrial]:
         """Return the trials that raised an error."""
@@ -278,14 +267,12 @@ class Records:
 
         Of a trial that was stopped early and is repeated the repetition counts.
         """
-        repeated = {self.repeated(trial) for trial in self._trials("COMPLETE")}
+        repeated = {trial.user_attrs.get(_FINALIST) for trial in self._trials("COMPLETE")}
         return self._best_first([t for t in self.finished() if t.number not in repeated])
 
     def _best_first(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         sign = self.goal.first.sign
-        rated = [(self.figures(t)[0], t) for t in trials if "result" in t.user_attrs]
-        rated = [(value, trial) for value, trial in rated if value == value]  # no nan
-        return [t for _, t in sorted(rated, key=lambda pair: (-sign * pair[0], pair[1].number))]
+        return sorted(trials, key=lambda trial: -sign * self.figures(trial)[0])
 
     def front(self) -> list[FrozenTrial]:
         """Return finished trials than which no other is better in one metric and as good in all."""
@@ -299,16 +286,15 @@ class Records:
         ]
 
     def config_of(self, trial: FrozenTrial) -> dict[str, Any]:
-        """Return the configuration of a trial that has drawn."""
-        draws = trial.user_attrs["draws"]
-        config = self.space.resolve(draws, self.seed, self.plan_of(trial))
-        return {**config, **trial.user_attrs.get("changed", {})}
+        """Return the configuration of a trial that has begun."""
+        attributes = trial.user_attrs
+        config = self.space.resolve(trial.params, self.seed, attributes[_PLAN])
+        return {**config, **attributes.get("changed", {})}
 
     def json_config(self, trial: FrozenTrial) -> dict[str, Any]:
         """Return the values that a trial has drawn, by their paths, as values of JSON."""
-        draws = trial.user_attrs.get("draws", {})
-        values = {path: self.space.json_draw(path, draw) for path, draw in draws.items()}
-        return {**values, **json_value(trial.user_attrs.get("changed", {}))}
+        changed = json_value(trial.user_attrs.get("changed", {}))
+        return {**self.space.json_values(trial.params), **changed}
 
     def table(self) -> pd.DataFrame:
         """Return the trials that have begun, one in each row.
@@ -324,15 +310,16 @@ class Records:
         names = self.goal.names
         rows = []
         for trial in self._trials("RUNNING", *_STATUS):
-            attributes = trial.user_attrs
-            if trial.state.name == "FAIL" and not {"draws", "error"} & set(attributes):
+            if trial.datetime_start is None:
                 continue  # it was given up while it waited
+            attributes, status = trial.user_attrs, _STATUS.get(trial.state.name, "running")
             result = attributes.get("result", {})
-            is_lost = trial.state.name == "FAIL" and "error" not in attributes
+            if status == "failed" and "error" not in attributes:
+                status = "lost"
             rows.append(
                 {
                     "trial": trial.number,
-                    "status": "lost" if is_lost else _STATUS.get(trial.state.name, "running"),
+                    "status": status,
                     **dict(zip(names, result.get("best", [None] * len(names)), strict=True)),
                     "epochs": result.get("epochs", 0),
                     "seconds": result.get("seconds", 0.0),
@@ -340,20 +327,14 @@ class Records:
                     "failure": attributes.get("error", "").strip().rpartition("\n")[2] or None,
                 }
             )
-        columns = ["trial", "status", *names, "epochs", "seconds"]
-        columns += [f"config/{path}" for path in (*self.space.grids, *self.space.domains)]
-        ordered = dict.fromkeys([*columns, *(key for row in rows for key in row)])
-        ordered.pop("failure", None)
-        return pd.DataFrame(rows, columns=[*ordered, "failure"]).set_index("trial")
+        table = pd.DataFrame(rows).set_index("trial")
+        return table.assign(failure=table.pop("failure"))  # the last column
 
     def close(self) -> None:
         """Close the study's database, which is one file then."""
         storage: Any = self.study._storage  # Optuna's cache in front of the database
         storage.remove_session()
         storage._backend.engine.dispose()
-
-    def _trial(self, number: int) -> FrozenTrial:
-        return self.study.get_trials(deepcopy=False)[number]
 
     def _trials(self, *states: str) -> list[FrozenTrial]:
         return [t for t in self.study.get_trials(deepcopy=False) if t.state.name in states]
@@ -362,9 +343,6 @@ class Records:
         """Return all trials but those that were lost or given up."""
         every = self.study.get_trials(deepcopy=False)
         return [t for t in every if t.state.name != "FAIL" or "error" in t.user_attrs]
-
-
-_STATUS = {"COMPLETE": "finished", "PRUNED": "stopped early", "FAIL": "failed"}
 
 
 def _state(name: str) -> Any:

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.tuning import create_pruner, create_sampler
 from bigdl.tuning.spaces import (
     Choice,
-    Domain,
-    Draws,
     GridSearch,
     Normal,
     Number,
     SampleFrom,
     SearchSpace,
-    Subset,
+    distributions,
 )
 
 if TYPE_CHECKING:
@@ -40,36 +38,27 @@ _SAMPLERS = {
     "nsga2": "NSGAII",
     "nsgaii": "NSGAII",
 }
-_SCHEDULERS = {
-    "asha": "asha",
-    "asynchyperband": "asha",
-    "async_hyperband": "asha",
-    "median_stopping_rule": "median",
-    "medianstopping": "median",
-    "hyperband": "hyperband",
-    "fifo": "fifo",
-}
 # Optuna's pruner in the place of a scheduler of Ray, its names of Ray's parameters, and defaults
-_PRUNERS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
-    "asha": (
-        "SuccessiveHalving",
-        {"grace_period": "min_resource", "reduction_factor": "reduction_factor"},
-        {},
-    ),
-    "hyperband": (
-        "HyperBand",
-        {
-            "grace_period": "min_resource",
-            "reduction_factor": "reduction_factor",
-            "max_t": "max_resource",
-        },
-        {"grace_period": 1, "reduction_factor": 3},
-    ),
-    "median": (
-        "Median",
-        {"grace_period": "n_warmup_steps", "min_samples_required": "n_startup_trials"},
-        {"grace_period": 1, "min_samples_required": 3},
-    ),
+_GRACE, _FACTOR = "grace_period", "reduction_factor"
+_Pruner = tuple[str, dict[str, str], dict[str, Any]]
+_ASHA: _Pruner = "SuccessiveHalving", {_GRACE: "min_resource", _FACTOR: _FACTOR}, {}
+_MEDIAN: _Pruner = (
+    "Median",
+    {_GRACE: "n_warmup_steps", "min_samples_required": "n_startup_trials"},
+    {"min_samples_required": 3},
+)
+_HYPERBAND: _Pruner = (
+    "HyperBand",
+    {_GRACE: "min_resource", _FACTOR: _FACTOR, "max_t": "max_resource"},
+    {_FACTOR: 3},
+)
+_SCHEDULERS: dict[str, _Pruner] = {
+    "asha": _ASHA,
+    "asynchyperband": _ASHA,
+    "async_hyperband": _ASHA,
+    "median_stopping_rule": _MEDIAN,
+    "medianstopping": _MEDIAN,
+    "hyperband": _HYPERBAND,
     "fifo": ("Nop", {}, {}),
 }
 _FINALISTS = "finalists"
@@ -102,15 +91,32 @@ class Strategy:
 
     @property
     def _is_asha(self) -> bool:
-        return _SCHEDULERS.get(_lower(self.scheduler)) == "asha"
+        return _SCHEDULERS.get(_lower(self.scheduler)) is _ASHA
 
-    def sampler(self, seed: int) -> BaseSampler | None:
+    def _params(self, epochs: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the parameters of the scheduler, and defaults: in epochs, where some of Ray's
+        count seconds."""
+        params = dict(self.scheduler_params or {})
+        defaults = {
+            "time_attr": "training_iteration",
+            "max_t": epochs,
+            _GRACE: 1,
+            "perturbation_interval": max(1, epochs // 4),
+        }
+        if self._is_asha:
+            params.pop(_FINALISTS, None)
+            longest = params.get("max_t", epochs)
+            grace = max(1, longest // _GRACE_PART) if isinstance(longest, int) else 1
+            defaults |= {_GRACE: grace, _FACTOR: _REDUCTION}
+        return params, defaults
+
+    def sampler(self, seed: int, on_ray: bool) -> BaseSampler | None:
         """Return the sampler of Optuna that the search algorithm is; None where it is one of Ray's.
 
         Raises
         ------
         UsageError
-            If the sampler does not take the parameters.
+            If the sampler does not take the parameters, or there is none and no Ray.
         """
         params = dict(self.search_alg_params or {})
         if self.is_random:
@@ -123,7 +129,14 @@ class Strategy:
         if _is_of(self.search_alg, "optuna"):
             return create_sampler(self.search_alg)
         name = _SAMPLERS.get(_lower(self.search_alg))
-        return None if name is None else create_sampler(name, **{"seed": seed, **params})
+        if name is not None:
+            return create_sampler(name, **{"seed": seed, **params})
+        if on_ray:
+            return None
+        raise UsageError(
+            f"search_alg {self.algorithm!r} needs backend='ray'; backend='local' has "
+            "'random', 'optuna', 'cmaes', 'nsga2' and the samplers of Optuna"
+        )
 
     def pruner(self, epochs: int) -> BasePruner:
         """Return the pruner of Optuna that does what the scheduler of Ray does.
@@ -133,20 +146,16 @@ class Strategy:
         UsageError
             For a scheduler that Optuna has no pruner for, or a parameter that its pruner has not.
         """
-        params = dict(self.scheduler_params or {})
         if self.scheduler is not None and _is_of(self.scheduler, "optuna"):
             return create_pruner(self.scheduler)
-        name = "fifo" if self.scheduler is None else _SCHEDULERS.get(_lower(self.scheduler))
-        if name is None:
+        name = "fifo" if self.scheduler is None else _lower(self.scheduler)
+        if name not in _SCHEDULERS:
             raise UsageError(
                 f"scheduler {_describe(self.scheduler)} needs backend='ray'; backend='local' has "
                 f"{', '.join(sorted(_SCHEDULERS))} and the pruners of Optuna"
             )
-        pruner, names, defaults = _PRUNERS[name]
-        defaults = {**defaults, "max_t": epochs}
-        if name == "asha":
-            defaults |= _asha_defaults(params.get("max_t", epochs))
-            params.pop(_FINALISTS, None)
+        pruner, names, own_defaults = _SCHEDULERS[name]
+        params, defaults = self._params(epochs)
         unknown = sorted(set(params) - {*names, "max_t", "time_attr", "metric", "mode"})
         if unknown:
             raise UsageError(
@@ -154,7 +163,7 @@ class Strategy:
                 "has grace_period, reduction_factor, max_t and min_samples_required, where the "
                 "scheduler uses them"
             )
-        values = {**defaults, **params}
+        values = {**defaults, **own_defaults, **params}
         return create_pruner(pruner, **{optunas: values[ours] for ours, optunas in names.items()})
 
     def finalists(self, trials: int) -> int:
@@ -189,7 +198,7 @@ class Strategy:
         from ray._common.utils import get_function_args
         from ray.tune.schedulers import SCHEDULER_IMPORT, TrialScheduler
 
-        scheduler, params = self.scheduler, dict(self.scheduler_params or {})
+        scheduler, (params, defaults) = self.scheduler, self._params(epochs)
         if scheduler is None or isinstance(scheduler, TrialScheduler):
             if params:
                 raise UsageError(
@@ -203,8 +212,6 @@ class Strategy:
                 f"scheduler must be one of {', '.join(sorted(SCHEDULER_IMPORT))}, or an object of "
                 f"ray.tune, got {_describe(scheduler)}"
             )
-        if self._is_asha:
-            params.pop(_FINALISTS, None)
         for common in ("metric", "mode"):  # of the search, which Tune tells the scheduler itself
             params.pop(common, None)
         accepted = get_function_args(SCHEDULER_IMPORT[name])
@@ -214,15 +221,6 @@ class Strategy:
                 f"scheduler {scheduler!r} has no parameter {', '.join(map(repr, unknown))}; it has "
                 f"{', '.join(sorted(set(accepted) - {'self', 'metric', 'mode'}))}"
             )
-        # in epochs, where some of Ray's count seconds
-        defaults = {
-            "time_attr": "training_iteration",
-            "max_t": epochs,
-            "grace_period": 1,
-            "perturbation_interval": max(1, epochs // 4),
-        }
-        if self._is_asha:
-            defaults.update(_asha_defaults(params.get("max_t", epochs)))
         params = {**{key: value for key, value in defaults.items() if key in accepted}, **params}
         try:
             return tune.create_scheduler(name, **params)
@@ -232,14 +230,14 @@ class Strategy:
             ) from error
 
     def ray_searcher(self, space: SearchSpace, goal: Goal) -> Searcher | None:
-        """Return the searcher of Ray Tune over draws; None where chance or Optuna proposes.
+        """Return the searcher of Ray Tune over parameters; None where chance or Optuna proposes.
 
         Raises
         ------
         UsageError
             If there is none of this name, its package is missing, or it cannot use the space.
         """
-        if self.sampler(0) is not None:
+        if self.sampler(0, True) is not None:
             return None
         from ray import tune
         from ray.tune.search import SEARCH_ALG_IMPORT, Searcher
@@ -254,9 +252,8 @@ class Strategy:
                 f"search_alg {text} cannot use hp.grid_search; use hp.choice, or leave search_alg "
                 "out"
             )
-        domains: dict[str, Any] = {}
-        for path, domain in space.domains.items():
-            domains.update(_to_ray(path, domain))
+        drawn = space.drawn_parameters.items()
+        domains = {_ray_name(name): _to_ray(distribution) for name, distribution in drawn}
         if isinstance(search_alg, Searcher):
             search_alg.set_search_properties(goal.first.name, goal.first.mode, domains)
             return search_alg
@@ -276,12 +273,6 @@ class Strategy:
                 f"search_alg {search_alg!r} cannot be used: {error}; 'optuna' needs no further "
                 "package"
             ) from error
-
-
-def _asha_defaults(longest: Any) -> dict[str, int]:
-    """Return ASHA's parameters for trials of so many epochs."""
-    grace = max(1, longest // _GRACE_PART) if isinstance(longest, int) else 1
-    return {"grace_period": grace, "reduction_factor": _REDUCTION}
 
 
 def _lower(value: Any) -> str:
@@ -335,41 +326,29 @@ def from_ray(value: Any) -> Any:
     )
 
 
-def _to_ray(path: str, domain: Domain) -> dict[str, Any]:
-    """Return domains of Ray for the draws of one of ours, by name."""
+def _to_ray(distribution: Any) -> Any:
+    """Return the domain of Ray for a parameter."""
     from ray import tune
 
-    name = _ray_name(path)
-    if isinstance(domain, Choice):
-        return {name: tune.choice(list(range(len(domain.categories))))}
-    if isinstance(domain, Normal):
-        return {name: tune.uniform(1e-9, 1 - 1e-9)}
-    if isinstance(domain, Subset):
-        weights = [f"{name}:{i}" for i in range(len(domain.categories))]
-        count = tune.randint(domain.min_items, domain.max_items + 1)
-        return {f"{name}:number": count, **dict.fromkeys(weights, tune.uniform(0.0, 1.0))}
-    domain = cast("Number", domain)
-    lower, upper = cast("tuple[Any, Any]", domain.bounds)
-    if domain.has_integer_draws:
-        return {name: (tune.lograndint if domain.log else tune.randint)(lower, upper + 1)}
-    return {name: (tune.loguniform if domain.log else tune.uniform)(lower, upper)}
+    kinds = distributions()
+    if isinstance(distribution, kinds.CategoricalDistribution):
+        return tune.choice(list(distribution.choices))
+    low, high = distribution.low, distribution.high
+    if isinstance(distribution, kinds.IntDistribution):
+        return (tune.lograndint if distribution.log else tune.randint)(low, high + 1)
+    return (tune.loguniform if distribution.log else tune.uniform)(low, high)
 
 
-def draws_from_ray(domains: Mapping[str, Domain], suggested: Mapping[str, Any]) -> Draws:
-    """Return the draws that a searcher of Ray means by its suggestion."""
-    draws: Draws = {}
-    for path, domain in domains.items():
-        name = _ray_name(path)
-        if isinstance(domain, Subset):
-            weights = [float(suggested[f"{name}:{i}"]) for i in range(len(domain.categories))]
-            draws[path] = [int(suggested[f"{name}:number"]), *weights]
-        elif isinstance(domain, Choice) or getattr(domain, "has_integer_draws", False):
-            draws[path] = int(suggested[name])
-        else:
-            draws[path] = float(suggested[name])
-    return draws
+def parameters_from_ray(space: SearchSpace, suggested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that a searcher of Ray suggests, as Python's own numbers."""
+    return {
+        name: distribution.to_external_repr(
+            distribution.to_internal_repr(suggested[_ray_name(name)])
+        )
+        for name, distribution in space.drawn_parameters.items()
+    }
 
 
-def _ray_name(path: str) -> str:
-    """Return a path without slashes, which Ray takes for a dict in a dict."""
-    return path.replace("/", "|")
+def _ray_name(name: str) -> str:
+    """Return a name without slashes, which Ray takes for a dict in a dict."""
+    return name.replace("/", "|")

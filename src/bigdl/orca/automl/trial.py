@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +13,14 @@ from bigdl.common.checks import check_number
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
+from bigdl.orca.automl.model.base import as_list
 from bigdl.runtime.worker import Uplink, Worker
 from bigdl.training.state import seed_everything
 
 if TYPE_CHECKING:
     from bigdl.orca.automl.model.base import Builder
+
+_CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up an error
 
 
 @dataclass(frozen=True)
@@ -124,15 +127,12 @@ class Goal:
         UsageError
             For a metric that there is none of, or whose mode is neither given nor known.
         """
-        several = isinstance(metric, list | tuple)
-        metrics = list(metric) if several else [metric]
-        modes = metric_mode if isinstance(metric_mode, list | tuple) else [metric_mode]
-        if several and metric_mode is None:
-            modes = [None] * len(metrics)
+        metrics = as_list(metric)
+        modes = [None] * len(metrics) if metric_mode is None else as_list(metric_mode)
         if not metrics or len(modes) != len(metrics):
             raise UsageError(
                 "metric_mode must be one of 'min' and 'max' for every metric, got metrics "
-                f"{[_name(each) for each in metrics]} and modes {list(modes)}"
+                f"{[_name(each) for each in metrics]} and modes {modes}"
             )
         goal = [_metric(each, mode, known) for each, mode in zip(metrics, modes, strict=True)]
         names = [each.name for each in goal]
@@ -171,16 +171,15 @@ class Job:
     Attributes
     ----------
     builder : Builder
-    train, validation : Rows, Creator, SavedRows or RayRows
-        Without `validation` the metrics are those of the training data.
+    train, validation : object
+        Of :func:`~bigdl.orca.automl.model.data.trial_data`. Without `validation` the metrics are
+        those of the training data.
     goal : Goal
     epochs : int
     seed : int
         Of the random numbers of every trial, so that trials differ by their configurations alone.
-    gpus : float
-        Of each worker of a trial.
-    workers : int
-        That train the model of a trial together.
+    bundles : sequence of dict
+        The resources of each worker that trains the model of a trial, which are the same ones.
     """
 
     builder: Builder
@@ -189,13 +188,12 @@ class Job:
     goal: Goal
     epochs: int = 1
     seed: int = 0
-    gpus: float = 0.0
-    workers: int = 1
+    bundles: Sequence[Mapping[str, float]] = ({},)
 
-    def opened(self) -> Job:
-        """Return the job with its data at hand, in the process of a trial."""
-        validation = self.validation and self.validation.open()
-        return replace(self, train=self.train.open(), validation=validation)
+    @property
+    def gpus(self) -> float:
+        """GPUs of each worker of a trial."""
+        return self.bundles[0].get("gpu", 0)
 
 
 @dataclass(frozen=True)
@@ -209,7 +207,7 @@ class Step:
     figures : list of float
         Of the goal's metrics.
     best : list of float
-        Those of the best epoch so far.
+        Those of the best epoch so far, if there was one.
     is_best : bool
         True for that epoch.
     is_last : bool
@@ -217,34 +215,12 @@ class Step:
         Of all epochs so far.
     """
 
-    epoch: int
-    figures: Sequence[float]
-    best: Sequence[float]
-    is_best: bool
-    is_last: bool
-    seconds: float
-
-
-def trial_worker(job: Job, rank: int = 0, size: int = 1, **place: Any) -> Worker:
-    """Return one of the workers of a trial, in this process.
-
-    Parameters
-    ----------
-    job : Job
-        With its data at hand: that of the training and of the validation.
-    rank, size : int
-    **place
-        Of several workers ``line``, ``host`` and ``timeout``.
-    """
-    return Worker(
-        rank,
-        size,
-        threads=len(usable_cores()),
-        shards={"data": job.train, "validation": job.validation or job.train},
-        uplink=Uplink({"use_gpu": job.gpus > 0}),
-        local_dir="",
-        **{"line": None, "host": "", "timeout": 0.0, **place},
-    )
+    epoch: int = 0
+    figures: Sequence[float] = ()
+    best: Sequence[float] = ()
+    is_best: bool = False
+    is_last: bool = False
+    seconds: float = 0.0
 
 
 class TrialRun:
@@ -253,18 +229,31 @@ class TrialRun:
     Parameters
     ----------
     job : Job
-        With its data at hand.
     config : dict
-    worker : Worker, optional
-        One of several workers, all of which make the same calls.
+    rank, size : int
+        Of several workers, all of which make the same calls.
+    **place
+        Of several workers ``line``, ``host`` and ``timeout``.
     """
 
-    def __init__(self, job: Job, config: Mapping[str, Any], worker: Worker | None = None):
-        self._job, self._worker = job, worker or trial_worker(job)
+    def __init__(
+        self, job: Job, config: Mapping[str, Any], rank: int = 0, size: int = 1, **place: Any
+    ):
+        self._job, self._last = job, Step()
+        self._worker = Worker(
+            rank,
+            size,
+            threads=len(usable_cores()),
+            shards={"data": job.train, "validation": job.validation or job.train},
+            uplink=Uplink({"use_gpu": job.gpus > 0}),
+            **place,
+        )
         seed_everything(job.seed)
-        self.model = job.builder.build(dict(config), job, self._worker)
-        self._epoch, self._seconds = 0, 0.0
-        self._best: Sequence[float] | None = None
+        try:
+            self.model = job.builder.build(dict(config), job, self._worker)
+        except BaseException:
+            self.close(_CLEAN_UP_S)
+            raise
 
     def close(self, patience: float | None = None) -> None:
         """Free what the trial has opened, and leave the other workers."""
@@ -272,23 +261,25 @@ class TrialRun:
 
     def step(self) -> Step:
         """Train for one epoch and compute its figures."""
-        job, start = self._job, time.perf_counter()
+        job, last, start = self._job, self._last, time.perf_counter()
         figures = self.model.epoch()
-        self._epoch += 1
-        self._seconds += time.perf_counter() - start
-        first = figures[0]
-        is_best = job.goal.first.is_better(first, None if self._best is None else self._best[0])
-        if is_best or self._best is None:
-            self._best = figures
-        is_last = self._epoch >= job.epochs or job.goal.is_reached(first)
-        return Step(self._epoch, figures, self._best, is_best, is_last, self._seconds)
+        seconds = last.seconds + time.perf_counter() - start
+        is_best = job.goal.first.is_better(figures[0], last.best[0] if last.best else None)
+        self._last = Step(
+            last.epoch + 1,
+            figures,
+            figures if is_best or not last.best else last.best,
+            is_best,
+            last.epoch + 1 >= job.epochs or job.goal.is_reached(figures[0]),
+            seconds,
+        )
+        return self._last
 
     def state(self) -> dict[str, Any]:
         """Return what another process needs to go on with the trial."""
-        model = self.model.state()
-        return {"model": model, "epoch": self._epoch, "best": self._best, "seconds": self._seconds}
+        return {"model": self.model.state(), "step": self._last}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.model.restore(state["model"])
-        self._epoch, self._best, self._seconds = state["epoch"], state["best"], state["seconds"]
+        self._last = state["step"]

@@ -11,7 +11,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.model.base import Builder, Model, figures_of
-from bigdl.orca.automl.model.data import Creator
+from bigdl.orca.automl.model.data import Rows
 from bigdl.orca.automl.pytorch_utils import LR_NAME
 
 if TYPE_CHECKING:
@@ -51,18 +51,20 @@ class XGBoostModelBuilder(Builder):
         Threads of a model, unless ``n_jobs`` is given.
     xgb_configs : dict
         Parameters of all models, below those of a configuration.
+
+    Attributes
+    ----------
+    is_classifier : bool
+        True if targets are classes.
+    parameters : dict
+        Of all models.
     """
 
     def __init__(self, model_type: str, cpus_per_trial: int, xgb_configs: Mapping[str, Any]):
         require("xgboost", "xgboost")
         require("sklearn", "xgboost")
-        self.model_type = model_type
+        self.is_classifier = model_type == "classifier"
         self.parameters = {**_DEFAULTS, "n_jobs": cpus_per_trial, **xgb_configs}
-
-    @property
-    def is_classifier(self) -> bool:
-        """True if targets are classes."""
-        return self.model_type == "classifier"
 
     def build(self, config, job, worker):
         device = {"device": "cuda"} if job.gpus else {}
@@ -160,7 +162,7 @@ class _XGBoostModel(Model):
 
 def _matrix(data) -> tuple[np.ndarray, np.ndarray]:
     """Features as one matrix, and targets."""
-    if isinstance(data, Creator):
+    if not isinstance(data, Rows):
         raise UsageError(
             "AutoXGBoost takes arrays, DataFrames, XShards or Parquet files, got a function or a "
             "loader"

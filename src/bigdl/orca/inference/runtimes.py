@@ -165,8 +165,11 @@ def torch_module(data: bytes, path: str, trust: bool):
         Whether to read a pickled module or an exported program, which can run any code.
     """
     torch = require("torch", "orca")
-    names = _entries(data)
+    names: set[str] = set()
     try:
+        if zipfile.is_zipfile(io.BytesIO(data)):
+            paths = zipfile.ZipFile(io.BytesIO(data)).namelist()
+            names = {each.rpartition("/")[2] for each in paths}
         if "constants.pkl" in names:
             return torch.jit.load(io.BytesIO(data), map_location="cpu")
         if not trust:
@@ -176,24 +179,15 @@ def torch_module(data: bytes, path: str, trust: bool):
             )
         if names & {"serialized_exported_program.json", "model.json"}:
             return torch.export.load(io.BytesIO(data)).module()
-        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        module = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
     except UsageError:
         raise
     except Exception as error:  # a damaged file shows in many ways
         text = " ".join(str(error).split())
         raise UsageError(f"{path!r} is not a model that torch can load: {text}") from error
-    if not isinstance(found, torch.nn.Module):
+    if not isinstance(module, torch.nn.Module):
         raise UsageError(
-            f"{path!r} holds a {type(found).__name__}, not a module; load its weights into a "
+            f"{path!r} holds a {type(module).__name__}, not a module; load its weights into a "
             "model and use load_module"
         )
-    return found
-
-
-def _entries(data: bytes) -> set[str]:
-    """Names of the files in an archive, without their folders."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return {name.rpartition("/")[2] for name in archive.namelist()}
-    except zipfile.BadZipFile:
-        return set()
+    return module

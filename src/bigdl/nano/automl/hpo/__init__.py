@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import require
 from bigdl.nano.automl.hpo import space
-from bigdl.nano.automl.hpo.objects import args, func, lazily_constructed, obj, plmodel
+from bigdl.nano.automl.hpo.objects import args, class_decorator, func, obj, plmodel
 
 __all__ = ["args", "func", "obj", "plmodel", "space", "tfmodel"]
 
@@ -32,15 +32,16 @@ def tfmodel(**defaults: Any) -> Callable[[type], type]:
         If the class is not a Keras model.
     """
 
-    def decorate(cls: type) -> type:
-        keras = require("keras", "tf")
-        if not (isinstance(cls, type) and issubclass(cls, keras.Model)):
-            raise UsageError(f"hpo.tfmodel decorates a subclass of keras.Model, not {cls!r}")
-        from bigdl.nano.automl.tf.keras import SearchableClass
-        from bigdl.nano.automl.tf.substitutes import with_real_layers
+    from bigdl.nano.automl.tf.keras import SearchableClass
+    from bigdl.nano.automl.tf.substitutes import with_real_layers
 
-        changed: Any = cls
+    model = require("keras", "tf").Model
+    said = "hpo.tfmodel decorates a subclass of keras.Model"
+    decorate = class_decorator(said, model, defaults, SearchableClass)
+
+    def with_layers(cls: type) -> type:
+        changed: Any = decorate(cls)
         changed.__init__ = with_real_layers(changed.__init__)
-        return lazily_constructed(cls, defaults, SearchableClass)
+        return changed
 
-    return decorate
+    return with_layers

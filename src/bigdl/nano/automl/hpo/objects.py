@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.tuning.spaces import Assignment, Lazy, Naming, RandomTrial, holds_lazy, resolve, visit
+from bigdl.tuning.spaces import (
+    Assignment,
+    Lazy,
+    Naming,
+    holds_lazy,
+    random_parameters,
+    resolve,
+    visit,
+)
 
 if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
     from optuna.trial import Trial
 
     from bigdl.nano.automl.hpo.space import SimpleSpace
@@ -37,7 +44,7 @@ def spaces_in(value: Any) -> dict[str, SimpleSpace]:
 
 def suggested(value: Any, trial: Trial) -> Any:
     """Return an object with what a trial of Optuna suggests in the places of its spaces."""
-    return resolve(value, Assignment.of_trial(Naming(value, SPLITTER), trial))
+    return resolve(value, Assignment(Naming(value, SPLITTER), trial))
 
 
 def with_config(value: Any, config: Mapping[str, Any]) -> Any:
@@ -55,11 +62,9 @@ def with_config(value: Any, config: Mapping[str, Any]) -> Any:
             f"There is no search space called {', '.join(map(repr, unknown))}; there are "
             f"{', '.join(map(repr, naming.domains)) or 'none'}"
         )
-
-    def draw(name: str, space: Any) -> Any:
-        return config.get(name, space.default_draw)
-
-    return resolve(value, Assignment(naming, draw))
+    spaces: dict[str, Any] = naming.domains
+    defaults = {name: space.default_parameter for name, space in spaces.items()}
+    return resolve(value, Assignment(naming, {**defaults, **config}))
 
 
 class Searchable(Lazy):
@@ -71,6 +76,11 @@ class Searchable(Lazy):
         return spaces_in(self)
 
     @property
+    def cs(self) -> Any:
+        """The distributions of Optuna by name; that of a simple space itself."""
+        return {name: space.distribution for name, space in self.kwspaces.items()}
+
+    @property
     def default(self) -> Any:
         """The value where nothing was chosen: that of the defaults of all spaces."""
         return self.sample()
@@ -78,8 +88,9 @@ class Searchable(Lazy):
     @property
     def rand(self) -> Any:
         """A value at random, of Python's generator."""
-        trial = RandomTrial(np.random.default_rng(random.getrandbits(64)))
-        return resolve(self, Assignment.of_trial(Naming(self, SPLITTER), trial))
+        distributions = {name: space.distribution for name, space in self.kwspaces.items()}
+        rng = np.random.default_rng(random.getrandbits(64))
+        return with_config(self, random_parameters(distributions, rng))
 
     def sample(self, **config: Any) -> Any:
         """Return the value for some choices.
@@ -108,11 +119,6 @@ class AutoObject(Searchable):
         self.args = args
         self.kwargs = kwargs
 
-    @property
-    def cs(self) -> dict[str, BaseDistribution]:
-        """The distributions of Optuna by name."""
-        return {name: space.cs for name, space in self.kwspaces.items()}
-
     def visit(self, naming: Naming, name: str) -> None:
         if not naming.is_new(self):
             return
@@ -121,11 +127,11 @@ class AutoObject(Searchable):
             visit(value, naming, argument)
 
     def resolve(self, assignment: Assignment) -> Any:
-        return assignment.once(self, lambda: self._built(assignment))
+        def built() -> Any:
+            args, kwargs = resolve([list(self.args), self.kwargs], assignment)
+            return self.target(*args, **kwargs)
 
-    def _built(self, assignment: Assignment) -> Any:
-        args, kwargs = resolve([list(self.args), self.kwargs], assignment)
-        return self.target(*args, **kwargs)
+        return assignment.once(self, built)
 
     def __repr__(self) -> str:
         named = [f"{name}={value!r}" for name, value in self.kwargs.items()]
@@ -154,12 +160,9 @@ def obj(**defaults: Any) -> Callable[[type], type]:
         Returns the class itself. Constructed with spaces, it gives an :class:`AutoObject`.
     """
 
-    def decorate(cls: type) -> type:
-        if not isinstance(cls, type):
-            raise UsageError(f"hpo.obj decorates a class, not {cls!r}; use hpo.func for a function")
-        return lazily_constructed(cls, defaults, AutoObject)
-
-    return decorate
+    return class_decorator(
+        "hpo.obj decorates a class (hpo.func a function)", object, defaults, AutoObject
+    )
 
 
 def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -231,34 +234,45 @@ class _Attributes(dict):
             raise AttributeError(name) from None
 
 
-def lazily_constructed(cls: type, defaults: Mapping[str, Any], lazy: Callable[..., object]) -> type:
-    """Let a class give lazy objects when it is constructed with spaces.
+def class_decorator(
+    usage: str, base: type, defaults: Mapping[str, Any], lazy: Callable[..., object]
+) -> Callable[[type], type]:
+    """Return a decorator that lets a class give lazy objects when it is constructed with spaces.
 
     Parameters
     ----------
-    cls : type
-        Changed in place: it must stay the class that is found under its name, or its objects could
-        not be pickled.
+    usage : str
+        What it decorates, for the error where it is something else.
+    base : type
+        The class must be a subclass.
     defaults : mapping
         Further arguments.
     lazy : callable
         Called with the class and the arguments.
     """
-    changed: Any = cls
-    make: Callable[..., Any] = cls.__new__
 
-    def construct(target: type, /, *args: Any, **kwargs: Any) -> Any:
-        if args[:1] != (_PLAIN,):
-            arguments = _with_defaults(target, args, kwargs, defaults)
-            if len(arguments) > len(kwargs) or holds_lazy([args, arguments]):
-                return lazy(target, *args, **arguments)
-        return make(target) if make is object.__new__ else make(target, *args, **kwargs)
+    def decorate(cls: type) -> type:
+        if not (isinstance(cls, type) and issubclass(cls, base)):
+            raise UsageError(f"{usage}, not {cls!r}")
+        # Changed in place: it must stay the class that is found under its name, or its objects
+        # could not be pickled.
+        changed: Any = cls
+        make: Callable[..., Any] = cls.__new__
 
-    changed.__new__ = construct
-    if defaults and not hasattr(cls, "__getnewargs_ex__"):
-        # Copies and pickles are made without arguments, and not of the defaults.
-        changed.__getnewargs_ex__ = lambda self: ((_PLAIN,), {})
-    return cls
+        def construct(target: type, /, *args: Any, **kwargs: Any) -> Any:
+            if args[:1] != (_PLAIN,):
+                arguments = _with_defaults(target, args, kwargs, defaults)
+                if len(arguments) > len(kwargs) or holds_lazy([args, arguments]):
+                    return lazy(target, *args, **arguments)
+            return make(target) if make is object.__new__ else make(target, *args, **kwargs)
+
+        changed.__new__ = construct
+        if defaults and not hasattr(cls, "__getnewargs_ex__"):
+            # Copies and pickles are made without arguments, and not of the defaults.
+            changed.__getnewargs_ex__ = lambda self: ((_PLAIN,), {})
+        return cls
+
+    return decorate
 
 
 def _with_defaults(
@@ -273,7 +287,7 @@ def _named(target: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str
     """All arguments of a call by name."""
     if not args:
         return dict(kwargs)
-    # Not the class: its signature is that of the constructor that `lazily_constructed` has set.
+    # Not the class: its signature is that of the constructor that a decorator has set.
     made: Any = target
     signed, bound = (made.__init__, (None,)) if isinstance(target, type) else (target, ())
     try:
@@ -304,10 +318,6 @@ def plmodel(**defaults: Any) -> Callable[[type], type]:
         If the class is not a module of PyTorch.
     """
 
-    def decorate(cls: type) -> type:
-        module = require("torch", "nano").nn.Module
-        if not (isinstance(cls, type) and issubclass(cls, module)):
-            raise UsageError(f"hpo.plmodel decorates a LightningModule or nn.Module, not {cls!r}")
-        return lazily_constructed(cls, defaults, AutoObject)
-
-    return decorate
+    module = require("torch", "nano").nn.Module
+    said = "hpo.plmodel decorates a LightningModule or nn.Module"
+    return class_decorator(said, module, defaults, AutoObject)

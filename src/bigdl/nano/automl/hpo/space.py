@@ -12,15 +12,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_number
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.nano.automl.hpo.objects import SPLITTER, AutoObject, Searchable
-from bigdl.tuning.spaces import Assignment, Domain, Naming, Number, resolve, visit
+from bigdl.tuning.spaces import (
+    Assignment,
+    Domain,
+    Naming,
+    Number,
+    distributions,
+    resolve,
+    visit,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-    from optuna.trial import Trial
-
-    from bigdl.tuning.spaces import RandomTrial
 
 __all__ = [
     "SPLITTER",
@@ -50,23 +55,18 @@ class Space(Searchable):
 
     prefix: str | None = None
 
-    @property
-    @abc.abstractmethod
-    def cs(self) -> BaseDistribution | dict[str, BaseDistribution]:
-        """The distribution of Optuna, or those of the parts by name."""
 
-
-class SimpleSpace(Space, Domain):  # type: ignore[misc]  # sample takes a choice, a Domain's takes a seed
-    """A space that is one parameter of a trial; its draws are the values that are reported."""
+class SimpleSpace(Space, Domain):
+    """A space that is one parameter of a trial, which has the value that is reported."""
 
     @property
-    @abc.abstractmethod
     def cs(self) -> BaseDistribution:
         """The distribution of Optuna."""
+        return self.distribution
 
     @property
     @abc.abstractmethod
-    def default_draw(self) -> Any:
+    def default_parameter(self) -> Any:
         """The default as it is reported."""
 
     @property
@@ -101,29 +101,27 @@ class Categorical(SimpleSpace):
         self.labels = _labels(self.choices)
 
     @property
-    def cs(self) -> BaseDistribution:
-        return _distributions().CategoricalDistribution(self.labels)
+    def distribution(self) -> BaseDistribution:
+        return distributions().CategoricalDistribution(self.labels)
 
     @property
-    def default_draw(self) -> Any:
+    def default_parameter(self) -> Any:
         return self.labels[0]
 
     @property
     def grid(self) -> list[Any]:
         return list(self.labels)
 
-    def suggest(self, trial: Trial | RandomTrial, name: str) -> Any:
-        return trial.suggest_categorical(name, self.labels)
-
-    def value(self, draw: Any) -> Any:
-        for label, choice in zip(self.labels, self.choices, strict=True):
-            if type(label) is type(draw) and label == draw:
+    def value(self, parameter: Any) -> Any:
+        labelled = list(zip(self.labels, self.choices, strict=True))
+        for label, choice in labelled:
+            if type(label) is type(parameter) and label == parameter:
                 return choice
         # A choice may be given as another type, as 1 for 1.0, or itself in place of its name.
-        for label, choice in zip(self.labels, self.choices, strict=True):
-            if label == draw or choice is draw:
+        for label, choice in labelled:
+            if label == parameter or choice is parameter:
                 return choice
-        raise UsageError(f"{draw!r} is not one of the choices {self.labels}")
+        raise UsageError(f"{parameter!r} is not one of the choices {self.labels}")
 
     def visit(self, naming: Naming, name: str) -> None:
         super().visit(naming, name)
@@ -137,43 +135,7 @@ class Categorical(SimpleSpace):
         return f"Categorical({', '.join(map(repr, self.choices))})"
 
 
-class _Range(SimpleSpace, Number):  # type: ignore[misc]  # as SimpleSpace
-    """Numbers between two bounds."""
-
-    def _init(
-        self, lower: Any, upper: Any, default: Any, log: bool, prefix: str | None, whole: bool
-    ) -> None:
-        Number.__init__(self, lower, upper, log=log, whole=whole)
-        if default is not None:
-            check_number(f"The default of {self!r}", default, lower, upper)
-        self.lower, self.upper = self.value(lower), self.value(upper)
-        self.prefix = prefix
-        self._default = self.lower if default is None else self.value(default)
-
-    @property
-    def cs(self) -> BaseDistribution:
-        kinds = _distributions()
-        distribution = kinds.IntDistribution if self.whole else kinds.FloatDistribution
-        return distribution(self.lower, self.upper, log=self.log)
-
-    @property
-    def default_draw(self) -> float:
-        return self._default
-
-    @property
-    def grid(self) -> list[Any]:
-        instead = f"; write Categorical(*range({self.lower}, {self.upper + 1}))"
-        raise UsageError(
-            f"Only `space.Categorical` is supported for `SamplerType.Grid` sampler, not {self!r}"
-            f"{instead if self.whole else ''}"
-        )
-
-    def __repr__(self) -> str:
-        log = ", log=True" if self.log else ""
-        return f"{type(self).__name__}({self.lower}, {self.upper}{log})"
-
-
-class Real(_Range):
+class Real(SimpleSpace, Number):
     """A number between two bounds.
 
     Parameters
@@ -194,10 +156,31 @@ class Real(_Range):
         log: bool = False,
         prefix: str | None = None,
     ):
-        self._init(lower, upper, default, log, prefix, whole=False)
+        Number.__init__(self, lower, upper, log=log, whole=isinstance(self, Int))
+        if default is not None:
+            check_number(f"The default of {self!r}", default, lower, upper)
+        self.lower, self.upper = self.value(lower), self.value(upper)
+        self.prefix = prefix
+        self._default = self.lower if default is None else self.value(default)
+
+    @property
+    def default_parameter(self) -> float:
+        return self._default
+
+    @property
+    def grid(self) -> list[Any]:
+        instead = f"; write Categorical(*range({self.lower}, {self.upper + 1}))"
+        raise UsageError(
+            f"Only `space.Categorical` is supported for `SamplerType.Grid` sampler, not {self!r}"
+            f"{instead if self.whole else ''}"
+        )
+
+    def __repr__(self) -> str:
+        log = ", log=True" if self.log else ""
+        return f"{type(self).__name__}({self.lower}, {self.upper}{log})"
 
 
-class Int(_Range):
+class Int(Real):
     """An integer between two bounds, both of which are possible.
 
     Parameters
@@ -218,7 +201,7 @@ class Int(_Range):
         prefix: str | None = None,
         log: bool = False,
     ):
-        self._init(lower, upper, default, log, prefix, whole=True)
+        super().__init__(lower, upper, default, log, prefix)
 
 
 class Bool(Categorical):
@@ -236,7 +219,7 @@ class Bool(Categorical):
         self._default = bool(default)
 
     @property
-    def default_draw(self) -> bool:
+    def default_parameter(self) -> bool:
         return self._default
 
     def __repr__(self) -> str:
@@ -253,10 +236,6 @@ class NestedSpace(Space):
     """
 
     data: Any
-
-    @property
-    def cs(self) -> dict[str, BaseDistribution]:
-        return {name: space.cs for name, space in self.kwspaces.items()}
 
     def visit(self, naming: Naming, name: str) -> None:
         if self.prefix:
@@ -325,7 +304,3 @@ def _labels(choices: Sequence[Any]) -> list[Any]:
 def _name(value: Any) -> str:
     named = isinstance(value, type) or callable(value)
     return getattr(value, "__qualname__", repr(value)) if named else repr(value)
-
-
-def _distributions() -> Any:
-    return require("optuna", "automl").distributions

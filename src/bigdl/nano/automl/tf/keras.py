@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import StandIn
 from bigdl.nano.automl.hpo.objects import AutoObject, spaces_in, with_config
-from bigdl.nano.automl.searching import SearchArguments, Searcher
+from bigdl.nano.automl.searching import Searcher, split_arguments
 from bigdl.nano.automl.tf.objective import KerasObjective, Target, compiled
-from bigdl.nano.automl.tf.substitutes import original
+from bigdl.nano.tf.keras import models
 from bigdl.tuning.spaces import Lazy, holds_lazy
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class Searchable(_ModelStandIn, Searcher):
     """
 
     def __init__(self, recipe: Callable[[], AutoObject]):
-        super().__init__()
         self._recipe = recipe
         self._compiled_with: dict[str, Any] = {}
         self._fit_spaces: dict[str, Any] = {}
@@ -94,30 +93,25 @@ class Searchable(_ModelStandIn, Searcher):
         UsageError
             If an argument is wrong, or nothing can be searched.
         """
-        arguments = SearchArguments.of(kwargs, _arguments_of_fit())
-        target = Target.of(
-            target_metric, target_metric_mode, arguments.study, self._compiled_with, arguments.rest
-        )
-        arguments.study.pop("directions", None)
-        arguments.study["direction"] = target.direction
-        if n_parallels > 1 and arguments.study.get("storage") is None:
-            arguments.run["n_jobs"], n_parallels = n_parallels, 1
-        subject = self._subject(arguments.rest)
+        options, fit = split_arguments(kwargs, _arguments_of_fit())
+        target = Target.of(target_metric, target_metric_mode, options, self._compiled_with, fit)
+        if n_parallels > 1 and options.get("storage") is None:
+            options["n_jobs"], n_parallels = n_parallels, 1
+        subject = self._subject(fit)
         self._run(
             KerasObjective(subject, target),
             subject,
-            arguments,
             [target.name],
+            [target.direction],
+            options,
             resume=resume,
             n_parallels=n_parallels,
         )
-        self._fit_spaces = {
-            name: value for name, value in arguments.rest.items() if holds_lazy(value)
-        }
+        self._fit_spaces = {name: value for name, value in fit.items() if holds_lazy(value)}
         self._model = None
 
     def end_search(self, use_trial_id: int = -1) -> keras.Model:
-        made = self._best(self._subject(self._fit_spaces), use_trial_id)
+        made = with_config(self._subject(self._fit_spaces), self._trial(use_trial_id).params)
         self._fit_settled = made["fit"]
         self._model = compiled(made)
         return self._model
@@ -189,11 +183,11 @@ class Searchable(_ModelStandIn, Searcher):
     def __getattr__(self, name: str) -> Any:
         # Only for what is not found otherwise. Python asks for some names before `__init__`.
         made = vars(self).get("_model")
-        if name.startswith("__") or (made is None and name.startswith("_")):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if made is not None:
+        is_hidden = name.startswith("__" if made is not None else "_")
+        if made is not None and not is_hidden:
             return getattr(made, name)
-        if "_recipe" not in vars(self) or not hasattr(require("keras", "tf").Sequential, name):
+        is_begun = "_recipe" in vars(self)
+        if is_hidden or not is_begun or not hasattr(require("keras", "tf").Sequential, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._has_spaces():
             raise UsageError(
@@ -258,7 +252,11 @@ class Sequential(Searchable):
         self._stack = list(layers or [])
         super().__init__(
             lambda: AutoObject(
-                _sequential, stack=self._stack, name=name, cloned=_holds_layers(self._stack)
+                _made,
+                "Sequential",
+                layers=self._stack,
+                name=name,
+                cloned=_holds_layers(self._stack),
             )
         )
 
@@ -295,8 +293,9 @@ class Model(Searchable):
                 "Model needs inputs and outputs; to search a subclass of keras.Model, decorate it "
                 "with @hpo.tfmodel()"
             )
+        cloned = _holds_layers(outputs)
         recipe = AutoObject(
-            _functional, inputs=inputs, outputs=outputs, name=name, cloned=_holds_layers(outputs)
+            _made, "Model", inputs=inputs, outputs=outputs, name=name, cloned=cloned
         )
         super().__init__(lambda: recipe)
 
@@ -317,7 +316,7 @@ class SearchableClass(Searchable):
 
 
 def _arguments_of_fit() -> set[str]:
-    signature = inspect.signature(original("Model").fit)
+    signature = inspect.signature(models.Model.fit)
     return {name for name in signature.parameters if name != "self"}
 
 
@@ -337,32 +336,19 @@ def _holds_layers(value: Any) -> bool:
             return False
         seen.add(id(part))
         if isinstance(part, AutoObject):
-            return holds(list(part.args)) or holds(part.kwargs)
+            return any(map(holds, keras.tree.flatten([part.args, part.kwargs])))
         if isinstance(part, keras.KerasTensor):
             history = getattr(part, "_keras_history", None)
             return history is not None and type(history.operation).__name__ != "InputLayer"
-        if isinstance(part, dict):
-            return any(map(holds, part.values()))
-        if isinstance(part, (list, tuple)):
-            return any(map(holds, part))
         return isinstance(part, keras.layers.Layer)
 
-    return holds(value)
+    return any(map(holds, keras.tree.flatten(value)))
 
 
-def _sequential(stack: list[Any], name: str | None, cloned: bool) -> Any:
-    """Return a stack of layers."""
-    return _cloned(original("Sequential")(stack, name=name), cloned)
-
-
-def _functional(inputs: Any, outputs: Any, name: str | None, cloned: bool) -> Any:
-    """Return a graph of layers."""
-    return _cloned(original("Model")(inputs=inputs, outputs=outputs, name=name), cloned)
-
-
-def _cloned(model: Any, wanted: bool) -> Any:
-    """Return the model, or one with the same weights that is trained in its place."""
-    if not wanted:
+def _made(name: str, /, *, cloned: bool, **arguments: Any) -> Any:
+    """Return a model of Keras, or one with the same weights that is trained in its place."""
+    model = getattr(models, name)(**arguments)
+    if not cloned:
         return model
     clone = require("keras", "tf").models.clone_model(model)
     if model.built:

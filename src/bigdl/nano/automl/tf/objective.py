@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
 from typing import TYPE_CHECKING, Any
+from xmlrpc.client import ServerProxy
+from xmlrpc.server import SimpleXMLRPCServer
 
 import keras
 
@@ -70,12 +70,10 @@ class Target:
             If it makes no sense.
         """
         directions = study.get("directions") or []
-        if isinstance(name, (list, tuple)):
-            if len(name) > 1:
-                raise UsageError("multiple objective metric is not supported.")
-            name = name[0] if name else None
-        if len(directions) > 1:
+        names = name if isinstance(name, list | tuple) else [name]
+        if max(len(names), len(directions)) > 1:
             raise UsageError("multiple objective metric is not supported.")
+        name = next(iter(names), None)
         if mode not in _MODES:
             raise UsageError(
                 f"target_metric_mode {mode!r} is not recognized; it must be one of "
@@ -209,46 +207,29 @@ def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
         trial in that process: its study may be in this process's memory.
     """
 
-    def should_prune(figure: float, epoch: int) -> bool:
+    def should_prune(figure: Any, epoch: Any) -> bool:
         trial.report(figure, epoch)
         return trial.should_prune()
 
     if not in_processes:
         yield should_prune
         return
-    key = os.urandom(32)
-    with Listener(("127.0.0.1", 0), authkey=key) as listener:
-        server = threading.Thread(target=_serve, args=(listener, should_prune), daemon=True)
-        server.start()
-        client = functools.partial(_ask, listener.address, key)
+    secret = secrets.token_hex()  # others may knock at the port
+    with SimpleXMLRPCServer(("127.0.0.1", 0), logRequests=False) as server:
+        server.register_function(should_prune, secret)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
         try:
-            yield client
+            yield functools.partial(_ask, server.server_address[1], secret)
         finally:
-            client()
-            server.join()
+            server.shutdown()
+            thread.join()
 
 
-def _ask(address: tuple[str, int], key: bytes, *report: float) -> Any:
-    """Call the function of another process; without a report it serves no more."""
-    with Client(address, authkey=key) as connection:
-        connection.send(report)
-        answer = connection.recv()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _serve(listener: Listener, should_prune: Pruning) -> None:
-    report: Any = True
-    while report:
-        # A process may have ended before it was answered, and others may knock at the port.
-        with suppress(AuthenticationError, EOFError, OSError), listener.accept() as connection:
-            report = connection.recv()
-            try:
-                answer: Any = bool(report) and should_prune(*report)
-            except Exception as error:
-                answer = error
-            connection.send(answer)
+def _ask(port: int, secret: str, figure: float, epoch: int) -> Any:
+    """Call the function of the process that has the trial."""
+    with ServerProxy(f"http://127.0.0.1:{port}") as process:
+        return getattr(process, secret)(figure, epoch)
 
 
 # The objective ------------------------------------------------------------------------------------
@@ -316,17 +297,11 @@ def compiled(made: Mapping[str, Any]) -> Any:
     """
     model, arguments = made["model"], made["compile"]
     if arguments:
-        model.compile(**{name: _fresh(value) for name, value in arguments.items()})
+        model.compile(**keras.tree.map_structure(_fresh, arguments))
     return model
 
 
 def _fresh(value: Any) -> Any:
     """Return a copy of what training changes."""
-    keras = require("keras", "tf")
-    if isinstance(value, (keras.optimizers.Optimizer, keras.metrics.Metric)):
-        return type(value).from_config(value.get_config())
-    if type(value) in (list, tuple):
-        return type(value)(_fresh(each) for each in value)
-    if type(value) is dict:
-        return {name: _fresh(each) for name, each in value.items()}
-    return value
+    changes = isinstance(value, keras.optimizers.Optimizer | keras.metrics.Metric)
+    return type(value).from_config(value.get_config()) if changes else value

@@ -10,68 +10,42 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
 from bigdl.common.errors import require
-from bigdl.nano.automl.hpo.objects import AutoObject, called
+from bigdl.nano.automl.hpo.objects import AutoObject, called, func
 
-__all__ = ["original", "restore", "substitute", "with_real_layers"]
+__all__ = ["substitutes", "with_real_layers"]
 
-_MISSING = object()
-_changed: list[tuple[ModuleType, str, Any]] = []
 _is_chosen = ContextVar("is_chosen", default=False)
 
 
-def substitute(models: Mapping[str, type]) -> None:
-    """Let names of ``bigdl.nano.tf`` take search spaces.
+def substitutes(models: Mapping[str, type]) -> Iterator[tuple[ModuleType, str, Any]]:
+    """Yield modules below ``bigdl.nano.tf``, and what takes search spaces in the places of names.
 
     Parameters
     ----------
     models : mapping of str to type
         The searchable models that take the places of ``Model`` and ``Sequential``.
     """
-    for module, name, value in _substitutes(models):
-        _changed.append((module, name, vars(module).get(name, _MISSING)))
-        setattr(module, name, value)
-
-
-def restore() -> None:
-    """Undo :func:`substitute`."""
-    while _changed:
-        module, name, before = _changed.pop()
-        if before is _MISSING:
-            delattr(module, name)
-        else:
-            setattr(module, name, before)
-
-
-def original(name: str) -> Any:
-    """Return the value of a name of ``bigdl.nano.tf.keras`` while HPO is not enabled."""
-    home = importlib.import_module("bigdl.nano.tf.keras")
-    for module, changed, before in _changed:
-        if (module, changed) == (home, name):
-            return home.__getattr__(name) if before is _MISSING else before
-    return getattr(home, name)
-
-
-def _substitutes(models: Mapping[str, type]) -> Iterator[tuple[ModuleType, str, Any]]:
     keras = require("keras", "tf")
     for path in ("keras.layers", "keras.activations", "optimizers"):
         module = importlib.import_module(f"bigdl.nano.tf.{path}")
         for name, value in _public(module):
             if inspect.isfunction(value):
-                yield module, name, lazy_function(value)
+                yield module, name, func()(value)
             elif inspect.isclass(value) and issubclass(value, keras.layers.Layer):
                 yield module, name, LazyLayerClass(value)
             elif inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer):
                 yield module, name, LazyClass(value)
     home = importlib.import_module("bigdl.nano.tf.keras")
-    yield home, "Input", lazy_function(keras.Input)
+    yield home, "Input", func()(keras.Input)
     yield from ((home, name, model) for name, model in models.items())
-    yield importlib.import_module("bigdl.nano.tf"), "cast", lazy_function(keras.ops.cast)
+    yield importlib.import_module("bigdl.nano.tf"), "cast", func()(keras.ops.cast)
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -128,17 +102,7 @@ class LazyLayer(AutoObject):
     """A layer that is made when its arguments have been chosen; called, it gives a lazy tensor."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> AutoObject:
-        return AutoObject(_on, self, *args, **kwargs)
-
-
-def lazy_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that, called with something lazy, gives a lazy result."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return called(function, *args, **kwargs)
-
-    return call
+        return AutoObject(operator.call, self, *args, **kwargs)
 
 
 def with_real_layers(constructor: Callable[..., None]) -> Callable[..., None]:
@@ -153,7 +117,3 @@ def with_real_layers(constructor: Callable[..., None]) -> Callable[..., None]:
             _is_chosen.reset(token)
 
     return construct
-
-
-def _on(layer: Any, /, *args: Any, **kwargs: Any) -> Any:
-    return layer(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +26,6 @@ from bigdl.training.keras.state import dump_optimizers, dump_weights, put_optimi
 from bigdl.training.position import Goal, Position
 
 if TYPE_CHECKING:
-    import keras
-
     from bigdl.orca.automl.trial import Job, Metric
     from bigdl.runtime.worker import Worker
 
@@ -91,16 +90,6 @@ class KerasModelBuilder(Builder):
         return model
 
 
-class _Parts:
-    """A model as the loop makes it; see :class:`bigdl.orca.learn.tf2.parts.KerasParts`."""
-
-    def __init__(self, builder: KerasModelBuilder, config: dict[str, Any]):
-        self._builder, self._config = builder, config
-
-    def build(self, *, training: bool) -> keras.Model:
-        return self._builder.compiled(self._config)
-
-
 class _KerasTrial(KerasLoop, Model):
     """A Keras model in training.
 
@@ -131,7 +120,9 @@ class _KerasTrial(KerasLoop, Model):
             verbose=0,
         )
         sync = TorchDistributedSync(worker)
-        super().__init__(worker, sync, _Parts(builder, config), settings, (), config)
+        # a model as the loop makes it, see bigdl.orca.learn.tf2.parts.KerasParts
+        parts = SimpleNamespace(build=lambda training: builder.compiled(config))
+        super().__init__(worker, sync, parts, settings, (), config)
         self._begin_fit("")
         self._metrics = job.goal.metrics
 
@@ -177,11 +168,10 @@ class _KerasTrial(KerasLoop, Model):
         return [float(figures[metric.name]) for metric in self._metrics]
 
     def _evaluated(self, metrics: Sequence[Metric]) -> dict[str, float]:
+        arguments: dict[str, Any] = {"x": self._seen}
         if isinstance(self._seen, Rows):
-            x, y = self._arrays(self._seen)
-            arguments = {"x": x, "y": y, "batch_size": self.settings.batch_size}
-        else:
-            arguments = {"x": self._seen}
+            arguments = dict(zip("xy", self._arrays(self._seen), strict=True))
+            arguments["batch_size"] = self.settings.batch_size
         figures = self.model.evaluate(**arguments, verbose=0, return_dict=True)
         for metric in metrics:
             if metric.name not in figures:
@@ -197,13 +187,11 @@ class _KerasTrial(KerasLoop, Model):
             x, _ = self._arrays(self._seen)
             outputs = as_list(self.model.predict(x, self.settings.batch_size, verbose=0))
             return list(self._seen.targets.values()), outputs
-        targets, outputs = [], []
-        for x, y, *_ in self._seen:
-            targets.append([np.asarray(each) for each in as_list(y)])
-            outputs.append([np.asarray(each) for each in as_list(self.model.predict_on_batch(x))])
-        if not targets:
+        batches = [(as_list(y), as_list(self.model.predict_on_batch(x))) for x, y, *_ in self._seen]
+        if not batches:
             raise UsageError("The validation data has no rows")
-        return joined(targets), joined(outputs)
+        targets, outputs = (joined(each) for each in zip(*batches, strict=True))
+        return targets, outputs
 
     def _arrays(self, rows: Rows) -> tuple:
         """Return all inputs and targets as the model takes them."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.automl import pytorch_utils
 from bigdl.orca.automl.model.base import Builder, Model, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import batch_size_of, of_config, part_of
-from bigdl.orca.automl.pytorch_utils import optimizer_creator, validate_pytorch_loss
 from bigdl.orca.learn.metrics.metric import TorchMetric
 from bigdl.orca.learn.pytorch.loop import Buffers, FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
@@ -55,8 +55,8 @@ class PytorchModelBuilder(Builder):
                 f"got {type(model_creator).__name__}"
             )
         self.model_creator = model_creator
-        self.optimizer_creator = _optimizer_creator(optimizer_creator)
-        self.loss_creator = validate_pytorch_loss(loss_creator)
+        self.optimizer_creator = pytorch_utils.optimizer_creator(optimizer_creator)
+        self.loss_creator = pytorch_utils.validate_pytorch_loss(loss_creator)
 
     def build(self, config, job, worker):
         parts = ModelParts(self.module, self.optimizer_creator, self.loss_creator, config=config)
@@ -71,7 +71,7 @@ class PytorchModelBuilder(Builder):
             trigger=None,
             metrics=[_Predictions(job.goal.metrics)],
         )
-        return _TorchTrial(worker, parts, settings)
+        return _TorchTrial(worker, TorchDistributedSync(worker), parts, settings)
 
     def default_metric(self, make_config):
         raise UsageError(
@@ -96,9 +96,6 @@ class PytorchModelBuilder(Builder):
         return model
 
 
-_optimizer_creator = optimizer_creator  # a parameter has the name of the function
-
-
 @dataclass
 class _Settings(FitSettings):
     """Those of a trial, whose workers share out data that all of them have."""
@@ -110,17 +107,7 @@ class _Settings(FitSettings):
 
 
 class _TorchTrial(TorchLoop, Model):
-    """A model of PyTorch in training.
-
-    Parameters
-    ----------
-    worker : Worker
-    parts : ModelParts
-    settings : _Settings
-    """
-
-    def __init__(self, worker: Worker, parts: ModelParts, settings: _Settings):
-        super().__init__(worker, TorchDistributedSync(worker), parts, settings)
+    """A model of PyTorch in training."""
 
     def epoch(self):
         self._epoch()

@@ -8,19 +8,20 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.feeds import as_feed, kind_of, names_of
+from bigdl.orca.data.feeds import ON_RAY, as_feed, kind_of
 from bigdl.runtime.shards.batches import permutation
 from bigdl.runtime.shards.columns import Leaf
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, Spool
 from bigdl.runtime.shards.values import columns_of, named_by_shard
+from bigdl.runtime.task import read_input
 from bigdl.training.batches import LoaderBatches, TensorShard, as_loader, spooled
 from bigdl.training.keras.data import is_dataset
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from bigdl.runtime.worker import Worker
 
 _BATCH_SIZE = 32
-_DISTRIBUTED = ("Spark DataFrame", "SparkXShards", "path", "RayXShards", "Ray Dataset")
+_DISTRIBUTED = ("Spark DataFrame", "SparkXShards", "path", *ON_RAY)
 
 
 @dataclass
@@ -48,21 +49,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))
-
-    def open(self) -> Rows:
-        """Return the rows themselves."""
-        return self
-
-
-@dataclass
-class Creator:
-    """A function ``f(config)`` of the user that makes what the framework reads."""
-
-    function: Callable[[dict], Any]
-
-    def open(self) -> Creator:
-        """Return the function itself."""
-        return self
 
 
 class _ArrayShard(Shard):
@@ -84,22 +70,17 @@ class RowsPart(TensorShard):
 
     Parameters
     ----------
-    shard : Shard
-    feature_cols, label_cols : sequence of str, optional
     worker : Worker
+    shard : Shard
+    *columns : sequence of str
+        Features and labels; by default those that the shard itself names so.
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        feature_cols: Sequence[str] | None,
-        label_cols: Sequence[str] | None,
-        worker: Worker,
-    ):
+    def __init__(self, worker: Worker, shard: Shard, *columns: Sequence[str] | None):
         with warnings.catch_warnings():
             # arrays that processes share are only read
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            super().__init__(shard, feature_cols, label_cols)
+            super().__init__(shard, *(columns or (None, None)))
         self._count, self._part = self.rows, slice(worker.rank, None, worker.world_size)
         self.rows = len(range(self._count)[self._part])
 
@@ -145,7 +126,7 @@ class LoaderPart(LoaderBatches):
         return self._whole._indices(shuffle, seed, epoch)[self._rank :: self._size]
 
 
-def of_config(data: Rows | Creator, config: dict[str, Any]) -> Any:
+def of_config(data: Any, config: dict[str, Any]) -> Any:
     """Return rows as they are, and what a function makes of a configuration.
 
     Returns
@@ -154,7 +135,7 @@ def of_config(data: Rows | Creator, config: dict[str, Any]) -> Any:
     """
     if isinstance(data, Rows):
         return data
-    made = data.function(dict(config))
+    made = data(dict(config)) if callable(data) else data
     if is_dataset(made):
         return made
     from torch.utils.data import DataLoader, Dataset
@@ -176,7 +157,7 @@ def batch_size_of(config: Mapping[str, Any], data: Any = None) -> int:
 def part_of(data: Rows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
     """Return the part of a worker in the data of a trial; an iterable loader is read to its end."""
     if isinstance(data, Rows):
-        return RowsPart(_ArrayShard(data), list(data.features), list(data.targets), worker)
+        return RowsPart(worker, _ArrayShard(data), list(data.features), list(data.targets))
     from torch.utils.data import IterableDataset
 
     if not isinstance(data.dataset, IterableDataset):
@@ -184,79 +165,29 @@ def part_of(data: Rows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
     folder = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
     worker.at_exit(folder.cleanup)
     shard, _ = spooled(data, LoaderShard(Spool(folder.name, "", 0)), None, None)
-    return RowsPart(shard, None, None, worker)
-
-
-@dataclass
-class SavedRows:
-    """Rows as files of this machine, which every process maps.
-
-    Attributes
-    ----------
-    folder : Path
-    features, targets : list of str
-        Names of the columns.
-    """
-
-    folder: Path
-    features: list[str]
-    targets: list[str]
-
-    @classmethod
-    def save(cls, rows: Rows, folder: Path) -> SavedRows:
-        """Write rows into a new folder."""
-        folder.mkdir()
-        for number, array in enumerate((*rows.features.values(), *rows.targets.values())):
-            np.save(folder / f"{number}.npy", array, allow_pickle=False)
-        return cls(folder, list(rows.features), list(rows.targets))
-
-    def open(self) -> Rows:
-        """Return the rows, mapped."""
-        files = (np.load(self.folder / f"{i}.npy", mmap_mode="r") for i in itertools.count())
-        features = dict(zip(self.features, files, strict=False))
-        return Rows(features, dict(zip(self.targets, files, strict=False)))
-
-
-@dataclass
-class RayRows:
-    """Rows in Ray's object store.
-
-    Attributes
-    ----------
-    reference : ray.ObjectRef
-        Of :class:`Rows`.
-    """
-
-    reference: Any
-
-    def open(self) -> Rows:
-        """Return the rows, in the memory that all processes of a node share."""
-        import ray
-
-        return ray.get(self.reference)
+    return RowsPart(worker, shard)
 
 
 def trial_data(
-    data: Any,
-    feature_cols=None,
-    label_cols=None,
-    *,
     name: str,
+    data: Any,
+    *,
+    columns: tuple[list, list],
     on_ray: bool,
     floats: str | None,
-    on_close: Callable[[Any], None] = lambda closer: None,
-) -> Rows | Creator | RayRows | SavedRows:
+    on_close: Callable[[Any], Any],
+) -> Any:
     """Return data as the trials of a search take it.
 
     Parameters
     ----------
+    name : str
+        For messages.
     data : object
         Arrays or a pandas frame of the driver; Spark DataFrames, XShards, Parquet files and
         datasets of Ray; a DataLoader, or a function ``f(config)``.
-    feature_cols, label_cols : str or sequence of str, optional
-        Columns of frames.
-    name : str
-        For messages.
+    columns : tuple of (features, labels)
+        Names of columns of frames.
     on_ray : bool
         Put rows that are not the driver's into Ray's object store, else into files of this
         machine.
@@ -265,6 +196,10 @@ def trial_data(
     on_close : callable
         Is called with a function that has to be called after the search.
 
+    Returns
+    -------
+    Rows, ray.ObjectRef of Rows, torch.utils.data.DataLoader or callable
+
     Raises
     ------
     UsageError
@@ -272,37 +207,32 @@ def trial_data(
     """
     input_type = kind_of(data)
     if input_type in _DISTRIBUTED:
-        features, labels = names_of(feature_cols), names_of(label_cols)
-        config = {"dtype": floats} if floats else {}
-        feed = as_feed(data, features, labels, config, name=name)
+        feed = as_feed(data, *columns, {"dtype": floats} if floats else {}, name=name)
         return _on_ray(feed) if on_ray else _on_this_machine(feed, on_close)
-    if input_type == "array":
-        return _rows(data, names_of(feature_cols), names_of(label_cols), floats, name)
-    if callable(data) and not isinstance(data, type):
-        return Creator(data)
-    if input_type == "DataLoader":
-        return Creator(lambda config: data)
-    raise UsageError(
-        f"{name} must be a tuple (x, y) of arrays, a pandas or Spark DataFrame with feature_cols "
-        "and label_cols, XShards, Parquet files, a DataLoader, or a function of the configuration "
-        f"that returns one, got {input_type}"
-    )
-
-
-def _rows(data, features, labels, floats, name) -> Rows:
+    if input_type == "DataLoader":  # or a function
+        return data
+    if input_type != "array":
+        raise UsageError(
+            f"{name} must be a tuple (x, y) of arrays, a pandas or Spark DataFrame with "
+            "feature_cols and label_cols, XShards, Parquet files, a DataLoader, or a function of "
+            f"the configuration that returns one, got {input_type}"
+        )
     if type(data).__name__ == "TensorDataset":
         data = tuple(data.tensors)
     try:
-        columns = columns_of(data, features, labels, floats)
+        arrays = columns_of(data, *columns, floats)
     except SourceError as error:
         raise UsageError(f"{name}: {error}") from None
-    arrays = {column: values for column, key, values in columns if key is None}
-    if len(arrays) < len(columns):
-        raise UsageError(f"{name}: the features of a search cannot be a dict; pass a list of them")
-    return _of_columns(arrays, features, labels, name)
+    return _rows({n: v if key is None else {key: v} for n, key, v in arrays}, *columns, name)
 
 
-def _of_columns(columns: dict[str, np.ndarray], features, labels, name) -> Rows:
+def _rows(columns: Mapping[str, Any], features, labels, name) -> Rows:
+    """Return columns as rows; without names the data name their columns themselves."""
+    if any(isinstance(values, dict) for values in columns.values()):
+        raise UsageError(
+            f"{name}: the features of a search cannot be a dict or a map; pass a list of them, or "
+            "select the values"
+        )
     if not features:
         features, labels = named_by_shard(list(columns))
     if not labels:
@@ -313,7 +243,11 @@ def _of_columns(columns: dict[str, np.ndarray], features, labels, name) -> Rows:
     return Rows(x, y)
 
 
-def _on_ray(feed) -> RayRows:
+def _rows_of_shard(shard: Shard, *names: Any) -> Rows:
+    return _rows({column: shard.column(column) for column in shard.names}, *names)
+
+
+def _on_ray(feed) -> Any:
     """Put rows into Ray's object store, once and past the driver."""
     import ray
 
@@ -321,23 +255,34 @@ def _on_ray(feed) -> RayRows:
 
     ingest = feed.prepare(RayCluster.of_program(), 1)
     try:
-        named = list(feed.feature_cols or ()), list(feed.label_cols or ())
         read: Any = ray.remote(_read).options(num_returns=2)
-        rows, problem = read.remote(ingest.reader, *named, feed.name)
+        names = feed.feature_cols, feed.label_cols, feed.name
+        rows, problem = read.remote(ingest.reader, *names)
         message = ray.get(problem)  # before a trial begins
         if message is not None:
             raise UsageError(message)
-        return RayRows(rows)
+        return rows
     finally:
         ingest.close()
 
 
-def _on_this_machine(feed, on_close) -> SavedRows:
+def _read(reader, *names: Any) -> tuple[Rows | None, str | None]:
+    """Return the rows of an ingest for one worker, or what is wrong with them; a task of Ray."""
+    spec = SimpleNamespace(reader=reader, job=os.getpid(), active_jobs=(), world_size=1)
+    with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
+        try:
+            (shard,) = read_input(spec, iter(()), 0, folder).values()
+            return _rows_of_shard(shard, *names), None
+        except (SourceError, UsageError) as error:
+            return None, str(error)
+
+
+def _on_this_machine(feed, on_close) -> Rows:
     """Write rows to files of this machine, by one worker of the Spark that runs on it."""
     from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.engines.spark import SparkEngine
 
-    if feed.kind in ("RayXShards", "Ray Dataset"):
+    if feed.kind in ON_RAY:
         raise UsageError(f"{feed.name} is a {feed.kind}; pass backend='ray' to search on Ray")
     cluster = SparkCluster.from_active()
     if not cluster.is_local:
@@ -345,38 +290,21 @@ def _on_this_machine(feed, on_close) -> SavedRows:
             f"{feed.name} is a {feed.kind} of a cluster, but backend='local' searches on this "
             "machine; pass backend='ray' with init_ray_on_spark=True"
         )
-    folder = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
-    on_close(folder.cleanup)
-    named = list(feed.feature_cols or ()), list(feed.label_cols or ())
-    path, name = os.path.join(folder.name, "rows"), feed.name
+    directory = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
+    on_close(directory.cleanup)
+    folder = directory.name
+    names = feed.feature_cols, feed.label_cols, feed.name
 
     def write(worker):
-        saved = SavedRows.save(_of_shard(worker.shard, *named, name), Path(path))
-        return [saved.features, saved.targets]
+        rows = _rows_of_shard(worker.shard, *names)
+        for number, array in enumerate([*rows.features.values(), *rows.targets.values()]):
+            np.save(f"{folder}/{number}.npy", array, allow_pickle=False)
+        return [list(rows.features), list(rows.targets)]
 
-    return SavedRows(Path(path), *SparkEngine(cluster).run(write, feed, num_workers=1)[0])
-
-
-def _read(reader, features, labels, name) -> tuple[Rows | None, str | None]:
-    """Return the rows of an ingest for one worker, or what is wrong with them; a task of Ray."""
-    from bigdl.runtime.shards.shard import SpoolWriter
-
-    with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
-
-        def spool(part, specs):
-            return SpoolWriter(folder, os.getpid(), f"{part}-0", specs)
-
-        open_spool: Any = spool  # a function with attributes
-        open_spool.place, open_spool.world_size = 0, 1
-        try:
-            (shard,) = reader(iter(()), open_spool).values()
-            return _of_shard(shard, features, labels, name), None
-        except (SourceError, UsageError) as error:
-            return None, str(error)
-
-
-def _of_shard(shard, features, labels, name) -> Rows:
-    arrays = {column: shard.column(column) for column in shard.names}
-    if any(isinstance(values, dict) for values in arrays.values()):
-        raise UsageError(f"{name}: the features of a search cannot be maps; select their values")
-    return _of_columns(arrays, features, labels, name)
+    columns = SparkEngine(cluster).run(write, feed, num_workers=1)[0]
+    numbers = itertools.count()
+    x, y = (
+        {n: np.load(f"{folder}/{next(numbers)}.npy", mmap_mode="r") for n in names}
+        for names in columns
+    )
+    return Rows(x, y)
