@@ -54,6 +54,8 @@ class BarrierTransport(Transport):
         See :class:`~.shuffle.ShuffleTransport`.
     """
 
+    group_size = 100
+
     def __init__(
         self,
         engine: Engine,

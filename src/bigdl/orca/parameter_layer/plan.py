@@ -205,6 +205,8 @@ class LayerPlan:
 class Transport(contextlib.AbstractContextManager):
     """Runs groups of steps on N ranks; see the module for who calls what."""
 
+    #: steps of a group, if nothing else is said
+    group_size: int
     #: whether what failed can be asked for again without :meth:`start`
     keeps_state: bool = False
 

@@ -43,9 +43,9 @@ from bigdl.orca.parameter_layer.rank import Rank, RankState, Sum, replica_of
 from bigdl.runtime.jobs import job_number, user_error
 
 if TYPE_CHECKING:
-    from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.data.feeds.group import FeedGroup
     from bigdl.orca.parameter_layer.rank import Replica
+    from bigdl.runtime.engine import Engine
 
 _TO_GRADIENTS, _TO_BOTH, _TO_UPDATE = 1, 2, 3
 
@@ -264,27 +264,33 @@ class ShuffleTransport(Transport):
 
     Parameters
     ----------
-    cluster : SparkCluster
+    engine : SparkEngine
+        Of the cluster; its barrier stages are not used.
     plan : LayerPlan
         There may be more ranks than the cluster runs tasks at once, and fewer slices than ranks.
     program : callable
         ``program(rank, shards)`` gives the rank's :class:`~.rank.Replica`; shipped by value.
     feed : FeedGroup
         Of one feed.
-    threads : int
-        Threads of a task.
+    threads : int, optional
+        Threads of a task; default its share of the node's cores.
     """
+
+    group_size = 10
 
     def __init__(
         self,
-        cluster: SparkCluster,
+        engine: Engine,
         plan: LayerPlan,
         program: Callable[[int, dict], Replica],
         feed: FeedGroup,
         *,
-        threads: int = 1,
+        threads: int | None = None,
     ):
-        cloudpickle = require("cloudpickle", "orca")
+        cloudpickle, cluster = require("cloudpickle", "orca"), engine.cluster
+        if threads is None:
+            per_node = -(-plan.ranks // max(cluster.nodes, 1))
+            threads = max(1, cluster.cores_per_node // per_node)
         self._cluster, self._sc, self._plan = cluster, cluster.sc, plan
         are_small = 4 * plan.geometry.total <= _SMALL
         self._pairs = Pairs(self._sc, plan.ranks, are_small=are_small)

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -52,6 +53,10 @@ class LayerFigures:
     of_ranks : list of EpochSums
     dropped : dict of str to int
         What stragglers cost: contributions and rows that were left out, discarded steps.
+    added : dict of str to ndarray of float64
+        What else replicas add up, in the ``sums`` of their records.
+    memory : list of int
+        The most bytes that each rank's process has had, where replicas say so.
     rows : list of list of float
         Of the last group: loss, counted and rows of each step.
     phases : dict of str to float
@@ -65,8 +70,24 @@ class LayerFigures:
         self._steps = self._wall = 0.0
         self._bytes = 0
         self.dropped = {"dropped_contributions": 0, "dropped_rows": 0, "discarded_steps": 0}
+        self.added: dict[str, Any] = {}
+        self.memory = [0] * ranks
         self.rows: list[list[float]] = []
         self.phases: dict[str, float] = {}
+
+    def to_json(self) -> dict:
+        """Return the sums, for a checkpoint inside an epoch."""
+        return {
+            "sums": [sums.to_json() for sums in self.of_ranks],
+            "dropped": dict(self.dropped),
+            "added": {name: np.asarray(values).tolist() for name, values in self.added.items()},
+        }
+
+    def restore(self, manifest: dict) -> None:
+        """Go on from the sums in the manifest of a checkpoint, of this or of another backend."""
+        self.of_ranks = [EpochSums(**values) for values in manifest["sums"]]
+        self.dropped.update(manifest.get("dropped", {}))
+        self.added = {name: np.asarray(v) for name, v in manifest.get("added", {}).items()}
 
     def add(self, records: Sequence[Sequence[dict]], seconds: float, began_at: float) -> None:
         """Add a group of steps.
@@ -106,7 +127,10 @@ class LayerFigures:
         total = sum(source["counted"] for source in sources)
         batch_rows = sum(source["rows"] for source in sources)
         loss = counted = 0.0
-        for sums, source in zip(self.of_ranks, sources, strict=True):
+        for rank, (sums, source) in enumerate(zip(self.of_ranks, sources, strict=True)):
+            for name, values in source.get("sums", {}).items():
+                self.added[name] = self.added.get(name, 0.0) + np.asarray(values)
+            self.memory[rank] = max(self.memory[rank], source.get("memory", 0))
             parts = self._rule.parts(
                 source["loss"], source["counted"], total, source["rows"], batch_rows
             )

@@ -184,7 +184,7 @@ _CLASSES: dict[str, type[KerasSlice]] = {
 """Classes of Keras by name, and those that update slices."""
 
 
-class LayerOptimizer:
+class KerasLayerOptimizer:
     """The driver's own optimizer; it makes no steps, but it counts them for its schedule.
 
     Parameters
@@ -205,11 +205,14 @@ class LayerOptimizer:
         The class that updates slices.
     groups : tuple of int
         The entry of :meth:`hyper` for every weight.
-    clamp, norm, with_norms
+    clamp, norm, slack, with_norms
         See :class:`bigdl.orca.parameter_layer.plan.LayerPlan`.
     """
 
+    slack = 0.0
+
     def __init__(self, optimizer, weights: list):
+        _check_trainable(weights)
         self.sliced, self._optimizer = _class_for(optimizer), optimizer
         if not optimizer.built:
             optimizer.build(weights)
@@ -291,7 +294,7 @@ def _positive(limit) -> float | None:
     return float(limit) if limit and limit > 0 else None
 
 
-def check_trainable(weights) -> None:
+def _check_trainable(weights) -> None:
     """Refuse weights that the parameter layer cannot hold or update."""
     if not weights:
         raise UsageError("The model has no trainable weights; there is nothing to fit")
