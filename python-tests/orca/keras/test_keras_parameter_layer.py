@@ -124,7 +124,7 @@ class Here(Transport):
         return [replica.describe() for replica in self._replicas]
 
     def start(self, states):
-        self._states = [RankState.unpack(state.message(with_residual=True)) for state in states]
+        self._states = [RankState.unpack(state.message()) for state in states]
 
     def run(self, steps):
         for state in self._states:

@@ -75,13 +75,10 @@ class BarrierTransport(Transport):
             self._resources = opened.pop_all()
         self._given: list[RankState] = []  # by `start`, and not with the executors yet
         self._name: str | None = None  # of the states that the executors keep
-        self._known: list[dict] | None = None
         self._folders: set[str] = set()  # where states are, perhaps on other machines
 
     def rows(self) -> list[dict]:
-        if self._known is None:
-            self._known = self._ask({"stage": _DESCRIBE})
-        return self._known
+        return self._ask({"stage": _DESCRIBE})
 
     def start(self, states: Sequence[RankState]) -> None:
         self._given, self._name, self.keeps_state = list(states), None, True
@@ -152,11 +149,11 @@ class GroupProgram:
         # from the driver, not from a worker
         for step in pickle.loads(steps):
             self._step(step, rank, replica, state, sync)
-        states.write(options["next"], state.message(with_residual=True))
+        states.write(options["next"], state.message())
         return state.records
 
     def _replica(self, worker):
-        version = [shard.spool.nonce for shard in worker.shards.values()]
+        version = tuple(shard.spool.nonce for shard in worker.shards.values())
         shards = dict(worker.shards)  # the engine lets go of its own
         make = functools.partial(self.program, worker.rank, shards)
         return replica_of(self.training, worker.rank, version, make)
@@ -172,10 +169,9 @@ class GroupProgram:
         summed = rank.reduce(pieces)
         statistics = None
         if self.plan.needs_statistics:
-            own = Message(rank.statistics(summed, state))
+            own = rank.statistics(summed, state)
             with rank.reading():
-                statistics_of_ranks = exchange_messages(sync, [own] * self.plan.ranks)
-            statistics = [unpack(data) for data in statistics_of_ranks]
+                statistics = exchange_messages(sync, [own] * self.plan.ranks)
         rank.update(step, summed, state, statistics)
 
 
@@ -257,26 +253,22 @@ class StateFiles:
         ranks, own = range(self._sync.world_size), self._sync.rank
         here = [float(os.path.exists(self._path(name, rank))) for rank in ranks]
         table = self._sync.all_gather(here)
-        senders = [_sender_of(table, rank) for rank in ranks]
-        if None in senders:
+        # itself, or the first one that has it
+        holders = [[r for r in (rank, *ranks) if table[r][rank]] for rank in ranks]
+        if not all(holders):
             return None
-        if senders != list(ranks):
-            messages = [
-                Message(self._map(name, rank)) if senders[rank] == own != rank else Message(None)
-                for rank in ranks
-            ]
-            given = exchange_messages(self._sync, messages)
-            if senders[own] != own:
-                return unpack(given[senders[own]])
-        return self._map(name, own)
+        senders = [held_by[0] for held_by in holders]
+        messages = [
+            Message(self._map(name, rank) if sender == own else None)
+            for rank, sender in enumerate(senders)
+        ]
+        return unpack(exchange_messages(self._sync, messages)[senders[own]])
 
     def write(self, name: str, state: Message) -> None:
         """Keep the own state, and the copies of others' that belong here."""
         ranks, own = range(self._sync.world_size), self._sync.rank
         state.written().tofile(self._path(name, own))
         copy_holders = [self._copy_holder(rank) for rank in ranks]
-        if copy_holders == list(ranks):
-            return
         messages = [state if rank == copy_holders[own] else Message(None) for rank in ranks]
         for rank, data in enumerate(exchange_messages(self._sync, messages)):
             if copy_holders[rank] == own != rank:
@@ -293,9 +285,3 @@ class StateFiles:
 
     def _path(self, name, rank):
         return os.path.join(self._folder, f"{name}-{rank}")
-
-
-def _sender_of(table, rank):
-    """Return the rank that gives another its state: itself, or the first one that has it."""
-    candidates = [rank, *range(len(table))]
-    return next((r for r in candidates if table[r][rank]), None)

@@ -83,7 +83,7 @@ def update_slice(
     state: Sequence[dict],
     gradient: np.ndarray,
     absent: Collection[int],
-    norms: Mapping[int, tuple[float, float]] | None = None,
+    norms: Sequence[Sequence[float]] | None = None,
 ) -> list[dict]:
     """One update of the segments of a slice by an optimizer of their own.
 
@@ -101,7 +101,7 @@ def update_slice(
         Of the slice.
     absent : collection of int
         Parameters without a gradient, which are left alone.
-    norms : dict of int to (float, float), optional
+    norms : sequence of (float, float), optional
         Norm of each parameter and of its gradient, for optimizers that need them.
 
     Returns

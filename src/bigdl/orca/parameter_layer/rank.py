@@ -95,32 +95,22 @@ class RankState:
         """Forget what was only about the group before."""
         self.records, self.is_halted = [], False
 
-    @property
-    def has_weights(self) -> bool:
-        """False for one that was packed without."""
-        return bool(len(self.weights))
-
     def pack(self) -> bytes:
-        """Return all of it as bytes; see :meth:`message`."""
-        return bytes(self.message(with_residual=True))
+        """Return all of it as bytes."""
+        return bytes(self.message())
 
-    def message(self, *, with_weights: bool = True, with_residual: bool = False) -> Message:
-        """A view of it; the residual is what another part of a step changes."""
-        doc = {**vars(self), "buffers": list(self.buffers.items())}
-        if not with_weights:
-            doc["weights"] = self.weights[:0]
-        if not with_residual:
-            doc["residual"] = None
-        return Message(doc)
+    def message(self) -> Message:
+        """Return a view of it."""
+        return Message({**vars(self), "buffers": list(self.buffers.items())})
 
     @classmethod
     def unpack(cls, data: Any) -> RankState:
         """The inverse of :meth:`pack` and :meth:`message`."""
-        doc = unpack(data)
-        doc["weights"] = doc["weights"].copy()
-        doc["buffers"] = {number: buffer.copy() for number, buffer in doc["buffers"]}
-        doc["residual"] = None if doc["residual"] is None else doc["residual"].copy()
-        return cls(**doc)
+        state = cls(**unpack(data))
+        state.weights = state.weights.copy()
+        state.buffers = {number: buffer.copy() for number, buffer in dict(state.buffers).items()}
+        state.residual = None if state.residual is None else state.residual.copy()
+        return state
 
 
 def states_of(
@@ -145,9 +135,7 @@ def states_of(
         Of every rank; those of another number of ranks are of no use.
     """
     geometry, owners = plan.geometry, plan.owners
-    kept: Sequence[np.ndarray | None] = [None] * owners
-    if residuals is not None and len(residuals) == owners:
-        kept = residuals
+    kept = residuals if residuals and len(residuals) == owners else [None] * owners
     return [
         RankState(
             vector[low:high].copy(),
@@ -210,8 +198,8 @@ class Sum:
     gradient : ndarray of float32
     absent : list of int
         Parameters that have a gradient on no rank.
-    buffers : dict of int to ndarray
-        Merged.
+    buffers : list of (int, ndarray)
+        Merged, with their numbers.
     record : dict
     is_void : bool
         True if the step is not made: it is discarded, or one before it in the group was.
@@ -219,17 +207,17 @@ class Sum:
 
     gradient: np.ndarray
     absent: list[int]
-    buffers: dict[int, np.ndarray]
+    buffers: list[tuple[int, np.ndarray]]
     record: dict[str, Any]
     is_void: bool = False
 
     def pack(self) -> bytes:
-        return pack({**vars(self), "buffers": list(self.buffers.items())})
+        return pack(vars(self))
 
     @classmethod
     def unpack(cls, data: Any) -> Sum:
         summed = cls(**unpack(data))
-        summed.gradient, summed.buffers = summed.gradient.copy(), dict(summed.buffers)
+        summed.gradient = summed.gradient.copy()
         return summed
 
 
@@ -257,9 +245,13 @@ class Rank:
         yield
         self._read = began, time.perf_counter() - started
 
-    def _take_read(self) -> tuple[float | None, float]:
-        read, self._read = self._read, None
-        return read or (None, 0.0)
+    def _begin(self) -> tuple[float, float]:
+        """Return when work began, in seconds since 1970, and by the clock that measures it.
+
+        What came in for it counts as if it had come in just now.
+        """
+        (began_at, read_s), self._read = self._read or (time.time(), 0.0), None
+        return began_at, time.perf_counter() - read_s
 
     @functools.cached_property
     def _segments(self) -> list[Segment]:
@@ -277,12 +269,8 @@ class Rank:
 
     @property
     def sends_exact_weights(self) -> bool:
-        """True if nothing is lost of the weights that :meth:`weights` gives."""
+        """True if the state's weights are in what :meth:`weights` gives, as they are."""
         return self._codec.weights == "fp32"
-
-    def own_weights(self, data: Any) -> np.ndarray:
-        """The own slice from what :meth:`weights` gave."""
-        return self._weights_codec.decode(unpack(data)["weights"]).copy()
 
     def gradients(
         self,
@@ -305,8 +293,7 @@ class Rank:
         list of Message, ndarray or None
             A piece for every owner, and the new residual.
         """
-        (began_at, read_s), now = self._take_read(), time.time()
-        started = time.perf_counter()
+        began_at, started = self._begin()
         vector = np.empty(self._geometry.total, np.float32)
         buffers: dict[int, np.ndarray] = {}
         for (low, high), data in zip(self._geometry.bounds, weights, strict=True):
@@ -326,29 +313,25 @@ class Rank:
         record = {
             **contribution.record,
             "rows": contribution.rows,
-            "began_at": now if began_at is None else began_at,
-            "get_weights_s": read_s + got - started,
+            "began_at": began_at,
+            "get_weights_s": got - started,
             "compute_s": computed - got,
             "put_gradient_s": time.perf_counter() - computed,
             "bytes": sum(map(len, encoded)),
             "ended_at": time.time(),
         }
-        pieces = []
+        common = {
+            "halted": is_halted,
+            "late": is_late,
+            "counted": contribution.counted,
+            "rows": contribution.rows,
+            "absent": list(contribution.absent),
+        }
+        owners, pieces = self._plan.owners, []
         for owner, data in enumerate(encoded):
-            owned = [
-                (i, b) for i, b in contribution.buffers.items() if i % self._plan.owners == owner
-            ]
-            doc = {
-                "gradient": data,
-                "halted": is_halted,
-                "late": is_late,
-                "counted": contribution.counted,
-                "rows": contribution.rows,
-                "absent": list(contribution.absent),
-                "buffers": owned,
-                "record": record if owner == 0 else None,
-            }
-            pieces.append(Message(doc))
+            buffers_of = [(n, b) for n, b in contribution.buffers.items() if n % owners == owner]
+            own = {"gradient": data, "buffers": buffers_of, "record": None if owner else record}
+            pieces.append(Message({**common, **own}))
         return pieces, residual
 
     def _encoded(self, gradient, residual):
@@ -367,13 +350,16 @@ class Rank:
 
     def reduce(self, pieces: Sequence) -> Sum:
         """Sum the pieces of the own slice, in the order of the ranks that they are from."""
-        (began_at, read_s), now = self._take_read(), time.time()
-        started = time.perf_counter()
+        began_at, started = self._begin()
         contributions = [unpack(data) for data in pieces]
+        sources = [doc["record"] for doc in contributions]
         present = [doc for doc in contributions if doc["counted"]]
-        is_void = self._is_void(contributions, len(present))
+        late = [source for source, doc in enumerate(contributions) if doc["late"]]
+        too_few = len(present) < (len(present) + len(late)) * (1 - self._plan.max_drop)
+        # alike on all owners
+        is_void = contributions[0]["halted"] or bool(late and (too_few or not present))
         if is_void:
-            present = []
+            contributions, present = [], []
         total = sum(doc["counted"] for doc in present)
         low, high = self._geometry.bounds[self.rank]
         gradient = _weighted_sum(
@@ -384,66 +370,53 @@ class Rank:
         absent = set(range(len(self._plan.sizes)))
         for doc in present:
             absent.intersection_update(doc["absent"])
-        counting = [] if is_void else contributions
-        buffers = merged([(doc["rows"], dict(doc["buffers"])) for doc in counting])
+        buffers = merged([(doc["rows"], dict(doc["buffers"])) for doc in contributions])
         if self._plan.clamp is not None:
             np.clip(gradient, *self._plan.clamp, out=gradient)
-        late = [source for source, doc in enumerate(contributions) if doc["late"]]
         record: dict[str, Any] = {
             "late": late,
-            "began_at": now if began_at is None else began_at,
-            "aggregate_s": read_s + time.perf_counter() - started,
+            "began_at": began_at,
+            "aggregate_s": time.perf_counter() - started,
             "ended_at": time.time(),
         }
         if self.rank == 0:
-            record["sources"] = [doc["record"] for doc in contributions]
-            record["is_void"] = is_void
-        return Sum(gradient, sorted(absent), buffers, record, is_void)
+            record |= {"sources": sources, "is_void": is_void}
+        return Sum(gradient, sorted(absent), list(buffers.items()), record, is_void)
 
-    def _is_void(self, docs, present: int) -> bool:
-        """Return True if too few have contributed for the step to be made; alike on all owners."""
-        late = sum(doc["late"] for doc in docs)
-        too_few = present < (present + late) * (1 - self._plan.max_drop)
-        return docs[0]["halted"] or bool(late and (too_few or not present))
-
-    def statistics(self, found: Sum, state: RankState) -> bytes:
+    def statistics(self, summed: Sum, state: RankState) -> Message:
         """Sums of squares of the own slice, for all ranks."""
         plan = self._plan
-        squares = [_squares(found.gradient)]
+        squares = [_squares(summed.gradient)]
         if plan.needs_norms:
             both = np.zeros((len(plan.sizes), 2))
             for segment in self._segments:
                 here = slice(segment.start, segment.stop)
-                both[segment.parameter] = (
-                    _squares(state.weights[here]),
-                    _squares(found.gradient[here]),
-                )
+                slices = state.weights[here], summed.gradient[here]
+                both[segment.parameter] = [_squares(part) for part in slices]
             squares += both.reshape(-1).tolist()
-        return np.asarray(squares, np.float64).tobytes()
+        return Message(np.asarray(squares))
 
     def update(
-        self, step: Step, found: Sum, state: RankState, statistics: Sequence | None = None
+        self, step: Step, summed: Sum, state: RankState, statistics: Sequence | None = None
     ) -> None:
         """Change the own slice.
 
         Parameters
         ----------
-        found : Sum
+        summed : Sum
             Of :meth:`reduce`.
         state : RankState
             It is changed.
-        statistics : sequence of bytes, optional
+        statistics : sequence of bytes-like or Message, optional
             What :meth:`statistics` gave on every owner, if the plan needs it.
         """
-        (began_at, read_s), record = self._take_read(), found.record
-        if began_at is not None:  # in a stage of its own
-            record["wait_s"] = max(0.0, began_at - record["ended_at"])
-        started = time.perf_counter()
-        if found.is_void:
+        (began_at, started), record = self._begin(), summed.record
+        record["wait_s"] = max(0.0, began_at - record["ended_at"])
+        if summed.is_void:
             state.is_halted = True
         else:
-            self._make_update(step, found, state, statistics)
-        record["compute_weight_s"] = read_s + time.perf_counter() - started
+            self._make_update(step, summed, state, statistics)
+        record["compute_weight_s"] = time.perf_counter() - started
         record["send_weights_s"] = 0.0
         record["ended_at"] = time.time()
         state.records.append(record)
@@ -460,18 +433,13 @@ class Rank:
     def _make_update(self, step, summed, state, statistics):
         norms, plan = None, self._plan
         if statistics is not None:
-            squares = np.frombuffer(statistics[0], np.float64).copy()
-            for data in statistics[1:]:
-                squares += np.frombuffer(data, np.float64)
-            scale = 1.0
+            squares, scale = sum(map(unpack, statistics)), 1.0
             if plan.norm is not None:
-                found_norm = float(np.sqrt(squares[0])) + plan.slack
-                scale = plan.norm / max(found_norm, plan.norm)
+                scale = plan.norm / max(float(np.sqrt(squares[0])) + plan.slack, plan.norm)
                 if scale < 1.0:
                     summed.gradient *= np.float32(scale)
             if plan.needs_norms:
-                pairs = np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)
-                norms = {i: (float(norm), float(slope)) for i, (norm, slope) in enumerate(pairs)}
+                norms = (np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)).tolist()
         state.optimizer = update_slice(
             plan,
             step.hyper,
@@ -505,43 +473,35 @@ def _squares(values) -> float:
     return float(wide @ wide)
 
 
-_open: dict[tuple, tuple[Any, Any]] = {}  # training and rank -> what it was made for, replica
+_open: dict[tuple, Any] = {}  # replicas by training, rank and version
 _memory = contextlib.ExitStack()
 
 
-def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]) -> Any:
+def replica_of(training: str, rank: int, version: tuple, make: Callable[[], Any]) -> Any:
     """This process' replica of a rank; those of other trainings are closed.
 
     Parameters
     ----------
     training : str
     rank : int
-    version : object
+    version : tuple
         What it depends on; a replica of another version is made anew.
     make : callable
     """
-    close_replicas(except_of=training)
-    entry = _open.get((training, rank))
-    if entry is None or entry[0] != version:
-        if entry is not None:
-            del _open[training, rank]
-            _close(entry[1])
+    close_replicas(lambda key: key[0] != training or (key[1] == rank and key[2] != version))
+    key = training, rank, version
+    if key not in _open:
         replica = make()
         if not _open:
             _memory.enter_context(tuned_allocator())
-        entry = _open[training, rank] = version, replica
-    return entry[1]
+        _open[key] = replica
+    return _open[key]
 
 
-def close_replicas(except_of: str | None = None) -> None:
-    """Close the replicas in this process."""
-    for place in [p for p in _open if p[0] != except_of]:
-        _close(_open.pop(place)[1])
+def close_replicas(is_over: Callable[[tuple], bool] = lambda key: True) -> None:
+    """Close the replicas in this process; if it is said, only those with certain keys."""
+    for key in filter(is_over, list(_open)):
+        replica = _open.pop(key)
+        getattr(replica, "close", lambda: None)()
     if not _open:
         _memory.close()
-
-
-def _close(replica):
-    close = getattr(replica, "close", None)
-    if close is not None:
-        close()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
@@ -56,14 +56,13 @@ class DropStragglers:
         """The rule from what ``fit(drop_stragglers=)`` accepts."""
         if isinstance(value, cls):
             return value
-        names = [f.name for f in fields(cls)]
-        needed = set(names[:2])
-        if not isinstance(value, dict) or not needed <= value.keys() <= set(names):
+        try:
+            return cls(**cast("dict", value))
+        except TypeError:
             raise UsageError(
                 f"drop_stragglers should be a dict with drop_percentage and max_drop_percentage, "
                 f"perhaps batchsize and warmup_iteration, got {value!r}"
-            )
-        return cls(**value)
+            ) from None
 
     def check(self, ranks: int) -> None:
         """Refuse a share of so many workers' contributions that is less than one of them."""

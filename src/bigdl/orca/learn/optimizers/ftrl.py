@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from bigdl.orca.parameter_layer.lars import SliceOptimizer
 
-class TorchFtrl(torch.optim.Optimizer):
+
+class TorchFtrl(SliceOptimizer):
     """Follow the regularized leader.
 
     Parameters
@@ -35,18 +37,7 @@ class TorchFtrl(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        """One update of the weights that have a gradient."""
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-        return loss
-
-    def _update(self, parameter, group):
+    def _update(self, parameter, group, norms):
         gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
         state = self.state[parameter]
         if not state:

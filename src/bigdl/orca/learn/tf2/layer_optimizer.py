@@ -8,20 +8,21 @@ says.  What Keras limits by the norm of whole weights is told by `norms`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.parameter_layer.lars import SliceOptimizer
 from bigdl.training.keras.state import array_of, tensor_of, to_variable
 
 _AVERAGE = {"average": "_model_variables_moving_average"}
 
 
-class KerasSlice(torch.optim.Optimizer, ABC):
+class KerasSlice(SliceOptimizer):
     """An optimizer of Keras that updates one slice of the flat vector.
 
     Its groups have ``learning_rate``, ``iteration``, ``clipnorm``, ``weight_decay`` and
@@ -32,8 +33,6 @@ class KerasSlice(torch.optim.Optimizer, ABC):
     ----------
     elementwise : bool
         Tells the parameter layer that it may be cut.
-    norms : sequence of (float, float) or None
-        See :class:`bigdl.orca.parameter_layer.lars.LARS`.
     numbers : tuple of str
         Attributes of the optimizer of Keras that the update depends on.
     slots : dict of str to str
@@ -41,40 +40,29 @@ class KerasSlice(torch.optim.Optimizer, ABC):
     """
 
     elementwise = True
-    norms: Sequence[tuple[float, float]] | None = None
     numbers: tuple[str, ...]
     slots: Mapping[str, str]
 
     def __init__(self, params):
         super().__init__(params, {})
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        """One update of the weights that have a gradient."""
-        number = 0
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._step(weight, group, number)
-                if group["ema_momentum"] is not None:
-                    self._average(weight, group)
-                number += 1
-
-    def _step(self, weight, group, number):
-        gradient, most, decay = weight.grad, group["clipnorm"], group["weight_decay"]
-        if most is not None and self.norms is not None:
-            gradient = gradient * most / max(self.norms[number][1], most)
+    def _update(self, parameter, group, norms):
+        gradient, most, decay = parameter.grad, group["clipnorm"], group["weight_decay"]
+        if most is not None and norms is not None:
+            gradient = gradient * most / max(norms[1], most)
         if decay is not None:
-            weight.sub_(weight * decay * group["learning_rate"])
-        self.update(weight, gradient, self.state[weight], group)
+            parameter.sub_(parameter * decay * group["learning_rate"])
+        self.update(parameter, gradient, self.state[parameter], group)
 
-    def _average(self, weight, group):
+    def _end_step(self, parameter, group):
+        if group["ema_momentum"] is None:
+            return
         iteration, often = group["iteration"], group["ema_overwrite_frequency"]
         momentum = group["ema_momentum"] if iteration else 0.0
-        average = _slot(self.state[weight], "average", weight)
-        average.mul_(momentum).add_(weight * (1 - momentum))
+        average = _slot(self.state[parameter], "average", parameter)
+        average.mul_(momentum).add_(parameter * (1 - momentum))
         if often and (iteration + 1) % often == 0:
-            weight.copy_(average)
+            parameter.copy_(average)
 
     @abstractmethod
     def update(self, weight, gradient, state: dict, group: dict) -> None:
