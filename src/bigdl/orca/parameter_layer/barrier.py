@@ -137,7 +137,8 @@ class GroupProgram:
         sync.start()
         states = StateFiles(sync, folder)
         states.keep_only(options["name"])
-        steps, *states_of_ranks = _received(sync, worker.state())
+        data = sync.broadcast(worker.state())  # the steps, and perhaps all states
+        steps, *states_of_ranks = [None] if data is None else unpack(data)
         packed = states_of_ranks[worker.rank] if states_of_ranks else states.read(options["name"])
         if packed is None:
             return _LOST
@@ -173,12 +174,6 @@ class GroupProgram:
             with rank.reading():
                 statistics = exchange_messages(sync, [own] * self.plan.ranks)
         rank.update(step, summed, state, statistics)
-
-
-def _received(sync, data) -> list:
-    """Return the driver's data for rank 0: nothing, or the steps and perhaps all states."""
-    data = sync.broadcast(data)
-    return [None] if data is None else unpack(data)
 
 
 def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
@@ -267,7 +262,8 @@ class StateFiles:
     def write(self, name: str, state: Message) -> None:
         """Keep the own state, and the copies of others' that belong here."""
         ranks, own = range(self._sync.world_size), self._sync.rank
-        state.written().tofile(self._path(name, own))
+        with open(self._path(name, own), "wb") as file:
+            file.writelines(state.parts)
         copy_holders = [self._copy_holder(rank) for rank in ranks]
         messages = [state if rank == copy_holders[own] else Message(None) for rank in ranks]
         for rank, data in enumerate(exchange_messages(self._sync, messages)):

@@ -161,10 +161,6 @@ class Message:
     def __bytes__(self):
         return b"".join(self.parts)
 
-    def written(self) -> np.ndarray:
-        """All of it in one array of bytes."""
-        return np.concatenate([np.frombuffer(part, np.uint8) for part in self.parts])
-
     def opened(self) -> Any:
         """The document, as :func:`unpack` gives it where it arrives."""
         return _filled(self._text, lambda place, dtype, shape: self._arrays[place].reshape(shape))

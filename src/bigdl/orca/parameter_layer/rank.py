@@ -17,7 +17,7 @@ import numpy as np
 
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.parameter_layer.messages import Message, codec_for, pack, unpack
-from bigdl.orca.parameter_layer.optimizers import cut_state, update_slice
+from bigdl.orca.parameter_layer.optimizers import update_slice
 from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
 from bigdl.orca.parameter_layer.stragglers import run_within
 
@@ -44,12 +44,7 @@ def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
         return first.copy()
     if not np.issubdtype(first.dtype, np.inexact):
         return np.asarray(np.maximum.reduce(values))
-    wide = np.result_type(first.dtype, np.float64)
-    total = sum(rows)
-    mean = np.zeros(first.shape, wide)
-    for value, count in zip(values, rows, strict=True):
-        mean += value.astype(wide) * (count / total)
-    return mean.astype(first.dtype)
+    return np.average(values, axis=0, weights=rows).astype(first.dtype)
 
 
 def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dict[int, np.ndarray]:
@@ -111,40 +106,6 @@ class RankState:
         state.buffers = {number: buffer.copy() for number, buffer in dict(state.buffers).items()}
         state.residual = None if state.residual is None else state.residual.copy()
         return state
-
-
-def states_of(
-    plan: LayerPlan,
-    vector: np.ndarray,
-    optimizer: Mapping[int, Mapping],
-    buffers: Mapping[int, np.ndarray],
-    residuals: Sequence[np.ndarray] | None = None,
-) -> list[RankState]:
-    """The states of all owners of slices, cut from those of a whole model.
-
-    Parameters
-    ----------
-    plan : LayerPlan
-    vector : ndarray of float32
-        All parameters.
-    optimizer : mapping of int to mapping
-        The state of every parameter by its number.
-    buffers : mapping of int to ndarray
-        Those that have changed since the start.
-    residuals : sequence of ndarray, optional
-        Of every rank; those of another number of ranks are of no use.
-    """
-    geometry, owners = plan.geometry, plan.owners
-    kept = residuals if residuals and len(residuals) == owners else [None] * owners
-    return [
-        RankState(
-            vector[low:high].copy(),
-            cut_state(optimizer, geometry, rank),
-            {n: b for n, b in buffers.items() if n % owners == rank},
-            kept[rank],
-        )
-        for rank, (low, high) in enumerate(geometry.bounds)
-    ]
 
 
 @dataclass

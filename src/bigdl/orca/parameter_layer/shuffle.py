@@ -384,11 +384,12 @@ class ShuffleTransport(Transport):
             return shuffles[-1]
 
         def with_state(contributions, update):
-            return pairs.beside(contributions, pairs.on_lines(update, *FOR_UPDATE))
+            return contributions.union(pairs.on_lines(update, *FOR_UPDATE))
 
         update = shuffled(before, task(Work.begin, line=_TO_GRADIENTS))
         for number, step in enumerate(steps, 1):
-            weights = pairs.beside(self._rows.handles, pairs.on_lines(update, *FOR_GRADIENTS))
+            # partition n holds those of n of both, where the handles are cached
+            weights = self._rows.handles.union(pairs.on_lines(update, *FOR_GRADIENTS))
             contributions = shuffled(weights, task(Work.gradients, step, reads=FOR_GRADIENTS))
             if self._shipped.plan.needs_statistics:
                 summed = with_state(contributions, update)

@@ -6,14 +6,14 @@ import colorsys
 import itertools
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.drawing import Chart, Scale, write_drawing
-from bigdl.training.figures import EpochSums, LossRule, Records, summaries_of
+from bigdl.training.figures import EpochSums, LossRule, summaries_of
 
 PHASES = (
     "launch_s",
@@ -61,7 +61,7 @@ class LayerFigures:
     rows : list of list of float
         Of the last group: loss, counted and rows of each step.
     phases : dict of str to float
-        Of the last group: mean seconds per step of the phases and of the whole step.
+        Of the last group: mean seconds per step, at least of :data:`GROUP_PHASES`.
     """
 
     def __init__(self, ranks: int, *, weighted: bool, sums: bool):
@@ -119,6 +119,7 @@ class LayerFigures:
         self._steps += count
         for name, total in totals.items():
             self._totals[name] += total
+        totals["rest_s"] = max(0.0, seconds - sum(totals[name] for name in PHASES))
         self.phases = {name: total / count for name, total in totals.items()}
 
     def _add_step(self, sources, seconds):
@@ -170,19 +171,8 @@ def _waits(owners, ended: float) -> list[float]:
     ]
 
 
-_COLUMNS = (*PHASES, "rest_s", "step_s")
-
-
-class GroupPhases(Records):
-    """Mean seconds per step of the phases, the rest and the whole step, for every group."""
-
-    def __init__(self):
-        super().__init__(_COLUMNS)
-
-    def add_group(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Add a group that ended with this step: seconds of the phases and the whole step."""
-        phases = [seconds[name] for name in PHASES]
-        self.add(step, [*phases, max(0.0, seconds["step_s"] - sum(phases)), seconds["step_s"]])
+GROUP_PHASES = (*PHASES, "rest_s", "step_s")
+"""What is recorded of every group: means per step of the phases, the rest and the whole step."""
 
 
 def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
@@ -191,12 +181,12 @@ def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
     A tag is ``"Phases/"`` and a name of :data:`PHASES`, ``"rest_s"`` (what is left of the whole
     step) or ``"step_s"``.
     """
-    return summaries_of(rows, [f"Phases/{name}" for name in _COLUMNS])
+    return summaries_of(rows, [f"Phases/{name}" for name in GROUP_PHASES])
 
 
 # -- the chart ------------------------------------------------------------------------------------
 
-_LABELS = [name.removesuffix("_s").replace("_", " ") for name in _COLUMNS[:-1]]
+_LABELS = [name.removesuffix("_s").replace("_", " ") for name in GROUP_PHASES[:-1]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _MARGIN = 860, 420, 70, 150, 40
 _BARS = 120  # at most: a longer training is drawn by means of several groups
 
@@ -216,7 +206,7 @@ def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
     Parameters
     ----------
     rows : sequence of sequence of float
-        See :class:`GroupPhases`.
+        Records of :data:`GROUP_PHASES`.
     path : Path
         See :func:`bigdl.common.drawing.write_drawing`.
     """

@@ -26,9 +26,9 @@ from bigdl.orca.learn.layer_fit.figures import LayerFigures
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.parameter_layer.barrier import BarrierTransport
 from bigdl.orca.parameter_layer.messages import codec_for
-from bigdl.orca.parameter_layer.optimizers import joined_state
+from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
-from bigdl.orca.parameter_layer.rank import RankState, changed, states_of
+from bigdl.orca.parameter_layer.rank import RankState, changed
 from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
 from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit
 from bigdl.runtime.collectives.base import GradientSync
@@ -149,6 +149,7 @@ class LayerLoop(FitLoop):
     replica: type[LayerReplica]
     _validation: Callable[..., list] | None = None  # evaluates weights
     _snapshots: CheckpointDirectory | None = None
+    _pulled: list[RankState] | None = None  # what the ranks have, if the driver's model has it, too
 
     def __init__(
         self,
@@ -158,7 +159,6 @@ class LayerLoop(FitLoop):
         start: Snapshot | None,
         flat: FlatModel,
         optimizer: Any,
-        *,
         sums: bool,
         weighted: bool = False,
     ):
@@ -214,7 +214,6 @@ class LayerLoop(FitLoop):
         self._transport, self._cluster, self._policy = transport, cluster, policy
         self._on_progress, self._validation = on_progress, validation
         self._policy.run(self._open_rows, "trying again")
-        self._is_current = True  # whether the driver's model is that of the ranks
         self._latest = self._policy.run(lambda: self._begin(self._start), "trying again")
         return self._fit()
 
@@ -271,40 +270,41 @@ class LayerLoop(FitLoop):
     @property
     def _epochs_of_fit(self) -> int:
         """Epochs that the fit is to make, for the progress bar."""
-        return (self.settings.goal.epochs or 0) - self.settings.goal.first
+        goal = self.settings.goal
+        return goal.last_epoch(self.position, self._epoch_steps) - goal.first
 
     # -- the fit -------------------------------------------------------------------------------
 
-    def _train(self) -> list | None:
-        """Make all epochs; returns the ranks' states, or None where a snapshot has them."""
+    def _train(self) -> bool:
+        """Make all epochs; returns True if the newest snapshot is the state that they end with."""
         while True:
             try:
                 while not self._is_over():
                     self._epoch()
-                return None if self._is_saved() else self._pull()
+                manifest = self._latest.manifest
+                is_newest = manifest == {**manifest, **self.position.to_json()}
+                if is_newest and self.settings.goal.is_reached(self.position):
+                    return True
+                self._pull()
+                return False
             except WorkerLost as error:
                 self._restart_from_latest(error)
 
     def _evaluated(self) -> dict:
-        """Evaluate the driver's own model."""
+        """Evaluate the weights of the ranks."""
+        self._pull()
         evaluate, weights = cast("Callable", self._validation), self._weights()
         try:
             return self._policy.run(lambda: evaluate(state=weights)[0], "evaluating again")
         except NoRows:
             raise UsageError("The validation data has no rows") from None
 
-    def _finish(self, states: list | None) -> Snapshot:
-        """The final state."""
+    def _finish(self, is_saved: bool) -> Snapshot:
+        """Return the final state."""
         self.position.end_fit(self.settings.goal)
-        if states is not None:
-            self._keep(states)
+        if not is_saved:
+            self._save_checkpoint()
         return self._latest
-
-    def _is_saved(self) -> bool:
-        """Return True if the newest snapshot is the state that the fit ends with."""
-        manifest = self._latest.manifest
-        is_newest = manifest == {**manifest, **self.position.to_json()}
-        return is_newest and self.settings.goal.is_reached(self.position)
 
     def _is_over(self) -> bool:
         return self.settings.goal.is_reached(self.position) or self.stop
@@ -322,7 +322,10 @@ class LayerLoop(FitLoop):
         self._figures = self._new_figures()
 
     def _save_checkpoint(self) -> None:
-        self._keep(self._pull())
+        self._pull()
+        self._latest = self._snapshot()
+        if self._snapshots is not None:
+            self._snapshots.write(self._latest)
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -332,7 +335,7 @@ class LayerLoop(FitLoop):
             self._fit_slices_to_slots()
         steps, is_due = self._next_steps()
         began_at, started = time.time(), time.perf_counter()
-        self._is_current = False
+        self._pulled = None
         records = self._run(steps)
         seconds = time.perf_counter() - started
         self._figures.add(records, seconds, began_at)
@@ -433,44 +436,57 @@ class LayerLoop(FitLoop):
         self._restore(files)
         residuals = files.get(_RESIDUALS)
         kept = None if residuals is None else [each.numpy() for each in loads(residuals)]
-        states = self._states(kept)
-        self._transport.start(states)
-        self._is_current = True
-        return self._snapshot(states) if snapshot is None else snapshot
+        self._push(kept)
+        return self._snapshot() if snapshot is None else snapshot
 
-    def _states(self, residuals: Sequence[np.ndarray] | None = None) -> list[RankState]:
-        """Return the model and optimizer as they are now, cut for the ranks."""
-        flat = self._flat
+    def _push(self, residuals: Sequence[np.ndarray | None] | None) -> None:
+        """Let the ranks go on from the driver's model."""
+        states = self._states(residuals)
+        self._transport.start(states)
+        self._pulled = states
+
+    def _states(self, residuals: Sequence[np.ndarray | None] | None = None) -> list[RankState]:
+        """Return the model and optimizer as they are now, cut for the owners of slices.
+
+        Residuals are those of every rank; of another number of ranks they are of no use.
+        """
+        flat, geometry, owners = self._flat, self.plan.geometry, self.plan.owners
         buffers = changed(flat.initial, flat.buffers())
-        return states_of(self.plan, flat.vector(), self._optimizer.state(), buffers, residuals)
+        vector, optimizer = flat.vector(), self._optimizer.state()
+        kept = residuals if residuals and len(residuals) == owners else [None] * owners
+        return [
+            RankState(
+                vector[low:high].copy(),
+                cut_state(optimizer, geometry, rank),
+                {number: b for number, b in buffers.items() if number % owners == rank},
+                kept[rank],
+            )
+            for rank, (low, high) in enumerate(geometry.bounds)
+        ]
 
     def _pull(self) -> list[RankState]:
-        """Bring the state of the ranks to the driver's model."""
-        states = self._ask(self._transport.states, "the state is asked for again")
-        if not self._is_current:
+        """Bring the state of the ranks to the driver's model, unless it is there."""
+        if self._pulled is None:
+            states = self._ask(self._transport.states, "the state is asked for again")
             buffers = {number: b for state in states for number, b in state.buffers.items()}
             vector = np.concatenate([state.weights for state in states])
             self._flat.put(vector, self._flat.with_initial(buffers))
             slices = [state.optimizer for state in states]
             self._optimizer.put_state(joined_state(slices, self.plan.geometry, self._flat.shapes))
-            self._is_current = True
-        return states
+            self._pulled = states
+        return self._pulled
 
-    def _keep(self, states):
-        self._latest = self._snapshot(states)
-        if self._snapshots is not None:
-            self._snapshots.write(self._latest)
-
-    def _snapshot(self, states) -> Snapshot:
+    def _snapshot(self) -> Snapshot:
+        """Return the state of the driver's model, which is that of the ranks."""
         position = self.position
         manifest = {**position.to_json(), **vars(self._batches), "inputs": self._inputs}
         if position.step:
             manifest |= {**self._figures.to_json(), "rows_since_merge": [0] * self.size}
-        files = self._files()
-        if any(state.residual is not None for state in states):
+        files, residuals = self._files(), [state.residual for state in self._pull()]
+        if any(residual is not None for residual in residuals):
             import torch
 
-            kept = [torch.from_numpy(np.array(state.residual)) for state in states]
+            kept = [torch.from_numpy(np.array(residual)) for residual in residuals]
             files[_RESIDUALS] = dumps(kept)
         return Snapshot(manifest, files)
 
@@ -485,6 +501,29 @@ class LayerLoop(FitLoop):
             self._begin(self._latest)
 
         self._policy.run(begin, "trying again")
+
+
+def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = "") -> None:
+    """Refuse a callback that has hooks of steps.
+
+    Parameters
+    ----------
+    callback : object
+    base : type
+        The class whose hooks do nothing.
+    hooks : sequence of str
+    refused : str
+        What else it is that does not go, without any hook.
+    """
+    cls = type(callback)
+    names = [h for h in hooks if getattr(cls, h, None) is not getattr(base, h)]
+    names += [h for h in hooks if h in vars(callback)]
+    if names or refused:
+        has = f"has {', '.join(names)}" if names else refused
+        raise UsageError(
+            f"{cls.__name__} {has}, but the steps of backend='bigdl' run in Spark tasks that call "
+            "no callbacks; use hooks of epochs, or backend='spark'"
+        )
 
 
 class LayerTraining(Training):

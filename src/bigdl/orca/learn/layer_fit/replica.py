@@ -79,13 +79,11 @@ class FlatModel:
 
     def flat_gradient(self, gradients: Sequence[np.ndarray | None]) -> np.ndarray:
         """Return the gradients of all trained weights as a vector; one that is missing is 0."""
-        sizes = self.sizes
-        return self._whole.flatten(
-            [
-                np.zeros(size, np.float32) if gradient is None else gradient
-                for gradient, size in zip(gradients, sizes, strict=True)
-            ]
-        )
+        vector = np.zeros(self._whole.total, np.float32)
+        for part, gradient in zip(self._whole.parts(vector), gradients, strict=True):
+            if gradient is not None:
+                part[:] = np.reshape(gradient, -1)
+        return vector
 
 
 class LayerReplica(ABC):

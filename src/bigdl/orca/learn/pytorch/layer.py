@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.learn.layer_fit.figures import GroupPhases
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining
+from bigdl.orca.learn.layer_fit.figures import GROUP_PHASES
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining, check_hooks
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
@@ -156,12 +155,20 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     """
 
     replica = TorchReplica
+    _run_steps, _evaluate = LayerLoop._groups_of_epoch, LayerLoop._evaluated
 
     def __init__(
         self, program: FitProgram, options: LayerOptions, ranks: int, start: Snapshot | None
     ):
         cloudpickle, settings = require("cloudpickle", "orca"), program.settings
-        _check_callbacks(settings.callbacks, settings.accumulate)
+        for callback in settings.callbacks:
+            is_main = isinstance(callback, MainCallback)
+            check_hooks(callback, Callback, _OF_STEPS, "is a MainCallback" if is_main else "")
+        if settings.accumulate > 1:
+            raise UsageError(
+                "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that "
+                f"is {settings.accumulate} times as large, which is the same update"
+            )
         parts = cloudpickle.loads(cloudpickle.dumps(program.parts))
         parts.initialize = None  # for workers
         with isolated_rng(settings.seed):
@@ -172,20 +179,12 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         optimizer = TorchLayerOptimizer(built.optimizer, settings.clipping)
         if start is not None:
             self._load(start.files)
-        sums, weighted = settings.forward_pass(built).sums, settings.weighted
+        flat, sums = _flat(built), settings.forward_pass(built).sums
         LayerLoop.__init__(
-            self,
-            program,
-            options,
-            ranks,
-            start,
-            _flat(built),
-            optimizer,
-            sums=sums,
-            weighted=weighted,
+            self, program, options, ranks, start, flat, optimizer, sums, settings.weighted
         )
         self.device = next(self.model.parameters()).device
-        self._summary, self._phases = StepSummary(), GroupPhases()
+        self._summary, self._phases = StepSummary(), Records(GROUP_PHASES)
         self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded
         if settings.summary:
             self._records = {"summary.pt": self._summary, "phases.pt": self._phases}
@@ -203,18 +202,14 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     # -- the fit -------------------------------------------------------------------------------
 
     def _fit(self):
-        goal = self.settings.goal
-        self.first_epoch = goal.first
-        self.num_epochs = goal.last_epoch(self.position, self._plan.steps)
+        self.first_epoch = self.settings.goal.first
+        self.num_epochs = self.first_epoch + self._epochs_of_fit
         self.call("before_run")
         if self.position.partial:  # an earlier fit ended inside this epoch
             self._close_epoch(self.position.partial)
-        states = self._train()
+        is_saved = self._train()
         self.call("after_run")
-        return self._finish(states)
-
-    def _run_steps(self) -> bool:
-        return self._groups_of_epoch()
+        return self._finish(is_saved)
 
     def _epoch_figures(self) -> dict | None:
         figures = self._figures.entry()
@@ -222,18 +217,10 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
             figures |= self._figures.dropped
         return figures
 
-    def _evaluate(self) -> dict:
-        self._pull()
-        return self._evaluated()
-
     def _end_training_epoch(self) -> None:
         if self.callbacks:
             self._pull()
         super()._end_training_epoch()
-
-    @property
-    def _epochs_of_fit(self):
-        return self.num_epochs - self.settings.goal.first
 
     def _pass_step(self):
         super()._pass_step()
@@ -248,7 +235,8 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
             mean = loss / counted if counted else float("nan")
             throughput = rows * len(steps) / seconds
             self._summary.add(number, [mean, float(step.hyper[0]["lr"]), throughput])
-        self._phases.add_group(self.position.global_step, self._figures.phases)
+        phases = self._figures.phases
+        self._phases.add(self.position.global_step, [phases[name] for name in GROUP_PHASES])
 
     # -- files ---------------------------------------------------------------------------------
 
@@ -266,26 +254,6 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         for name, records in self._records.items():
             if name in files:
                 records.load(files[name])
-
-
-def _check_callbacks(callbacks: Sequence[Any], accumulate: int) -> None:
-    """Refuse what the steps of the parameter layer do not do."""
-    for callback in callbacks:
-        callback_type = type(callback)
-        hooks = [
-            h for h in _OF_STEPS if getattr(callback_type, h, None) is not getattr(Callback, h)
-        ]
-        if isinstance(callback, MainCallback) or hooks:
-            what = "is a MainCallback" if not hooks else f"has {', '.join(hooks)}"
-            raise UsageError(
-                f"{callback_type.__name__} {what}, but the steps of backend='bigdl' run in Spark "
-                "tasks that call no callbacks; use hooks of epochs, or backend='spark'"
-            )
-    if accumulate > 1:
-        raise UsageError(
-            "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that is "
-            f"{accumulate} times as large, which is the same update"
-        )
 
 
 class TorchLayerTraining(LayerTraining, TorchTraining):

@@ -16,7 +16,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining, check_hooks
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.tf2.layer_optimizer import KerasLayerOptimizer
 from bigdl.orca.learn.tf2.parts import KerasTraining
@@ -59,17 +59,10 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
 
     base = keras.callbacks.Callback
     for callback in callbacks:
-        cls = type(callback)
         frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
-        if cls.__module__.startswith("keras.") and frequency == "epoch":
+        if type(callback).__module__.startswith("keras.") and frequency == "epoch":
             continue
-        hooks = [h for h in BATCH_HOOKS if getattr(cls, h) is not getattr(base, h)]
-        hooks += [h for h in BATCH_HOOKS if h in vars(callback)]
-        if hooks:
-            raise UsageError(
-                f"{cls.__name__} has {', '.join(hooks)}, but the steps of backend='bigdl' run in "
-                "Spark tasks that call no callbacks; use hooks of epochs, or backend='spark'"
-            )
+        check_hooks(callback, base, BATCH_HOOKS)
 
 
 def _check_model(model: Any) -> None:
@@ -239,12 +232,13 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
             verbose=settings.verbose,
         )
         self._begin_fit(self._numbers)
-        states = self._train()
+        is_saved = self._train()
         if not self._callbacks.is_empty or optimizer.use_ema:  # they may change weights at the end
-            states = self._pull()
+            self._pull()
+            is_saved = False
             optimizer.finalize_variable_values(self.model.trainable_weights)
         self._callbacks.list.on_train_end()
-        return self._finish(states)
+        return self._finish(is_saved)
 
     def _train_epoch(self, number):
         self._groups_of_epoch()
@@ -265,7 +259,7 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
             super()._end_epoch(number, logs)
             if not np.array_equal(before, self._flat.vector()):
                 # the ranks get the weights that a callback has set
-                self._transport.start(self._states([state.residual for state in states]))
+                self._push([state.residual for state in states])
         self.stop = bool(self.model.stop_training)
 
     def _entry(self) -> dict:

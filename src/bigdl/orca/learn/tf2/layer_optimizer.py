@@ -94,7 +94,7 @@ class SGD(KerasSlice):
 
 
 class Adam(KerasSlice):
-    """``keras.optimizers.Adam`` and ``AdamW``: epsilon is the "epsilon hat" of the paper."""
+    """``keras.optimizers.Adam``: epsilon is the "epsilon hat" of the paper."""
 
     numbers = ("beta_1", "beta_2", "epsilon", "amsgrad")
     slots: Mapping[str, str] = {
@@ -122,6 +122,10 @@ def _corrected(rate: float, first: float, second: float, step: int) -> float:
     first_left = one - np.power(np.float32(first), count)
     second_left = one - np.power(np.float32(second), count)
     return float(np.float32(rate) * np.sqrt(second_left) / first_left)
+
+
+class AdamW(Adam):
+    """``keras.optimizers.AdamW``: weights decay as the group says."""
 
 
 class Adagrad(KerasSlice):
@@ -163,11 +167,7 @@ class RMSprop(KerasSlice):
 
 
 _CLASSES: dict[str, type[KerasSlice]] = {
-    "SGD": SGD,
-    "Adam": Adam,
-    "AdamW": Adam,
-    "Adagrad": Adagrad,
-    "RMSprop": RMSprop,
+    cls.__name__: cls for cls in (SGD, Adam, AdamW, Adagrad, RMSprop)
 }
 """Classes of Keras by name, and those that update slices."""
 
