@@ -11,7 +11,7 @@ from bigdl.orca.parameter_layer.lars import LARS
 from bigdl.orca.parameter_layer.messages import CODECS, Inbox, codec_for, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Step, slice_bounds
-from bigdl.orca.parameter_layer.rank import Rank, RankState, Sum, changed, merge, merged
+from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, changed, merge, merged
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -60,7 +60,9 @@ class Sliced:
             )
             pieces.append(own)
         sums = [r.reduce([p[r.rank] for p in pieces]) for r in self.ranks]
-        sums = [Sum.unpack(s.pack()) for s in sums]
+        sums = [Contribution.unpack(s.pack()) for s in sums]
+        for summed in sums:
+            summed.gradient = summed.gradient.copy()
         statistics = None
         if self.plan.needs_statistics:
             statistics = [

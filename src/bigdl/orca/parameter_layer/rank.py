@@ -10,13 +10,13 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.parameter_layer.messages import Message, codec_for, pack, unpack
+from bigdl.orca.parameter_layer.messages import Message, codec_for, unpack
 from bigdl.orca.parameter_layer.optimizers import update_slice
 from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
 from bigdl.orca.parameter_layer.stragglers import run_within
@@ -59,8 +59,29 @@ def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dic
     }
 
 
+class Packable:
+    """Base of what travels with buffers, by their numbers."""
+
+    buffers: dict[int, np.ndarray]
+
+    def pack(self) -> bytes:
+        """Return all of it as bytes."""
+        return bytes(self.message())
+
+    def message(self) -> Message:
+        """Return a view of it."""
+        return Message({**vars(self), "buffers": list(self.buffers.items())})
+
+    @classmethod
+    def unpack(cls, data: Any) -> Self:
+        """The inverse of :meth:`pack` and :meth:`message`, with views of the data."""
+        packable = cls(**unpack(data))
+        packable.buffers = dict(packable.buffers)
+        return packable
+
+
 @dataclass
-class RankState:
+class RankState(Packable):
     """A slice of the weights with all that belongs to it.
 
     Attributes
@@ -90,32 +111,24 @@ class RankState:
         """Forget what was only about the group before."""
         self.records, self.is_halted = [], False
 
-    def pack(self) -> bytes:
-        """Return all of it as bytes."""
-        return bytes(self.message())
-
-    def message(self) -> Message:
-        """Return a view of it."""
-        return Message({**vars(self), "buffers": list(self.buffers.items())})
-
     @classmethod
-    def unpack(cls, data: Any) -> RankState:
-        """The inverse of :meth:`pack` and :meth:`message`."""
-        state = cls(**unpack(data))
+    def unpack(cls, data: Any) -> Self:
+        """The inverse of :meth:`pack` and :meth:`message`; nothing is a view of the data."""
+        state = super().unpack(data)
         state.weights = state.weights.copy()
-        state.buffers = {number: buffer.copy() for number, buffer in dict(state.buffers).items()}
+        state.buffers = {number: buffer.copy() for number, buffer in state.buffers.items()}
         state.residual = None if state.residual is None else state.residual.copy()
         return state
 
 
 @dataclass
-class Contribution:
-    """Gradient and figures of a rank's rows of a batch.
+class Contribution(Packable):
+    """Gradient and figures of a rank's rows of a batch; a piece of it; or the sum of such pieces.
 
     Attributes
     ----------
-    gradient : ndarray of float32 or None
-        Of all parameters; None without rows.
+    gradient : ndarray of float32, bytes-like or None
+        Of all parameters, None without rows; of a slice, encoded in a piece.
     counted : float
         What the loss was divided by.
     rows : int
@@ -123,16 +136,22 @@ class Contribution:
         Parameters that have no gradient.
     buffers : dict of int to ndarray
         Buffers that have changed.
-    record : dict
+    record : dict or None
         JSON-able; for the driver.
+    is_late : bool
+        True if it came too late, so that it is left out.
+    is_void : bool
+        True if the step is not made: it is discarded, or one before it in the group was.
     """
 
-    gradient: np.ndarray | None = None
+    gradient: Any = None
     counted: float = 0.0
     rows: int = 0
     absent: Sequence[int] = ()
     buffers: dict[int, np.ndarray] = field(default_factory=dict)
-    record: dict = field(default_factory=lambda: {"loss": 0.0, "counted": 0.0})
+    record: Any = field(default_factory=lambda: {"loss": 0.0, "counted": 0.0})
+    is_late: bool = False
+    is_void: bool = False
 
 
 class Replica(Protocol):
@@ -148,38 +167,6 @@ class Replica(Protocol):
 
         A function of its arguments alone, so that it can be computed again.
         """
-
-
-@dataclass
-class Sum:
-    """The gradient of a slice over all ranks.
-
-    Attributes
-    ----------
-    gradient : ndarray of float32
-    absent : list of int
-        Parameters that have a gradient on no rank.
-    buffers : list of (int, ndarray)
-        Merged, with their numbers.
-    record : dict
-    is_void : bool
-        True if the step is not made: it is discarded, or one before it in the group was.
-    """
-
-    gradient: np.ndarray
-    absent: list[int]
-    buffers: list[tuple[int, np.ndarray]]
-    record: dict[str, Any]
-    is_void: bool = False
-
-    def pack(self) -> bytes:
-        return pack(vars(self))
-
-    @classmethod
-    def unpack(cls, data: Any) -> Sum:
-        summed = cls(**unpack(data))
-        summed.gradient = summed.gradient.copy()
-        return summed
 
 
 class Rank:
@@ -261,13 +248,13 @@ class Rank:
             received = unpack(data)
             vector[low:high] = self._weights_codec.decode(received["weights"])
             buffers.update(received["buffers"])
-            is_halted = received["halted"]  # alike on all owners
+            is_void = received["halted"]  # alike on all owners
         got = time.perf_counter()
-        is_late, contribution = False, Contribution()
-        if not is_halted:
+        contribution = Contribution(is_void=is_void)
+        if not is_void:
             in_time = run_within(step.limit, lambda: replica.compute(step, vector, buffers))
-            is_late, contribution = in_time is None, in_time or contribution
-        if is_late:
+            contribution = in_time or Contribution(is_late=True)
+        if contribution.is_late:
             contribution.record["dropped"] = step.rows(self.rank)
         computed = time.perf_counter()
         encoded, residual = self._encoded(contribution.gradient, residual)
@@ -281,18 +268,13 @@ class Rank:
             "bytes": sum(map(len, encoded)),
             "ended_at": time.time(),
         }
-        common = {
-            "halted": is_halted,
-            "late": is_late,
-            "counted": contribution.counted,
-            "rows": contribution.rows,
-            "absent": list(contribution.absent),
-        }
         owners, pieces = self._plan.owners, []
         for owner, data in enumerate(encoded):
-            buffers_of = [(n, b) for n, b in contribution.buffers.items() if n % owners == owner]
-            own = {"gradient": data, "buffers": buffers_of, "record": None if owner else record}
-            pieces.append(Message({**common, **own}))
+            of_owner = {n: b for n, b in contribution.buffers.items() if n % owners == owner}
+            piece = replace(contribution, gradient=data, buffers=of_owner, record=None)
+            if owner == 0:
+                piece.record = record
+            pieces.append(piece.message())
         return pieces, residual
 
     def _encoded(self, gradient, residual):
@@ -309,29 +291,29 @@ class Rank:
             lost[low:high] = corrected[low:high] - self._codec.decode(pieces[-1])
         return pieces, lost
 
-    def reduce(self, pieces: Sequence) -> Sum:
+    def reduce(self, pieces: Sequence) -> Contribution:
         """Sum the pieces of the own slice, in the order of the ranks that they are from."""
         began_at, started = self._begin()
-        contributions = [unpack(data) for data in pieces]
-        sources = [doc["record"] for doc in contributions]
-        present = [doc for doc in contributions if doc["counted"]]
-        late = [source for source, doc in enumerate(contributions) if doc["late"]]
+        contributions = [Contribution.unpack(data) for data in pieces]
+        sources = [each.record for each in contributions]
+        present = [each for each in contributions if each.counted]
+        late = [source for source, each in enumerate(contributions) if each.is_late]
         too_few = len(present) < (len(present) + len(late)) * (1 - self._plan.max_drop)
         # alike on all owners
-        is_void = contributions[0]["halted"] or bool(late and (too_few or not present))
+        is_void = contributions[0].is_void or bool(late and (too_few or not present))
         if is_void:
             contributions, present = [], []
-        total = sum(doc["counted"] for doc in present)
+        total = sum(each.counted for each in present)
         low, high = self._geometry.bounds[self.rank]
         gradient = _weighted_sum(
-            [self._codec.decode(doc["gradient"]) for doc in present],
-            [np.float32(1.0 if self._plan.sums else doc["counted"] / total) for doc in present],
+            [self._codec.decode(each.gradient) for each in present],
+            [np.float32(1.0 if self._plan.sums else each.counted / total) for each in present],
             high - low,
         )
         absent = set(range(len(self._plan.sizes)))
-        for doc in present:
-            absent.intersection_update(doc["absent"])
-        buffers = merged([(doc["rows"], dict(doc["buffers"])) for doc in contributions])
+        for each in present:
+            absent.intersection_update(each.absent)
+        buffers = merged([(each.rows, each.buffers) for each in contributions])
         if self._plan.clamp is not None:
             np.clip(gradient, *self._plan.clamp, out=gradient)
         record: dict[str, Any] = {
@@ -342,9 +324,11 @@ class Rank:
         }
         if self.rank == 0:
             record |= {"sources": sources, "is_void": is_void}
-        return Sum(gradient, sorted(absent), list(buffers.items()), record, is_void)
+        return Contribution(
+            gradient, total, absent=sorted(absent), buffers=buffers, record=record, is_void=is_void
+        )
 
-    def statistics(self, summed: Sum, state: RankState) -> Message:
+    def statistics(self, summed: Contribution, state: RankState) -> Message:
         """Sums of squares of the own slice, for all ranks."""
         plan = self._plan
         squares = [_squares(summed.gradient)]
@@ -358,13 +342,13 @@ class Rank:
         return Message(np.asarray(squares))
 
     def update(
-        self, step: Step, summed: Sum, state: RankState, statistics: Sequence | None = None
+        self, step: Step, summed: Contribution, state: RankState, statistics: Sequence | None = None
     ) -> None:
         """Change the own slice.
 
         Parameters
         ----------
-        summed : Sum
+        summed : Contribution
             Of :meth:`reduce`.
         state : RankState
             It is changed.

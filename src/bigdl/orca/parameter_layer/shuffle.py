@@ -13,7 +13,7 @@ kind    message
 ``R``   its residual, to itself
 ``W``   weights of a slice, to all ranks
 ``G``   piece of a gradient, to the owner of the slice
-``A``   :class:`~.rank.Sum` of a slice, to itself
+``A``   Sum of the pieces of a slice, to itself
 ``T``   statistics of a slice, to all owners
 ``E``   what went wrong in user code, instead of all others
 ======  =========================================================================
@@ -39,7 +39,7 @@ from bigdl.orca.cluster.spark_calls import SparkCall, job_error
 from bigdl.orca.parameter_layer.messages import Inbox, codec_for, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, is_here, key, shards_of
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
-from bigdl.orca.parameter_layer.rank import Rank, RankState, Sum, replica_of
+from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, replica_of
 from bigdl.runtime.jobs import job_number, user_error
 
 if TYPE_CHECKING:
@@ -140,7 +140,11 @@ class Work:
         if self._is_owner:
             inbox, rank = self.inbox, self._rank
             packed = inbox.message(b"A")
-            summed = rank.reduce(inbox.messages(b"G")) if packed is None else Sum.unpack(packed)
+            if packed is None:
+                summed = rank.reduce(inbox.messages(b"G"))
+            else:
+                summed = Contribution.unpack(packed)
+                summed.gradient = summed.gradient.copy()
             state = self._state()
             rank.update(step, summed, state, inbox.messages(b"T") or None)
             if last:
