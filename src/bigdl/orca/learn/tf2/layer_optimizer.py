@@ -19,7 +19,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.parameter_layer.lars import SliceOptimizer
 from bigdl.training.keras.state import array_of, tensor_of, to_variable
 
-_AVERAGE = {"average": "_model_variables_moving_average"}
+_AVERAGE = "_model_variables_moving_average"
 
 
 class KerasSlice(SliceOptimizer):
@@ -35,13 +35,13 @@ class KerasSlice(SliceOptimizer):
         Tells the parameter layer that it may be cut.
     numbers : tuple of str
         Attributes of the optimizer of Keras that the update depends on.
-    slots : dict of str to str
-        Names of the state, and the attributes of that optimizer that hold it for every weight.
+    slots : tuple of str
+        Names of the state: the attributes of that optimizer that hold it for every weight.
     """
 
     elementwise = True
     numbers: tuple[str, ...]
-    slots: Mapping[str, str]
+    slots: tuple[str, ...]
 
     def __init__(self, params):
         super().__init__(params, {})
@@ -59,7 +59,7 @@ class KerasSlice(SliceOptimizer):
             return
         iteration, often = group["iteration"], group["ema_overwrite_frequency"]
         momentum = group["ema_momentum"] if iteration else 0.0
-        average = _slot(self.state[parameter], "average", parameter)
+        average = _slot(self.state[parameter], _AVERAGE, parameter)
         average.mul_(momentum).add_(parameter * (1 - momentum))
         if often and (iteration + 1) % often == 0:
             parameter.copy_(average)
@@ -80,7 +80,7 @@ class SGD(KerasSlice):
     """``keras.optimizers.SGD``: velocities are those of the weights, with the learning rate in."""
 
     numbers = ("momentum", "nesterov")
-    slots: Mapping[str, str] = {"momentum": "momentums"}
+    slots = ("momentums",)
 
     def update(self, weight, gradient, state, group):
         moved = gradient * group["learning_rate"]
@@ -88,7 +88,7 @@ class SGD(KerasSlice):
         if momentum == 0:
             weight.sub_(moved)
             return
-        velocity = _slot(state, "momentum", weight)
+        velocity = _slot(state, "momentums", weight)
         velocity.mul_(momentum).sub_(moved)
         weight.add_(velocity * momentum - moved if group["nesterov"] else velocity)
 
@@ -97,20 +97,16 @@ class Adam(KerasSlice):
     """``keras.optimizers.Adam``: epsilon is the "epsilon hat" of the paper."""
 
     numbers = ("beta_1", "beta_2", "epsilon", "amsgrad")
-    slots: Mapping[str, str] = {
-        "momentum": "_momentums",
-        "velocity": "_velocities",
-        "velocity_hat": "_velocity_hats",
-    }
+    slots = ("_momentums", "_velocities", "_velocity_hats")
 
     def update(self, weight, gradient, state, group):
         first, second = group["beta_1"], group["beta_2"]
-        mean = _slot(state, "momentum", weight)
+        mean = _slot(state, "_momentums", weight)
         mean.add_((gradient - mean) * (1 - first))
-        square = _slot(state, "velocity", weight)
+        square = _slot(state, "_velocities", weight)
         square.add_((gradient.square() - square) * (1 - second))
         if group["amsgrad"]:
-            largest = _slot(state, "velocity_hat", weight)
+            largest = _slot(state, "_velocity_hats", weight)
             square = torch.maximum(largest, square, out=largest)
         rate = _corrected(group["learning_rate"], first, second, group["iteration"] + 1)
         weight.sub_(mean * rate / (square.sqrt() + group["epsilon"]))
@@ -132,10 +128,10 @@ class Adagrad(KerasSlice):
     """``keras.optimizers.Adagrad``: epsilon is below the root."""
 
     numbers = ("epsilon", "initial_accumulator_value")
-    slots: Mapping[str, str] = {"accumulator": "_accumulators"}
+    slots = ("_accumulators",)
 
     def update(self, weight, gradient, state, group):
-        total = _slot(state, "accumulator", weight, group["initial_accumulator_value"])
+        total = _slot(state, "_accumulators", weight, group["initial_accumulator_value"])
         total.add_(gradient.square())
         weight.sub_(gradient * group["learning_rate"] / (total + group["epsilon"]).sqrt())
 
@@ -144,24 +140,20 @@ class RMSprop(KerasSlice):
     """``keras.optimizers.RMSprop``: epsilon is below the root."""
 
     numbers = ("rho", "momentum", "epsilon", "centered")
-    slots: Mapping[str, str] = {
-        "velocity": "_velocities",
-        "momentum": "_momentums",
-        "average_gradient": "_average_gradients",
-    }
+    slots = ("_velocities", "_momentums", "_average_gradients")
 
     def update(self, weight, gradient, state, group):
         rho = group["rho"]
-        square = _slot(state, "velocity", weight)
+        square = _slot(state, "_velocities", weight)
         square.mul_(rho).add_(gradient.square() * (1 - rho))
         below = square + group["epsilon"]
         if group["centered"]:
-            mean = _slot(state, "average_gradient", weight)
+            mean = _slot(state, "_average_gradients", weight)
             mean.mul_(rho).add_(gradient * (1 - rho))
             below = square - mean.square() + group["epsilon"]
         moved = gradient * group["learning_rate"] / below.sqrt()
         if group["momentum"] > 0:
-            velocity = _slot(state, "momentum", weight)
+            velocity = _slot(state, "_momentums", weight)
             moved = velocity.mul_(group["momentum"]).add_(moved)
         weight.sub_(moved)
 
@@ -211,8 +203,8 @@ class KerasLayerOptimizer:
         most = None if self._clipnorm or self.norm else _positive(optimizer.clipvalue)
         self.clamp = None if most is None else (-most, most)
         self.with_norms = self._clipnorm is not None
-        slots: Mapping[str, str] = {**self.sliced.slots, **(_AVERAGE if optimizer.use_ema else {})}
-        variables = {name: getattr(optimizer, where, None) for name, where in slots.items()}
+        slots = [*self.sliced.slots, *([_AVERAGE] if optimizer.use_ema else ())]
+        variables = {name: getattr(optimizer, name, None) for name in slots}
         self._slots = {name: held for name, held in variables.items() if held}
 
     def _decays(self, weight) -> bool:
