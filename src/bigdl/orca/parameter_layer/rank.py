@@ -271,9 +271,8 @@ class Rank:
         owners, pieces = self._plan.owners, []
         for owner, data in enumerate(encoded):
             of_owner = {n: b for n, b in contribution.buffers.items() if n % owners == owner}
-            piece = replace(contribution, gradient=data, buffers=of_owner, record=None)
-            if owner == 0:
-                piece.record = record
+            of_first = None if owner else record
+            piece = replace(contribution, gradient=data, buffers=of_owner, record=of_first)
             pieces.append(piece.message())
         return pieces, residual
 

@@ -25,7 +25,7 @@ import contextlib
 import functools
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -94,12 +94,14 @@ class Work:
 
     Attributes
     ----------
+    ranks : range
+        All of them.
     items : list of bytes
         Frames on their way, each after the key of the partition that it goes to.
     """
 
     def __init__(self, shipped: Shipped, rank: int, frames: Any, lines: Sequence[int]):
-        self._shipped, self._number = shipped, rank
+        self._shipped, self._number, self.ranks = shipped, rank, range(shipped.plan.ranks)
         self._rank, self.items = Rank(shipped.plan, rank), cast("list[bytes]", [])
         with self._rank.reading():
             self.inbox = Inbox(frames, lines)
@@ -115,7 +117,7 @@ class Work:
 
     def describe(self) -> None:
         """Open the replica and say what it has."""
-        self._send(self._number, b"D", pack(self._replica().describe()))
+        self.send([self._number], b"D", pack(self._replica().describe()))
 
     def gradients(self, step: Step) -> None:
         """Compute the gradients of a step."""
@@ -123,16 +125,16 @@ class Work:
         weights = self.inbox.messages(b"W")
         pieces, residual = self._rank.gradients(replica, step, weights, residual)
         for owner, piece in enumerate(pieces):
-            self._send(owner, b"G", piece)
+            self.send([owner], b"G", piece)
         if residual is not None:
-            self._send(self._number, b"R", residual.view(np.uint8))
+            self.send([self._number], b"R", residual.view(np.uint8))
 
     def reduce(self) -> None:
         """Sum the gradients and tell all owners about the sums."""
         if self._is_owner:
             summed = self._rank.reduce(self.inbox.messages(b"G"))
-            self.send_all(b"T", self._rank.statistics(summed, self._state()))
-            self._send(self._number, b"A", summed.pack())
+            self.send(self.ranks, b"T", self._rank.statistics(summed, self._state()))
+            self.send([self._number], b"A", summed.pack())
         self._pass_on_residual()
 
     def update(self, step: Step, last: bool) -> None:
@@ -148,9 +150,9 @@ class Work:
             state = self._state()
             rank.update(step, summed, state, inbox.messages(b"T") or None)
             if last:
-                self._send(self._number, b"D", pack(state.records))
+                self.send([self._number], b"D", pack(state.records))
                 state.begin_group()
-                self._send(self._number, b"S", state.message())
+                self.send([self._number], b"S", state.message())
             else:
                 self._send_state(state)
         self._pass_on_residual(0 if last else _TO_GRADIENTS)
@@ -187,14 +189,8 @@ class Work:
 
     # -- what is sent --------------------------------------------------------------------------
 
-    def _send(self, target: int, kind: bytes, data, line: int = 0) -> None:
-        self._send_to([target], kind, data, line)
-
-    def send_all(self, kind: bytes, data, line: int = 0) -> None:
-        """Send a message to all ranks."""
-        self._send_to(range(self._shipped.plan.ranks), kind, data, line)
-
-    def _send_to(self, targets, kind, data, line):
+    def send(self, targets: Iterable[int], kind: bytes, data, line: int = 0) -> None:
+        """Send a message to some ranks."""
         places = [key(target, line) for target in targets]
         for frame in frames_of(kind, self._number, data, line):
             for place in places:
@@ -203,19 +199,19 @@ class Work:
     def _pass_on_residual(self, line: int = 0) -> None:
         data = self.inbox.message(b"R")
         if data is not None:
-            self._send(self._number, b"R", data, line)
+            self.send([self._number], b"R", data, line)
 
     def _send_state(self, state: RankState) -> None:
         """Weights to all ranks; what the next update needs to the own one, nothing twice."""
         exact = self._rank.sends_exact_weights
-        others = [n for n in range(self._shipped.plan.ranks) if n != self._number]
+        others = [n for n in self.ranks if n != self._number]
         with self._rank.sending(state):
             weights = self._rank.weights(state)
-            self._send_to(others, b"W", weights, _TO_GRADIENTS)
-            self._send(self._number, b"W", weights, _TO_BOTH if exact else _TO_GRADIENTS)
+            self.send(others, b"W", weights, _TO_GRADIENTS)
+            self.send([self._number], b"W", weights, _TO_BOTH if exact else _TO_GRADIENTS)
         if exact:
             state = replace(state, weights=state.weights[:0])
-        self._send(self._number, b"S", state.message(), _TO_UPDATE)
+        self.send([self._number], b"S", state.message(), _TO_UPDATE)
 
 
 @dataclass(frozen=True)
@@ -249,7 +245,7 @@ class _Task:
         work = Work(self.shipped, index, frames, (0, *self.reads))
         errors = work.inbox.messages(b"E")
         if errors:
-            work.send_all(b"E", errors[0], self.line)
+            work.send(work.ranks, b"E", errors[0], self.line)
             return iter(work.items)
         with task_environment(self.shipped), _threads(self.shipped.threads):
             try:
@@ -258,7 +254,7 @@ class _Task:
                 raise
             except Exception as error:  # Spark would run the user's code again and again
                 work.items.clear()
-                work.send_all(b"E", pack({"rank": index, **describe(error)}), self.line)
+                work.send(work.ranks, b"E", pack({"rank": index, **describe(error)}), self.line)
         return iter(work.items)
 
 

@@ -91,12 +91,8 @@ class StragglerLimit:
     def __init__(self, rule: DropStragglers | None):
         self._rule = rule
         self.seconds: float | None = None
-        self._steps = 0
-        self._forget()
-
-    def _forget(self):
+        self._steps = self._dropped = 0
         self._times: list[float] = []
-        self._dropped = self._window = 0
 
     def add(self, sources: Sequence[dict]) -> None:
         """Add a step: what every rank had to say of its rows."""
@@ -106,20 +102,18 @@ class StragglerLimit:
         self._steps += 1
         if self._steps <= rule.warmup_iteration:
             return
-        self._window += 1
         self._dropped += sum("dropped" in source for source in sources)
         self._times += [source["compute_s"] for source in sources if source["rows"]]
-        if self._window == rule.batchsize:
-            self._renew(int(rule.drop_percentage * (len(self._times) + self._dropped)))
-            self._forget()
-
-    def _renew(self, count: int) -> None:
-        """Set the limit so that as many more are dropped as are missing to those `count`."""
-        missing = count - self._dropped
+        if (self._steps - rule.warmup_iteration) % rule.batchsize:
+            return
+        # as many more are dropped as are missing
+        times, dropped = sorted(self._times, reverse=True), self._dropped
+        missing = int(rule.drop_percentage * (len(times) + dropped)) - dropped
         if missing > 0:
-            self.seconds = sorted(self._times, reverse=True)[min(missing, len(self._times)) - 1]
+            self.seconds = times[min(missing, len(times)) - 1]
         elif self.seconds is not None:
             self.seconds *= _RELAXED
+        self._times, self._dropped = [], 0
 
 
 T = TypeVar("T")
