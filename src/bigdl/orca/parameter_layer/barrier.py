@@ -198,7 +198,7 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
     import torch.distributed as dist
 
     sent = [0 if rank == sync.rank else len(message) for rank, message in enumerate(messages)]
-    received = torch.empty(len(sent), dtype=torch.int64)
+    sizes = [int(row[sync.rank]) for row in sync.all_gather(sent)]
     parts = [
         np.frombuffer(part, np.uint8)
         for rank, message in enumerate(messages)
@@ -206,8 +206,6 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
         for part in message.parts
     ]
     try:
-        dist.all_to_all_single(received, torch.tensor(sent))
-        sizes = received.tolist()
         incoming = torch.empty(sum(sizes), dtype=torch.uint8)
         dist.all_to_all_single(incoming, torch.from_numpy(np.concatenate(parts)), sizes, sent)
     except RuntimeError as error:

@@ -248,7 +248,7 @@ class Rows:
 
             close_replicas()
             for frame in frames:
-                for spool in _handle(frame)["spools"].values():
+                for spool in unpack(Inbox([frame]).message(b"H"))["spools"].values():
                     remove_spool(spool["path"])
 
         try:
@@ -256,24 +256,6 @@ class Rows:
         finally:
             self._pairs.drop(self.handles)
             self._close()
-
-
-def is_here(handle: dict) -> bool:
-    """Return True if this machine sees the spools of a handle."""
-    from bigdl.runtime.shards.shard import Spool
-
-    return all(Spool.from_json(doc).is_here() for doc in handle["spools"].values())
-
-
-def shards_of(handle: dict) -> dict:
-    """The shards over the spools of a handle, by name of the feed."""
-    from bigdl.runtime.task import reopen
-
-    return reopen(handle["spools"])
-
-
-def _handle(frame) -> dict:
-    return unpack(Inbox([frame]).message(b"H"))
 
 
 def _send_cells(index, cells):
@@ -319,7 +301,6 @@ def _spooler(reader, job, partitions):
             raise reported({"rank": index, **describe(error)}) from None
         spools = {name: shard.spool.to_json() for name, shard in shards.items()}
         doc = {
-            "partition": index,
             "host": socket.gethostname(),
             "executor": directory,  # of its own
             "version": [spool["nonce"] for spool in spools.values()],

@@ -37,7 +37,7 @@ from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error
 from bigdl.orca.parameter_layer.messages import Inbox, codec_for, frames_of, pack, unpack
-from bigdl.orca.parameter_layer.pairs import Pairs, Rows, is_here, key, shards_of
+from bigdl.orca.parameter_layer.pairs import Pairs, Rows, key
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, replica_of
 from bigdl.runtime.jobs import job_number, user_error
@@ -179,13 +179,17 @@ class Work:
     def _make(self, handle):
         import cloudpickle
 
-        if not is_here(handle):
+        from bigdl.runtime.shards.shard import Spool
+        from bigdl.runtime.task import reopen
+
+        spools = handle["spools"]
+        if not all(Spool.from_json(doc).is_here() for doc in spools.values()):
             raise _Away(
                 f"{AWAY} The rows of partition {self._number} are on executor "
                 f"{handle['executor']} of {handle['host']}, which this task cannot read; Spark "
                 "runs it again"
             )
-        return cloudpickle.loads(self._shipped.program.value)(self._number, shards_of(handle))
+        return cloudpickle.loads(self._shipped.program.value)(self._number, reopen(spools))
 
     # -- what is sent --------------------------------------------------------------------------
 

@@ -258,11 +258,6 @@ class LayerLoop(FitLoop):
     def _after_group(self, steps: list[Step], seconds: float) -> None:
         """Take note of a group that was made."""
 
-    @property
-    def _epoch_steps(self) -> int:
-        """Steps of an epoch."""
-        return self._plan.steps
-
     def _place(self) -> tuple[int, int]:
         """The pass over the rows that the next step belongs to, and its number in there."""
         return self.position.epoch, self.position.step
@@ -422,6 +417,7 @@ class LayerLoop(FitLoop):
     def _open_rows(self):
         self._described = self._transport.rows()
         self._plan, self._batches = plan_batches(self.settings, self._described)
+        self._epoch_steps = self._plan.steps
         self._inputs = next((each["inputs"] for each in self._described if each["inputs"]), None)
 
     def _begin(self, snapshot: Snapshot | None) -> Snapshot:

@@ -184,10 +184,9 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
             self, program, options, ranks, start, flat, optimizer, sums, settings.weighted
         )
         self.device = next(self.model.parameters()).device
-        self._summary, self._phases = StepSummary(), Records(GROUP_PHASES)
         self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded
         if settings.summary:
-            self._records = {"summary.pt": self._summary, "phases.pt": self._phases}
+            self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
 
     def _replica_program(self):
         settings = replace(self.settings, callbacks=(), metrics=(), trigger=None)
@@ -229,14 +228,15 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     def _after_group(self, steps, seconds):
         if not self._records:
             return
+        summary, phases = self._records.values()
         first = self.position.global_step - len(steps) + 1
         pairs = zip(steps, self._figures.rows, strict=True)
         for number, (step, (loss, counted, rows)) in enumerate(pairs, first):
             mean = loss / counted if counted else float("nan")
             throughput = rows * len(steps) / seconds
-            self._summary.add(number, [mean, float(step.hyper[0]["lr"]), throughput])
-        phases = self._figures.phases
-        self._phases.add(self.position.global_step, [phases[name] for name in GROUP_PHASES])
+            summary.add(number, [mean, float(step.hyper[0]["lr"]), throughput])
+        of_group = self._figures.phases
+        phases.add(self.position.global_step, [of_group[name] for name in GROUP_PHASES])
 
     # -- files ---------------------------------------------------------------------------------
 

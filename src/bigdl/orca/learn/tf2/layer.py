@@ -287,10 +287,6 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
 
     # -- what the groups ask -------------------------------------------------------------------
 
-    @property
-    def _epoch_steps(self):
-        return self.settings.steps_per_epoch or self._plan.steps
-
     def _place(self):
         if self.settings.steps_per_epoch:  # an epoch goes on where the last one ended
             return divmod(self.position.global_step, self._plan.steps)
@@ -298,6 +294,7 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
 
     def _open_rows(self):
         super()._open_rows()
+        self._epoch_steps = self.settings.steps_per_epoch or self._plan.steps
         # metrics have variables once the model has seen a batch
         example = next(each["example"] for each in self._described if each["example"])
         build_for(self.model, zeros_of(example))
