@@ -283,6 +283,14 @@ class Inbox:
         """The only message of a kind, or None."""
         return next(iter(self.messages(kind)), None)
 
+    def documents(self, kind: bytes) -> list:
+        """The documents of all messages of a kind."""
+        return [unpack(data) for data in self.messages(kind)]
+
+    def document(self, kind: bytes) -> Any:
+        """The document of the only message of a kind, or None."""
+        return next(iter(self.documents(kind)), None)
+
 
 def _joined(parts):
     if len(parts) == 1:

@@ -248,7 +248,7 @@ class Rows:
 
             close_replicas()
             for frame in frames:
-                for spool in unpack(Inbox([frame]).message(b"H"))["spools"].values():
+                for spool in Inbox([frame]).document(b"H")["spools"].values():
                     remove_spool(spool["path"])
 
         try:

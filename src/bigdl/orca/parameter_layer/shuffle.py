@@ -29,14 +29,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error
-from bigdl.orca.parameter_layer.messages import Inbox, codec_for, frames_of, pack, unpack
+from bigdl.orca.parameter_layer.messages import Inbox, Message, codec_for, frames_of, pack
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, key
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, replica_of
@@ -121,13 +119,13 @@ class Work:
 
     def gradients(self, step: Step) -> None:
         """Compute the gradients of a step."""
-        replica, residual = self._replica(), _residual(self.inbox.message(b"R"))
+        replica, residual = self._replica(), self.inbox.document(b"R")
         weights = self.inbox.messages(b"W")
         pieces, residual = self._rank.gradients(replica, step, weights, residual)
         for owner, piece in enumerate(pieces):
             self.send([owner], b"G", piece)
         if residual is not None:
-            self.send([self._number], b"R", residual.view(np.uint8))
+            self.send([self._number], b"R", Message(residual))
 
     def reduce(self) -> None:
         """Sum the gradients and tell all owners about the sums."""
@@ -167,12 +165,12 @@ class Work:
         """The state of the own slice; its weights may have come as those that all ranks get."""
         state = RankState.unpack(self.inbox.message(b"S"))
         if not len(state.weights):
-            weights = unpack(self.inbox.message(b"W"))["weights"]
+            weights = self.inbox.document(b"W")["weights"]
             state.weights = codec_for("fp32").decode(weights).copy()
         return state
 
     def _replica(self):
-        handle = unpack(self.inbox.message(b"H"))
+        handle = self.inbox.document(b"H")
         make, version = functools.partial(self._make, handle), tuple(handle["version"])
         return replica_of(self._shipped.training, self._number, version, make)
 
@@ -338,12 +336,10 @@ class ShuffleTransport(Transport):
 
     def _answers(self, pairs) -> list:
         """Return what the ranks have for the driver, or raise the first error of user code."""
-        collected = self._pairs.values(pairs).mapPartitionsWithIndex(_answers).collect()
-        answers = [answer for _, answer in sorted(collected, key=lambda pair: pair[0])]
-        for answer in answers:
-            if "error" in answer:
-                raise user_error(answer["error"])
-        return [answer["doc"] for answer in answers]
+        inbox = Inbox(self._pairs.values(pairs).filter(_is_for_driver).collect())
+        for error in inbox.documents(b"E"):
+            raise user_error(error)
+        return inbox.documents(b"D")
 
     def start(self, states: Sequence[RankState]) -> None:
         if self._state is not None:  # again: what was lost may be the rows
@@ -427,9 +423,9 @@ class ShuffleTransport(Transport):
         def collect():
             inbox = Inbox(self._pairs.values(self._state).collect())
             states = [RankState.unpack(data) for data in inbox.messages(b"S")]
-            residuals = inbox.messages(b"R") or [None] * len(states)
+            residuals = inbox.documents(b"R") or [None] * len(states)
             for state, residual in zip(states, residuals, strict=True):
-                state.residual = _residual(residual)
+                state.residual = residual
             return states
 
         return self._call(collect)
@@ -471,21 +467,12 @@ def _agreed(records):
     return records
 
 
-def _answers(index, frames):
-    """Yield the rank, and its document for the driver, if it has one, or its error."""
-    inbox = Inbox(frames)
-    for name, kind in (("error", b"E"), ("doc", b"D")):
-        for message in inbox.messages(kind)[:1]:
-            yield index, {name: unpack(message)}
-            return
+def _is_for_driver(frame) -> bool:
+    return bytes(frame[:1]) in (b"D", b"E")
 
 
 def _packed(state: RankState) -> list:
     messages = [(b"S", replace(state, residual=None).pack())]
     if state.residual is not None:
-        messages.append((b"R", state.residual.tobytes()))
+        messages.append((b"R", pack(state.residual)))
     return messages
-
-
-def _residual(data):
-    return None if data is None else np.frombuffer(data, np.float32)
