@@ -17,6 +17,7 @@ import socket
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -233,11 +234,9 @@ class StateFiles:
 
     def keep_only(self, name: str | None) -> None:
         """Remove all states but those of this name."""
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                if name is None or not entry.name.startswith(f"{name}-"):
-                    with contextlib.suppress(FileNotFoundError):  # others do the same
-                        os.unlink(entry.path)
+        for path in list(Path(self._folder).iterdir()):
+            if name is None or not path.name.startswith(f"{name}-"):
+                path.unlink(missing_ok=True)  # others do the same
 
     def read(self, name: str) -> np.ndarray | None:
         """The own state, bytes-like; None if that of any rank is lost."""

@@ -216,11 +216,10 @@ class Transport(contextlib.AbstractContextManager):
 
     @abstractmethod
     def start(self, states: Sequence[RankState]) -> None:
-        """Go on from these states, one for each slice; what the transport had may be lost."""
+        """Go on from these states, one for each slice.
 
-    def recut(self, states: Sequence[RankState]) -> None:
-        """Go on from these states, one for each slice, with the rows where they are."""
-        self.start(states)
+        What the transport had may be lost, but for the rows where there are more or fewer slices.
+        """
 
     @abstractmethod
     def run(self, steps: Sequence[Step]) -> list[list[dict]]:

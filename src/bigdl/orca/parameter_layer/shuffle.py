@@ -342,33 +342,30 @@ class ShuffleTransport(Transport):
         return inbox.documents(b"D")
 
     def start(self, states: Sequence[RankState]) -> None:
-        if self._state is not None:  # again: what was lost may be the rows
+        plan = self._shipped.plan
+        if self._state is not None and len(states) == plan.owners:  # what was lost may be the rows
             self._call(self._rows.renew)
-        self.recut(states)
+        self._shipped = replace(self._shipped, plan=replace(plan, slices=len(states)))
+        self._call(lambda: self._give(states))
 
-    def recut(self, states: Sequence[RankState]) -> None:
-        def begin():
-            if self._state is not None:
-                self._pairs.drop_for_good(self._state)
-            plan = replace(self._shipped.plan, slices=len(states))
-            self._shipped = replace(self._shipped, plan=plan)
-            packed = dict(enumerate(map(_packed, states)))
-            shipped = self._sc.broadcast(packed)
+    def _give(self, states):
+        """Let executors keep these states instead of those that they have."""
+        if self._state is not None:
+            self._pairs.drop_for_good(self._state)
+        shipped = self._sc.broadcast(dict(enumerate(map(_packed, states))))
 
-            def give(index, items):
-                for _ in items:
-                    pass
-                for kind, data in shipped.value.get(index, ()):
-                    for frame in frames_of(kind, index, data):
-                        yield key(index)
-                        yield frame
+        def give(index, items):
+            for _ in items:
+                pass
+            for kind, data in shipped.value.get(index, ()):
+                for frame in frames_of(kind, index, data):
+                    yield key(index)
+                    yield frame
 
-            state = self._pairs.mapped(self._pairs.tokens(), give)
-            self._take(state)
-            self._pairs.values(state).count()
-            shipped.unpersist()
-
-        self._call(begin)
+        state = self._pairs.mapped(self._pairs.tokens(), give)
+        self._take(state)
+        self._pairs.values(state).count()
+        shipped.unpersist()
 
     def run(self, steps: Sequence[Step]) -> list[list[dict]]:
         return self._call(lambda: self._group(steps))

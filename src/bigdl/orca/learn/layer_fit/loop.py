@@ -317,7 +317,6 @@ class LayerLoop(FitLoop):
         self._figures = self._new_figures()
 
     def _save_checkpoint(self) -> None:
-        self._pull()
         self._latest = self._snapshot()
         if self._snapshots is not None:
             self._snapshots.write(self._latest)
@@ -384,7 +383,7 @@ class LayerLoop(FitLoop):
         logger.info("The weights are cut in %d slices instead of %d", slices, plan.owners)
         self._pull()
         self.plan = replace(plan, slices=slices)
-        self._transport.recut(self._states())
+        self._push(None)
 
     def _next_steps(self) -> tuple[list[Step], bool]:
         """The steps up to the end of the group, the epoch or the fit, or up to a checkpoint.
@@ -473,12 +472,12 @@ class LayerLoop(FitLoop):
         return self._pulled
 
     def _snapshot(self) -> Snapshot:
-        """Return the state of the driver's model, which is that of the ranks."""
-        position = self.position
+        """Return the state of the driver's model, once it is that of the ranks."""
+        residuals, position = [state.residual for state in self._pull()], self.position
         manifest = {**position.to_json(), **vars(self._batches), "inputs": self._inputs}
         if position.step:
             manifest |= {**self._figures.to_json(), "rows_since_merge": [0] * self.size}
-        files, residuals = self._files(), [state.residual for state in self._pull()]
+        files = self._files()
         if any(residual is not None for residual in residuals):
             import torch
 
