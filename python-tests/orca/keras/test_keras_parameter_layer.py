@@ -85,19 +85,12 @@ def test_slices_make_the_updates_of_keras(name, numbers):
         if mine.clamp is not None:
             flat = np.clip(flat, *mine.clamp)
         for rank, (low, high) in enumerate(geometry.bounds):
-            weights = vector[low:high].copy()
+            owned = RankState(vector[low:high].copy(), cut_state(state, geometry, rank))
             plan = LayerPlan(geometry.sizes, mine.groups, mine.sliced, 3)
-            new_state = update_slice(
-                plan,
-                mine.hyper(),
-                geometry.segments(rank),
-                weights,
-                cut_state(state, geometry, rank),
-                flat[low:high].copy(),
-                set(),
-            )
-            made.append(weights)
-            states.append(new_state)
+            segments, gradient = geometry.segments(rank), flat[low:high].copy()
+            update_slice(plan, mine.hyper(), segments, owned, gradient, set())
+            made.append(owned.weights)
+            states.append(owned.optimizer)
         vector = np.concatenate(made)
         state = joined_state(states, geometry, [v.shape for v in first])
         mine.pass_step()

@@ -221,11 +221,7 @@ class Rank:
         return self._codec.weights == "fp32"
 
     def gradients(
-        self,
-        replica: Replica,
-        step: Step,
-        weights: Sequence,
-        residual: np.ndarray | None = None,
+        self, replica: Replica, step: Step, weights: Sequence, residual: np.ndarray | None = None
     ) -> tuple[list[Message], np.ndarray | None]:
         """Compute on the own rows.
 
@@ -384,16 +380,8 @@ class Rank:
                     summed.gradient *= np.float32(scale)
             if plan.needs_norms:
                 norms = (np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)).tolist()
-        state.optimizer = update_slice(
-            plan,
-            step.hyper,
-            self._segments,
-            state.weights,
-            state.optimizer,
-            summed.gradient,
-            set(summed.absent),
-            norms,
-        )
+        gradient, absent = summed.gradient, set(summed.absent)
+        update_slice(plan, step.hyper, self._segments, state, gradient, absent, norms)
         state.buffers.update(summed.buffers)
 
 
