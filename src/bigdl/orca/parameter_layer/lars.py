@@ -16,6 +16,12 @@ import torch
 class SliceOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer that looks at one parameter, or at one part of it, at a time.
 
+    Parameters
+    ----------
+    params : iterable
+    **defaults : float
+        Of what the groups leave open.
+
     Attributes
     ----------
     norms : sequence of (float, float) or None
@@ -24,6 +30,9 @@ class SliceOptimizer(torch.optim.Optimizer, ABC):
     """
 
     norms: Sequence[tuple[float, float]] | None = None
+
+    def __init__(self, params: Iterable, **defaults: float):
+        super().__init__(params, defaults)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -76,14 +85,9 @@ class LARS(SliceOptimizer):
         trust: float = 1e-3,
         eps: float = 1e-8,
     ):
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust": trust,
-            "eps": eps,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params, lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust, eps=eps
+        )
 
     def _update(self, parameter, group, norms):
         gradient, decay = parameter.grad, group["weight_decay"]

@@ -35,7 +35,7 @@ class FlatModel:
 
     Attributes
     ----------
-    shapes : list of tuple
+    shapes, sizes : sequence
         Of the trained weights.
     initial : list of ndarray
         The buffers as they were at the start.
@@ -51,12 +51,8 @@ class FlatModel:
         self._trained, self._buffers, self._read, self._assign = trained, buffers, read, assign
         self.shapes = [tuple(variable.shape) for variable in trained]
         self._whole = Geometry([math.prod(shape) for shape in self.shapes], 1)
+        self.sizes = self._whole.sizes
         self.initial = self.buffers()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Elements of each trained weight."""
-        return self._whole.sizes
 
     def vector(self) -> np.ndarray:
         """Return the trained weights as they are now."""

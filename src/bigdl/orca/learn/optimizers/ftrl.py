@@ -27,15 +27,7 @@ class TorchFtrl(SliceOptimizer):
     elementwise = True  # the parameter layer may cut it in slices
 
     def __init__(self, params, lr=1e-3, power=-0.5, start=0.1, l1=0.0, l2=0.0, shrinkage=0.0):
-        defaults = {
-            "lr": lr,
-            "power": power,
-            "start": start,
-            "l1": l1,
-            "l2": l2,
-            "shrinkage": shrinkage,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, lr=lr, power=power, start=start, l1=l1, l2=l2, shrinkage=shrinkage)
 
     def _update(self, parameter, group, norms):
         gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad

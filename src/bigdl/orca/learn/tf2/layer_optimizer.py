@@ -43,9 +43,6 @@ class KerasSlice(SliceOptimizer):
     numbers: tuple[str, ...]
     slots: tuple[str, ...]
 
-    def __init__(self, params):
-        super().__init__(params, {})
-
     def _update(self, parameter, group, norms):
         gradient, most, decay = parameter.grad, group["clipnorm"], group["weight_decay"]
         if most is not None and norms is not None:
