@@ -39,6 +39,7 @@ class Sliced:
         self.parameters = parameters()
         self.optimizer = make(self.parameters)
         groups = tuple(i for i, g in enumerate(self.optimizer.param_groups) for _ in g["params"])
+        plan["needs_norms"] = isinstance(self.optimizer, LARS)
         self.plan = LayerPlan(SIZES, groups, type(self.optimizer), ranks, **plan)
         self.geometry = self.plan.geometry
         self.ranks = [Rank(self.plan, n) for n in range(ranks)]

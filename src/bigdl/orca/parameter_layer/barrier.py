@@ -97,15 +97,13 @@ class BarrierTransport(Transport):
 
     def _ask(self, options, data=None):
         """Return the answers of the ranks."""
-        answers = []
-        for answer in self._job.attempt({**options, "name": self._name}, data):
-            folder, doc = unpack(answer)
-            self._folders.add(folder)
-            answers.append(doc)
+        pairs = map(unpack, self._job.attempt({**options, "name": self._name}, data))
+        folders, answers = zip(*pairs, strict=True)
+        self._folders.update(folders)
         if any(isinstance(doc, str) for doc in answers):  # _LOST
             self.keeps_state = False
             raise WorkerLost("The weights were lost with all executors that had them")
-        return answers
+        return list(answers)
 
     def close(self) -> None:
         self._resources.close()

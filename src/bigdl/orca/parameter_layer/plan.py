@@ -165,8 +165,8 @@ class LayerPlan:
         If more than this share of the contributions to a step is late, the step is discarded.
     slack : float
         Added to the L2 norm that a gradient has; default as in ``torch.nn.utils.clip_grad_norm_``.
-    with_norms : bool
-        Let the optimizer look at norms of whole parameters, whatever its class says.
+    needs_norms : bool
+        True if the optimizer looks at norms of whole parameters.
     """
 
     sizes: tuple[int, ...]
@@ -180,7 +180,7 @@ class LayerPlan:
     slices: int | None = None
     max_drop: float = 1.0
     slack: float = 1e-6
-    with_norms: bool = False
+    needs_norms: bool = False
 
     @property
     def owners(self) -> int:
@@ -190,11 +190,6 @@ class LayerPlan:
     @property
     def geometry(self) -> Geometry:
         return Geometry(self.sizes, self.owners)
-
-    @property
-    def needs_norms(self) -> bool:
-        """True if the optimizer looks at norms of whole parameters."""
-        return self.with_norms or getattr(self.optimizer, "needs_norms", False)
 
     @property
     def needs_statistics(self) -> bool:

@@ -177,7 +177,7 @@ class LayerLoop(FitLoop):
             optimizer.norm,
             max_drop=1.0 if rule is None else rule.max_drop_percentage,
             slack=optimizer.slack,
-            with_norms=optimizer.with_norms,
+            needs_norms=optimizer.needs_norms,
         )
         self.position, self.size = Position(), ranks
         if self.settings.run_url is not None:
@@ -250,10 +250,6 @@ class LayerLoop(FitLoop):
     @abstractmethod
     def _restore(self, files: dict[str, bytes]) -> None:
         """Take over what else is in the files of a checkpoint."""
-
-    def _pass_step(self) -> None:
-        """Let schedules count a step."""
-        self._optimizer.pass_step()
 
     def _after_group(self, steps: list[Step], seconds: float) -> None:
         """Take note of a group that was made."""
@@ -400,7 +396,7 @@ class LayerLoop(FitLoop):
             steps.append(Step(turn, number, hyper, tuple(ranges), limit))
             position.step += 1
             position.global_step += 1
-            self._pass_step()
+            self._optimizer.pass_step()
             if position.step == self._epoch_steps:
                 break
             settings, state = self.settings, TriggerState(position.epoch, position.global_step)

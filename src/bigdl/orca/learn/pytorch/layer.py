@@ -34,8 +34,11 @@ class TorchLayerOptimizer:
 
     Parameters
     ----------
-    optimizer : torch.optim.Optimizer
+    built : Built
+        With the optimizer and its scheduler.
     clipping : Clipping
+    runner : Runner
+        What schedulers look at.
 
     Raises
     ------
@@ -44,15 +47,18 @@ class TorchLayerOptimizer:
 
     Attributes
     ----------
-    sliced, groups, clamp, norm, slack, with_norms
+    sliced, groups, clamp, norm, slack, needs_norms
         See :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
     """
 
-    slack, with_norms = 1e-6, False  # as in torch.nn.utils.clip_grad_norm_
+    slack = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
-    def __init__(self, optimizer: torch.optim.Optimizer, clipping: Clipping):
+    def __init__(self, built: Built, clipping: Clipping, runner: Runner):
+        optimizer = cast("torch.optim.Optimizer", built.optimizer)
         check_optimizer(optimizer)
+        self._built, self._runner = built, runner
         self._optimizer, self.sliced = optimizer, type(optimizer)
+        self.needs_norms = getattr(self.sliced, "needs_norms", False)
         self.groups, self.norm = groups_of(optimizer), clipping.norm
         limits = clipping.minimum, clipping.maximum  # both or none
         self.clamp = None if None in limits else limits
@@ -68,6 +74,7 @@ class TorchLayerOptimizer:
         """Count a step, without gradients; schedulers look at that."""
         self._optimizer.zero_grad()
         self._optimizer.step()
+        self._built.step_scheduler(self._runner)
 
     def state(self) -> dict[int, dict]:
         """Return the state of every parameter by its number."""
@@ -176,7 +183,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         place: Any = SimpleNamespace(rank=0, world_size=ranks)
         Runner.__init__(self, place, program.parts.config, settings.callbacks)
         self._take(built)
-        optimizer = TorchLayerOptimizer(built.optimizer, settings.clipping)
+        optimizer = TorchLayerOptimizer(built, settings.clipping, self)
         if start is not None:
             self._load(start.files)
         flat, sums = _flat(built), settings.forward_pass(built).sums
@@ -220,10 +227,6 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         if self.callbacks:
             self._pull()
         super()._end_training_epoch()
-
-    def _pass_step(self):
-        super()._pass_step()
-        self._built.step_scheduler(self)
 
     def _after_group(self, steps, seconds):
         if not self._records:

@@ -304,12 +304,6 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
                 "would add; use reduction='sum_over_batch_size'"
             )
 
-    def _restart_from_latest(self, error):
-        super()._restart_from_latest(error)
-        self.model.stop_training = False
-        if self._numbers:
-            self._callbacks.put_numbers(self._numbers)
-
     # -- files ---------------------------------------------------------------------------------
 
     def _weights(self):
@@ -328,6 +322,10 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
 
     def _restore(self, files):
         self._numbers = files.get(_NUMBERS, b"").decode()
+        if self._callbacks is not None:  # the fit starts again from here
+            self.model.stop_training = False
+            if self._numbers:
+                self._callbacks.put_numbers(self._numbers)
 
 
 class KerasLayerTraining(LayerTraining, KerasTraining):

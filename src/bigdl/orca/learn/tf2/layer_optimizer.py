@@ -182,7 +182,7 @@ class KerasLayerOptimizer:
         The class that updates slices.
     groups : tuple of int
         The entry of :meth:`hyper` for every weight.
-    clamp, norm, slack, with_norms
+    clamp, norm, slack, needs_norms
         See :class:`bigdl.orca.parameter_layer.plan.LayerPlan`.
     """
 
@@ -199,7 +199,7 @@ class KerasLayerOptimizer:
         self.norm = None if self._clipnorm else _positive(optimizer.global_clipnorm)
         most = None if self._clipnorm or self.norm else _positive(optimizer.clipvalue)
         self.clamp = None if most is None else (-most, most)
-        self.with_norms = self._clipnorm is not None
+        self.needs_norms = self._clipnorm is not None
         slots = [*self.sliced.slots, *([_AVERAGE] if optimizer.use_ema else ())]
         variables = {name: getattr(optimizer, name, None) for name in slots}
         self._slots = {name: held for name, held in variables.items() if held}
