@@ -272,7 +272,6 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
     """A training by the parameter layer, in groups; with `phases` it also gives computing."""
     import torch
 
-    from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.data.feeds import as_feed
     from bigdl.orca.data.feeds.group import FeedGroup
     from bigdl.orca.engines.spark import SparkEngine
@@ -288,10 +287,8 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
     plan = LayerPlan(sizes, (0,) * len(sizes), torch.optim.SGD, ranks)
     feed = FeedGroup({"data": as_feed((np.zeros(ranks), np.zeros(ranks)))})
     program = functools.partial(Replica, make=make)
-    if transport == "barrier":
-        carrier = BarrierTransport(SparkEngine(), plan, program, feed, threads=1)
-    else:
-        carrier = ShuffleTransport(SparkCluster.from_active(), plan, program, feed)
+    carriers = {"barrier": BarrierTransport, "shuffle": ShuffleTransport}
+    carrier = carriers[transport](SparkEngine(), plan, program, feed, threads=1)
     carrier.rows()
     sent = [0]
     if transport == "barrier":

@@ -221,12 +221,10 @@ class _Layer:
 
 
 def _opened(transport, plan, program, feed):
-    from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.engines.spark import SparkEngine
     from bigdl.orca.parameter_layer.barrier import BarrierTransport
     from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
 
     # more threads would be more than the machine has cores for, and spin while they wait
-    if transport == "barrier":
-        return BarrierTransport(SparkEngine(), plan, program, feed, threads=1)
-    return ShuffleTransport(SparkCluster.from_active(), plan, program, feed, threads=1)
+    carrier = {"barrier": BarrierTransport, "shuffle": ShuffleTransport}[transport]
+    return carrier(SparkEngine(), plan, program, feed, threads=1)

@@ -8,7 +8,6 @@ import psutil
 import torch
 from torch import nn
 
-from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.spark import SparkEngine
@@ -132,10 +131,8 @@ def data():
 
 
 def opened(transport, plan, program=OnRows, feed=None):
-    feed = feed or data()
-    if transport == "barrier":
-        return BarrierTransport(SparkEngine(), plan, program, feed)
-    return ShuffleTransport(SparkCluster.from_active(), plan, program, feed)
+    carrier = {"barrier": BarrierTransport, "shuffle": ShuffleTransport}[transport]
+    return carrier(SparkEngine(), plan, program, feed or data())
 
 
 def states_of(plan):

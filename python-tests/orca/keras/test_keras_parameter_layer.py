@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 
 import cloudpickle
 import numpy as np
@@ -18,14 +17,9 @@ from reference_training import rows_of, union_batches
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
-from bigdl.orca.learn.layer_fit.loop import LayerOptions, LayerRun
+from bigdl.orca.learn.layer_fit.loop import LayerOptions
 from bigdl.orca.learn.tf2 import Estimator
-from bigdl.orca.learn.tf2.layer import (
-    KerasLayerLoop,
-    KerasLayerModel,
-    KerasReplica,
-    KerasReplicaProgram,
-)
+from bigdl.orca.learn.tf2.layer import KerasLayerLoop
 from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state, update_slice
@@ -33,8 +27,9 @@ from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy
+from bigdl.training.keras.backends import Packed
 from bigdl.training.keras.data import EvaluationSettings
-from bigdl.training.keras.loop import KerasFitSettings
+from bigdl.training.keras.loop import KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import array_of
 from bigdl.training.position import Goal
 
@@ -70,7 +65,7 @@ def test_slices_make_the_updates_of_keras(name, numbers):
     """Three slices, and the state cut and joined again after every step."""
     import keras
 
-    from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer
+    from bigdl.orca.learn.tf2.layer_optimizer import KerasLayerOptimizer
 
     rng = np.random.default_rng(0)
     first = [rng.normal(size=shape).astype("float32") for shape in ((4, 3), (5,), ())]
@@ -80,7 +75,7 @@ def test_slices_make_the_updates_of_keras(name, numbers):
         if optimizer.weight_decay is not None:
             optimizer.exclude_from_weight_decay(var_names=["v1"])
     known.build(whole)
-    mine = LayerOptimizer(own, [keras.Variable(v, name=f"v{i}") for i, v in enumerate(first)])
+    mine = KerasLayerOptimizer(own, [keras.Variable(v, name=f"v{i}") for i, v in enumerate(first)])
     geometry = Geometry([v.size for v in first], 3)
     vector, state = geometry.flatten(first), mine.state()
     for _ in range(12):
@@ -90,19 +85,12 @@ def test_slices_make_the_updates_of_keras(name, numbers):
         if mine.clamp is not None:
             flat = np.clip(flat, *mine.clamp)
         for rank, (low, high) in enumerate(geometry.bounds):
-            weights = vector[low:high].copy()
+            owned = RankState(vector[low:high].copy(), cut_state(state, geometry, rank))
             plan = LayerPlan(geometry.sizes, mine.groups, mine.sliced, 3)
-            new_state = update_slice(
-                plan,
-                mine.hyper(),
-                geometry.segments(rank),
-                weights,
-                cut_state(state, geometry, rank),
-                flat[low:high].copy(),
-                set(),
-            )
-            made.append(weights)
-            states.append(new_state)
+            segments, gradient = geometry.segments(rank), flat[low:high].copy()
+            update_slice(plan, mine.hyper(), segments, owned, gradient, set())
+            made.append(owned.weights)
+            states.append(owned.optimizer)
         vector = np.concatenate(made)
         state = joined_state(states, geometry, [v.shape for v in first])
         mine.pass_step()
@@ -129,7 +117,7 @@ class Here(Transport):
         return [replica.describe() for replica in self._replicas]
 
     def start(self, states):
-        self._states = [RankState.unpack(state.message(with_residual=True)) for state in states]
+        self._states = [RankState.unpack(state.message()) for state in states]
 
     def run(self, steps):
         for state in self._states:
@@ -169,32 +157,17 @@ def settings_of(epochs=2, batch_size=4, labels=("y",), features=("x",), **settin
 
 def fitted(shards, creator, *, callbacks=(), start=None, group=3, options=None, **settings):
     """Train by ranks of this process; the loop, and the snapshot that it ended with."""
-    settings, parts = settings_of(**settings), KerasParts(creator)
+    packed = Packed.of(KerasParts(creator), list(callbacks))
+    program = KerasFitProgram(packed, {}, settings_of(**settings), None)
     options = LayerOptions(group_size=group, **(options or {}))
-    model = KerasLayerModel(parts, settings.seed, start)
-    plan = model.plan(len(shards), options)
-    program = KerasReplicaProgram(
-        None, {}, replace(settings, trigger=None), model.start, len(shards), options.sampling
-    )
+    loop = KerasLayerLoop(program, options, len(shards), start)
     with tempfile.TemporaryDirectory() as folder:
         replicas = [
-            KerasReplica(program, parts, rank, {"data": spooled(folder, f"{rank}", shard)})
+            loop.replicas()(rank, {"data": spooled(folder, f"{rank}", shard)})
             for rank, shard in enumerate(shards)
         ]
-        with Here(plan, replicas) as transport:
-            run = LayerRun(
-                model,
-                plan,
-                transport,
-                options,
-                None,
-                settings,
-                start,
-                FailurePolicy.of(0),
-                on_progress=lambda _: None,
-            )
-            loop = KerasLayerLoop(run, list(callbacks))
-            return loop, loop.fit()
+        with Here(loop.plan, replicas) as transport:
+            return loop, loop.run(transport, None, FailurePolicy.of(0), lambda _: None)
 
 
 def alone(shards, creator, *, epochs=2, batch_size=4, features=("x",), label="y", weigh=None):

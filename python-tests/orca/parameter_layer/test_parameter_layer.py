@@ -11,7 +11,7 @@ from bigdl.orca.parameter_layer.lars import LARS
 from bigdl.orca.parameter_layer.messages import CODECS, Inbox, codec_for, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
 from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Step, slice_bounds
-from bigdl.orca.parameter_layer.rank import Rank, RankState, Sum, changed, merge, merged
+from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, changed, merge, merged
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
@@ -39,6 +39,7 @@ class Sliced:
         self.parameters = parameters()
         self.optimizer = make(self.parameters)
         groups = tuple(i for i, g in enumerate(self.optimizer.param_groups) for _ in g["params"])
+        plan["needs_norms"] = isinstance(self.optimizer, LARS)
         self.plan = LayerPlan(SIZES, groups, type(self.optimizer), ranks, **plan)
         self.geometry = self.plan.geometry
         self.ranks = [Rank(self.plan, n) for n in range(ranks)]
@@ -60,7 +61,9 @@ class Sliced:
             )
             pieces.append(own)
         sums = [r.reduce([p[r.rank] for p in pieces]) for r in self.ranks]
-        sums = [Sum.unpack(s.pack()) for s in sums]
+        sums = [Contribution.unpack(s.pack()) for s in sums]
+        for summed in sums:
+            summed.gradient = summed.gradient.copy()
         statistics = None
         if self.plan.needs_statistics:
             statistics = [

@@ -101,7 +101,7 @@ def text(content: str, x: float, y: float, anchor: str = "start") -> str:
 
 
 class Chart:
-    """Lines and texts, drawn as SVG or on a figure of matplotlib alike.
+    """Lines, boxes and texts, drawn as SVG or on a figure of matplotlib alike.
 
     Parameters
     ----------
@@ -112,6 +112,7 @@ class Chart:
     def __init__(self, width: float, height: float):
         self._width, self._height = width, height
         self._lines: list[tuple[list[tuple[float, float]], str, float, float, str]] = []
+        self._boxes: list[tuple[float, float, float, float, str, str]] = []
         self._texts: list[tuple[str, float, float, str]] = []
 
     def line(
@@ -137,6 +138,12 @@ class Chart:
         """
         self._lines.append((list(points), colour, width, dots, title))
 
+    def box(
+        self, x: float, y: float, width: float, height: float, colour: str, title: str = ""
+    ) -> None:
+        """Fill a box, whose upper left corner is at (x, y); see :meth:`line` for the title."""
+        self._boxes.append((x, y, width, height, colour, title))
+
     def text(self, content: str, x: float, y: float, anchor: str = "start") -> None:
         """Write a text; see :func:`text`."""
         self._texts.append((content, x, y, anchor))
@@ -153,6 +160,11 @@ class Chart:
             circles = points if dots else ()
             marks += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{dots}"/>' for x, y in circles]
             marks.append("</g>")
+        for x, y, width, height, colour, title in self._boxes:
+            marks.append(
+                f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" '
+                f'fill="{colour}"><title>{html.escape(title)}</title></rect>'
+            )
         return svg(self._width, self._height, [*marks, *(text(*each) for each in self._texts)])
 
     def draw(self, figure: Any) -> None:
@@ -162,6 +174,8 @@ class Chart:
         axes.axis("off")
         for points, colour, width, dots, _ in self._lines:
             axes.plot(*zip(*points, strict=True), "o-", c=colour, lw=width, ms=2 * dots)
+        for x, y, width, height, colour, _ in self._boxes:
+            axes.bar(x, height, width, y, align="edge", color=colour, zorder=3)
         for content, x, y, anchor in self._texts:
             axes.text(x, y, content, ha=_ALIGNMENT[anchor], fontsize=8)
 

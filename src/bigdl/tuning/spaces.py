@@ -31,7 +31,7 @@ import numpy as np
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, require
-from bigdl.training.state import seeded
+from bigdl.training.state import isolated_rng, mixed_seed
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -538,7 +538,7 @@ class SearchSpace:
         UsageError
             If a function fails, or two need each other.
         """
-        with seeded(seed, number):
+        with isolated_rng(mixed_seed(seed, number)):
             return resolve(self._naming.root, Assignment(self._naming, source))
 
     def json_values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,9 +32,9 @@ def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> LayerOpti
     """
     options = {name: arguments[name] for name in _OF_LAYER if arguments[name] is not None}
     if backend == "bigdl":
-        from bigdl.orca.learn.layer_fit.loop import layer_options
+        from bigdl.orca.learn.layer_fit.loop import LayerOptions
 
-        return layer_options(options)
+        return LayerOptions(**options)
     if options:
         raise UsageError(
             f"{', '.join(options)} of fit are for the parameter layer, this Estimator has "

@@ -17,6 +17,7 @@ import socket
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -54,6 +55,8 @@ class BarrierTransport(Transport):
         See :class:`~.shuffle.ShuffleTransport`.
     """
 
+    group_size = 100
+
     def __init__(
         self,
         engine: Engine,
@@ -73,13 +76,10 @@ class BarrierTransport(Transport):
             self._resources = opened.pop_all()
         self._given: list[RankState] = []  # by `start`, and not with the executors yet
         self._name: str | None = None  # of the states that the executors keep
-        self._known: list[dict] | None = None
         self._folders: set[str] = set()  # where states are, perhaps on other machines
 
     def rows(self) -> list[dict]:
-        if self._known is None:
-            self._known = self._ask({"stage": _DESCRIBE})
-        return self._known
+        return self._ask({"stage": _DESCRIBE})
 
     def start(self, states: Sequence[RankState]) -> None:
         self._given, self._name, self.keeps_state = list(states), None, True
@@ -93,21 +93,17 @@ class BarrierTransport(Transport):
         return records
 
     def states(self) -> list[RankState]:
-        if self._given:
-            return self._given
         return [RankState.unpack(packed) for packed in self._ask({"stage": _GIVE})]
 
     def _ask(self, options, data=None):
         """Return the answers of the ranks."""
-        answers = []
-        for answer in self._job.attempt({**options, "name": self._name}, data):
-            folder, doc = unpack(answer)
-            self._folders.add(folder)
-            answers.append(doc)
+        pairs = map(unpack, self._job.attempt({**options, "name": self._name}, data))
+        folders, answers = zip(*pairs, strict=True)
+        self._folders.update(folders)
         if any(isinstance(doc, str) for doc in answers):  # _LOST
             self.keeps_state = False
             raise WorkerLost("The weights were lost with all executors that had them")
-        return answers
+        return list(answers)
 
     def close(self) -> None:
         self._resources.close()
@@ -138,7 +134,8 @@ class GroupProgram:
         sync.start()
         states = StateFiles(sync, folder)
         states.keep_only(options["name"])
-        steps, *states_of_ranks = _received(sync, worker.state())
+        data = sync.broadcast(worker.state())  # the steps, and perhaps all states
+        steps, *states_of_ranks = [None] if data is None else unpack(data)
         packed = states_of_ranks[worker.rank] if states_of_ranks else states.read(options["name"])
         if packed is None:
             return _LOST
@@ -150,11 +147,11 @@ class GroupProgram:
         # from the driver, not from a worker
         for step in pickle.loads(steps):
             self._step(step, rank, replica, state, sync)
-        states.write(options["next"], state.message(with_residual=True))
+        states.write(options["next"], state.message())
         return state.records
 
     def _replica(self, worker):
-        version = [shard.spool.nonce for shard in worker.shards.values()]
+        version = tuple(shard.spool.nonce for shard in worker.shards.values())
         shards = dict(worker.shards)  # the engine lets go of its own
         make = functools.partial(self.program, worker.rank, shards)
         return replica_of(self.training, worker.rank, version, make)
@@ -170,17 +167,10 @@ class GroupProgram:
         summed = rank.reduce(pieces)
         statistics = None
         if self.plan.needs_statistics:
-            own = Message(rank.statistics(summed, state))
+            own = rank.statistics(summed, state)
             with rank.reading():
-                statistics_of_ranks = exchange_messages(sync, [own] * self.plan.ranks)
-            statistics = [unpack(data) for data in statistics_of_ranks]
+                statistics = exchange_messages(sync, [own] * self.plan.ranks)
         rank.update(step, summed, state, statistics)
-
-
-def _received(sync, data) -> list:
-    """Return the driver's data for rank 0: nothing, or the steps and perhaps all states."""
-    data = sync.broadcast(data)
-    return [None] if data is None else unpack(data)
 
 
 def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
@@ -207,7 +197,7 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
     import torch.distributed as dist
 
     sent = [0 if rank == sync.rank else len(message) for rank, message in enumerate(messages)]
-    received = torch.empty(len(sent), dtype=torch.int64)
+    sizes = [int(row[sync.rank]) for row in sync.all_gather(sent)]
     parts = [
         np.frombuffer(part, np.uint8)
         for rank, message in enumerate(messages)
@@ -215,8 +205,6 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
         for part in message.parts
     ]
     try:
-        dist.all_to_all_single(received, torch.tensor(sent))
-        sizes = received.tolist()
         incoming = torch.empty(sum(sizes), dtype=torch.uint8)
         dist.all_to_all_single(incoming, torch.from_numpy(np.concatenate(parts)), sizes, sent)
     except RuntimeError as error:
@@ -244,37 +232,32 @@ class StateFiles:
 
     def keep_only(self, name: str | None) -> None:
         """Remove all states but those of this name."""
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                if name is None or not entry.name.startswith(f"{name}-"):
-                    with contextlib.suppress(FileNotFoundError):  # others do the same
-                        os.unlink(entry.path)
+        for path in list(Path(self._folder).iterdir()):
+            if name is None or not path.name.startswith(f"{name}-"):
+                path.unlink(missing_ok=True)  # others do the same
 
     def read(self, name: str) -> np.ndarray | None:
         """The own state, bytes-like; None if that of any rank is lost."""
         ranks, own = range(self._sync.world_size), self._sync.rank
         here = [float(os.path.exists(self._path(name, rank))) for rank in ranks]
         table = self._sync.all_gather(here)
-        senders = [_sender_of(table, rank) for rank in ranks]
-        if None in senders:
+        # itself, or the first one that has it
+        holders = [[r for r in (rank, *ranks) if table[r][rank]] for rank in ranks]
+        if not all(holders):
             return None
-        if senders != list(ranks):
-            messages = [
-                Message(self._map(name, rank)) if senders[rank] == own != rank else Message(None)
-                for rank in ranks
-            ]
-            given = exchange_messages(self._sync, messages)
-            if senders[own] != own:
-                return unpack(given[senders[own]])
-        return self._map(name, own)
+        senders = [held_by[0] for held_by in holders]
+        messages = [
+            Message(self._map(name, rank) if sender == own else None)
+            for rank, sender in enumerate(senders)
+        ]
+        return unpack(exchange_messages(self._sync, messages)[senders[own]])
 
     def write(self, name: str, state: Message) -> None:
         """Keep the own state, and the copies of others' that belong here."""
         ranks, own = range(self._sync.world_size), self._sync.rank
-        state.written().tofile(self._path(name, own))
+        with open(self._path(name, own), "wb") as file:
+            file.writelines(state.parts)
         copy_holders = [self._copy_holder(rank) for rank in ranks]
-        if copy_holders == list(ranks):
-            return
         messages = [state if rank == copy_holders[own] else Message(None) for rank in ranks]
         for rank, data in enumerate(exchange_messages(self._sync, messages)):
             if copy_holders[rank] == own != rank:
@@ -291,9 +274,3 @@ class StateFiles:
 
     def _path(self, name, rank):
         return os.path.join(self._folder, f"{name}-{rank}")
-
-
-def _sender_of(table, rank):
-    """Return the rank that gives another its state: itself, or the first one that has it."""
-    candidates = [rank, *range(len(table))]
-    return next((r for r in candidates if table[r][rank]), None)

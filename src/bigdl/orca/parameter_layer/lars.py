@@ -1,14 +1,61 @@
-"""LARS: a learning rate for every layer (You, Gitman, Ginsburg 2017, arXiv:1708.03888)."""
+"""Optimizers that update one parameter at a time, or a part of it; and LARS.
+
+LARS has a learning rate for every layer (You, Gitman, Ginsburg 2017, arXiv:1708.03888).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import overload
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 
-class LARS(torch.optim.Optimizer):
+class SliceOptimizer(torch.optim.Optimizer, ABC):
+    """An optimizer that looks at one parameter, or at one part of it, at a time.
+
+    Parameters
+    ----------
+    params : iterable
+    **defaults : float
+        Of what the groups leave open.
+
+    Attributes
+    ----------
+    norms : sequence of (float, float) or None
+        Norm of each parameter and of its gradient, in the order of the groups, where the tensors
+        of this optimizer are only parts of them.
+    """
+
+    norms: Sequence[tuple[float, float]] | None = None
+
+    def __init__(self, params: Iterable, **defaults: float):
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update of the parameters that have a gradient."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        norms = iter(self.norms or itertools.repeat(None))
+        for group in self.param_groups:
+            for parameter, norms_of_parameter in zip(group["params"], norms, strict=False):
+                if parameter.grad is not None:
+                    self._update(parameter, group, norms_of_parameter)
+                self._end_step(parameter, group)
+        return loss
+
+    @abstractmethod
+    def _update(self, parameter: torch.Tensor, group: dict, norms: Any) -> None:
+        """Change a parameter; `norms` are None where it is a whole one."""
+
+    def _end_step(self, parameter: torch.Tensor, group: dict) -> None:
+        """Do what belongs to a step even without a gradient."""
+
+
+class LARS(SliceOptimizer):
     """SGD with momentum whose steps are scaled, per parameter, by its norm over its gradient's.
 
     Parameters
@@ -25,9 +72,6 @@ class LARS(torch.optim.Optimizer):
     ----------
     needs_norms : bool
         Tells the parameter layer to set `norms` before every step.
-    norms : sequence of (float, float) or None
-        Norm of each parameter and of its gradient, in the order of the groups, where the tensors
-        of this optimizer are only parts of them; None computes them.
     """
 
     needs_norms = True
@@ -41,41 +85,15 @@ class LARS(torch.optim.Optimizer):
         trust: float = 1e-3,
         eps: float = 1e-8,
     ):
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust": trust,
-            "eps": eps,
-        }
-        super().__init__(params, defaults)
-        self.norms: Sequence[tuple[float, float]] | None = None
+        super().__init__(
+            params, lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust, eps=eps
+        )
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of the parameters that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        number = 0
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group, number)
-                number += 1
-        return loss
-
-    def _update(self, parameter, group, number):
+    def _update(self, parameter, group, norms):
         gradient, decay = parameter.grad, group["weight_decay"]
-        if self.norms is None:
-            norm, gradient_norm = (float(t.double().norm()) for t in (parameter, gradient))
-        else:
-            norm, gradient_norm = self.norms[number]
+        if norms is None:
+            norms = [float(tensor.double().norm()) for tensor in (parameter, gradient)]
+        norm, gradient_norm = norms
         rate = group["lr"]
         if norm > 0 and gradient_norm > 0:
             rate *= group["trust"] * norm / (gradient_norm + decay * norm + group["eps"])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -114,9 +114,9 @@ def codec_for(name: str) -> Codec:
     return CODECS[check_choice("compression", name, CODECS)]
 
 
-_HEADER = struct.Struct("<QQ")  # bytes of the document, and of the list of arrays
+_HEADER = struct.Struct("<Q")  # bytes of the document
 _ALIGN = 8
-_ARRAY, _TENSOR = "__array__", "__tensor__"  # keys of what stands for one in the JSON
+_ARRAY = "__array__"  # key of what stands for one in the JSON: place, dtype, shape, is a tensor
 
 
 class Message:
@@ -136,23 +136,24 @@ class Message:
     """
 
     def __init__(self, doc: Any):
-        self._arrays: list[np.ndarray] = []
+        self._arrays: dict[int, np.ndarray] = {}  # by their places behind the document
+        self._size = 0
         self._text = json.dumps(doc, default=self._place).encode()
-        listed = json.dumps([[a.dtype.str, list(a.shape)] for a in self._arrays]).encode()
-        head = [_HEADER.pack(len(self._text), len(listed)), self._text, listed]
-        head.append(_padding(sum(map(len, head))))
-        self.parts: list = [b"".join(head)]
-        for array in self._arrays:
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            self.parts += [data, _padding(data.nbytes)]
+        head = _HEADER.pack(len(self._text)) + self._text
+        self.parts: list = [head + _padding(len(head))]
+        for array in self._arrays.values():
+            self.parts += [array.reshape(-1).view(np.uint8).data, _padding(array.nbytes)]
 
     def _place(self, value):
         """Keep an array and return what stands for it in the JSON."""
         is_tensor = hasattr(value, "detach")
         if isinstance(value, bytes | bytearray | memoryview):
             value = np.frombuffer(value, np.uint8)
-        self._arrays.append(value.detach().numpy() if is_tensor else value)
-        return {_TENSOR if is_tensor else _ARRAY: len(self._arrays) - 1}
+        array = value.detach().numpy() if is_tensor else value
+        place, shape = self._size, list(array.shape)
+        self._arrays[place] = np.ascontiguousarray(array)
+        self._size += array.nbytes + len(_padding(array.nbytes))
+        return {_ARRAY: [place, array.dtype.str, shape, is_tensor]}
 
     def __len__(self):
         return sum(map(len, self.parts))
@@ -160,13 +161,9 @@ class Message:
     def __bytes__(self):
         return b"".join(self.parts)
 
-    def written(self) -> np.ndarray:
-        """All of it in one array of bytes."""
-        return np.concatenate([np.frombuffer(part, np.uint8) for part in self.parts])
-
     def opened(self) -> Any:
         """The document, as :func:`unpack` gives it where it arrives."""
-        return _filled(self._text, self._arrays)
+        return _filled(self._text, lambda place, dtype, shape: self._arrays[place].reshape(shape))
 
 
 def pack(doc: Any) -> bytes:
@@ -183,32 +180,29 @@ def unpack(data: Any) -> Any:
     """
     if isinstance(data, Message):
         return data.opened()
-    texts, listed = _HEADER.unpack_from(data, 0)
     view = memoryview(data)
-    start = _HEADER.size + texts
-    shapes = json.loads(bytes(view[start : start + listed]))
-    place = _aligned(start + listed)
-    arrays = []
-    for code, shape in shapes:
-        dtype = np.dtype(code)
-        count = math.prod(shape)
-        array = np.frombuffer(view, dtype, count, place) if count else np.empty(0, dtype)
-        arrays.append(array.reshape(shape))
-        place = _aligned(place + count * dtype.itemsize)
-    return _filled(bytes(view[_HEADER.size : start]), arrays)
+    end = _HEADER.size + _HEADER.unpack_from(view)[0]
+    arrays = view[_aligned(end) :]
+
+    def read(place, dtype, shape):
+        return np.frombuffer(arrays, dtype, math.prod(shape), place).reshape(shape)
+
+    return _filled(bytes(view[_HEADER.size : end]), read)
 
 
-def _filled(text: bytes, arrays: Sequence[np.ndarray]) -> Any:
+def _filled(text: bytes, read: Callable[[int, str, list[int]], np.ndarray]) -> Any:
     """The document with its arrays where they stood."""
 
     def fill(doc):
-        if _ARRAY in doc:
-            return arrays[doc[_ARRAY]]
-        if _TENSOR in doc:
-            import torch
+        if _ARRAY not in doc:
+            return doc
+        *place, is_tensor = doc[_ARRAY]
+        array = read(*place)
+        if not is_tensor:
+            return array
+        import torch
 
-            return torch.from_numpy(arrays[doc[_TENSOR]].copy())
-        return doc
+        return torch.from_numpy(array.copy())
 
     return json.loads(text, object_hook=fill)
 
@@ -218,7 +212,8 @@ def _aligned(position: int) -> int:
 
 
 def _padding(length: int) -> bytes:
-    return b"\0" * (_aligned(length) - length)
+    """What follows on so many bytes; an array of none takes some, too, so it has its own place."""
+    return b"\0" * (_aligned(max(length, 1)) - length)
 
 
 _FRAME = struct.Struct("<cBxxIII")  # kind, line, source, number of the frame, number of frames
@@ -287,6 +282,14 @@ class Inbox:
     def message(self, kind: bytes) -> Any:
         """The only message of a kind, or None."""
         return next(iter(self.messages(kind)), None)
+
+    def documents(self, kind: bytes) -> list:
+        """The documents of all messages of a kind."""
+        return [unpack(data) for data in self.messages(kind)]
+
+    def document(self, kind: bytes) -> Any:
+        """The document of the only message of a kind, or None."""
+        return next(iter(self.documents(kind)), None)
 
 
 def _joined(parts):

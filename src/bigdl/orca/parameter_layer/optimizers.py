@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Segment
+    from bigdl.orca.parameter_layer.rank import RankState
 
 _ELEMENTWISE = (
     "SGD",
@@ -79,12 +80,11 @@ def update_slice(
     plan: LayerPlan,
     hyper: Sequence[dict],
     segments: Sequence[Segment],
-    weights: np.ndarray,
-    state: Sequence[dict],
+    state: RankState,
     gradient: np.ndarray,
     absent: Collection[int],
-    norms: Mapping[int, tuple[float, float]] | None = None,
-) -> list[dict]:
+    norms: Sequence[Sequence[float]] | None = None,
+) -> None:
     """One update of the segments of a slice by an optimizer of their own.
 
     Parameters
@@ -93,25 +93,18 @@ def update_slice(
     hyper : sequence of dict
         The parameter groups without their parameters.
     segments : sequence of Segment
-    weights : ndarray of float32
-        The slice, which is changed.
-    state : sequence of dict
-        The state of each segment.
+    state : RankState
+        Its weights, and the optimizer's state of each segment, are changed.
     gradient : ndarray of float32
         Of the slice.
     absent : collection of int
         Parameters without a gradient, which are left alone.
-    norms : dict of int to (float, float), optional
+    norms : sequence of (float, float), optional
         Norm of each parameter and of its gradient, for optimizers that need them.
-
-    Returns
-    -------
-    list of dict
-        The new state of each segment.
     """
     import torch
 
-    vector, slopes = torch.from_numpy(weights), torch.from_numpy(gradient)
+    vector, slopes = torch.from_numpy(state.weights), torch.from_numpy(gradient)
     tensors = [vector[s.start : s.stop] for s in segments]
     members: list[list] = [[] for _ in hyper]  # of the parameter groups
     for segment, tensor in zip(segments, tensors, strict=True):
@@ -125,13 +118,13 @@ def update_slice(
             if pairs
         ]
     )
-    for tensor, values in zip(tensors, state, strict=True):
+    for tensor, values in zip(tensors, state.optimizer, strict=True):
         if values:
             optimizer.state[tensor] = dict(values)
     if norms is not None:
         optimizer.norms = [norms[segment.parameter] for pairs in members for segment, _ in pairs]
     optimizer.step()
-    return [dict(optimizer.state.get(tensor, {})) for tensor in tensors]
+    state.optimizer = [dict(optimizer.state.get(tensor, {})) for tensor in tensors]
 
 
 # -- the state of the whole optimizer -------------------------------------------------------------

@@ -68,9 +68,12 @@ class Pairs:
 
     def __init__(self, sc: SparkContext, partitions: int, *, are_small: bool = False):
         self.sc, self.partitions, self._are_small = sc, partitions, are_small
-        self._jvm = _Jvm(sc)
         # the second argument tells partitioners apart: equal ones make no second shuffle
         jvm: Any = sc._jvm
+        # makers of RDDs, each looked up once
+        self._values_of, self._pairs_of = jvm.PythonRDD.valueOfPair, jvm.PairwiseRDD
+        self._jvm_rdd, self._function = jvm.PythonRDD, jvm.SimplePythonFunction
+        self._converted: dict[str, tuple[Any, Any]] = {}  # for functions: in Python, in the JVM
         self._partitioner = jvm.PythonPartitioner(partitions, id(_same))
         # Java's own copies large arrays once more than Kryo does, but a task makes two of Kryo's
         # for itself, which takes longer than all else that it does
@@ -98,16 +101,16 @@ class Pairs:
     def shuffled(self, pairs: Any, task: Callable) -> Any:
         """Return what ``task(index, values)`` yields, each value in the partition of its key."""
         # if it said that it preserves the partitioning, Spark would silently skip the shuffle
-        raw = self._jvm.python_rdd(pairs, task, preserves_partitioning=False)
+        raw = self._python_rdd(pairs, task, preserves_partitioning=False)
         return self._by_key(raw, self._serializer)
 
     def mapped(self, pairs: Any, task: Callable) -> Any:
         """Return what ``task(index, values)`` yields, all in the partition that it runs for."""
-        raw = self._jvm.python_rdd(pairs, task, preserves_partitioning=True)
-        return self._jvm.pairs_of(raw).asJavaPairRDD()
+        raw = self._python_rdd(pairs, task, preserves_partitioning=True)
+        return self._pairs_of(raw).asJavaPairRDD()
 
     def _by_key(self, raw, serializer):
-        pairs = self._jvm.pairs_of(raw).asJavaPairRDD().partitionBy(self._partitioner)
+        pairs = self._pairs_of(raw).asJavaPairRDD().partitionBy(self._partitioner)
         pairs.rdd().setSerializer(serializer)
         return pairs
 
@@ -116,7 +119,7 @@ class Pairs:
         from pyspark.rdd import RDD
         from pyspark.serializers import NoOpSerializer
 
-        return RDD(self._jvm.values_of(pairs), self.sc, NoOpSerializer())
+        return RDD(self._values_of(pairs), self.sc, NoOpSerializer())
 
     def on_lines(self, pairs: Any, first: int, last: int) -> Any:
         """Return the pairs whose keys are on some lines, all from 1 on; of small ones all.
@@ -126,10 +129,6 @@ class Pairs:
         if self._are_small:
             return pairs
         return pairs.filterByRange(first << _LINE, ((last + 1) << _LINE) - 1)
-
-    def beside(self, pairs: Any, others: Any) -> Any:
-        """Both in one: partition n holds those of n of both, where the first ones are cached."""
-        return pairs.union(others)
 
     def keep(self, pairs: Any, copies: int = 1) -> None:
         """Let Spark keep them in memory, or on disk, once they are computed."""
@@ -159,24 +158,12 @@ class Pairs:
                 number = each.rdd().dependencies().head().shuffleId()
                 cleaner.doCleanupShuffle(number, False)
 
-
-class _Jvm:
-    """Makers of RDDs in the JVM, each looked up once."""
-
-    def __init__(self, sc):
-        self._sc = sc
-        self.values_of = sc._jvm.PythonRDD.valueOfPair
-        self.pairs_of = sc._jvm.PairwiseRDD
-        self._python_rdd = sc._jvm.PythonRDD
-        self._function = sc._jvm.SimplePythonFunction
-        self._given: dict[str, tuple[Any, Any]] = {}  # to functions: in Python, in the JVM
-
-    def python_rdd(self, pairs, task: Callable, *, preserves_partitioning: bool):
+    def _python_rdd(self, pairs, task: Callable, *, preserves_partitioning: bool):
         """Return the RDD that a task makes of the values of each partition of `pairs`."""
         from pyspark.core.rdd import _prepare_for_python_RDD
         from pyspark.serializers import NoOpSerializer
 
-        sc, raw = self._sc, NoOpSerializer()
+        sc, raw = self.sc, NoOpSerializer()
         command, broadcasts, variables, includes = _prepare_for_python_RDD(
             sc, (task, None, raw, raw)
         )
@@ -189,18 +176,18 @@ class _Jvm:
             self._kept("broadcasts", broadcasts),
             sc._javaAccumulator,
         )
-        source = self.values_of(pairs).rdd()
-        return self._python_rdd(source, function, preserves_partitioning, False)
+        source = self._values_of(pairs).rdd()
+        return self._jvm_rdd(source, function, preserves_partitioning, False)
 
     def _kept(self, name, value):
         """A list or dict as an object of the JVM, made anew only when it has changed."""
         from py4j.java_collections import ListConverter, MapConverter
 
-        entry = self._given.get(name)
+        entry = self._converted.get(name)
         if entry is None or entry[0] != value:
             converter = MapConverter() if isinstance(value, dict) else ListConverter()
-            converted = converter.convert(value, self._sc._gateway._gateway_client)
-            entry = self._given[name] = value, converted
+            converted = converter.convert(value, self.sc._gateway._gateway_client)
+            entry = self._converted[name] = value, converted
         return entry[1]
 
 
@@ -260,7 +247,7 @@ class Rows:
 
             close_replicas()
             for frame in frames:
-                for spool in _handle(frame)["spools"].values():
+                for spool in Inbox([frame]).document(b"H")["spools"].values():
                     remove_spool(spool["path"])
 
         try:
@@ -268,24 +255,6 @@ class Rows:
         finally:
             self._pairs.drop(self.handles)
             self._close()
-
-
-def is_here(handle: dict) -> bool:
-    """Return True if this machine sees the spools of a handle."""
-    from bigdl.runtime.shards.shard import Spool
-
-    return all(Spool.from_json(doc).is_here() for doc in handle["spools"].values())
-
-
-def shards_of(handle: dict) -> dict:
-    """The shards over the spools of a handle, by name of the feed."""
-    from bigdl.runtime.task import reopen
-
-    return reopen(handle["spools"])
-
-
-def _handle(frame) -> dict:
-    return unpack(Inbox([frame]).message(b"H"))
 
 
 def _send_cells(index, cells):
@@ -331,7 +300,6 @@ def _spooler(reader, job, partitions):
             raise reported({"rank": index, **describe(error)}) from None
         spools = {name: shard.spool.to_json() for name, shard in shards.items()}
         doc = {
-            "partition": index,
             "host": socket.gethostname(),
             "executor": directory,  # of its own
             "version": [spool["nonce"] for spool in spools.values()],

@@ -165,8 +165,8 @@ class LayerPlan:
         If more than this share of the contributions to a step is late, the step is discarded.
     slack : float
         Added to the L2 norm that a gradient has; default as in ``torch.nn.utils.clip_grad_norm_``.
-    with_norms : bool
-        Let the optimizer look at norms of whole parameters, whatever its class says.
+    needs_norms : bool
+        True if the optimizer looks at norms of whole parameters.
     """
 
     sizes: tuple[int, ...]
@@ -180,7 +180,7 @@ class LayerPlan:
     slices: int | None = None
     max_drop: float = 1.0
     slack: float = 1e-6
-    with_norms: bool = False
+    needs_norms: bool = False
 
     @property
     def owners(self) -> int:
@@ -192,11 +192,6 @@ class LayerPlan:
         return Geometry(self.sizes, self.owners)
 
     @property
-    def needs_norms(self) -> bool:
-        """True if the optimizer looks at norms of whole parameters."""
-        return self.with_norms or getattr(self.optimizer, "needs_norms", False)
-
-    @property
     def needs_statistics(self) -> bool:
         """True if ranks tell each other about their sums before the update."""
         return self.norm is not None or self.needs_norms
@@ -205,6 +200,8 @@ class LayerPlan:
 class Transport(contextlib.AbstractContextManager):
     """Runs groups of steps on N ranks; see the module for who calls what."""
 
+    #: steps of a group, if nothing else is said
+    group_size: int
     #: whether what failed can be asked for again without :meth:`start`
     keeps_state: bool = False
 
@@ -214,11 +211,10 @@ class Transport(contextlib.AbstractContextManager):
 
     @abstractmethod
     def start(self, states: Sequence[RankState]) -> None:
-        """Go on from these states, one for each slice; what the transport had may be lost."""
+        """Go on from these states, one for each slice.
 
-    def recut(self, states: Sequence[RankState]) -> None:
-        """Go on from these states, one for each slice, with the rows where they are."""
-        self.start(states)
+        What the transport had may be lost, but for the rows where there are more or fewer slices.
+        """
 
     @abstractmethod
     def run(self, steps: Sequence[Step]) -> list[list[dict]]:

@@ -10,14 +10,14 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from bigdl.common.memory import tuned_allocator
-from bigdl.orca.parameter_layer.messages import Message, codec_for, pack, unpack
-from bigdl.orca.parameter_layer.optimizers import cut_state, update_slice
+from bigdl.orca.parameter_layer.messages import Message, codec_for, unpack
+from bigdl.orca.parameter_layer.optimizers import update_slice
 from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
 from bigdl.orca.parameter_layer.stragglers import run_within
 
@@ -44,12 +44,7 @@ def merge(values: Sequence[np.ndarray], rows: Sequence[int]) -> np.ndarray:
         return first.copy()
     if not np.issubdtype(first.dtype, np.inexact):
         return np.asarray(np.maximum.reduce(values))
-    wide = np.result_type(first.dtype, np.float64)
-    total = sum(rows)
-    mean = np.zeros(first.shape, wide)
-    for value, count in zip(values, rows, strict=True):
-        mean += value.astype(wide) * (count / total)
-    return mean.astype(first.dtype)
+    return np.average(values, axis=0, weights=rows).astype(first.dtype)
 
 
 def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dict[int, np.ndarray]:
@@ -64,8 +59,29 @@ def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dic
     }
 
 
+class Packable:
+    """Base of what travels with buffers, by their numbers."""
+
+    buffers: dict[int, np.ndarray]
+
+    def pack(self) -> bytes:
+        """Return all of it as bytes."""
+        return bytes(self.message())
+
+    def message(self) -> Message:
+        """Return a view of it."""
+        return Message({**vars(self), "buffers": list(self.buffers.items())})
+
+    @classmethod
+    def unpack(cls, data: Any) -> Self:
+        """The inverse of :meth:`pack` and :meth:`message`, with views of the data."""
+        packable = cls(**unpack(data))
+        packable.buffers = dict(packable.buffers)
+        return packable
+
+
 @dataclass
-class RankState:
+class RankState(Packable):
     """A slice of the weights with all that belongs to it.
 
     Attributes
@@ -95,78 +111,24 @@ class RankState:
         """Forget what was only about the group before."""
         self.records, self.is_halted = [], False
 
-    @property
-    def has_weights(self) -> bool:
-        """False for one that was packed without."""
-        return bool(len(self.weights))
-
-    def pack(self) -> bytes:
-        """Return all of it as bytes; see :meth:`message`."""
-        return bytes(self.message(with_residual=True))
-
-    def message(self, *, with_weights: bool = True, with_residual: bool = False) -> Message:
-        """A view of it; the residual is what another part of a step changes."""
-        doc = {**vars(self), "buffers": list(self.buffers.items())}
-        if not with_weights:
-            doc["weights"] = self.weights[:0]
-        if not with_residual:
-            doc["residual"] = None
-        return Message(doc)
-
     @classmethod
-    def unpack(cls, data: Any) -> RankState:
-        """The inverse of :meth:`pack` and :meth:`message`."""
-        doc = unpack(data)
-        doc["weights"] = doc["weights"].copy()
-        doc["buffers"] = {number: buffer.copy() for number, buffer in doc["buffers"]}
-        doc["residual"] = None if doc["residual"] is None else doc["residual"].copy()
-        return cls(**doc)
-
-
-def states_of(
-    plan: LayerPlan,
-    vector: np.ndarray,
-    optimizer: Mapping[int, Mapping],
-    buffers: Mapping[int, np.ndarray],
-    residuals: Sequence[np.ndarray] | None = None,
-) -> list[RankState]:
-    """The states of all owners of slices, cut from those of a whole model.
-
-    Parameters
-    ----------
-    plan : LayerPlan
-    vector : ndarray of float32
-        All parameters.
-    optimizer : mapping of int to mapping
-        The state of every parameter by its number.
-    buffers : mapping of int to ndarray
-        Those that have changed since the start.
-    residuals : sequence of ndarray, optional
-        Of every rank; those of another number of ranks are of no use.
-    """
-    geometry, owners = plan.geometry, plan.owners
-    kept: Sequence[np.ndarray | None] = [None] * owners
-    if residuals is not None and len(residuals) == owners:
-        kept = residuals
-    return [
-        RankState(
-            vector[low:high].copy(),
-            cut_state(optimizer, geometry, rank),
-            {n: b for n, b in buffers.items() if n % owners == rank},
-            kept[rank],
-        )
-        for rank, (low, high) in enumerate(geometry.bounds)
-    ]
+    def unpack(cls, data: Any) -> Self:
+        """The inverse of :meth:`pack` and :meth:`message`; nothing is a view of the data."""
+        state = super().unpack(data)
+        state.weights = state.weights.copy()
+        state.buffers = {number: buffer.copy() for number, buffer in state.buffers.items()}
+        state.residual = None if state.residual is None else state.residual.copy()
+        return state
 
 
 @dataclass
-class Contribution:
-    """Gradient and figures of a rank's rows of a batch.
+class Contribution(Packable):
+    """Gradient and figures of a rank's rows of a batch; a piece of it; or the sum of such pieces.
 
     Attributes
     ----------
-    gradient : ndarray of float32 or None
-        Of all parameters; None without rows.
+    gradient : ndarray of float32, bytes-like or None
+        Of all parameters, None without rows; of a slice, encoded in a piece.
     counted : float
         What the loss was divided by.
     rows : int
@@ -174,16 +136,22 @@ class Contribution:
         Parameters that have no gradient.
     buffers : dict of int to ndarray
         Buffers that have changed.
-    record : dict
+    record : dict or None
         JSON-able; for the driver.
+    is_late : bool
+        True if it came too late, so that it is left out.
+    is_void : bool
+        True if the step is not made: it is discarded, or one before it in the group was.
     """
 
-    gradient: np.ndarray | None = None
+    gradient: Any = None
     counted: float = 0.0
     rows: int = 0
     absent: Sequence[int] = ()
     buffers: dict[int, np.ndarray] = field(default_factory=dict)
-    record: dict = field(default_factory=lambda: {"loss": 0.0, "counted": 0.0})
+    record: Any = field(default_factory=lambda: {"loss": 0.0, "counted": 0.0})
+    is_late: bool = False
+    is_void: bool = False
 
 
 class Replica(Protocol):
@@ -199,38 +167,6 @@ class Replica(Protocol):
 
         A function of its arguments alone, so that it can be computed again.
         """
-
-
-@dataclass
-class Sum:
-    """The gradient of a slice over all ranks.
-
-    Attributes
-    ----------
-    gradient : ndarray of float32
-    absent : list of int
-        Parameters that have a gradient on no rank.
-    buffers : dict of int to ndarray
-        Merged.
-    record : dict
-    is_void : bool
-        True if the step is not made: it is discarded, or one before it in the group was.
-    """
-
-    gradient: np.ndarray
-    absent: list[int]
-    buffers: dict[int, np.ndarray]
-    record: dict[str, Any]
-    is_void: bool = False
-
-    def pack(self) -> bytes:
-        return pack({**vars(self), "buffers": list(self.buffers.items())})
-
-    @classmethod
-    def unpack(cls, data: Any) -> Sum:
-        summed = cls(**unpack(data))
-        summed.gradient, summed.buffers = summed.gradient.copy(), dict(summed.buffers)
-        return summed
 
 
 class Rank:
@@ -257,9 +193,13 @@ class Rank:
         yield
         self._read = began, time.perf_counter() - started
 
-    def _take_read(self) -> tuple[float | None, float]:
-        read, self._read = self._read, None
-        return read or (None, 0.0)
+    def _begin(self) -> tuple[float, float]:
+        """Return when work began, in seconds since 1970, and by the clock that measures it.
+
+        What came in for it counts as if it had come in just now.
+        """
+        (began_at, read_s), self._read = self._read or (time.time(), 0.0), None
+        return began_at, time.perf_counter() - read_s
 
     @functools.cached_property
     def _segments(self) -> list[Segment]:
@@ -277,19 +217,11 @@ class Rank:
 
     @property
     def sends_exact_weights(self) -> bool:
-        """True if nothing is lost of the weights that :meth:`weights` gives."""
+        """True if the state's weights are in what :meth:`weights` gives, as they are."""
         return self._codec.weights == "fp32"
 
-    def own_weights(self, data: Any) -> np.ndarray:
-        """The own slice from what :meth:`weights` gave."""
-        return self._weights_codec.decode(unpack(data)["weights"]).copy()
-
     def gradients(
-        self,
-        replica: Replica,
-        step: Step,
-        weights: Sequence,
-        residual: np.ndarray | None = None,
+        self, replica: Replica, step: Step, weights: Sequence, residual: np.ndarray | None = None
     ) -> tuple[list[Message], np.ndarray | None]:
         """Compute on the own rows.
 
@@ -305,50 +237,39 @@ class Rank:
         list of Message, ndarray or None
             A piece for every owner, and the new residual.
         """
-        (began_at, read_s), now = self._take_read(), time.time()
-        started = time.perf_counter()
+        began_at, started = self._begin()
         vector = np.empty(self._geometry.total, np.float32)
         buffers: dict[int, np.ndarray] = {}
         for (low, high), data in zip(self._geometry.bounds, weights, strict=True):
             received = unpack(data)
             vector[low:high] = self._weights_codec.decode(received["weights"])
             buffers.update(received["buffers"])
-            is_halted = received["halted"]  # alike on all owners
+            is_void = received["halted"]  # alike on all owners
         got = time.perf_counter()
-        is_late, contribution = False, Contribution()
-        if not is_halted:
+        contribution = Contribution(is_void=is_void)
+        if not is_void:
             in_time = run_within(step.limit, lambda: replica.compute(step, vector, buffers))
-            is_late, contribution = in_time is None, in_time or contribution
-        if is_late:
+            contribution = in_time or Contribution(is_late=True)
+        if contribution.is_late:
             contribution.record["dropped"] = step.rows(self.rank)
         computed = time.perf_counter()
         encoded, residual = self._encoded(contribution.gradient, residual)
         record = {
             **contribution.record,
             "rows": contribution.rows,
-            "began_at": now if began_at is None else began_at,
-            "get_weights_s": read_s + got - started,
+            "began_at": began_at,
+            "get_weights_s": got - started,
             "compute_s": computed - got,
             "put_gradient_s": time.perf_counter() - computed,
             "bytes": sum(map(len, encoded)),
             "ended_at": time.time(),
         }
-        pieces = []
+        owners, pieces = self._plan.owners, []
         for owner, data in enumerate(encoded):
-            owned = [
-                (i, b) for i, b in contribution.buffers.items() if i % self._plan.owners == owner
-            ]
-            doc = {
-                "gradient": data,
-                "halted": is_halted,
-                "late": is_late,
-                "counted": contribution.counted,
-                "rows": contribution.rows,
-                "absent": list(contribution.absent),
-                "buffers": owned,
-                "record": record if owner == 0 else None,
-            }
-            pieces.append(Message(doc))
+            of_owner = {n: b for n, b in contribution.buffers.items() if n % owners == owner}
+            of_first = None if owner else record
+            piece = replace(contribution, gradient=data, buffers=of_owner, record=of_first)
+            pieces.append(piece.message())
         return pieces, residual
 
     def _encoded(self, gradient, residual):
@@ -365,85 +286,77 @@ class Rank:
             lost[low:high] = corrected[low:high] - self._codec.decode(pieces[-1])
         return pieces, lost
 
-    def reduce(self, pieces: Sequence) -> Sum:
+    def reduce(self, pieces: Sequence) -> Contribution:
         """Sum the pieces of the own slice, in the order of the ranks that they are from."""
-        (began_at, read_s), now = self._take_read(), time.time()
-        started = time.perf_counter()
-        contributions = [unpack(data) for data in pieces]
-        present = [doc for doc in contributions if doc["counted"]]
-        is_void = self._is_void(contributions, len(present))
+        began_at, started = self._begin()
+        contributions = [Contribution.unpack(data) for data in pieces]
+        sources = [each.record for each in contributions]
+        present = [each for each in contributions if each.counted]
+        late = [source for source, each in enumerate(contributions) if each.is_late]
+        too_few = len(present) < (len(present) + len(late)) * (1 - self._plan.max_drop)
+        # alike on all owners
+        is_void = contributions[0].is_void or bool(late and (too_few or not present))
         if is_void:
-            present = []
-        total = sum(doc["counted"] for doc in present)
+            contributions, present = [], []
+        total = sum(each.counted for each in present)
         low, high = self._geometry.bounds[self.rank]
         gradient = _weighted_sum(
-            [self._codec.decode(doc["gradient"]) for doc in present],
-            [np.float32(1.0 if self._plan.sums else doc["counted"] / total) for doc in present],
+            [self._codec.decode(each.gradient) for each in present],
+            [np.float32(1.0 if self._plan.sums else each.counted / total) for each in present],
             high - low,
         )
         absent = set(range(len(self._plan.sizes)))
-        for doc in present:
-            absent.intersection_update(doc["absent"])
-        counting = [] if is_void else contributions
-        buffers = merged([(doc["rows"], dict(doc["buffers"])) for doc in counting])
+        for each in present:
+            absent.intersection_update(each.absent)
+        buffers = merged([(each.rows, each.buffers) for each in contributions])
         if self._plan.clamp is not None:
             np.clip(gradient, *self._plan.clamp, out=gradient)
-        late = [source for source, doc in enumerate(contributions) if doc["late"]]
         record: dict[str, Any] = {
             "late": late,
-            "began_at": now if began_at is None else began_at,
-            "aggregate_s": read_s + time.perf_counter() - started,
+            "began_at": began_at,
+            "aggregate_s": time.perf_counter() - started,
             "ended_at": time.time(),
         }
         if self.rank == 0:
-            record["sources"] = [doc["record"] for doc in contributions]
-            record["is_void"] = is_void
-        return Sum(gradient, sorted(absent), buffers, record, is_void)
+            record |= {"sources": sources, "is_void": is_void}
+        return Contribution(
+            gradient, total, absent=sorted(absent), buffers=buffers, record=record, is_void=is_void
+        )
 
-    def _is_void(self, docs, present: int) -> bool:
-        """Return True if too few have contributed for the step to be made; alike on all owners."""
-        late = sum(doc["late"] for doc in docs)
-        too_few = present < (present + late) * (1 - self._plan.max_drop)
-        return docs[0]["halted"] or bool(late and (too_few or not present))
-
-    def statistics(self, found: Sum, state: RankState) -> bytes:
+    def statistics(self, summed: Contribution, state: RankState) -> Message:
         """Sums of squares of the own slice, for all ranks."""
         plan = self._plan
-        squares = [_squares(found.gradient)]
+        squares = [_squares(summed.gradient)]
         if plan.needs_norms:
             both = np.zeros((len(plan.sizes), 2))
             for segment in self._segments:
                 here = slice(segment.start, segment.stop)
-                both[segment.parameter] = (
-                    _squares(state.weights[here]),
-                    _squares(found.gradient[here]),
-                )
+                slices = state.weights[here], summed.gradient[here]
+                both[segment.parameter] = [_squares(part) for part in slices]
             squares += both.reshape(-1).tolist()
-        return np.asarray(squares, np.float64).tobytes()
+        return Message(np.asarray(squares))
 
     def update(
-        self, step: Step, found: Sum, state: RankState, statistics: Sequence | None = None
+        self, step: Step, summed: Contribution, state: RankState, statistics: Sequence | None = None
     ) -> None:
         """Change the own slice.
 
         Parameters
         ----------
-        found : Sum
+        summed : Contribution
             Of :meth:`reduce`.
         state : RankState
             It is changed.
-        statistics : sequence of bytes, optional
+        statistics : sequence of bytes-like or Message, optional
             What :meth:`statistics` gave on every owner, if the plan needs it.
         """
-        (began_at, read_s), record = self._take_read(), found.record
-        if began_at is not None:  # in a stage of its own
-            record["wait_s"] = max(0.0, began_at - record["ended_at"])
-        started = time.perf_counter()
-        if found.is_void:
+        (began_at, started), record = self._begin(), summed.record
+        record["wait_s"] = max(0.0, began_at - record["ended_at"])
+        if summed.is_void:
             state.is_halted = True
         else:
-            self._make_update(step, found, state, statistics)
-        record["compute_weight_s"] = read_s + time.perf_counter() - started
+            self._make_update(step, summed, state, statistics)
+        record["compute_weight_s"] = time.perf_counter() - started
         record["send_weights_s"] = 0.0
         record["ended_at"] = time.time()
         state.records.append(record)
@@ -460,28 +373,15 @@ class Rank:
     def _make_update(self, step, summed, state, statistics):
         norms, plan = None, self._plan
         if statistics is not None:
-            squares = np.frombuffer(statistics[0], np.float64).copy()
-            for data in statistics[1:]:
-                squares += np.frombuffer(data, np.float64)
-            scale = 1.0
+            squares, scale = sum(map(unpack, statistics)), 1.0
             if plan.norm is not None:
-                found_norm = float(np.sqrt(squares[0])) + plan.slack
-                scale = plan.norm / max(found_norm, plan.norm)
+                scale = plan.norm / max(float(np.sqrt(squares[0])) + plan.slack, plan.norm)
                 if scale < 1.0:
                     summed.gradient *= np.float32(scale)
             if plan.needs_norms:
-                pairs = np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)
-                norms = {i: (float(norm), float(slope)) for i, (norm, slope) in enumerate(pairs)}
-        state.optimizer = update_slice(
-            plan,
-            step.hyper,
-            self._segments,
-            state.weights,
-            state.optimizer,
-            summed.gradient,
-            set(summed.absent),
-            norms,
-        )
+                norms = (np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)).tolist()
+        gradient, absent = summed.gradient, set(summed.absent)
+        update_slice(plan, step.hyper, self._segments, state, gradient, absent, norms)
         state.buffers.update(summed.buffers)
 
 
@@ -505,43 +405,35 @@ def _squares(values) -> float:
     return float(wide @ wide)
 
 
-_open: dict[tuple, tuple[Any, Any]] = {}  # training and rank -> what it was made for, replica
+_open: dict[tuple, Any] = {}  # replicas by training, rank and version
 _memory = contextlib.ExitStack()
 
 
-def replica_of(training: str, rank: int, version: Any, make: Callable[[], Any]) -> Any:
+def replica_of(training: str, rank: int, version: tuple, make: Callable[[], Any]) -> Any:
     """This process' replica of a rank; those of other trainings are closed.
 
     Parameters
     ----------
     training : str
     rank : int
-    version : object
+    version : tuple
         What it depends on; a replica of another version is made anew.
     make : callable
     """
-    close_replicas(except_of=training)
-    entry = _open.get((training, rank))
-    if entry is None or entry[0] != version:
-        if entry is not None:
-            del _open[training, rank]
-            _close(entry[1])
+    close_replicas(lambda key: key[0] != training or (key[1] == rank and key[2] != version))
+    key = training, rank, version
+    if key not in _open:
         replica = make()
         if not _open:
             _memory.enter_context(tuned_allocator())
-        entry = _open[training, rank] = version, replica
-    return entry[1]
+        _open[key] = replica
+    return _open[key]
 
 
-def close_replicas(except_of: str | None = None) -> None:
-    """Close the replicas in this process."""
-    for place in [p for p in _open if p[0] != except_of]:
-        _close(_open.pop(place)[1])
+def close_replicas(is_over: Callable[[tuple], bool] = lambda key: True) -> None:
+    """Close the replicas in this process; if it is said, only those with certain keys."""
+    for key in filter(is_over, list(_open)):
+        replica = _open.pop(key)
+        getattr(replica, "close", lambda: None)()
     if not _open:
         _memory.close()
-
-
-def _close(replica):
-    close = getattr(replica, "close", None)
-    if close is not None:
-        close()

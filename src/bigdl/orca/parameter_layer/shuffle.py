@@ -13,7 +13,7 @@ kind    message
 ``R``   its residual, to itself
 ``W``   weights of a slice, to all ranks
 ``G``   piece of a gradient, to the owner of the slice
-``A``   :class:`~.rank.Sum` of a slice, to itself
+``A``   Sum of the pieces of a slice, to itself
 ``T``   statistics of a slice, to all owners
 ``E``   what went wrong in user code, instead of all others
 ======  =========================================================================
@@ -25,41 +25,39 @@ import contextlib
 import functools
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error
-from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
-from bigdl.orca.parameter_layer.pairs import Pairs, Rows, is_here, key, shards_of
+from bigdl.orca.parameter_layer.messages import Inbox, Message, codec_for, frames_of, pack
+from bigdl.orca.parameter_layer.pairs import Pairs, Rows, key
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
-from bigdl.orca.parameter_layer.rank import Rank, RankState, Sum, replica_of
+from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, replica_of
 from bigdl.runtime.jobs import job_number, user_error
 
 if TYPE_CHECKING:
-    from bigdl.orca.cluster.spark import SparkCluster
     from bigdl.orca.data.feeds.group import FeedGroup
     from bigdl.orca.parameter_layer.rank import Replica
+    from bigdl.runtime.engine import Engine
 
 _TO_GRADIENTS, _TO_BOTH, _TO_UPDATE = 1, 2, 3
 
 FOR_GRADIENTS = (_TO_GRADIENTS, _TO_BOTH)
-"""First and last of the lines that the tasks of :meth:`Tasks.gradients` read of an update."""
+"""First and last of the lines that the tasks of :meth:`Work.gradients` read of an update."""
 
 FOR_UPDATE = (_TO_BOTH, _TO_UPDATE)
-"""Those that the tasks of :meth:`Tasks.reduce` and :meth:`Tasks.update` read of the one before."""
+"""Those that the tasks of :meth:`Work.reduce` and :meth:`Work.update` read of the one before."""
 
 AWAY = "bigdl-rows-away:"
 
 
 @dataclass(frozen=True)
-class Tasks:
+class Shipped:
     """Constant parts of the tasks of one training; shipped with every one of them.
 
     Attributes
@@ -80,68 +78,142 @@ class Tasks:
     threads: int
     import_path: tuple[str, ...]
 
-    def begin(self, out: _Outbox, rank: Rank, inbox: Inbox) -> None:
+
+class Work:
+    """The work of one task: what it has received, and what it sends.
+
+    Parameters
+    ----------
+    shipped : Shipped
+    rank : int
+    frames : iterable of bytes-like
+    lines : sequence of int
+        Those whose frames are for it; it may be given those of others, too.
+
+    Attributes
+    ----------
+    ranks : range
+        All of them.
+    items : list of bytes
+        Frames on their way, each after the key of the partition that it goes to.
+    """
+
+    def __init__(self, shipped: Shipped, rank: int, frames: Any, lines: Sequence[int]):
+        self._shipped, self._number, self.ranks = shipped, rank, range(shipped.plan.ranks)
+        self._rank, self.items = Rank(shipped.plan, rank), cast("list[bytes]", [])
+        with self._rank.reading():
+            self.inbox = Inbox(frames, lines)
+
+    # -- kinds of work -------------------------------------------------------------------------
+
+    def begin(self) -> None:
         """Send out the weights at the start of a group."""
-        kept = inbox.message(b"S")
+        kept = self.inbox.message(b"S")
         if kept is not None:  # every rank owns a slice, or only the first ones
-            out.state_of(rank, RankState.unpack(kept))
-        out.pass_on(inbox, b"R", line=_TO_GRADIENTS)
+            self._send_state(RankState.unpack(kept))
+        self._pass_on_residual(_TO_GRADIENTS)
 
-    def describe(self, out: _Outbox, rank: Rank, inbox: Inbox) -> None:
+    def describe(self) -> None:
         """Open the replica and say what it has."""
-        out.send(rank.rank, b"D", pack(self._replica(rank.rank, inbox).describe()))
+        self.send([self._number], b"D", pack(self._replica().describe()))
 
-    def gradients(self, out: _Outbox, rank: Rank, inbox: Inbox, step: Step) -> None:
+    def gradients(self, step: Step) -> None:
         """Compute the gradients of a step."""
-        replica = self._replica(rank.rank, inbox)
-        pieces, residual = rank.gradients(
-            replica, step, inbox.messages(b"W"), _residual(inbox.message(b"R"))
-        )
+        replica, residual = self._replica(), self.inbox.document(b"R")
+        weights = self.inbox.messages(b"W")
+        pieces, residual = self._rank.gradients(replica, step, weights, residual)
         for owner, piece in enumerate(pieces):
-            out.send(owner, b"G", piece)
+            self.send([owner], b"G", piece)
         if residual is not None:
-            out.send(rank.rank, b"R", residual.view(np.uint8))
+            self.send([self._number], b"R", Message(residual))
 
-    def reduce(self, out: _Outbox, rank: Rank, inbox: Inbox) -> None:
+    def reduce(self) -> None:
         """Sum the gradients and tell all owners about the sums."""
-        if self._owns(rank):
-            summed = rank.reduce(inbox.messages(b"G"))
-            out.send_all(b"T", rank.statistics(summed, _state(rank, inbox)))
-            out.send(rank.rank, b"A", summed.pack())
-        out.pass_on(inbox, b"R")
+        if self._is_owner:
+            summed = self._rank.reduce(self.inbox.messages(b"G"))
+            self.send(self.ranks, b"T", self._rank.statistics(summed, self._state()))
+            self.send([self._number], b"A", summed.pack())
+        self._pass_on_residual()
 
-    def update(self, out: _Outbox, rank: Rank, inbox: Inbox, step: Step, last: bool) -> None:
+    def update(self, step: Step, last: bool) -> None:
         """Change the weights; after the last step of a group the state stays where it is."""
-        if self._owns(rank):
+        if self._is_owner:
+            inbox, rank = self.inbox, self._rank
             packed = inbox.message(b"A")
-            summed = rank.reduce(inbox.messages(b"G")) if packed is None else Sum.unpack(packed)
-            state = _state(rank, inbox)
+            if packed is None:
+                summed = rank.reduce(inbox.messages(b"G"))
+            else:
+                summed = Contribution.unpack(packed)
+                summed.gradient = summed.gradient.copy()
+            state = self._state()
             rank.update(step, summed, state, inbox.messages(b"T") or None)
             if last:
-                out.send(rank.rank, b"D", pack(state.records))
+                self.send([self._number], b"D", pack(state.records))
                 state.begin_group()
-                out.send(rank.rank, b"S", state.message())
+                self.send([self._number], b"S", state.message())
             else:
-                out.state_of(rank, state)
-        out.pass_on(inbox, b"R", line=0 if last else _TO_GRADIENTS)
+                self._send_state(state)
+        self._pass_on_residual(0 if last else _TO_GRADIENTS)
 
-    def _owns(self, rank: Rank) -> bool:
-        return rank.rank < self.plan.owners
+    # -- what is received ----------------------------------------------------------------------
 
-    def _replica(self, rank, inbox):
-        handle = unpack(inbox.message(b"H"))
-        make = functools.partial(self._make, rank, handle)
-        return replica_of(self.training, rank, handle["version"], make)
+    @property
+    def _is_owner(self) -> bool:
+        return self._number < self._shipped.plan.owners
 
-    def _make(self, rank, handle):
+    def _state(self) -> RankState:
+        """The state of the own slice; its weights may have come as those that all ranks get."""
+        state = RankState.unpack(self.inbox.message(b"S"))
+        if not len(state.weights):
+            weights = self.inbox.document(b"W")["weights"]
+            state.weights = codec_for("fp32").decode(weights).copy()
+        return state
+
+    def _replica(self):
+        handle = self.inbox.document(b"H")
+        make, version = functools.partial(self._make, handle), tuple(handle["version"])
+        return replica_of(self._shipped.training, self._number, version, make)
+
+    def _make(self, handle):
         import cloudpickle
 
-        if not is_here(handle):
+        from bigdl.runtime.shards.shard import Spool
+        from bigdl.runtime.task import reopen
+
+        spools = handle["spools"]
+        if not all(Spool.from_json(doc).is_here() for doc in spools.values()):
             raise _Away(
-                f"{AWAY} The rows of partition {rank} are on executor {handle['executor']} of "
-                f"{handle['host']}, which this task cannot read; Spark runs it again"
+                f"{AWAY} The rows of partition {self._number} are on executor "
+                f"{handle['executor']} of {handle['host']}, which this task cannot read; Spark "
+                "runs it again"
             )
-        return cloudpickle.loads(self.program.value)(rank, shards_of(handle))
+        return cloudpickle.loads(self._shipped.program.value)(self._number, reopen(spools))
+
+    # -- what is sent --------------------------------------------------------------------------
+
+    def send(self, targets: Iterable[int], kind: bytes, data, line: int = 0) -> None:
+        """Send a message to some ranks."""
+        places = [key(target, line) for target in targets]
+        for frame in frames_of(kind, self._number, data, line):
+            for place in places:
+                self.items += (place, frame)
+
+    def _pass_on_residual(self, line: int = 0) -> None:
+        data = self.inbox.message(b"R")
+        if data is not None:
+            self.send([self._number], b"R", data, line)
+
+    def _send_state(self, state: RankState) -> None:
+        """Weights to all ranks; what the next update needs to the own one, nothing twice."""
+        exact = self._rank.sends_exact_weights
+        others = [n for n in self.ranks if n != self._number]
+        with self._rank.sending(state):
+            weights = self._rank.weights(state)
+            self.send(others, b"W", weights, _TO_GRADIENTS)
+            self.send([self._number], b"W", weights, _TO_BOTH if exact else _TO_GRADIENTS)
+        if exact:
+            state = replace(state, weights=state.weights[:0])
+        self.send([self._number], b"S", state.message(), _TO_UPDATE)
 
 
 @dataclass(frozen=True)
@@ -153,17 +225,17 @@ class _Task:
 
     Attributes
     ----------
-    tasks : Tasks
+    shipped : Shipped
     work : callable
-        ``work(tasks, outbox, rank, inbox, *arguments)``
+        ``work(Work, *arguments)``
     arguments : tuple
     line : int
         Where errors go.
     reads : tuple of int
-        Lines besides 0 whose frames are for it; it may be given those of others, too.
+        Lines besides 0 whose frames are for it.
     """
 
-    tasks: Tasks
+    shipped: Shipped
     work: Callable
     arguments: tuple = ()
     line: int = 0
@@ -172,23 +244,20 @@ class _Task:
     def __call__(self, index, frames):
         from bigdl.runtime.task import describe, task_environment
 
-        tasks, rank = self.tasks, Rank(self.tasks.plan, index)
-        with rank.reading():
-            inbox = Inbox(frames, (0, *self.reads))
-        out = _Outbox(index, tasks.plan.ranks)
-        errors = inbox.messages(b"E")
+        work = Work(self.shipped, index, frames, (0, *self.reads))
+        errors = work.inbox.messages(b"E")
         if errors:
-            out.send_all(b"E", errors[0], self.line)
-            return iter(out.items)
-        with task_environment(tasks), _threads(tasks.threads):
+            work.send(work.ranks, b"E", errors[0], self.line)
+            return iter(work.items)
+        with task_environment(self.shipped), _threads(self.shipped.threads):
             try:
-                self.work(tasks, out, rank, inbox, *self.arguments)
+                self.work(work, *self.arguments)
             except _Away:
                 raise
             except Exception as error:  # Spark would run the user's code again and again
-                out.items.clear()
-                out.send_all(b"E", pack({"rank": index, **describe(error)}), self.line)
-        return iter(out.items)
+                work.items.clear()
+                work.send(work.ranks, b"E", pack({"rank": index, **describe(error)}), self.line)
+        return iter(work.items)
 
 
 @contextlib.contextmanager
@@ -208,53 +277,6 @@ class _Away(Exception):
     """The rows are elsewhere; raised into Spark, which tries again."""
 
 
-def _state(rank: Rank, inbox: Inbox) -> RankState:
-    """The state of the own slice; its weights may have come as those that all ranks get."""
-    state = RankState.unpack(inbox.message(b"S"))
-    if not state.has_weights:
-        state.weights = rank.own_weights(inbox.message(b"W"))
-    return state
-
-
-class _Outbox:
-    """Frames on their way, each after the key of the partition that it goes to."""
-
-    def __init__(self, rank: int, ranks: int):
-        self._rank, self._ranks = rank, ranks
-        self.items: list = []
-
-    def send(self, target: int, kind: bytes, data, line: int = 0) -> None:
-        self._send_frames([target], frames_of(kind, self._rank, data, line), line)
-
-    def send_all(self, kind: bytes, data, line: int = 0) -> None:
-        self._send_frames(range(self._ranks), frames_of(kind, self._rank, data, line), line)
-
-    def _send_frames(self, targets, frames, line):
-        places = [key(target, line) for target in targets]
-        for frame in frames:
-            for place in places:
-                self.items += (place, frame)
-
-    def pass_on(self, inbox: Inbox, kind: bytes, line: int = 0) -> None:
-        """Send what came from the same rank on to it."""
-        data = inbox.message(kind)
-        if data is not None:
-            self.send(self._rank, kind, data, line)
-
-    def state_of(self, rank: Rank, state: RankState) -> None:
-        """Weights to all ranks; what the next update needs to the own one, nothing twice."""
-        exact = rank.sends_exact_weights
-        others = [n for n in range(self._ranks) if n != self._rank]
-        with rank.sending(state):
-            weights = rank.weights(state)
-            for targets, line in (
-                (others, _TO_GRADIENTS),
-                ([self._rank], _TO_BOTH if exact else _TO_GRADIENTS),
-            ):
-                self._send_frames(targets, frames_of(b"W", self._rank, weights, line), line)
-        self.send(self._rank, b"S", state.message(with_weights=not exact), _TO_UPDATE)
-
-
 _SMALL = 2 << 20  # bytes of all weights; see Pairs
 _GONE = "Checkpoint block"  # what Spark says of state that was kept and is gone
 
@@ -264,39 +286,44 @@ class ShuffleTransport(Transport):
 
     Parameters
     ----------
-    cluster : SparkCluster
+    engine : SparkEngine
+        Of the cluster; its barrier stages are not used.
     plan : LayerPlan
         There may be more ranks than the cluster runs tasks at once, and fewer slices than ranks.
     program : callable
         ``program(rank, shards)`` gives the rank's :class:`~.rank.Replica`; shipped by value.
     feed : FeedGroup
         Of one feed.
-    threads : int
-        Threads of a task.
+    threads : int, optional
+        Threads of a task; default its share of the node's cores.
     """
+
+    group_size = 10
 
     def __init__(
         self,
-        cluster: SparkCluster,
+        engine: Engine,
         plan: LayerPlan,
         program: Callable[[int, dict], Replica],
         feed: FeedGroup,
         *,
-        threads: int = 1,
+        threads: int | None = None,
     ):
-        cloudpickle = require("cloudpickle", "orca")
-        self._cluster, self._sc, self._plan = cluster, cluster.sc, plan
+        cloudpickle, cluster = require("cloudpickle", "orca"), engine.cluster
+        if threads is None:
+            per_node = -(-plan.ranks // max(cluster.nodes, 1))
+            threads = max(1, cluster.cores_per_node // per_node)
+        self._cluster, self._sc = cluster, cluster.sc
         are_small = 4 * plan.geometry.total <= _SMALL
         self._pairs = Pairs(self._sc, plan.ranks, are_small=are_small)
         self._state = None
-        self._known: list[dict] | None = None
         with contextlib.ExitStack() as opened:
             opened.enter_context(quiet(self._sc))  # again for each job takes its time
             ship_modules(self._sc)
             number = opened.enter_context(job_number())
             shipped = self._sc.broadcast(cloudpickle.dumps(program))
             opened.callback(shipped.unpersist)
-            self._tasks = Tasks(
+            self._shipped = Shipped(
                 secrets.token_hex(8), plan, shipped, threads, tuple(user_import_path())
             )
             self._rows = self._call(lambda: Rows(cluster, self._pairs, feed, number))
@@ -304,54 +331,41 @@ class ShuffleTransport(Transport):
             self._resources = opened.pop_all()
 
     def rows(self) -> list[dict]:
-        if self._known is None:
-            describe = _Task(self._tasks, Tasks.describe)
-            self._known = self._call(
-                lambda: self._answers(self._pairs.mapped(self._rows.handles, describe))
-            )
-        return self._known
+        describe = _Task(self._shipped, Work.describe)
+        return self._call(lambda: self._answers(self._pairs.mapped(self._rows.handles, describe)))
 
     def _answers(self, pairs) -> list:
         """Return what the ranks have for the driver, or raise the first error of user code."""
-        collected = self._pairs.values(pairs).mapPartitionsWithIndex(_answers).collect()
-        answers = [answer for _, answer in sorted(collected, key=lambda pair: pair[0])]
-        for answer in answers:
-            if "error" in answer:
-                raise user_error(answer["error"])
-        return [answer["doc"] for answer in answers]
+        inbox = Inbox(self._pairs.values(pairs).filter(_is_for_driver).collect())
+        for error in inbox.documents(b"E"):
+            raise user_error(error)
+        return inbox.documents(b"D")
 
     def start(self, states: Sequence[RankState]) -> None:
-        if self._state is not None:  # again: what was lost may be the rows
+        plan = self._shipped.plan
+        if self._state is not None and len(states) == plan.owners:  # what was lost may be the rows
             self._call(self._rows.renew)
-        self.recut(states)
+        self._shipped = replace(self._shipped, plan=replace(plan, slices=len(states)))
+        self._call(lambda: self._give(states))
 
-    def recut(self, states: Sequence[RankState]) -> None:
-        def begin():
-            if self._state is not None:
-                self._pairs.drop_for_good(self._state)
-            self._cut(len(states))
-            packed = dict(enumerate(map(_packed, states)))
-            shipped = self._sc.broadcast(packed)
+    def _give(self, states):
+        """Let executors keep these states instead of those that they have."""
+        if self._state is not None:
+            self._pairs.drop_for_good(self._state)
+        shipped = self._sc.broadcast(dict(enumerate(map(_packed, states))))
 
-            def give(index, items):
-                for _ in items:
-                    pass
-                for kind, data in shipped.value.get(index, ()):
-                    for frame in frames_of(kind, index, data):
-                        yield key(index)
-                        yield frame
+        def give(index, items):
+            for _ in items:
+                pass
+            for kind, data in shipped.value.get(index, ()):
+                for frame in frames_of(kind, index, data):
+                    yield key(index)
+                    yield frame
 
-            state = self._pairs.mapped(self._pairs.tokens(), give)
-            self._take(state)
-            self._pairs.values(state).count()
-            shipped.unpersist()
-
-        self._call(begin)
-
-    def _cut(self, slices):
-        """Have so many owners of slices from now on."""
-        self._plan = replace(self._plan, slices=slices)
-        self._tasks = replace(self._tasks, plan=self._plan)
+        state = self._pairs.mapped(self._pairs.tokens(), give)
+        self._take(state)
+        self._pairs.values(state).count()
+        shipped.unpersist()
 
     def run(self, steps: Sequence[Step]) -> list[list[dict]]:
         return self._call(lambda: self._group(steps))
@@ -360,27 +374,28 @@ class ShuffleTransport(Transport):
         pairs, shuffles, before = self._pairs, [], self._state
 
         def task(work, *arguments, line=0, reads=()):
-            return _Task(self._tasks, work, arguments, line, reads)
+            return _Task(self._shipped, work, arguments, line, reads)
 
         def shuffled(source, task):
             shuffles.append(pairs.shuffled(source, task))
             return shuffles[-1]
 
         def with_state(contributions, update):
-            return pairs.beside(contributions, pairs.on_lines(update, *FOR_UPDATE))
+            return contributions.union(pairs.on_lines(update, *FOR_UPDATE))
 
-        update = shuffled(before, task(Tasks.begin, line=_TO_GRADIENTS))
+        update = shuffled(before, task(Work.begin, line=_TO_GRADIENTS))
         for number, step in enumerate(steps, 1):
-            weights = pairs.beside(self._rows.handles, pairs.on_lines(update, *FOR_GRADIENTS))
-            contributions = shuffled(weights, task(Tasks.gradients, step, reads=FOR_GRADIENTS))
-            if self._plan.needs_statistics:
+            # partition n holds those of n of both, where the handles are cached
+            weights = self._rows.handles.union(pairs.on_lines(update, *FOR_GRADIENTS))
+            contributions = shuffled(weights, task(Work.gradients, step, reads=FOR_GRADIENTS))
+            if self._shipped.plan.needs_statistics:
                 summed = with_state(contributions, update)
-                contributions = shuffled(summed, task(Tasks.reduce, reads=FOR_UPDATE))
+                contributions = shuffled(summed, task(Work.reduce, reads=FOR_UPDATE))
             contributions = with_state(contributions, update)
             if number < len(steps):
-                make = task(Tasks.update, step, False, line=_TO_GRADIENTS, reads=FOR_UPDATE)
+                make = task(Work.update, step, False, line=_TO_GRADIENTS, reads=FOR_UPDATE)
                 update = shuffled(contributions, make)
-        state = pairs.mapped(contributions, task(Tasks.update, steps[-1], True, reads=FOR_UPDATE))
+        state = pairs.mapped(contributions, task(Work.update, steps[-1], True, reads=FOR_UPDATE))
         self._take(state)
         try:
             records = _agreed(self._answers(state))
@@ -405,9 +420,9 @@ class ShuffleTransport(Transport):
         def collect():
             inbox = Inbox(self._pairs.values(self._state).collect())
             states = [RankState.unpack(data) for data in inbox.messages(b"S")]
-            residuals = inbox.messages(b"R") or [None] * len(states)
+            residuals = inbox.documents(b"R") or [None] * len(states)
             for state, residual in zip(states, residuals, strict=True):
-                state.residual = _residual(residual)
+                state.residual = residual
             return states
 
         return self._call(collect)
@@ -449,21 +464,12 @@ def _agreed(records):
     return records
 
 
-def _answers(index, frames):
-    """Yield the rank, and its document for the driver, if it has one, or its error."""
-    inbox = Inbox(frames)
-    for name, kind in (("error", b"E"), ("doc", b"D")):
-        for message in inbox.messages(kind)[:1]:
-            yield index, {name: unpack(message)}
-            return
+def _is_for_driver(frame) -> bool:
+    return bytes(frame[:1]) in (b"D", b"E")
 
 
 def _packed(state: RankState) -> list:
-    messages = [(b"S", bytes(state.message()))]
+    messages = [(b"S", replace(state, residual=None).pack())]
     if state.residual is not None:
-        messages.append((b"R", state.residual.tobytes()))
+        messages.append((b"R", pack(state.residual)))
     return messages
-
-
-def _residual(data):
-    return None if data is None else np.frombuffer(data, np.float32)

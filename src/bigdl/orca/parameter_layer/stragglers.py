@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
@@ -56,14 +56,13 @@ class DropStragglers:
         """The rule from what ``fit(drop_stragglers=)`` accepts."""
         if isinstance(value, cls):
             return value
-        names = [f.name for f in fields(cls)]
-        needed = set(names[:2])
-        if not isinstance(value, dict) or not needed <= value.keys() <= set(names):
+        try:
+            return cls(**cast("dict", value))
+        except TypeError:
             raise UsageError(
                 f"drop_stragglers should be a dict with drop_percentage and max_drop_percentage, "
                 f"perhaps batchsize and warmup_iteration, got {value!r}"
-            )
-        return cls(**value)
+            ) from None
 
     def check(self, ranks: int) -> None:
         """Refuse a share of so many workers' contributions that is less than one of them."""
@@ -92,12 +91,8 @@ class StragglerLimit:
     def __init__(self, rule: DropStragglers | None):
         self._rule = rule
         self.seconds: float | None = None
-        self._steps = 0
-        self._forget()
-
-    def _forget(self):
+        self._steps = self._dropped = 0
         self._times: list[float] = []
-        self._dropped = self._window = 0
 
     def add(self, sources: Sequence[dict]) -> None:
         """Add a step: what every rank had to say of its rows."""
@@ -107,20 +102,18 @@ class StragglerLimit:
         self._steps += 1
         if self._steps <= rule.warmup_iteration:
             return
-        self._window += 1
         self._dropped += sum("dropped" in source for source in sources)
         self._times += [source["compute_s"] for source in sources if source["rows"]]
-        if self._window == rule.batchsize:
-            self._renew(int(rule.drop_percentage * (len(self._times) + self._dropped)))
-            self._forget()
-
-    def _renew(self, count: int) -> None:
-        """Set the limit so that as many more are dropped as are missing to those `count`."""
-        missing = count - self._dropped
+        if (self._steps - rule.warmup_iteration) % rule.batchsize:
+            return
+        # as many more are dropped as are missing
+        times, dropped = sorted(self._times, reverse=True), self._dropped
+        missing = int(rule.drop_percentage * (len(times) + dropped)) - dropped
         if missing > 0:
-            self.seconds = sorted(self._times, reverse=True)[min(missing, len(self._times)) - 1]
+            self.seconds = times[min(missing, len(times)) - 1]
         elif self.seconds is not None:
             self.seconds *= _RELAXED
+        self._times, self._dropped = [], 0
 
 
 T = TypeVar("T")

@@ -298,7 +298,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
 
     Parameters
     ----------
-    worker : Worker or bigdl.orca.learn.layer_fit.replica.Place
+    worker : Worker or bigdl.orca.learn.layer_fit.replica.LayerReplica
     shard, settings, config
         See :func:`open_rows`.
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import colorsys
-import html
+import itertools
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bigdl.common.drawing import Scale, svg, text, write_drawing
-from bigdl.training.figures import EpochSums, LossRule, Records, summaries_of
+from bigdl.common.drawing import Chart, Scale, write_drawing
+from bigdl.training.figures import EpochSums, LossRule, summaries_of
 
 PHASES = (
     "launch_s",
@@ -33,6 +34,7 @@ machines: scheduling, and what the JVM does with the bytes. The others are those
 """
 
 _TIMED = PHASES[2:]
+_OF_STEPS = (*PHASES, "step_s", "bytes_per_step")
 _TIMES_OF_BATCH = ("fetch_s", "forward_s", "backward_s")
 
 
@@ -52,21 +54,39 @@ class LayerFigures:
     of_ranks : list of EpochSums
     dropped : dict of str to int
         What stragglers cost: contributions and rows that were left out, discarded steps.
+    added : dict of str to ndarray of float64
+        What else replicas add up, in the ``sums`` of their records.
+    memory : list of int
+        The most bytes that each rank's process has had, where replicas say so.
     rows : list of list of float
         Of the last group: loss, counted and rows of each step.
     phases : dict of str to float
-        Of the last group: mean seconds per step of the phases and of the whole step.
+        Of the last group: mean seconds per step, at least of :data:`GROUP_PHASES`.
     """
 
     def __init__(self, ranks: int, *, weighted: bool, sums: bool):
         self._rule = LossRule(weighted, sums)
         self.of_ranks = [EpochSums() for _ in range(ranks)]
-        self._phases = dict.fromkeys(PHASES, 0.0)
-        self._steps = self._wall = 0.0
-        self._bytes = 0
+        self._steps, self._totals = 0, dict.fromkeys(_OF_STEPS, 0.0)
         self.dropped = {"dropped_contributions": 0, "dropped_rows": 0, "discarded_steps": 0}
+        self.added: dict[str, Any] = {}
+        self.memory = [0] * ranks
         self.rows: list[list[float]] = []
         self.phases: dict[str, float] = {}
+
+    def to_json(self) -> dict:
+        """Return the sums, for a checkpoint inside an epoch."""
+        return {
+            "sums": [sums.to_json() for sums in self.of_ranks],
+            "dropped": dict(self.dropped),
+            "added": {name: np.asarray(values).tolist() for name, values in self.added.items()},
+        }
+
+    def restore(self, manifest: dict) -> None:
+        """Go on from the sums in the manifest of a checkpoint, of this or of another backend."""
+        self.of_ranks = [EpochSums(**values) for values in manifest["sums"]]
+        self.dropped.update(manifest.get("dropped", {}))
+        self.added = {name: np.asarray(v) for name, v in manifest.get("added", {}).items()}
 
     def add(self, records: Sequence[Sequence[dict]], seconds: float, began_at: float) -> None:
         """Add a group of steps.
@@ -80,33 +100,36 @@ class LayerFigures:
         began_at : float
             When it was asked for, in seconds since 1970.
         """
-        self._wall += seconds
-        self.rows = []
-        before, count = dict(self._phases), len(records[0])
-        ended = began_at
+        self.rows, count, ended = [], len(records[0]), began_at
+        totals = {**dict.fromkeys(_OF_STEPS, 0.0), "step_s": seconds}
         for number, step in enumerate(zip(*records, strict=True)):
-            self._steps += 1
             sources = step[0]["sources"]
             self.rows.append(self._add_step(sources, seconds / count))
             waits = _waits(step, ended)
-            self._phases["dispatch_s" if number else "launch_s"] += waits[0]
-            self._phases["dispatch_s"] += sum(waits[1:])
+            totals["dispatch_s" if number else "launch_s"] += waits[0]
+            totals["dispatch_s"] += sum(waits[1:])
             ended = max(owner["ended_at"] for owner in step)
             for phase in _TIMED:
                 holders = step if phase in step[0] else sources
-                self._phases[phase] += sum(each[phase] for each in holders) / len(holders)
-            self._bytes += sum(source["bytes"] for source in sources)
+                totals[phase] += statistics.fmean(each[phase] for each in holders)
+            totals["bytes_per_step"] += sum(source["bytes"] for source in sources)
             late = [source["dropped"] for source in sources if "dropped" in source]
             self.dropped["dropped_contributions"] += len(late)
             self.dropped["dropped_rows"] += sum(late)
-        self.phases = {name: (self._phases[name] - before[name]) / count for name in PHASES}
-        self.phases["step_s"] = seconds / count
+        self._steps += count
+        for name, total in totals.items():
+            self._totals[name] += total
+        totals["rest_s"] = max(0.0, seconds - sum(totals[name] for name in PHASES))
+        self.phases = {name: total / count for name, total in totals.items()}
 
     def _add_step(self, sources, seconds):
         total = sum(source["counted"] for source in sources)
         batch_rows = sum(source["rows"] for source in sources)
         loss = counted = 0.0
-        for sums, source in zip(self.of_ranks, sources, strict=True):
+        for rank, (sums, source) in enumerate(zip(self.of_ranks, sources, strict=True)):
+            for name, values in source.get("sums", {}).items():
+                self.added[name] = self.added.get(name, 0.0) + np.asarray(values)
+            self.memory[rank] = max(self.memory[rank], source.get("memory", 0))
             parts = self._rule.parts(
                 source["loss"], source["counted"], total, source["rows"], batch_rows
             )
@@ -131,10 +154,8 @@ class LayerFigures:
         if figures is None or not self._steps:
             return figures
         profile = figures["profile"]
-        profile.update({name: value / self._steps for name, value in self._phases.items()})
-        profile["step_s"] = self._wall / self._steps
+        profile.update({name: total / self._steps for name, total in self._totals.items()})
         profile["sync_s"] = profile["step_s"] - profile["compute_s"]
-        profile["bytes_per_step"] = self._bytes / self._steps
         profile["ended_at"] = time.time()
         return figures
 
@@ -150,19 +171,8 @@ def _waits(owners, ended: float) -> list[float]:
     ]
 
 
-_COLUMNS = (*PHASES, "rest_s", "step_s")
-
-
-class GroupPhases(Records):
-    """Mean seconds per step of the phases, the rest and the whole step, for every group."""
-
-    def __init__(self):
-        super().__init__(_COLUMNS)
-
-    def add_group(self, step: int, seconds: Mapping[str, float]) -> None:
-        """Add a group that ended with this step: seconds of the phases and the whole step."""
-        phases = [seconds[name] for name in PHASES]
-        self.add(step, [*phases, max(0.0, seconds["step_s"] - sum(phases)), seconds["step_s"]])
+GROUP_PHASES = (*PHASES, "rest_s", "step_s")
+"""What is recorded of every group: means per step of the phases, the rest and the whole step."""
 
 
 def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
@@ -171,23 +181,23 @@ def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
     A tag is ``"Phases/"`` and a name of :data:`PHASES`, ``"rest_s"`` (what is left of the whole
     step) or ``"step_s"``.
     """
-    return summaries_of(rows, [f"Phases/{name}" for name in _COLUMNS])
+    return summaries_of(rows, [f"Phases/{name}" for name in GROUP_PHASES])
 
 
 # -- the chart ------------------------------------------------------------------------------------
 
-_DRAWN = _COLUMNS[:-1]
+_LABELS = [name.removesuffix("_s").replace("_", " ") for name in GROUP_PHASES[:-1]]
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _MARGIN = 860, 420, 70, 150, 40
 _BARS = 120  # at most: a longer training is drawn by means of several groups
 
 
 def _colour(number: int) -> str:
     """Return a colour of its own for every phase."""
-    rgb = colorsys.hls_to_rgb(number / len(_DRAWN), 0.6, 0.6)
+    rgb = colorsys.hls_to_rgb(number / len(_LABELS), 0.6, 0.6)
     return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
-_COLOURS = [_colour(number) for number in range(len(_DRAWN))]
+_COLOURS = [_colour(number) for number in range(len(_LABELS))]
 
 
 def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
@@ -196,17 +206,18 @@ def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
     Parameters
     ----------
     rows : sequence of sequence of float
-        See :class:`GroupPhases`.
+        Records of :data:`GROUP_PHASES`.
     path : Path
         See :func:`bigdl.common.drawing.write_drawing`.
     """
     bars = _means(rows)
+    chart = _chart(bars)
     write_drawing(
         path,
         "Phases of the parameter layer",
-        as_svg=lambda: _svg(bars),
+        as_svg=chart.svg,
         as_text=lambda: _table(bars),
-        on_figure=lambda figure: _with_matplotlib(figure, bars),
+        on_figure=chart.draw,
     )
 
 
@@ -220,62 +231,31 @@ def _means(rows) -> list[tuple[int, list[float]]]:
     return bars
 
 
-def _svg(bars) -> str:
-    bottom, width = _HEIGHT - _MARGIN, (_WIDTH - _LEFT - _RIGHT) / len(bars)
+def _chart(bars) -> Chart:
+    chart = Chart(_WIDTH, _HEIGHT)
+    bottom, right = _HEIGHT - _MARGIN, _WIDTH - _RIGHT
+    width = (right - _LEFT) / len(bars)
     up = Scale([0.0, max(sum(values) for _, values in bars)], bottom, _MARGIN)
-    marks = []
-    for value in up.ticks():
-        y = up(value)
-        marks.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#ddd"/>')
-        marks.append(text(f"{value:.3g}", _LEFT - 6, y + 4, "end"))
+    for tick in up.ticks():
+        chart.line([(_LEFT, up(tick)), (right, up(tick))], "#ddd")
+        chart.text(f"{tick:.3g}", _LEFT - 6, up(tick) + 4, "end")
     for number, (step, values) in enumerate(bars):
-        marks += _bar(_LEFT + number * width, width * 0.9, step, values, up)
+        tops = list(itertools.accumulate(values, initial=0.0))
+        for phase, value in enumerate(values):
+            title = f"step {step}, {_LABELS[phase]}: {value:.3g} ms"
+            low, high = up(tops[phase]), up(tops[phase + 1])
+            chart.box(_LEFT + number * width, high, 0.9 * width, low - high, _COLOURS[phase], title)
     for number in sorted({0, len(bars) // 2, len(bars) - 1}):
-        x = _LEFT + (number + 0.45) * width
-        marks.append(text(f"{bars[number][0]}", x, bottom + 16, "middle"))
-    marks.append(text("step", (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "middle"))
-    marks.append(text("ms per step", _LEFT, _MARGIN - 16, "end"))
-    return svg(_WIDTH, _HEIGHT, [*marks, *_legend(bottom)])
-
-
-def _bar(x, width, step, values, up) -> list[str]:
-    marks, begin = [], 0.0
-    for name, value, colour in zip(_DRAWN, values, _COLOURS, strict=True):
-        top = up(begin + value)
-        title = html.escape(f"step {step}, {_label(name)}: {value:.3g} ms")
-        marks.append(
-            f'<rect x="{x:.2f}" y="{top:.2f}" width="{width:.2f}" height="{up(begin) - top:.2f}" '
-            f'fill="{colour}"><title>{title}</title></rect>'
-        )
-        begin += value
-    return marks
-
-
-def _legend(bottom) -> list[str]:
-    marks, x = [], _WIDTH - _RIGHT + 16
-    for number, (name, colour) in enumerate(zip(_DRAWN, _COLOURS, strict=True)):
-        y = bottom - 20 * number
-        marks.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{colour}"/>')
-        marks.append(text(_label(name), x + 18, y))
-    return marks
+        chart.text(f"{bars[number][0]}", _LEFT + (number + 0.45) * width, bottom + 16, "middle")
+    chart.text("step", (_LEFT + right) / 2, _HEIGHT - 6, "middle")
+    chart.text("ms per step", _LEFT, _MARGIN - 16, "end")
+    for number, (label, colour) in enumerate(zip(_LABELS, _COLOURS, strict=True)):
+        chart.box(right + 16, bottom - 20 * number - 10, 12, 12, colour)
+        chart.text(label, right + 34, bottom - 20 * number)
+    return chart
 
 
 def _table(bars) -> str:
-    head = "".join(f"{_label(name):>16}" for name in _DRAWN)
+    head = "".join(f"{label:>16}" for label in _LABELS)
     lines = [f"{step:>8}" + "".join(f"{v:>16.3f}" for v in values) for step, values in bars]
     return "\n".join([f"{'step':>8}{head}", *lines])
-
-
-def _with_matplotlib(figure, bars) -> None:
-    axes = figure.add_subplot(xlabel="step", ylabel="ms per step")
-    steps = [str(step) for step, _ in bars]
-    begin = [0.0] * len(bars)
-    for number, (name, colour) in enumerate(zip(_DRAWN, _COLOURS, strict=True)):
-        values = [phases[number] for _, phases in bars]
-        axes.bar(steps, values, bottom=begin, color=colour, label=_label(name))
-        begin = [low + value for low, value in zip(begin, values, strict=True)]
-    axes.legend()
-
-
-def _label(name: str) -> str:
-    return name.removesuffix("_s").replace("_", " ")

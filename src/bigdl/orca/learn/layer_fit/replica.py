@@ -1,76 +1,144 @@
-"""The rows of one rank of the parameter layer, from which every step takes its own."""
+"""A model as the parameter layer sees it, and the rows of one rank, of which every step takes some.
+
+:class:`LayerReplica` is what runs in the ranks; the driver has a :class:`FlatModel` of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.plan import Step
+from bigdl.orca.parameter_layer.plan import Geometry, Step
 from bigdl.orca.parameter_layer.rank import Contribution, changed
 from bigdl.training.batches import BatchSource, TensorShard
 from bigdl.training.state import seed_everything
 
 
-class ReplicaWorker:
-    """Rank, world size and exit functions of a replica, in place of a worker."""
+class FlatModel:
+    """Trained weights of a model as one flat vector, and its buffers: what layers change besides.
 
-    def __init__(self, rank: int, world_size: int):
-        self.rank, self.world_size = rank, world_size
-        self._resources = contextlib.ExitStack()
-        self.at_exit, self.close = self._resources.callback, self._resources.close
+    Parameters
+    ----------
+    trained, buffers : sequence
+        Variables of the framework.
+    read : callable
+        Return a variable as an array, perhaps as a view.
+    assign : callable
+        ``assign(variable, array)`` sets a variable to an array of its shape.
+
+    Attributes
+    ----------
+    shapes, sizes : sequence
+        Of the trained weights.
+    initial : list of ndarray
+        The buffers as they were at the start.
+    """
+
+    def __init__(
+        self,
+        trained: Sequence[Any],
+        buffers: Sequence[Any],
+        read: Callable[[Any], np.ndarray],
+        assign: Callable[[Any, np.ndarray], None],
+    ):
+        self._trained, self._buffers, self._read, self._assign = trained, buffers, read, assign
+        self.shapes = [tuple(variable.shape) for variable in trained]
+        self._whole = Geometry([math.prod(shape) for shape in self.shapes], 1)
+        self.sizes = self._whole.sizes
+        self.initial = self.buffers()
+
+    def vector(self) -> np.ndarray:
+        """Return the trained weights as they are now."""
+        return self._whole.flatten([self._read(variable) for variable in self._trained])
+
+    def buffers(self) -> list[np.ndarray]:
+        """Return a copy of the buffers as they are now."""
+        return [np.array(self._read(variable)) for variable in self._buffers]
+
+    def with_initial(self, buffers: Mapping[int, np.ndarray]) -> list[np.ndarray]:
+        """Return all buffers: those that are given by number, the others as at the start."""
+        return [buffers.get(number, initial) for number, initial in enumerate(self.initial)]
+
+    def put(self, vector: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
+        """Set the trained weights to those of a vector, and all buffers."""
+        variables = [*self._trained, *self._buffers]
+        arrays = [*self._whole.parts(vector), *buffers]
+        for variable, array in zip(variables, arrays, strict=True):
+            self._assign(variable, np.reshape(array, tuple(variable.shape)))
+
+    def flat_gradient(self, gradients: Sequence[np.ndarray | None]) -> np.ndarray:
+        """Return the gradients of all trained weights as a vector; one that is missing is 0."""
+        vector = np.zeros(self._whole.total, np.float32)
+        for part, gradient in zip(self._whole.parts(vector), gradients, strict=True):
+            if gradient is not None:
+                part[:] = np.reshape(gradient, -1)
+        return vector
 
 
 class LayerReplica(ABC):
     """Computes gradients of one rank's rows: a ``Replica`` of the parameter layer.
 
+    To the sources of its batches it is the worker, with a rank, a world size and exit functions.
+
     Parameters
     ----------
-    program : TorchReplicaProgram or KerasReplicaProgram
+    program : FitProgram or KerasFitProgram
+        Model and settings, as workers get them.
+    weights : bytes
+        All weights at the start; trained ones are replaced in every step, others are not.
+    ranks : int
+    sampling : str
+        See :class:`~bigdl.orca.learn.layer_fit.loop.LayerOptions`.
     rank : int
+    shards : dict of str to Shard
+
+    Raises
+    ------
+    UsageError
+        If the data cannot be sampled like that.
     """
 
-    _initial: list[np.ndarray]  # what layers change, as it was at the start
+    _flat: FlatModel  # of the model; a rank without rows may have none
 
-    def __init__(self, program: Any, rank: int):
-        self._settings, self._rank = program.settings, rank
-        self._sampling = program.sampling
-        self._place = ReplicaWorker(rank, program.ranks)
+    def __init__(
+        self, program: Any, weights: bytes, ranks: int, sampling: str, rank: int, shards: dict
+    ):
+        self.rank, self.world_size = rank, ranks
+        self._resources = contextlib.ExitStack()
+        self.at_exit, self.close = self._resources.callback, self._resources.close
+        self._settings, self._sampling = program.settings, sampling
         self._order: tuple[int, Any] = (-1, None)  # of an epoch
-
-    def _read(self, data: BatchSource, config: dict) -> None:
-        """Take the rows of every step from `data`.
-
-        Of ``config["shuffle_memory"]`` bytes shuffled rows may take, all of them by default: a
-        replica that is made again elsewhere shuffles alike, so it must not depend on what is free.
-
-        Raises
-        ------
-        UsageError
-            If the data cannot be sampled as the program says.
-        """
-        if self._sampling == "window" and not isinstance(data, TensorShard):
+        self._data = self._open(program, weights, shards["data"])
+        if sampling == "window" and not isinstance(self._data, TensorShard):
             raise UsageError(
                 "sampling='window' needs rows that are side by side, and a DataLoader is read "
                 "sample by sample; leave sampling= out or pass arrays"
             )
-        memory = config.get("shuffle_memory")
-        self._data, self._window = data, 0 if memory is None else data.window(memory)
+        # a replica that is made again elsewhere shuffles alike, so it must not depend on what is
+        # free there: by default shuffled rows may take all memory
+        memory = self._config.get("shuffle_memory")
+        self._window = 0 if memory is None else self._data.window(memory)
 
     # -- what a framework says -----------------------------------------------------------------
 
-    @abstractmethod
-    def _put(self, weights: np.ndarray, running: Sequence[np.ndarray]) -> None:
-        """Bring the model where a step begins."""
+    _config: dict  # of the Estimator
 
     @abstractmethod
-    def _gradient(self, batch: Any, rows: int, step: Step, began: float) -> Contribution:
-        """Return the contribution of a batch, but for what layers have changed.
+    def _open(self, program: Any, weights: bytes, shard: Any) -> BatchSource:
+        """Make the model and return the source of its batches."""
+
+    @abstractmethod
+    def _gradient(
+        self, batch: Any, rows: int, step: Step, began: float
+    ) -> tuple[list[np.ndarray | None], float, dict]:
+        """Compute the gradient of a batch.
 
         Parameters
         ----------
@@ -79,24 +147,25 @@ class LayerReplica(ABC):
         step : Step
         began : float
             When the batch was there, by ``time.perf_counter``.
-        """
 
-    @abstractmethod
-    def _running(self) -> list[np.ndarray]:
-        """Return what layers change besides the trained weights, as it is now."""
+        Returns
+        -------
+        list of ndarray or None, float, dict
+            The gradient of every trained weight, what the loss was divided by, and figures.
+        """
 
     def _batch(self, step: Step, start: int, stop: int) -> Any:
         """The rows `start`...`stop` of a step's epoch, as the model takes them."""
         settings, data = self._settings, self._data
         if step.epoch != self._order[0]:
             order = data.order(
-                settings.shuffle, settings.seed, step.epoch, self._rank, self._window, tuple
+                settings.shuffle, settings.seed, step.epoch, self.rank, self._window, tuple
             )
             self._order = step.epoch, order
         order = self._order[1]
         if self._sampling == "exact":
             return data.batch(start, stop, order)
-        key = [settings.seed, step.epoch, step.number, self._rank]
+        key = [settings.seed, step.epoch, step.number, self.rank]
         first = int(np.random.default_rng(key).integers(data.rows))
         places = (first + np.arange(stop - start)) % data.rows
         if order is not None:
@@ -107,7 +176,7 @@ class LayerReplica(ABC):
     def _seed(self, step: Step) -> None:
         """Draw random numbers of this step and rank alone."""
         mixed = np.random.SeedSequence([self._settings.seed, step.epoch, step.number])
-        seed_everything(int(mixed.generate_state(1)[0]), self._rank + 1)
+        seed_everything(int(mixed.generate_state(1)[0]), self.rank + 1)
 
     # -- what the parameter layer asks ---------------------------------------------------------
 
@@ -120,19 +189,20 @@ class LayerReplica(ABC):
     ) -> Contribution:
         """The gradient at `weights`; buffers that are not given are as they were at the start."""
         started = time.perf_counter()
-        start, stop = step.ranges[self._rank]
+        start, stop = step.ranges[self.rank]
         if start == stop:
             return Contribution()
         batch = self._batch(step, start, stop)
         fetched = time.perf_counter()
-        before = [buffers.get(number, kept) for number, kept in enumerate(self._initial)]
-        self._put(weights, before)
+        before = self._flat.with_initial(buffers)
+        self._flat.put(weights, before)
         self._seed(step)
-        contribution = self._gradient(batch, stop - start, step, fetched)
-        contribution.record |= {"counted": contribution.counted, "fetch_s": fetched - started}
-        contribution.buffers = changed(before, self._running())
-        return contribution
-
-    def close(self) -> None:
-        """End what the data has started."""
-        self._place.close()
+        gradients, counted, record = self._gradient(batch, stop - start, step, fetched)
+        return Contribution(
+            self._flat.flat_gradient(gradients),
+            counted,
+            stop - start,
+            [number for number, gradient in enumerate(gradients) if gradient is None],
+            changed(before, self._flat.buffers()),
+            {**record, "counted": counted, "fetch_s": fetched - started},
+        )

@@ -437,6 +437,7 @@ class TorchmetricsState(TorchMetric):
         for part in _metrics_within(self._metric).values():
             # compute() must not start a collective of its own: only some ranks may call it
             part.sync_on_compute = part._to_sync = part.dist_sync_on_step = False
+            part.persistent(True)  # states are part of the state_dict
         super().__init__(type(metric).__name__)
 
     def update(self, preds, targets):
@@ -455,44 +456,29 @@ class TorchmetricsState(TorchMetric):
         with torch.no_grad():
             return self._metric.compute()
 
-    def _attributes(self) -> Iterator[tuple[str, Any, str]]:
-        """Yield the key of each state, the metric that has it, and the attribute's name."""
-        for prefix, part in _metrics_within(self._metric).items():
-            for attribute in part._defaults:
-                yield prefix + attribute, part, attribute
-
     def state(self):
         import torch
 
         state: dict[str, Any] = {_UPDATES: torch.tensor(self._updates)}
-        for key, part, attribute in self._attributes():
-            value = getattr(part, attribute)
-            if self.reductions[key] == "cat":
-                entries = value if isinstance(value, list) else [value]
-                state[key] = [_plain(entry) for entry in entries]
-            else:  # without rows it takes no part in a merge: its shape may depend on the rows
-                state[key] = _plain(value) if self._updates else torch.zeros(0)
+        for key, value in self._metric.state_dict().items():
+            if self.reductions.get(key) == "cat":
+                state[key] = value if isinstance(value, list) else [value]
+            elif key in self.reductions:
+                # without rows it takes no part in a merge: its shape may depend on the rows
+                state[key] = value if self._updates else torch.zeros(0)
         return state
 
     def load_state(self, state):
         check_keys(state, self.reductions)
         self.reset()
         self._updates = int(state[_UPDATES])
-        if not self._updates:
-            return
-        for key, part, attribute in self._attributes():
-            part._update_count = self._updates
-            value = state[key]
-            is_list = isinstance(value, list)
-            setattr(part, attribute, [v.clone() for v in value] if is_list else value.clone())
+        if self._updates:
+            self._metric.load_state_dict(copy.deepcopy(dict(state)), strict=False)
+            for part in _metrics_within(self._metric).values():
+                part._update_count = self._updates
 
 
 _UPDATES = ".updates"  # no attribute of a torchmetrics object
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy without a gradient, on the CPU."""
-    return tensor.detach().cpu().clone()
 
 
 def _metrics_within(metric: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ and gives the torch optimizer; its learning rate schedule comes with it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_number
@@ -65,16 +64,13 @@ class Optimizer:
             self.schedule = Default(decay)
         self._torch_name, self.options = torch_name, options
 
-    def _build(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    def __call__(self, model: torch.nn.Module, config: dict | None = None) -> torch.optim.Optimizer:
         from torch import optim
 
         from bigdl.orca.learn.optimizers.ftrl import TorchFtrl
 
         cls = TorchFtrl if self._torch_name == "Ftrl" else getattr(optim, self._torch_name)
-        return cls(parameters, lr=self.learningrate, **self.options)
-
-    def __call__(self, model: torch.nn.Module, config: dict | None = None) -> torch.optim.Optimizer:
-        return self._build(model.parameters())
+        return cls(model.parameters(), lr=self.learningrate, **self.options)
 
     def get_optimizer(self) -> Optimizer:
         """Return the creator itself (BigDL 2.x returned an object of the JVM)."""

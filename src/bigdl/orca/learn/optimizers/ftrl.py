@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from bigdl.orca.parameter_layer.lars import SliceOptimizer
 
-class TorchFtrl(torch.optim.Optimizer):
+
+class TorchFtrl(SliceOptimizer):
     """Follow the regularized leader.
 
     Parameters
@@ -25,28 +27,9 @@ class TorchFtrl(torch.optim.Optimizer):
     elementwise = True  # the parameter layer may cut it in slices
 
     def __init__(self, params, lr=1e-3, power=-0.5, start=0.1, l1=0.0, l2=0.0, shrinkage=0.0):
-        defaults = {
-            "lr": lr,
-            "power": power,
-            "start": start,
-            "l1": l1,
-            "l2": l2,
-            "shrinkage": shrinkage,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, lr=lr, power=power, start=start, l1=l1, l2=l2, shrinkage=shrinkage)
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        """One update of the weights that have a gradient."""
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-        return loss
-
-    def _update(self, parameter, group):
+    def _update(self, parameter, group, norms):
         gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
         state = self.state[parameter]
         if not state:

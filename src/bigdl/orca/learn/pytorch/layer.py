@@ -1,35 +1,26 @@
-"""The driver's own PyTorch model and optimizer of a training by the parameter layer."""
+"""A PyTorch fit by the parameter layer: the driver's side, and the models in the ranks."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.learn.layer_fit.figures import GroupPhases, LayerFigures
-from bigdl.orca.learn.layer_fit.loop import (
-    LayerLoop,
-    LayerModel,
-    LayerOptions,
-    LayerRun,
-    LayerTraining,
-)
-from bigdl.orca.learn.layer_fit.replica import LayerReplica
+from bigdl.orca.learn.layer_fit.figures import GROUP_PHASES
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining, check_hooks
+from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
-from bigdl.orca.learn.pytorch.loop import FitSettings, TorchEpochs, TorchTraining
-from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs, TorchTraining
+from bigdl.orca.learn.pytorch.parts import Built, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
-from bigdl.orca.parameter_layer.plan import LayerPlan
-from bigdl.orca.parameter_layer.rank import Contribution
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.figures import Records
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
@@ -38,105 +29,62 @@ if TYPE_CHECKING:
     import torch
 
 
-class TorchLayerModel(LayerModel):
-    """A PyTorch model and its optimizer.
+class TorchLayerOptimizer:
+    """The driver's own optimizer; it makes no steps, but it counts them for its schedule.
 
     Parameters
     ----------
-    parts : ModelParts
-        Instances in it are copied.
-    settings : FitSettings
-    snapshot : Snapshot, optional
-        What to start from.
+    built : Built
+        With the optimizer and its scheduler.
+    clipping : Clipping
+    runner : Runner
+        What schedulers look at.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be cut in slices.
+
+    Attributes
+    ----------
+    sliced, groups, clamp, norm, slack, needs_norms
+        See :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
     """
 
-    def __init__(self, parts: ModelParts, settings: FitSettings, snapshot: Snapshot | None):
-        cloudpickle = require("cloudpickle", "orca")
-        copied = cloudpickle.loads(cloudpickle.dumps(parts))
-        copied.initialize = None  # for workers
-        with isolated_rng(settings.seed):
-            self.built = copied.build(training=True)
-        check_optimizer(self.built.optimizer)
-        self._parameters = trained_parameters(self.built.optimizer)
-        self._buffers = list(self.built.model.buffers())
-        self._clipping = settings.clipping
-        if snapshot is not None:
-            self.load(snapshot)
-        self.start = dumps(self.built.model.state_dict())
-        self._initial = self._running()
-        self.sums = settings.forward_pass(self.built).sums
+    slack = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
-    def plan(self, ranks: int, options: LayerOptions) -> LayerPlan:
-        """The plan of a training of this model."""
-        optimizer, clipping = self.built.optimizer, self._clipping
-        clamp = None
-        if clipping.minimum is not None:
-            clamp = clipping.minimum, cast("float", clipping.maximum)  # both or none
-        return LayerPlan(
-            tuple(p.numel() for p in self._parameters),
-            groups_of(optimizer),
-            type(optimizer),
-            ranks,
-            options.compression,
-            self.sums,
-            clamp,
-            clipping.norm,
-            max_drop=options.max_drop,
-        )
+    def __init__(self, built: Built, clipping: Clipping, runner: Runner):
+        optimizer = cast("torch.optim.Optimizer", built.optimizer)
+        check_optimizer(optimizer)
+        self._built, self._runner = built, runner
+        self._optimizer, self.sliced = optimizer, type(optimizer)
+        self.needs_norms = getattr(self.sliced, "needs_norms", False)
+        self.groups, self.norm = groups_of(optimizer), clipping.norm
+        limits = clipping.minimum, clipping.maximum  # both or none
+        self.clamp = None if None in limits else limits
 
     def hyper(self) -> tuple[dict, ...]:
-        """The optimizer's groups as they are now, without their parameters."""
-        groups = self.built.optimizer.param_groups
+        """Return the parameter groups as they are now, without their parameters."""
+        groups = self._optimizer.param_groups
         return tuple(
             {k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in groups
         )
 
     def pass_step(self) -> None:
-        """Let the optimizer count a step, without gradients; schedulers look at that."""
-        self.built.optimizer.zero_grad()
-        self.built.optimizer.step()
+        """Count a step, without gradients; schedulers look at that."""
+        self._optimizer.zero_grad()
+        self._optimizer.step()
+        self._built.step_scheduler(self._runner)
 
-    # -- the state of the ranks ----------------------------------------------------------------
+    def state(self) -> dict[int, dict]:
+        """Return the state of every parameter by its number."""
+        return self._optimizer.state_dict()["state"]
 
-    def vector(self, plan: LayerPlan) -> np.ndarray:
-        """The parameters as they are now, in the order of the flat vector."""
-        return plan.geometry.flatten([p.detach().numpy() for p in self._parameters])
-
-    def _shapes(self):
-        return [tuple(p.shape) for p in self._parameters]
-
-    def _running(self):
-        return [buffer.numpy().copy() for buffer in self._buffers]
-
-    def _put(self, parts, running):
-        _put(self._parameters, parts, self._buffers, running)
-
-    def _optimizer_state(self):
-        return self.built.optimizer.state_dict()["state"]
-
-    def _put_optimizer_state(self, state):
-        for number, parameter in enumerate(self._parameters):
+    def put_state(self, state: dict[int, dict]) -> None:
+        """The inverse of :meth:`state`; what is not given stays."""
+        for number, parameter in enumerate(trained_parameters(self._optimizer)):
             if number in state:
-                self.built.optimizer.state[parameter] = state[number]
-
-    # -- files ---------------------------------------------------------------------------------
-
-    def load(self, snapshot: Snapshot) -> None:
-        """Take over a checkpoint, of this or of another backend."""
-        self.built.load(snapshot.files)
-
-    def files(self) -> dict[str, bytes]:
-        """Return the files of model and optimizer in a checkpoint: the slices of all ranks."""
-        return self.built.files()
-
-
-def _put(parameters, parts, buffers, running) -> None:
-    """Set parameters to flat parts of a vector, and buffers to arrays."""
-    import torch
-
-    with torch.no_grad():
-        for tensor, values in zip([*parameters, *buffers], [*parts, *running], strict=True):
-            tensor.copy_(torch.from_numpy(np.array(values)).reshape(tensor.shape))
+                self._optimizer.state[parameter] = state[number]
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
@@ -144,69 +92,41 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-@dataclass
-class TorchReplicaProgram:
-    """Makes replicas; shipped to the ranks.
+def _flat(built: Built) -> FlatModel:
+    parameters = trained_parameters(cast("Any", built.optimizer))
+    return FlatModel(parameters, list(built.model.buffers()), _array, _assign)
 
-    Attributes
-    ----------
-    parts : ModelParts
-    settings : FitSettings
-    model : bytes
-        State dict at the start; parameters are replaced in every step, other things are not.
-    ranks : int
-    sampling : str
-        See :class:`~bigdl.orca.learn.layer_fit.loop.LayerOptions`.
-    """
 
-    parts: ModelParts
-    settings: FitSettings
-    model: bytes
-    ranks: int
-    sampling: str = "exact"
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().numpy()
 
-    def __call__(self, rank: int, shards: dict) -> TorchReplica:
-        return TorchReplica(self, rank, shards)
+
+def _assign(tensor: torch.Tensor, values: np.ndarray) -> None:
+    import torch
+
+    with torch.no_grad():
+        tensor.copy_(torch.from_numpy(np.array(values)))
 
 
 class TorchReplica(LayerReplica):
-    """A copy of a PyTorch model, and the rows of its rank.
+    """A copy of a PyTorch model, and the rows of its rank."""
 
-    Parameters
-    ----------
-    program : TorchReplicaProgram
-    rank : int
-    shards : dict of str to Shard
-    """
-
-    def __init__(self, program: TorchReplicaProgram, rank: int, shards: dict):
+    def _open(self, program, weights, shard):
         import torch
 
-        super().__init__(program, rank)
-        settings, config = self._settings, program.parts.config
+        settings, self._config = self._settings, program.parts.config
         seed_everything(settings.seed)  # creators may draw what is no weight
-        built = program.parts.build(training=True)
-        load_into(built.model, program.model)
-        self._model, self._criterion = built.model, built.criterion
-        self._parameters = trained_parameters(built.optimizer)
-        self._buffers = list(built.model.buffers())
-        self._initial = [buffer.numpy().copy() for buffer in self._buffers]
+        self._built = built = program.parts.build(training=True)
+        load_into(built.model, weights)
+        self._parameters, self._flat = trained_parameters(built.optimizer), _flat(built)
         self._forward_pass = settings.forward_pass(built)
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
         self._precision = precision_of(settings.precision, torch.device("cpu"))
-        data = settings.open_batches(shards["data"], self._place, config)
-        self._read(data, config)
-
-    def _put(self, weights, running):
-        self._model.train()
-        ends = np.cumsum([parameter.numel() for parameter in self._parameters])
-        _put(self._parameters, np.split(weights, ends[:-1]), self._buffers, running)
-        self._model.zero_grad(set_to_none=True)
-
-    def _running(self):
-        return [buffer.numpy() for buffer in self._buffers]
+        return settings.open_batches(shard, self, self._config)
 
     def _gradient(self, batch, rows, step, began):
+        self._built.model.train()
+        self._built.model.zero_grad(set_to_none=True)
         with self._precision():
             output, target, loss = self._forward_pass.forward(batch, step.number)
         counted = float(rows)
@@ -215,24 +135,15 @@ class TorchReplica(LayerReplica):
         forwarded = time.perf_counter()
         if counted:  # the loss of a batch of ignored labels is nan
             loss.backward()
-        vector, absent = self._flat()
+        gradients = [
+            None if p.grad is None else _array(p.grad.to_dense()) for p in self._parameters
+        ]
         record = {
             "loss": loss.item() if counted else 0.0,
             "forward_s": forwarded - began,
             "backward_s": time.perf_counter() - forwarded,
         }
-        return Contribution(vector, counted, rows, absent, record=record)
-
-    def _flat(self):
-        """The flat gradient, and the parameters that have none."""
-        import torch
-
-        gradients = [
-            torch.zeros(p.shape) if p.grad is None else p.grad.to_dense() for p in self._parameters
-        ]
-        vector = torch.cat([gradient.detach().reshape(-1) for gradient in gradients])
-        absent = [number for number, p in enumerate(self._parameters) if p.grad is None]
-        return vector.numpy(), absent
+        return gradients, counted, record
 
 
 _OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
@@ -243,130 +154,112 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
 
     Parameters
     ----------
-    run : LayerRun
-    config : dict
+    program : FitProgram
+        Instances in it are copied.
+    options : LayerOptions
+    ranks : int
+    start : Snapshot or None
     """
 
-    _layer: TorchLayerModel
+    replica = TorchReplica
+    _run_steps, _evaluate = LayerLoop._groups_of_epoch, LayerLoop._evaluated
 
-    def __init__(self, run: LayerRun, config: dict):
-        settings = cast("FitSettings", run.settings)
-        place: Any = SimpleNamespace(rank=0, world_size=run.plan.ranks)
-        Runner.__init__(self, place, config, settings.callbacks)
-        LayerLoop.__init__(self, run)
-        self._built, self._validation = self._layer.built, run.validate
-        self._take(self._built)
+    def __init__(
+        self, program: FitProgram, options: LayerOptions, ranks: int, start: Snapshot | None
+    ):
+        cloudpickle, settings = require("cloudpickle", "orca"), program.settings
+        for callback in settings.callbacks:
+            is_main = isinstance(callback, MainCallback)
+            check_hooks(callback, Callback, _OF_STEPS, "is a MainCallback" if is_main else "")
+        if settings.accumulate > 1:
+            raise UsageError(
+                "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that "
+                f"is {settings.accumulate} times as large, which is the same update"
+            )
+        parts = cloudpickle.loads(cloudpickle.dumps(program.parts))
+        parts.initialize = None  # for workers
+        with isolated_rng(settings.seed):
+            self._built = built = parts.build(training=True)
+        place: Any = SimpleNamespace(rank=0, world_size=ranks)
+        Runner.__init__(self, place, program.parts.config, settings.callbacks)
+        self._take(built)
+        optimizer = TorchLayerOptimizer(built, settings.clipping, self)
+        if start is not None:
+            self._load(start.files)
+        flat, sums = _flat(built), settings.forward_pass(built).sums
+        LayerLoop.__init__(
+            self, program, options, ranks, start, flat, optimizer, sums, settings.weighted
+        )
         self.device = next(self.model.parameters()).device
-        self._summary, self._phases = StepSummary(), GroupPhases()
         self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded
         if settings.summary:
-            self._records = {"summary.pt": self._summary, "phases.pt": self._phases}
-        self.begin(run.start)
-        self.first_epoch = settings.goal.first
-        self.num_epochs = settings.goal.last_epoch(self.position, self._plan.steps)
+            self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
+
+    def _replica_program(self):
+        settings = replace(self.settings, callbacks=(), metrics=(), trigger=None)
+        return replace(self._program, settings=settings)
+
+    def evaluation(self, feed, sync):
+        """Return the program that evaluates weights on a feed."""
+        settings = replace(self.settings, callbacks=(), trigger=None)
+        parts = replace(self._program.parts, optimizer=None, scheduler_creator=None)
+        return EvaluateProgram(parts, settings, (), sync)
 
     # -- the fit -------------------------------------------------------------------------------
 
-    def fit(self) -> Snapshot:
-        """Train to the end; returns the final state."""
+    def _fit(self):
+        self.first_epoch = self.settings.goal.first
+        self.num_epochs = self.first_epoch + self._epochs_of_fit
         self.call("before_run")
         if self.position.partial:  # an earlier fit ended inside this epoch
             self._close_epoch(self.position.partial)
-        states = self._train()
+        is_saved = self._train()
         self.call("after_run")
-        return self._finish(states)
-
-    def _run_steps(self) -> bool:
-        return self._groups_of_epoch()
+        return self._finish(is_saved)
 
     def _epoch_figures(self) -> dict | None:
         figures = self._figures.entry()
-        if figures is not None and self._options.stragglers is not None:
+        if figures is not None and self._options.drop_stragglers is not None:
             figures |= self._figures.dropped
         return figures
-
-    def _evaluate(self) -> dict:
-        self._pull()
-        return self._validation(dumps(self.model.state_dict()))
 
     def _end_training_epoch(self) -> None:
         if self.callbacks:
             self._pull()
         super()._end_training_epoch()
 
-    @property
-    def _epochs_of_fit(self):
-        return self.num_epochs - self.settings.goal.first
-
-    def _pass_step(self):
-        self._layer.pass_step()
-        self._layer.built.step_scheduler(self)
-
-    # -- figures -------------------------------------------------------------------------------
-
-    def _no_figures(self):
-        weighted, sums = self.settings.weighted, self._layer.sums
-        return LayerFigures(self._layer_plan.ranks, weighted=weighted, sums=sums)
-
     def _after_group(self, steps, seconds):
         if not self._records:
             return
+        summary, phases = self._records.values()
         first = self.position.global_step - len(steps) + 1
         pairs = zip(steps, self._figures.rows, strict=True)
         for number, (step, (loss, counted, rows)) in enumerate(pairs, first):
             mean = loss / counted if counted else float("nan")
             throughput = rows * len(steps) / seconds
-            self._summary.add(number, [mean, float(step.hyper[0]["lr"]), throughput])
-        self._phases.add_group(self.position.global_step, self._figures.phases)
+            summary.add(number, [mean, float(step.hyper[0]["lr"]), throughput])
+        of_group = self._figures.phases
+        phases.add(self.position.global_step, [of_group[name] for name in GROUP_PHASES])
 
-    def _kept(self):
-        return {name: records.dump() for name, records in self._records.items()}
+    # -- files ---------------------------------------------------------------------------------
 
-    def _put_kept(self, files):
+    def _weights(self):
+        return dumps(self.model.state_dict())
+
+    def _files(self):
+        records = {name: records.dump() for name, records in self._records.items()}
+        return {**self._built.files(), **records}
+
+    def _load(self, files):
+        self._built.load(files)
+
+    def _restore(self, files):
         for name, records in self._records.items():
             if name in files:
                 records.load(files[name])
 
 
-def check_callbacks(callbacks: Sequence[Any], accumulate: int) -> None:
-    """Refuse what the steps of the parameter layer do not do."""
-    for callback in callbacks:
-        callback_type = type(callback)
-        hooks = [
-            h for h in _OF_STEPS if getattr(callback_type, h, None) is not getattr(Callback, h)
-        ]
-        if isinstance(callback, MainCallback) or hooks:
-            what = "is a MainCallback" if not hooks else f"has {', '.join(hooks)}"
-            raise UsageError(
-                f"{callback_type.__name__} {what}, but the steps of backend='bigdl' run in Spark "
-                "tasks that call no callbacks; use hooks of epochs, or backend='spark'"
-            )
-    if accumulate > 1:
-        raise UsageError(
-            "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that is "
-            f"{accumulate} times as large, which is the same update"
-        )
-
-
 class TorchLayerTraining(LayerTraining, TorchTraining):
     """:class:`~bigdl.orca.learn.pytorch.loop.TorchTraining` by the parameter layer."""
 
-    def _unpacked(self, program):
-        settings = program.settings
-        check_callbacks(settings.callbacks, settings.accumulate)
-        return program.parts, settings.callbacks
-
-    def _model(self, parts, settings, start):
-        return TorchLayerModel(parts, settings, start)
-
-    def _replicas(self, program, parts, model, ranks, sampling):
-        settings = replace(program.settings, callbacks=(), metrics=(), trigger=None)
-        return TorchReplicaProgram(parts, settings, model.start, ranks, sampling)
-
-    def _evaluation(self, program, parts, feed):
-        settings = replace(program.settings, callbacks=(), trigger=None)
-        parts = replace(parts, optimizer=None, scheduler_creator=None)
-        return EvaluateProgram(parts, settings, (), self._sync)
-
-    def _loop(self, run, parts, callbacks):
-        return TorchLayerLoop(run, parts.config)
+    loop = TorchLayerLoop

@@ -6,36 +6,31 @@ of its rank.
 
 from __future__ import annotations
 
-import itertools
-import json
 import resource
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.layer_fit.figures import LayerFigures
-from bigdl.orca.learn.layer_fit.loop import (
-    LayerLoop,
-    LayerModel,
-    LayerOptions,
-    LayerRun,
-    LayerTraining,
-)
-from bigdl.orca.learn.layer_fit.replica import LayerReplica
-from bigdl.orca.learn.tf2.layer_optimizer import LayerOptimizer, check_trainable
-from bigdl.orca.learn.tf2.parts import KerasParts, KerasTraining
-from bigdl.orca.parameter_layer.plan import LayerPlan
-from bigdl.orca.parameter_layer.rank import Contribution
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining, check_hooks
+from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
+from bigdl.orca.learn.tf2.layer_optimizer import KerasLayerOptimizer
+from bigdl.orca.learn.tf2.parts import KerasTraining
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import BATCH_HOOKS, WorkerCallbacks
 from bigdl.training.keras.data import build_for, is_dataset, open_data
-from bigdl.training.keras.loop import EvaluateProgram, KerasEpochs, KerasFitSettings, numbers_of
+from bigdl.training.keras.loop import (
+    EvaluateProgram,
+    KerasEpochs,
+    KerasFitProgram,
+    KerasFitSettings,
+    numbers_of,
+)
 from bigdl.training.keras.reducer import loss_divisor
 from bigdl.training.keras.state import (
     array_of,
@@ -47,41 +42,12 @@ from bigdl.training.keras.state import (
     put_weights,
     seed_states,
     synchronized_layers,
+    values_of,
     zeros_of,
 )
 
-_FIGURES, _NUMBERS = "figures.json", "callbacks.json"
-
-
-class KerasLayerTraining(LayerTraining, KerasTraining):
-    """:class:`~bigdl.orca.learn.tf2.parts.KerasTraining` by the parameter layer."""
-
-    def _unpacked(self, program):
-        parts, callbacks = program.packed.unpack()
-        check_positive("batch_size", program.settings.batch_size)
-        _check_callbacks(callbacks)
-        return parts, callbacks
-
-    def _model(self, parts, settings, start):
-        return KerasLayerModel(parts, settings.seed, start)
-
-    def _replicas(self, program, parts, model, ranks, sampling):
-        settings = replace(program.settings, trigger=None)
-        packed = Packed.of(parts)
-        return KerasReplicaProgram(packed, program.config, settings, model.start, ranks, sampling)
-
-    def _evaluation(self, program, parts, feed):
-        settings = program.settings
-        return EvaluateProgram(
-            Packed.of(parts, []),
-            program.config,
-            self._sync,
-            settings.validation,
-            settings.seed,
-        )
-
-    def _loop(self, run, parts, callbacks):
-        return KerasLayerLoop(run, callbacks)
+_NUMBERS = "callbacks.json"
+_METRIC, _LOG, _ROWS = "metric ", "log ", "rows"  # of the sums of a record
 
 
 def _check_callbacks(callbacks: Sequence[Any]) -> None:
@@ -93,329 +59,40 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
 
     base = keras.callbacks.Callback
     for callback in callbacks:
-        cls = type(callback)
         frequency = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
-        if cls.__module__.startswith("keras.") and frequency == "epoch":
+        if type(callback).__module__.startswith("keras.") and frequency == "epoch":
             continue
-        hooks = [h for h in BATCH_HOOKS if getattr(cls, h) is not getattr(base, h)]
-        hooks += [h for h in BATCH_HOOKS if h in vars(callback)]
-        if hooks:
-            raise UsageError(
-                f"{cls.__name__} has {', '.join(hooks)}, but the steps of backend='bigdl' run in "
-                "Spark tasks that call no callbacks; use hooks of epochs, or backend='spark'"
-            )
+        check_hooks(callback, base, BATCH_HOOKS)
 
 
-class KerasLayerLoop(KerasEpochs, LayerLoop):
-    """A fit by the parameter layer; callbacks are called on the driver.
-
-    Parameters
-    ----------
-    run : LayerRun
-    callbacks : sequence of keras.callbacks.Callback
-    """
-
-    settings: KerasFitSettings
-    _layer: KerasLayerModel
-    _figures: _KerasLayerFigures
-
-    def __init__(self, run: LayerRun, callbacks: Sequence[Any]):
-        super().__init__(run)
-        self.model, settings = self._layer.model, self.settings
-        self._callbacks = cast("WorkerCallbacks", None)  # until the first rows are known
-        self._numbers = ""  # what callbacks had counted
-        self.begin(run.start)
-        self._callbacks = WorkerCallbacks(
-            callbacks,
-            self.model,
-            0,
-            epochs=settings.initial_epoch + self._epochs_of_fit,
-            steps=self._epoch_steps,
-            verbose=settings.verbose,
+def _check_model(model: Any) -> None:
+    """Refuse a model that the parameter layer cannot train."""
+    if model.optimizer is None or len(optimizers_of(model)) > 1:
+        raise UsageError(
+            f"backend='bigdl' trains with the one optimizer of model.compile, {model.name} has "
+            f"{len(optimizers_of(model)) if model.optimizer else 'none there'}; use "
+            "backend='spark'"
+        )
+    if not model.built:
+        raise UsageError(
+            "backend='bigdl' needs to know the weights before it reads the rows, and the model "
+            "has none until it is told the shape of its input; give it a keras.Input, or call "
+            "model.build in the model creator"
+        )
+    for layer in synchronized_layers(model):
+        raise UsageError(
+            "With backend='bigdl' no worker waits for another inside a step, and "
+            f"BatchNormalization(synchronized=True) does, as {layer.name} is; use "
+            "backend='spark' or synchronized=False"
         )
 
-    # -- the fit -------------------------------------------------------------------------------
 
-    def fit(self) -> Snapshot:
-        """Train to the end and return the final state."""
-        optimizer = self.model.optimizer
-        self._begin_fit(self._numbers)
-        states = self._train()
-        if not self._callbacks.is_empty or optimizer.use_ema:  # they may change weights at the end
-            states = self._pull()
-            optimizer.finalize_variable_values(self.model.trainable_weights)
-        self._callbacks.list.on_train_end()
-        return self._finish(states)
-
-    def _train_epoch(self, number):
-        self._groups_of_epoch()
-        entry = self._entry()
-        if self._validate_weights is not None and self.settings.validates_after(number + 1):
-            entry["logs"].update(self._validation())
-        return True, entry
-
-    def _end_epoch(self, number, logs):
-        if self._callbacks.is_empty:
-            super()._end_epoch(number, logs)
-        else:
-            states, before = self._pull(), self._layer.vector(self._layer_plan)
-            super()._end_epoch(number, logs)
-            if not np.array_equal(before, self._layer.vector(self._layer_plan)):
-                # the ranks get the weights that a callback has set
-                residuals = [state.residual for state in states]
-                self._transport.start(self._layer.states(self._layer_plan, residuals))
-        self.stop = bool(self.model.stop_training)
-
-    def _entry(self) -> dict:
-        figures = self._figures
-        # a step of the user's own may return figures of its own
-        logs = figures.means() or self._layer.figures(figures.added)
-        if self._options.stragglers is not None:
-            logs |= figures.dropped
-        return self._entry_of(cast("dict", figures.entry()), logs, figures.memory)
-
-    def _validation(self) -> dict[str, float]:
-        self._pull()
-        self._callbacks.list.on_test_begin()
-        validate = cast("Callable[[bytes], dict]", self._validate_weights)
-        figures = validate(dump_weights(self.model))
-        self._callbacks.list.on_test_end(figures)
-        return {f"val_{name}": value for name, value in figures.items()}
-
-    # -- what the groups ask -------------------------------------------------------------------
-
-    @property
-    def _epoch_steps(self):
-        return self.settings.steps_per_epoch or self._plan.steps
-
-    def _place(self):
-        if self.settings.steps_per_epoch:  # an epoch goes on where the last one ended
-            return divmod(self.position.global_step, self._plan.steps)
-        return super()._place()
-
-    def _pass_step(self):
-        self._layer.optimizer.pass_step()
-
-    def _no_figures(self):
-        return _KerasLayerFigures(self._layer_plan.ranks, sums=self._layer.sums)
-
-    def _open_rows(self):
-        super()._open_rows()
-        known = self._transport.rows()
-        self._layer.build_for(next(each["example"] for each in known if each["example"]))
-
-    def _kept(self):
-        files = {_FIGURES: self._figures.dump()} if self.position.step else {}
-        if self._callbacks is not None:
-            files[_NUMBERS] = self._callbacks.numbers().encode()
-        return files
-
-    def _put_kept(self, files):
-        self._numbers = files.get(_NUMBERS, b"").decode()
-        if self.position.step and not self.position.partial and _FIGURES in files:
-            self._figures.put(files[_FIGURES])
-
-    def _restart_from_latest(self, error):
-        super()._restart_from_latest(error)
-        self.model.stop_training = False
-        if self._numbers:
-            self._callbacks.put_numbers(self._numbers)
+def _flat(model: Any) -> FlatModel:
+    return FlatModel(model.trainable_weights, _running_weights(model), array_of, _assign)
 
 
-class _KerasLayerFigures(LayerFigures):
-    """:class:`~bigdl.orca.learn.layer_fit.figures.LayerFigures`, and the sums of metrics.
-
-    Parameters
-    ----------
-    ranks : int
-    sums : bool
-
-    Attributes
-    ----------
-    added : list of ndarray of float64
-        Additions of the batches so far to the states of the metrics.
-    memory : list of int
-        The most bytes that each rank's process has had.
-    """
-
-    def __init__(self, ranks: int, *, sums: bool):
-        super().__init__(ranks, weighted=False, sums=sums)
-        self.added: list[np.ndarray] = []
-        self.memory = [0] * ranks
-        self._logs: dict[str, float] = {}  # sums over rows
-        self._rows = 0
-
-    def _add_step(self, sources, seconds):
-        for rank, source in enumerate(sources):
-            if "metrics" not in source:  # it had no rows
-                continue
-            added = [np.asarray(values, np.float64) for values in source["metrics"]]
-            before = self.added or [np.zeros_like(values) for values in added]
-            self.added = [a + b for a, b in zip(before, added, strict=True)]
-            for name, value in source["logs"].items():
-                self._logs[name] = self._logs.get(name, 0.0) + value * source["rows"]
-            self._rows += source["rows"]
-            self.memory[rank] = max(self.memory[rank], source["memory"])
-        return super()._add_step(sources, seconds)
-
-    def means(self) -> dict[str, float]:
-        """Return means over the rows of what the steps returned."""
-        return {name: total / self._rows for name, total in self._logs.items()}
-
-    def dump(self) -> bytes:
-        """Return what is not in the sums of the ranks, for a checkpoint inside an epoch."""
-        added = [values.tolist() for values in self.added]
-        return json.dumps([added, self._logs, self._rows]).encode()
-
-    def put(self, data: bytes) -> None:
-        """The inverse of :meth:`dump`."""
-        added, self._logs, self._rows = json.loads(data)
-        self.added = [np.asarray(values, np.float64) for values in added]
-
-
-class KerasLayerModel(LayerModel):
-    """The driver's own Keras model and its optimizer, which callbacks may change.
-
-    Parameters
-    ----------
-    parts : KerasParts
-    seed : int
-    snapshot : Snapshot, optional
-        What to start from.
-
-    Raises
-    ------
-    UsageError
-        For a model that the parameter layer cannot train.
-
-    Attributes
-    ----------
-    model : keras.Model
-    optimizer : LayerOptimizer
-    """
-
-    def __init__(self, parts: KerasParts, seed: int, snapshot: Snapshot | None):
-        self.model = parts.build_on_driver(seed, training=True)
-        self._check()
-        self._weights = list(self.model.trainable_weights)
-        check_trainable(self._weights)
-        self.optimizer = LayerOptimizer(self.model.optimizer, self._weights)
-        self.sums = loss_divisor(self.model) == "none"
-        self._changing = _running_weights(self.model)
-        if snapshot is not None:
-            self.load(snapshot)
-        self.start = dump_weights(self.model)
-        self._initial = self._running()
-
-    def _check(self):
-        model = self.model
-        if model.optimizer is None or len(optimizers_of(model)) > 1:
-            raise UsageError(
-                f"backend='bigdl' trains with the one optimizer of model.compile, {model.name} has "
-                f"{len(optimizers_of(model)) if model.optimizer else 'none there'}; use "
-                "backend='spark'"
-            )
-        if not model.built:
-            raise UsageError(
-                "backend='bigdl' needs to know the weights before it reads the rows, and the model "
-                "has none until it is told the shape of its input; give it a keras.Input, or call "
-                "model.build in the model creator"
-            )
-        for layer in synchronized_layers(model):
-            raise UsageError(
-                "With backend='bigdl' no worker waits for another inside a step, and "
-                f"BatchNormalization(synchronized=True) does, as {layer.name} is; use "
-                "backend='spark' or synchronized=False"
-            )
-
-    def build_for(self, form) -> None:
-        """Make the variables of the metrics, for batches of a form that a replica described."""
-        build_for(self.model, zeros_of(form))
-        if self.sums and self.model.losses:
-            raise UsageError(
-                "A loss with reduction='sum' does not go with regularization, which every worker "
-                "would add; use reduction='sum_over_batch_size'"
-            )
-
-    def plan(self, ranks: int, options: LayerOptions) -> LayerPlan:
-        """Return the plan of a training of this model."""
-        optimizer = self.optimizer
-        return LayerPlan(
-            tuple(int(np.prod(weight.shape)) for weight in self._weights),
-            optimizer.groups,
-            optimizer.sliced,
-            ranks,
-            options.compression,
-            self.sums,
-            optimizer.clamp,
-            optimizer.norm,
-            max_drop=options.max_drop,
-            slack=0.0,
-            with_norms=optimizer.with_norms,
-        )
-
-    def hyper(self) -> tuple[dict, ...]:
-        """Return the numbers of the optimizer for the next step."""
-        return self.optimizer.hyper()
-
-    # -- figures -------------------------------------------------------------------------------
-
-    def figures(self, added: Sequence[Sequence[float] | np.ndarray]) -> dict:
-        """Return the figures of metrics to whose states so much was added since they were reset."""
-        model = self.model
-        model.reset_metrics()
-        for variable, values in zip(model.metrics_variables, added, strict=True):
-            value = array_of(variable)
-            more = np.asarray(values, "float64").reshape(value.shape)
-            variable.assign((value.astype("float64") + more).astype(value.dtype))
-        return numbers_of(model.get_metrics_result())
-
-    # -- the state of the ranks ----------------------------------------------------------------
-
-    def vector(self, plan: LayerPlan) -> np.ndarray:
-        """Return the trainable weights as they are now, in the order of the flat vector."""
-        return plan.geometry.flatten([array_of(weight) for weight in self._weights])
-
-    def _shapes(self):
-        return [tuple(weight.shape) for weight in self._weights]
-
-    def _running(self):
-        return _copies(self._changing)
-
-    def _put(self, parts, running):
-        _assign(self._weights, parts)
-        _assign(self._changing, running)
-
-    def _optimizer_state(self):
-        return self.optimizer.state()
-
-    def _put_optimizer_state(self, state):
-        self.optimizer.put_state(state)
-
-    # -- files ---------------------------------------------------------------------------------
-
-    def load(self, snapshot: Snapshot) -> None:
-        """Take over a checkpoint, of this or of another backend."""
-        put_weights(self.model, snapshot.files["model.pt"])
-        if "optimizer.pt" in snapshot.files:
-            put_optimizers(self.model, snapshot.files["optimizer.pt"])
-
-    def files(self) -> dict[str, bytes]:
-        """Return the files of a checkpoint: the model, and the optimizer's slices of all ranks."""
-        return {"model.pt": dump_weights(self.model), "optimizer.pt": dump_optimizers(self.model)}
-
-
-# -- in the ranks --------------------------------------------------------------------------------
-
-
-def _copies(variables: Sequence[Any]) -> list[np.ndarray]:
-    return [np.array(array_of(variable)) for variable in variables]
-
-
-def _assign(variables: Sequence[Any], values: Sequence[np.ndarray]) -> None:
-    """Set variables to arrays, which may be flat."""
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(np.reshape(value, variable.shape))
+def _assign(variable: Any, values: np.ndarray) -> None:
+    variable.assign(values)
 
 
 def _running_weights(model: Any) -> list:
@@ -427,146 +104,234 @@ def _running_weights(model: Any) -> list:
     return [weight for weight in model.non_trainable_weights if id(weight) not in frozen]
 
 
-@dataclass
-class KerasReplicaProgram:
-    """Makes replicas; shipped to the ranks.
+class KerasReplica(LayerReplica):
+    """A copy of a Keras model, and the rows of its rank."""
 
-    Attributes
-    ----------
-    packed : Packed
-        The parts of the model.
-    config : dict
-    settings : KerasFitSettings
-    model : bytes
-        Weights at the start; trainable ones are replaced in every step, others are not.
-    ranks : int
-    sampling : str
-        See :class:`~bigdl.orca.learn.layer_fit.loop.LayerOptions`.
-    """
-
-    packed: Packed
-    config: dict
-    settings: KerasFitSettings
-    model: bytes
-    ranks: int
-    sampling: str = "exact"
-
-    def __call__(self, rank: int, shards: dict) -> KerasReplica:
+    def _open(self, program, weights, shard):
         import torch
 
-        # the task has set them
-        (parts,) = self.packed.unpack(self.config, torch.get_num_threads())
-        return KerasReplica(self, parts, rank, shards)
-
-
-class KerasReplica(LayerReplica):
-    """A copy of a Keras model, and the rows of its rank.
-
-    Parameters
-    ----------
-    program : KerasReplicaProgram
-    parts : KerasParts
-    rank : int
-    shards : dict of str to Shard
-    """
-
-    def __init__(self, program: KerasReplicaProgram, parts, rank: int, shards: dict):
-        super().__init__(program, rank)
-        settings, config = self._settings, program.config
-        columns = settings.validation
-        data = open_data(self._place, shards["data"], columns, config)
+        settings, self._config = self._settings, program.config
+        # the task has set its threads
+        parts, *_ = program.packed.unpack(program.config, torch.get_num_threads())
+        data = open_data(self, shard, settings.validation, program.config)
         if is_dataset(data):
             raise UsageError(
                 "backend='bigdl' reads rows by number, and a tf.data.Dataset can only be read from "
                 "its beginning; pass a DataFrame, XShards, arrays or a torch DataLoader, or use "
                 "backend='spark'"
             )
-        self._read(data, config)
         seed_keras(settings.seed)  # creators may draw what is no weight
         self._model = parts.build(training=True)
         self._divisor = loss_divisor(self._model)
-        self._assembly = columns.assembly(self._model, settings.class_weight)
-        self._has_rows = bool(data.rows)
-        if not self._has_rows:  # it is never asked for a gradient
-            return
-        self._example = self._assembly(data.batch(0, 1))
-        build_for(self._model, self._example)
-        put_weights(self._model, program.model)
-        self._step = _GradientStep(self._model)
-        self._weights = self._model.trainable_weights
-        self._changing = _running_weights(self._model)
-        self._initial = _copies(self._changing)
-        self._model.reset_metrics()
-        self._no_metrics = _copies(self._model.metrics_variables)
+        self._assembly = settings.validation.assembly(self._model, settings.class_weight)
+        self._example = self._assembly(data.batch(0, 1)) if data.rows else None
+        if self._example is not None:  # else it is never asked for a gradient
+            build_for(self._model, self._example)
+            put_weights(self._model, weights)
+            self._step, self._flat = _GradientStep(self._model), _flat(self._model)
+            self._model.reset_metrics()
+            self._no_metrics = values_of(self._model.metrics_variables)
+        return data
 
     def describe(self) -> dict:
-        example = form_of(self._example) if self._has_rows else None
-        return {**super().describe(), "example": example}
+        return {**super().describe(), "example": form_of(self._example)}
 
     def _batch(self, step, start, stop):
         return self._assembly(super()._batch(step, start, stop))
 
-    def _put(self, weights, running):
-        stops = list(itertools.accumulate(int(np.prod(w.shape)) for w in self._weights))
-        _assign(self._weights, np.split(weights, stops[:-1]))
-        _assign(self._changing, running)
-
-    def _running(self):
-        return [array_of(weight) for weight in self._changing]
-
     def _seed(self, step):
         super()._seed(step)
-        key = [self._settings.seed, step.epoch, step.number, self._rank]
+        key = [self._settings.seed, step.epoch, step.number, self.rank]
         for number, variable in enumerate(seed_states(self._model)):
             state = np.random.SeedSequence([*key, number]).generate_state(variable.shape[0]) >> 1
             variable.assign(state.astype("int64"))
 
     def _gradient(self, batch, rows, step, began):
-        self._model.reset_metrics()
+        model, counted = self._model, float(rows)
+        model.reset_metrics()
         logs, gradients = self._step(batch)
         computed = time.perf_counter()
-        counted = self._counted(batch, rows)
+        if self._divisor == "weights" and len(batch) > 2:
+            counted = float(np.asarray(batch[2], "float64").sum())
         figures = numbers_of(logs)
+        sums = {
+            f"{_METRIC}{number}": (array_of(variable).astype("float64") - initial.numpy()).tolist()
+            for number, (variable, initial) in enumerate(
+                zip(model.metrics_variables, self._no_metrics, strict=True)
+            )
+        }
+        # a training step of the user's returns others besides, or instead of, metrics
+        if not set(figures) <= set(model.get_metrics_result()):
+            numbers = {k: v for k, v in figures.items() if isinstance(v, float | int)}
+            sums |= {f"{_LOG}{name}": value * rows for name, value in numbers.items()}
         record = {
             "loss": figures.get("loss", 0.0) if counted else 0.0,
-            "metrics": self._added(),
-            "logs": self._of_its_own(figures),
+            "sums": {**sums, _ROWS: rows},
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "forward_s": computed - began,
         }
-        absent = [i for i in range(len(self._weights)) if i not in gradients]
-        return Contribution(self._flat(gradients), counted, rows, absent, record=record)
+        return gradients, counted, record
 
-    def _counted(self, batch, rows) -> float:
-        """Return what the loss was divided by."""
-        if self._divisor == "weights" and len(batch) > 2:
-            return float(np.asarray(batch[2], "float64").sum())
-        return float(rows)
 
-    def _added(self) -> list[list[float]]:
-        """Return what the batch adds to the states of the metrics."""
-        return [
-            (array_of(variable).astype("float64") - initial).reshape(-1).tolist()
-            for variable, initial in zip(
-                self._model.metrics_variables, self._no_metrics, strict=True
-            )
-        ]
+class KerasLayerLoop(KerasEpochs, LayerLoop):
+    """A fit by the parameter layer; callbacks are called on the driver.
 
-    def _of_its_own(self, figures) -> dict[str, float]:
-        """Return what a training step of the user's returned besides, or instead of, metrics."""
-        if set(figures) <= set(self._model.get_metrics_result()):
-            return {}
-        return {k: v for k, v in figures.items() if isinstance(v, float | int)}
+    Parameters
+    ----------
+    program : KerasFitProgram
+    options : LayerOptions
+    ranks : int
+    start : Snapshot or None
 
-    def _flat(self, gradients) -> np.ndarray:
-        return np.concatenate(
-            [
-                np.zeros(int(np.prod(weight.shape)), np.float32)
-                if number not in gradients
-                else np.asarray(gradients[number], np.float32).reshape(-1)
-                for number, weight in enumerate(self._weights)
-            ]
+    Raises
+    ------
+    UsageError
+        For a model that the parameter layer cannot train.
+    """
+
+    replica = KerasReplica
+    settings: KerasFitSettings
+
+    def __init__(
+        self, program: KerasFitProgram, options: LayerOptions, ranks: int, start: Snapshot | None
+    ):
+        settings = program.settings
+        self._parts, self._user_callbacks = program.packed.unpack()
+        check_positive("batch_size", settings.batch_size)
+        _check_callbacks(self._user_callbacks)
+        self.model = self._parts.build_on_driver(settings.seed, training=True)
+        _check_model(self.model)
+        optimizer = KerasLayerOptimizer(self.model.optimizer, self.model.trainable_weights)
+        sums = loss_divisor(self.model) == "none"
+        if start is not None:
+            self._load(start.files)
+        super().__init__(program, options, ranks, start, _flat(self.model), optimizer, sums=sums)
+        self._callbacks = cast("WorkerCallbacks", None)  # until the first rows are known
+        self._numbers = ""  # what callbacks had counted
+
+    def _replica_program(self):
+        settings = replace(self.settings, trigger=None)
+        return replace(self._program, packed=Packed.of(self._parts), settings=settings)
+
+    def evaluation(self, feed, sync):
+        """Return the program that evaluates weights on a feed."""
+        settings, packed = self.settings, Packed.of(self._parts, [])
+        config = self._program.config
+        return EvaluateProgram(packed, config, sync, settings.validation, settings.seed)
+
+    # -- the fit -------------------------------------------------------------------------------
+
+    def _fit(self):
+        settings, optimizer = self.settings, self.model.optimizer
+        self._callbacks = WorkerCallbacks(
+            self._user_callbacks,
+            self.model,
+            0,
+            epochs=settings.initial_epoch + self._epochs_of_fit,
+            steps=self._epoch_steps,
+            verbose=settings.verbose,
         )
+        self._begin_fit(self._numbers)
+        is_saved = self._train()
+        if not self._callbacks.is_empty or optimizer.use_ema:  # they may change weights at the end
+            self._pull()
+            is_saved = False
+            optimizer.finalize_variable_values(self.model.trainable_weights)
+        self._callbacks.list.on_train_end()
+        return self._finish(is_saved)
+
+    def _train_epoch(self, number):
+        self._groups_of_epoch()
+        entry = self._entry()
+        if self._validation is not None and self.settings.validates_after(number + 1):
+            self._pull()
+            self._callbacks.list.on_test_begin()
+            figures = self._evaluated()
+            self._callbacks.list.on_test_end(figures)
+            entry["logs"].update({f"val_{name}": value for name, value in figures.items()})
+        return True, entry
+
+    def _end_epoch(self, number, logs):
+        if self._callbacks.is_empty:
+            super()._end_epoch(number, logs)
+        else:
+            states, before = self._pull(), self._flat.vector()
+            super()._end_epoch(number, logs)
+            if not np.array_equal(before, self._flat.vector()):
+                # the ranks get the weights that a callback has set
+                self._push([state.residual for state in states])
+        self.stop = bool(self.model.stop_training)
+
+    def _entry(self) -> dict:
+        figures, logs = self._figures, self._logs()
+        if self._options.drop_stragglers is not None:
+            logs |= figures.dropped
+        return self._entry_of(cast("dict", figures.entry()), logs, figures.memory)
+
+    def _logs(self) -> dict:
+        """Return means of what a step of the user's own returned, or else figures of metrics."""
+        model, added = self.model, self._figures.added
+        means = {
+            name.removeprefix(_LOG): float(total / added[_ROWS])
+            for name, total in added.items()
+            if name.startswith(_LOG)
+        }
+        if means:
+            return means
+        model.reset_metrics()
+        for number, variable in enumerate(model.metrics_variables):
+            value = array_of(variable)
+            total = value.astype("float64") + added.get(f"{_METRIC}{number}", 0.0)
+            variable.assign(total.astype(value.dtype))
+        return numbers_of(model.get_metrics_result())
+
+    # -- what the groups ask -------------------------------------------------------------------
+
+    def _place(self):
+        if self.settings.steps_per_epoch:  # an epoch goes on where the last one ended
+            return divmod(self.position.global_step, self._plan.steps)
+        return super()._place()
+
+    def _open_rows(self):
+        super()._open_rows()
+        self._epoch_steps = self.settings.steps_per_epoch or self._plan.steps
+        # metrics have variables once the model has seen a batch
+        example = next(each["example"] for each in self._described if each["example"])
+        build_for(self.model, zeros_of(example))
+        if self.plan.sums and self.model.losses:
+            raise UsageError(
+                "A loss with reduction='sum' does not go with regularization, which every worker "
+                "would add; use reduction='sum_over_batch_size'"
+            )
+
+    # -- files ---------------------------------------------------------------------------------
+
+    def _weights(self):
+        return dump_weights(self.model)
+
+    def _files(self):
+        files = {"model.pt": self._weights(), "optimizer.pt": dump_optimizers(self.model)}
+        if self._callbacks is not None:
+            files[_NUMBERS] = self._callbacks.numbers().encode()
+        return files
+
+    def _load(self, files):
+        put_weights(self.model, files["model.pt"])
+        if "optimizer.pt" in files:
+            put_optimizers(self.model, files["optimizer.pt"])
+
+    def _restore(self, files):
+        self._numbers = files.get(_NUMBERS, b"").decode()
+        if self._callbacks is not None:  # the fit starts again from here
+            self.model.stop_training = False
+            if self._numbers:
+                self._callbacks.put_numbers(self._numbers)
+
+
+class KerasLayerTraining(LayerTraining, KerasTraining):
+    """:class:`~bigdl.orca.learn.tf2.parts.KerasTraining` by the parameter layer."""
+
+    loop = KerasLayerLoop
 
 
 class _GradientStep:
@@ -590,21 +355,14 @@ class _GradientStep:
         object.__setattr__(model.optimizer, "apply", self._take)
         self._steps = steps_of(self)
 
-    def __call__(self, batch) -> tuple[dict, dict[int, np.ndarray]]:
-        """Return figures and gradients of a batch.
-
-        Returns
-        -------
-        dict
-            What the step returned.
-        dict of int to ndarray
-            Gradients by the number of the weight; those that do not depend on it have none.
-        """
+    def __call__(self, batch) -> tuple[dict, list[np.ndarray | None]]:
+        """Return what the step returned, and the gradient of every weight that has one."""
         logs, gradients = self._steps.train(batch)
         self._check()
-        scale = self._scale
-        arrays = {number: array_of(gradient) for number, gradient in gradients.items()}
-        return logs, arrays if scale is None else {n: a / scale for n, a in arrays.items()}
+        arrays: list[np.ndarray | None] = [None] * len(self._numbers)
+        for number, gradient in gradients.items():
+            arrays[number] = array_of(gradient) / (self._scale or 1.0)
+        return logs, arrays
 
     # -- what the steps of a backend ask a model -----------------------------------------------
 

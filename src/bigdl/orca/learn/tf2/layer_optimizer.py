@@ -8,20 +8,21 @@ says.  What Keras limits by the norm of whole weights is told by `norms`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.parameter_layer.lars import SliceOptimizer
 from bigdl.training.keras.state import array_of, tensor_of, to_variable
 
-_AVERAGE = {"average": "_model_variables_moving_average"}
+_AVERAGE = "_model_variables_moving_average"
 
 
-class KerasSlice(torch.optim.Optimizer, ABC):
+class KerasSlice(SliceOptimizer):
     """An optimizer of Keras that updates one slice of the flat vector.
 
     Its groups have ``learning_rate``, ``iteration``, ``clipnorm``, ``weight_decay`` and
@@ -32,49 +33,33 @@ class KerasSlice(torch.optim.Optimizer, ABC):
     ----------
     elementwise : bool
         Tells the parameter layer that it may be cut.
-    norms : sequence of (float, float) or None
-        See :class:`bigdl.orca.parameter_layer.lars.LARS`.
     numbers : tuple of str
         Attributes of the optimizer of Keras that the update depends on.
-    slots : dict of str to str
-        Names of the state, and the attributes of that optimizer that hold it for every weight.
+    slots : tuple of str
+        Names of the state: the attributes of that optimizer that hold it for every weight.
     """
 
     elementwise = True
-    norms: Sequence[tuple[float, float]] | None = None
     numbers: tuple[str, ...]
-    slots: Mapping[str, str]
+    slots: tuple[str, ...]
 
-    def __init__(self, params):
-        super().__init__(params, {})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """One update of the weights that have a gradient."""
-        number = 0
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._step(weight, group, number)
-                if group["ema_momentum"] is not None:
-                    self._average(weight, group)
-                number += 1
-
-    def _step(self, weight, group, number):
-        gradient, most, decay = weight.grad, group["clipnorm"], group["weight_decay"]
-        if most is not None and self.norms is not None:
-            gradient = gradient * most / max(self.norms[number][1], most)
+    def _update(self, parameter, group, norms):
+        gradient, most, decay = parameter.grad, group["clipnorm"], group["weight_decay"]
+        if most is not None and norms is not None:
+            gradient = gradient * most / max(norms[1], most)
         if decay is not None:
-            weight.sub_(weight * decay * group["learning_rate"])
-        self.update(weight, gradient, self.state[weight], group)
+            parameter.sub_(parameter * decay * group["learning_rate"])
+        self.update(parameter, gradient, self.state[parameter], group)
 
-    def _average(self, weight, group):
+    def _end_step(self, parameter, group):
+        if group["ema_momentum"] is None:
+            return
         iteration, often = group["iteration"], group["ema_overwrite_frequency"]
         momentum = group["ema_momentum"] if iteration else 0.0
-        average = _slot(self.state[weight], "average", weight)
-        average.mul_(momentum).add_(weight * (1 - momentum))
+        average = _slot(self.state[parameter], _AVERAGE, parameter)
+        average.mul_(momentum).add_(parameter * (1 - momentum))
         if often and (iteration + 1) % often == 0:
-            weight.copy_(average)
+            parameter.copy_(average)
 
     @abstractmethod
     def update(self, weight, gradient, state: dict, group: dict) -> None:
@@ -92,7 +77,7 @@ class SGD(KerasSlice):
     """``keras.optimizers.SGD``: velocities are those of the weights, with the learning rate in."""
 
     numbers = ("momentum", "nesterov")
-    slots: Mapping[str, str] = {"momentum": "momentums"}
+    slots = ("momentums",)
 
     def update(self, weight, gradient, state, group):
         moved = gradient * group["learning_rate"]
@@ -100,29 +85,25 @@ class SGD(KerasSlice):
         if momentum == 0:
             weight.sub_(moved)
             return
-        velocity = _slot(state, "momentum", weight)
+        velocity = _slot(state, "momentums", weight)
         velocity.mul_(momentum).sub_(moved)
         weight.add_(velocity * momentum - moved if group["nesterov"] else velocity)
 
 
 class Adam(KerasSlice):
-    """``keras.optimizers.Adam`` and ``AdamW``: epsilon is the "epsilon hat" of the paper."""
+    """``keras.optimizers.Adam``: epsilon is the "epsilon hat" of the paper."""
 
     numbers = ("beta_1", "beta_2", "epsilon", "amsgrad")
-    slots: Mapping[str, str] = {
-        "momentum": "_momentums",
-        "velocity": "_velocities",
-        "velocity_hat": "_velocity_hats",
-    }
+    slots = ("_momentums", "_velocities", "_velocity_hats")
 
     def update(self, weight, gradient, state, group):
         first, second = group["beta_1"], group["beta_2"]
-        mean = _slot(state, "momentum", weight)
+        mean = _slot(state, "_momentums", weight)
         mean.add_((gradient - mean) * (1 - first))
-        square = _slot(state, "velocity", weight)
+        square = _slot(state, "_velocities", weight)
         square.add_((gradient.square() - square) * (1 - second))
         if group["amsgrad"]:
-            largest = _slot(state, "velocity_hat", weight)
+            largest = _slot(state, "_velocity_hats", weight)
             square = torch.maximum(largest, square, out=largest)
         rate = _corrected(group["learning_rate"], first, second, group["iteration"] + 1)
         weight.sub_(mean * rate / (square.sqrt() + group["epsilon"]))
@@ -136,14 +117,18 @@ def _corrected(rate: float, first: float, second: float, step: int) -> float:
     return float(np.float32(rate) * np.sqrt(second_left) / first_left)
 
 
+class AdamW(Adam):
+    """``keras.optimizers.AdamW``: weights decay as the group says."""
+
+
 class Adagrad(KerasSlice):
     """``keras.optimizers.Adagrad``: epsilon is below the root."""
 
     numbers = ("epsilon", "initial_accumulator_value")
-    slots: Mapping[str, str] = {"accumulator": "_accumulators"}
+    slots = ("_accumulators",)
 
     def update(self, weight, gradient, state, group):
-        total = _slot(state, "accumulator", weight, group["initial_accumulator_value"])
+        total = _slot(state, "_accumulators", weight, group["initial_accumulator_value"])
         total.add_(gradient.square())
         weight.sub_(gradient * group["learning_rate"] / (total + group["epsilon"]).sqrt())
 
@@ -152,39 +137,31 @@ class RMSprop(KerasSlice):
     """``keras.optimizers.RMSprop``: epsilon is below the root."""
 
     numbers = ("rho", "momentum", "epsilon", "centered")
-    slots: Mapping[str, str] = {
-        "velocity": "_velocities",
-        "momentum": "_momentums",
-        "average_gradient": "_average_gradients",
-    }
+    slots = ("_velocities", "_momentums", "_average_gradients")
 
     def update(self, weight, gradient, state, group):
         rho = group["rho"]
-        square = _slot(state, "velocity", weight)
+        square = _slot(state, "_velocities", weight)
         square.mul_(rho).add_(gradient.square() * (1 - rho))
         below = square + group["epsilon"]
         if group["centered"]:
-            mean = _slot(state, "average_gradient", weight)
+            mean = _slot(state, "_average_gradients", weight)
             mean.mul_(rho).add_(gradient * (1 - rho))
             below = square - mean.square() + group["epsilon"]
         moved = gradient * group["learning_rate"] / below.sqrt()
         if group["momentum"] > 0:
-            velocity = _slot(state, "momentum", weight)
+            velocity = _slot(state, "_momentums", weight)
             moved = velocity.mul_(group["momentum"]).add_(moved)
         weight.sub_(moved)
 
 
 _CLASSES: dict[str, type[KerasSlice]] = {
-    "SGD": SGD,
-    "Adam": Adam,
-    "AdamW": Adam,
-    "Adagrad": Adagrad,
-    "RMSprop": RMSprop,
+    cls.__name__: cls for cls in (SGD, Adam, AdamW, Adagrad, RMSprop)
 }
 """Classes of Keras by name, and those that update slices."""
 
 
-class LayerOptimizer:
+class KerasLayerOptimizer:
     """The driver's own optimizer; it makes no steps, but it counts them for its schedule.
 
     Parameters
@@ -205,11 +182,14 @@ class LayerOptimizer:
         The class that updates slices.
     groups : tuple of int
         The entry of :meth:`hyper` for every weight.
-    clamp, norm, with_norms
+    clamp, norm, slack, needs_norms
         See :class:`bigdl.orca.parameter_layer.plan.LayerPlan`.
     """
 
+    slack = 0.0
+
     def __init__(self, optimizer, weights: list):
+        _check_trainable(weights)
         self.sliced, self._optimizer = _class_for(optimizer), optimizer
         if not optimizer.built:
             optimizer.build(weights)
@@ -219,9 +199,9 @@ class LayerOptimizer:
         self.norm = None if self._clipnorm else _positive(optimizer.global_clipnorm)
         most = None if self._clipnorm or self.norm else _positive(optimizer.clipvalue)
         self.clamp = None if most is None else (-most, most)
-        self.with_norms = self._clipnorm is not None
-        slots: Mapping[str, str] = {**self.sliced.slots, **(_AVERAGE if optimizer.use_ema else {})}
-        variables = {name: getattr(optimizer, where, None) for name, where in slots.items()}
+        self.needs_norms = self._clipnorm is not None
+        slots = [*self.sliced.slots, *([_AVERAGE] if optimizer.use_ema else ())]
+        variables = {name: getattr(optimizer, name, None) for name in slots}
         self._slots = {name: held for name, held in variables.items() if held}
 
     def _decays(self, weight) -> bool:
@@ -291,7 +271,7 @@ def _positive(limit) -> float | None:
     return float(limit) if limit and limit > 0 else None
 
 
-def check_trainable(weights) -> None:
+def _check_trainable(weights) -> None:
     """Refuse weights that the parameter layer cannot hold or update."""
     if not weights:
         raise UsageError("The model has no trainable weights; there is nothing to fit")
