@@ -66,8 +66,8 @@ def lookup_sides(spark, rows, columns, size, is_skewed):
     from pyspark.sql import functions as F
 
     from bigdl.friesian.feature import FeatureTable, StringIndex
-    from bigdl.friesian.ops.vocabulary import _values
     from bigdl.friesian.ops.spark import arrow_function
+    from bigdl.friesian.ops.vocabulary import _values
 
     names = [f"v{i}" for i in range(columns)]
 
