@@ -21,7 +21,6 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch import encryption
-from bigdl.nano.pytorch.training.processes import inherit
 from bigdl.nano.replaced import Replaced
 
 
@@ -30,11 +29,11 @@ class _Patch(Replaced):
 
     Attributes
     ----------
-    call : (function, dict)
+    call : (function, tuple)
         The function, and its arguments, by which another process makes the same replacements.
     """
 
-    call: tuple[Callable[..., None], dict[str, Any]]
+    call: tuple[Callable[..., None], tuple]
 
 
 _cuda, _dtype, _encryption, _names = (_Patch() for _ in range(4))
@@ -61,7 +60,7 @@ def patch_torch(cuda_to_cpu: bool = True) -> None:
         Also call :func:`patch_cuda`.
     """
     if not _names.active:
-        _names.call = (patch_torch, {"cuda_to_cpu": False})
+        _names.call = (patch_torch, (False,))
         import pytorch_lightning as pl
         import pytorch_lightning.trainer
 
@@ -132,7 +131,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
     """
     if _cuda.active:
         return
-    _cuda.call = (patch_cuda, {})
+    _cuda.call = (patch_cuda, ())
     _show_torch_to_dynamo()
     for name in _DEVICE_FACTORIES.split():
         path, _, last = name.rpartition(".")
@@ -312,7 +311,7 @@ def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
             )
     if _dtype.active:
         raise UsageError("A type is replaced already; call unpatch_dtype first")
-    _dtype.call = (patch_dtype, {"from_dtype": from_dtype, "to_dtype": to_dtype})
+    _dtype.call = (patch_dtype, (from_dtype, to_dtype))
     _show_torch_to_dynamo()
     old, new = _TYPES[from_dtype], _TYPES[to_dtype]
     for name in _DTYPE_FACTORIES.split():
@@ -345,7 +344,7 @@ def patch_encryption() -> None:
     """
     if _encryption.active:
         return
-    _encryption.call = (patch_encryption, {})
+    _encryption.call = (patch_encryption, ())
     for name, ours in (("save", encryption.save), ("load", encryption.load)):
         _encryption.set(torch, f"old_{name}", getattr(torch, name))
         _encryption.set(torch, name, ours)
@@ -356,8 +355,11 @@ def unpatch_encryption() -> None:
     _encryption.undo()
 
 
-class _Patches:
-    """The patches of this process.
+__all__ = public_names(__name__)
+
+
+class Patches:
+    """The patches of this process, and its default type.
 
     Where an object of this class is unpickled, they are in force from then on, so that what is
     unpickled after it finds them: modules of the user's are imported for that, too.
@@ -365,14 +367,10 @@ class _Patches:
 
     def __reduce__(self) -> tuple:
         patches = (_encryption, _cuda, _dtype, _names)
-        return _repeat, ([each.call for each in patches if each.active],)
+        calls = [each.call for each in patches if each.active]
+        return _repeat, ([*calls, (torch.set_default_dtype, (torch.get_default_dtype(),))],)
 
 
-def _repeat(calls: list[tuple[Callable[..., None], dict[str, Any]]]) -> None:
+def _repeat(calls: list[tuple[Callable[..., None], tuple]]) -> None:
     for function, arguments in calls:
-        function(**arguments)
-
-
-inherit(_Patches)
-
-__all__ = public_names(__name__)
+        function(*arguments)

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bigdl.nano.pytorch.training.steps import undisturbed
+from bigdl.nano.pytorch.training.steps import OtherForward, undisturbed
 from bigdl.nano.replaced import Replaced
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -159,22 +159,16 @@ class Segment:
         return x if x is getattr(self._last, "result", None) else None
 
 
-class _SegmentForward:
-    """A module's ``forward``; a pickled or copied module gets its own back."""
+class _SegmentForward(OtherForward):
+    """The forward of a replaced module, which asks the segment first."""
 
     def __init__(self, segment: Segment, module: nn.Module):
-        self.segment, self.module = segment, module
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return plain_forward, (self.module,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable:
-        # A module is in the memo before its attributes are copied.
-        return plain_forward(memo[id(self.module)])
+        super().__init__(module)
+        self.segment = segment
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         result = self.segment.result_in(self.module, x)
-        return plain_forward(self.module)(x) if result is None else result
+        return self.forward(x) if result is None else result
 
 
 def plain_forward(module: nn.Module) -> Callable:

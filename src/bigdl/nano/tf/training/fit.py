@@ -31,12 +31,12 @@ from bigdl.training.keras.state import put_optimizers, put_weights
 from bigdl.training.position import Goal
 
 if TYPE_CHECKING:
-    from bigdl.nano.pytorch.training.processes import Processes
+    from bigdl.nano.pytorch.training.options import TrainingOptions
 
 _BACKENDS = {"multiprocessing": "subprocess", "ray": "ray"}
 
 
-def processes_of(num_processes: int | None, backend: str) -> Processes:
+def processes_of(num_processes: int | None, backend: str) -> TrainingOptions:
     """Return the processes that a user asks for.
 
     Raises
@@ -44,17 +44,17 @@ def processes_of(num_processes: int | None, backend: str) -> Processes:
     UsageError
         If the number or the backend is none.
     """
-    from bigdl.nano.pytorch.training.processes import Processes
+    from bigdl.nano.pytorch.training.options import TrainingOptions
 
     if backend not in _BACKENDS:
         raise UsageError(
             f"Backend {backend} is not implemented. Choose one of {', '.join(_BACKENDS)}."
         )
-    return Processes.of(num_processes, _BACKENDS[backend], None, None)
+    return TrainingOptions(num_processes, _BACKENDS[backend])
 
 
 def fit_in_processes(
-    model: keras.Model, processes: Processes, arguments: Mapping[str, Any]
+    model: keras.Model, processes: TrainingOptions, arguments: Mapping[str, Any]
 ) -> keras.callbacks.History:
     """Train a model in several processes.
 
@@ -62,7 +62,7 @@ def fit_in_processes(
     ----------
     model : keras.Model
         Compiled.
-    processes : Processes
+    processes : TrainingOptions
     arguments : mapping
         Of ``keras.Model.fit``.
 
@@ -75,6 +75,8 @@ def fit_in_processes(
     UsageError
         If the model, the data or a callback cannot be sent, or an argument makes no sense.
     """
+    from bigdl.nano.pytorch.training.processes import run_processes
+
     if not getattr(model, "compiled", False):
         raise UsageError("The model is not compiled; call compile() before fit()")
     loss_divisor(model)
@@ -99,7 +101,7 @@ def fit_in_processes(
             trigger=None,
         )
         job = _FitJob(packed(model), feeds, _pickled(callbacks), settings)
-        result = processes.run(_fit, processes.count, job)[0]
+        result = run_processes(processes, _fit, processes.count, job)[0]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     snapshot: Snapshot = result["snapshot"]

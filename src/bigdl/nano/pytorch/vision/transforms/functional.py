@@ -384,12 +384,8 @@ def perspective(
     fill: Fill = None,
 ) -> ImageT:
     """Return the image seen from elsewhere: four points, ``(column, row)``, move to four others."""
-    rows, values = [], []
-    for (u, v), (x, y) in zip(startpoints, endpoints, strict=True):
-        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
-        values += [u, v]
-    solved = np.linalg.solve(np.array(rows, dtype=float), np.array(values, dtype=float))
-    inverse = np.append(solved, 1).reshape(3, 3)
+    corners = [np.asarray(points, np.float32) for points in (endpoints, startpoints)]
+    inverse = cv2.getPerspectiveTransform(*corners)
     _, height, width = dimensions(image)
     return _warp(image, inverse, (height, width), interpolation, fill)
 
@@ -706,17 +702,13 @@ def to_tensor(
     values = _channels_first(image)
     if values.dtype == torch.bool:
         values = values.to(torch.uint8) * 255
-    tensor = _empty(values.shape, memory_format)
+    if values.ndim == 3:  # layouts with the channels last are for batches
+        tensor = torch.empty((1, *values.shape), memory_format=memory_format)[0]
+    else:
+        tensor = torch.empty(values.shape)
     tensor.copy_(values)
     # Values that are neither bytes nor floats are not scaled.
     return tensor.div_(255) if values.dtype == torch.uint8 else tensor
-
-
-def _empty(shape: Sequence[int], memory_format: torch.memory_format) -> torch.Tensor:
-    if memory_format is torch.channels_last and len(shape) == 3:
-        channels, height, width = shape
-        return torch.empty(height, width, channels).permute(2, 0, 1)
-    return torch.empty(shape)
 
 
 def _channels_first(image: Any) -> torch.Tensor:
