@@ -237,10 +237,7 @@ def _flush_denormals() -> Iterator[str]:
 
 @contextmanager
 def _pin() -> Iterator[str]:
-    if not hasattr(os, "sched_setaffinity"):
-        raise _Skipped("this system cannot")
-    machine = topology()
-    first_siblings = {siblings[0] for siblings in machine.cores}
+    first_siblings = {siblings[0] for siblings in topology().cores}
     if len(first_siblings) == len(usable_cores()):
         raise _Skipped("there are no hyperthreads")
     with _on_cores(lambda allowed: allowed & first_siblings or allowed):
@@ -250,9 +247,6 @@ def _pin() -> Iterator[str]:
 @contextmanager
 def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
     """All threads of this process on the cores that are chosen of those that they have."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
     of_caller = os.sched_getaffinity(0)
     before = {}
     for thread in _own_threads():

@@ -21,22 +21,10 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch import encryption
-from bigdl.nano.replaced import Replaced
+from bigdl.nano.replaced import Patch
 
-
-class _Patch(Replaced):
-    """What a patch replaces.
-
-    Attributes
-    ----------
-    call : (function, tuple)
-        The function, and its arguments, by which another process makes the same replacements.
-    """
-
-    call: tuple[Callable[..., None], tuple]
-
-
-_cuda, _dtype, _encryption, _names = (_Patch() for _ in range(4))
+# In the order in which another process makes them.
+_encryption, _cuda, _dtype, _names = (Patch() for _ in range(4))
 
 
 def _show_torch_to_dynamo() -> None:
@@ -226,24 +214,18 @@ def _patch_amp() -> None:
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__("cpu", enabled=False)
 
-    class CudaScaler(Scaler):
-        """``torch.cuda.amp.GradScaler``."""
-
     for owner in (torch, torch.amp):
         _cuda.set(owner, "autocast", Autocast)
-    _cuda.set(torch.amp, "GradScaler", Scaler)
-    _cuda.set(torch.cuda.amp, "GradScaler", CudaScaler)
+    for owner in (torch.amp, torch.cuda.amp):
+        _cuda.set(owner, "GradScaler", Scaler)
     _cuda.set(torch.cuda.amp, "autocast", CudaAutocast)
 
 
 def _on_cpu(function: Callable) -> Callable:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if "device" in kwargs:
-            kwargs["device"] = _cpu_for(kwargs["device"])
-        if "map_location" in kwargs:
-            kwargs["map_location"] = _cpu_for(kwargs["map_location"])
-        return function(*map(_cpu_for, args), **kwargs)
+        options = {name: _cpu_for(value) for name, value in kwargs.items()}
+        return function(*map(_cpu_for, args), **options)
 
     return call
 
@@ -356,21 +338,3 @@ def unpatch_encryption() -> None:
 
 
 __all__ = public_names(__name__)
-
-
-class Patches:
-    """The patches of this process, and its default type.
-
-    Where an object of this class is unpickled, they are in force from then on, so that what is
-    unpickled after it finds them: modules of the user's are imported for that, too.
-    """
-
-    def __reduce__(self) -> tuple:
-        patches = (_encryption, _cuda, _dtype, _names)
-        calls = [each.call for each in patches if each.active]
-        return _repeat, ([*calls, (torch.set_default_dtype, (torch.get_default_dtype(),))],)
-
-
-def _repeat(calls: list[tuple[Callable[..., None], tuple]]) -> None:
-    for function, arguments in calls:
-        function(*arguments)

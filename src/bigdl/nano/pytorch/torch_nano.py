@@ -126,11 +126,7 @@ class TorchNano(ABC):
         bucket_cap_mb: float = 25.0,
         **kwargs: Any,
     ):
-        if args:
-            raise UsageError(
-                f"TorchNano takes Fabric's arguments by keyword, but it got {len(args)} more "
-                "positional ones"
-            )
+        _check_no_more(args)
         check_bool("auto_lr", auto_lr)
         if distributed_backend not in (*BACKENDS, "k8s"):
             warnings.warn(
@@ -365,6 +361,8 @@ auto_lr
     ...         loss(model(x), y).backward()
     ...         optimizer.step()
     """
+    settings = {name: value for name, value in locals().items() if name not in ("args", "kwargs")}
+    _check_no_more(args)
     if distributed_backend == "spawn":
         raise UsageError(
             "bigdl.nano.pytorch.nano do not support spawn; use distributed_backend='subprocess'"
@@ -379,18 +377,7 @@ auto_lr
         return nano()(num_processes)
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        loop = _DecoratedLoop(
-            num_processes,
-            use_ipex,
-            distributed_backend,
-            None,
-            precision,
-            cpu_for_each_process,
-            channels_last,
-            auto_lr,
-            *args,
-            **kwargs,
-        )
+        loop = _DecoratedLoop(**settings, **kwargs)
         loop._function = function
 
         @functools.wraps(function)
@@ -406,6 +393,14 @@ auto_lr
         return train
 
     return decorate
+
+
+def _check_no_more(args: tuple) -> None:
+    if args:
+        raise UsageError(
+            f"TorchNano takes Fabric's arguments by keyword, but it got {len(args)} more "
+            "positional ones"
+        )
 
 
 class _DecoratedLoop(TorchNano):

@@ -18,7 +18,6 @@ from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.lightning import LightningModule
 from bigdl.nano.pytorch.training.options import (
     TrainingOptions,
-    check_algorithms,
     check_lightning_arguments,
     precision_of_plugin,
     translated,
@@ -143,7 +142,12 @@ class Trainer(pl.Trainer):
             self.hpo_arguments = trial_arguments(named | kwargs)
             self.hposearcher = HPOSearcher(self)
         if algorithms:
-            check_algorithms(algorithms)
+            is_list = isinstance(algorithms, list | tuple)
+            if not is_list or not all(isinstance(each, pl.Callback) for each in algorithms):
+                raise UsageError(
+                    "algorithms must be a list of callbacks such as [SelectiveBackprop()], not "
+                    f"{algorithms!r}"
+                )
             callbacks = kwargs.get("callbacks") or []
             callbacks = [callbacks] if not isinstance(callbacks, (list, tuple)) else callbacks
             kwargs["callbacks"] = [*callbacks, *algorithms]
@@ -183,7 +187,7 @@ class Trainer(pl.Trainer):
             )
         data = inspect.signature(pl.Trainer.fit).bind(self, *args, **kwargs).arguments
         sources = map(data.get, ("train_dataloaders", "datamodule", "model"))
-        self._fitted_on = next(source for source in sources if source is not None)
+        self._fitted_on = next((source for source in sources if source is not None), None)
         with self._options.tuned_here() if self._is_tuned_here else nullcontext([]) as report:
             cast("Any", self.strategy).process_report = report
             super().fit(*args, **kwargs)
@@ -356,7 +360,9 @@ class Trainer(pl.Trainer):
             return InferenceOptimizer.quantize(**arguments)
         arguments.setdefault("accelerator", "onnxruntime")
         quantized: Any = InferenceOptimizer.quantize(**arguments)
-        return SwitchableModel(model, quantized, _quantize_source(arguments))
+        sample, named = map(arguments.get, ("input_sample", "example_kwarg_inputs"))
+        source = TorchSource(model, sample, named, _data_of(arguments))
+        return SwitchableModel(model, quantized, source)
 
     save = staticmethod(InferenceOptimizer.save)
     load = staticmethod(InferenceOptimizer.load)
@@ -411,13 +417,6 @@ def _quantize_arguments(
     if trainer is not None and is_int8 and _data_of(arguments) is None:
         arguments["calib_data"] = fitted_loader(trainer)
     return arguments
-
-
-def _quantize_source(arguments: Mapping[str, Any]) -> TorchSource:
-    """Return the model of such arguments, with whatever holds a sample of its input."""
-    named = arguments.get("example_kwarg_inputs")
-    sample = arguments.get("input_sample")
-    return TorchSource(arguments["model"], sample, named, _data_of(arguments))
 
 
 def _data_of(arguments: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -228,18 +229,18 @@ def find_frozen(
     left_alone : list of (str, str)
         Name of a frozen module, and why it cannot be replaced.
     """
-    root = _record(model, args, kwargs)
-    counts = Counter(id(call.module) for call in _all(root))
+    root, counts = _record(model, args, kwargs)
     left_alone: list[tuple[str, str]] = []
     # Of a single layer the way into another runtime costs more.
     chains = [each for each in _chains(root, counts, left_alone) if _layers_with_weights(each) > 1]
     return chains, left_alone
 
 
-def _record(model: nn.Module, args: tuple, kwargs: dict) -> Call:
+def _record(model: nn.Module, args: tuple, kwargs: dict) -> tuple[Call, Counter[nn.Module]]:
+    """Run the model once; return its call, with all calls in it, and how often each is called."""
     names = {module: name for name, module in model.named_modules()}
     stack = [Call("", model)]
-    handles = []
+    counts: Counter[nn.Module] = Counter()
 
     def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         tensors = [x for x in (*args, *kwargs.values()) if torch.is_tensor(x)]
@@ -248,26 +249,17 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Call:
         call = Call(names[module], module, single, tracked=tracked)
         stack[-1].inner.append(call)
         stack.append(call)
+        counts[module] += 1
 
     def after(module: nn.Module, args: tuple, result: Any) -> None:
         stack.pop().output = result if torch.is_tensor(result) else None
 
-    try:
+    with ExitStack() as hooks, undisturbed(model), torch.enable_grad():
         for module in names:
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after))
-        with undisturbed(model), torch.enable_grad():
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return stack[0].inner[0]
-
-
-def _all(call: Call) -> Iterator[Call]:
-    for inner in call.inner:
-        yield inner
-        yield from _all(inner)
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(after).remove)
+        model(*args, **kwargs)
+    return stack[0].inner[0], counts
 
 
 def _chains(
@@ -306,7 +298,7 @@ def _why_not_replaceable(call: Call, counts: Counter) -> str | None:
         reason = _why_random(part)
         if reason:
             return f"{name} ({type(part).__name__}) {reason}"
-    if counts[id(call.module)] > 1:
+    if counts[call.module] > 1:
         return "it is called more than once"
     if call.input is None or call.output is None:
         return "it takes or gives something else than one tensor"

@@ -214,18 +214,6 @@ def check_lightning_arguments(arguments: dict[str, Any], num_processes: int) -> 
             )
 
 
-def check_algorithms(algorithms: Any) -> None:
-    """Refuse what is no list of callbacks."""
-    from pytorch_lightning import Callback
-
-    is_list = isinstance(algorithms, (list, tuple))
-    if not is_list or not all(isinstance(each, Callback) for each in algorithms):
-        raise UsageError(
-            "algorithms must be a list of callbacks such as [SelectiveBackprop()], not "
-            f"{algorithms!r}"
-        )
-
-
 def precision_of_plugin(plugins: Any) -> str | None:
     """Return the precision that a plugin of the user's sees to, if there is one."""
     from pytorch_lightning.plugins import Precision

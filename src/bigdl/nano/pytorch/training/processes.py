@@ -29,8 +29,8 @@ from bigdl.common.cpu import core_count
 from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import tune_allocator
-from bigdl.nano.pytorch.patching import Patches
 from bigdl.nano.pytorch.training.options import TrainingOptions
+from bigdl.nano.replaced import Patches
 from bigdl.nano.runtime import release_memory
 from bigdl.runtime.failure import Failure
 from bigdl.runtime.launch import launch
@@ -60,7 +60,8 @@ def run_processes(options: TrainingOptions, fn: Callable[..., Any], *args: Any) 
     count, cores = options.count, options.cpu_for_each_process
     try:
         # Patches come first: they hold before anything else is unpickled.
-        order = (Patches(), count, room, options.tune_process, fn, args)
+        patches = Patches((torch.set_default_dtype, (torch.get_default_dtype(),)))
+        order = (patches, count, room, options.tune_process, fn, args)
         if options.distributed_backend not in ("fork", "ray"):
             return launch(_work, count, order, cores=cores, env=_environment())
         start = _forked if options.distributed_backend == "fork" else _on_ray
@@ -81,10 +82,9 @@ def _environment() -> dict[str, str]:
     """Return variables of the processes, where the user has not set them."""
     # Else DDP writes for each of them that all parameters were used, which is as it should be.
     wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    names = {name for _, name in socket.if_nameindex()}
-    loopback = next((name for name in ("lo", "lo0") if name in names), None)
-    if loopback is not None:  # gloo takes the interface of the host's name otherwise
-        wanted["GLOO_SOCKET_IFNAME"] = loopback
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        # Gloo takes the interface of the host's name otherwise.
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
@@ -119,12 +119,12 @@ def _set_rank_of_lightning(rank: int) -> None:
     rank_zero_only.rank = rank  # type: ignore[attr-defined]  # its stubs know the call only
 
 
-def _outcome(slot: CpuSlot, work: Callable[..., Any], rank: int, order: tuple) -> bytes:
+def _outcome(slot: CpuSlot, rank: int, order: tuple) -> bytes:
     """Call the function on the cores of a slot; return True and its result, or False and why."""
     os.sched_setaffinity(0, slot.cores)
     torch.set_num_threads(slot.threads)
     try:
-        return cloudpickle.dumps((True, work(rank, *order)))
+        return cloudpickle.dumps((True, _work(rank, *order)))
     except BaseException as error:
         return pickle.dumps((False, Failure.of(error)))
 
@@ -146,7 +146,7 @@ def _forked(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
         )
 
     def write_outcome(rank: int, slot: CpuSlot, path: Path) -> None:
-        path.write_bytes(_outcome(slot, _work, rank, order))
+        path.write_bytes(_outcome(slot, rank, order))
 
     context = multiprocessing.get_context("fork")
     running: dict[int, tuple[int, Any, Path]] = {}
@@ -178,7 +178,7 @@ def _on_ray(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
         ray.init(num_cpus=cores, include_dashboard=False, logging_level="error")
     ranks: dict[Any, int] = {}
     try:
-        content = ray.put(cloudpickle.dumps((_work, order)))
+        content = ray.put(cloudpickle.dumps(order))
         # A process that has trained ends: another may not take over its group and its cores.
         task = ray.remote(num_cpus=1, max_retries=0, max_calls=1)(_ray_task)
         for rank, slot in enumerate(slots):
@@ -202,5 +202,4 @@ def _ray_task(
 ) -> bytes:
     os.environ.update(environment)
     sys.path[:] = [*dict.fromkeys([*path, *sys.path])]
-    work, order = pickle.loads(content)
-    return _outcome(slot, work, rank, order)
+    return _outcome(slot, rank, pickle.loads(content))

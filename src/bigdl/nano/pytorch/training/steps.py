@@ -93,8 +93,7 @@ class FastSteps:
         """Leave the module as it was, but for what it has learned."""
         self._undoing.close()
         if self.channels_last:
-            self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
-            self.channels_last = False
+            self._set_layout(torch.contiguous_format)
 
     def _choose_precision(self) -> None:
         if self._options.precision is not None:
@@ -114,8 +113,7 @@ class FastSteps:
             return
         if wanted is None:
             self._guard = ModuleState(self._module)
-        self.channels_last = True
-        self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its stubs
+        self._set_layout(torch.channels_last)
         self.report.append("channels_last")
 
     def _convert_calls(self) -> None:
@@ -139,9 +137,12 @@ class FastSteps:
             replaced.set(part, "forward", forward(part))
         self._undoing.callback(replaced.undo)
 
+    def _set_layout(self, memory_format: torch.memory_format) -> None:
+        self._module.to(memory_format=memory_format)  # type: ignore[call-overload]  # not in its stubs
+        self.channels_last = memory_format is torch.channels_last
+
     def _drop_layout(self) -> None:
-        self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
-        self.channels_last = False
+        self._set_layout(torch.contiguous_format)
         dropped = "contiguous (the model takes views of its activations)"
         self.report[:] = [dropped if text == "channels_last" else text for text in self.report]
         _log.debug("The first step failed with channels_last and is made again without")
@@ -163,10 +164,10 @@ def gains_from_bf16(module: nn.Module) -> bool:
     for part in module.modules():
         if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             return True
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+            continue
         weights = (weight for weight in part.parameters(recurse=False) if weight.dim() == 2)
-        if not isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and any(
-            weight.numel() >= _LARGE_PRODUCT for weight in weights
-        ):
+        if any(weight.numel() >= _LARGE_PRODUCT for weight in weights):
             return True
     return False
 

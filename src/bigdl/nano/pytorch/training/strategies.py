@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from pytorch_lightning.strategies import ParallelStrategy
 
-_OF_LIGHTNING = frozenset({"log", *vars(LightningModule())}) - frozenset(vars(torch.nn.Module()))
+_OF_LIGHTNING = frozenset(vars(LightningModule())) - frozenset(vars(torch.nn.Module()))
 _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of a trainer
 
 
@@ -170,9 +170,7 @@ class _FastStrategy(Strategy):
         return batch if self.steps is None else self.steps.batch(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self.steps is None:
-            return super().training_step(*args, **kwargs)
-        return self.steps.step(super().training_step, *args, **kwargs)
+        return cast("FastSteps", self.steps).step(super().training_step, *args, **kwargs)
 
     def teardown(self) -> None:
         if self.steps is not None:
@@ -266,24 +264,16 @@ class ProcessesStrategy(_FastStrategy, _LocalDdp):
         self._rates_report = self.auto_lr.apply(trainer, self)
 
     def _configure_launcher(self) -> None:
-        self._launcher = FitLauncher(self)
+        self._launcher = FitLauncher()
 
     def _describe(self) -> list[str]:
         return [*self.options.describe_processes(), *self._rates_report]
 
 
 class FitLauncher(_Launcher):
-    """Runs fits in the processes of a strategy, and everything else in this one.
-
-    Parameters
-    ----------
-    strategy : ProcessesStrategy
-    """
+    """Runs fits in the processes of a trainer's strategy, and everything else in this one."""
 
     is_interactive_compatible = True
-
-    def __init__(self, strategy: ProcessesStrategy):
-        self._strategy = strategy
 
     def launch(
         self, function: Callable, *args: Any, trainer: Trainer | None = None, **kwargs: Any
@@ -293,7 +283,8 @@ class FitLauncher(_Launcher):
             return function(*args, **kwargs)
         registry = _registry(trainer)
         order = (function, trainer, args, kwargs, GlobalState())
-        state = registry.loads(run_processes(self._strategy.options, _fit, *order)[0])
+        options = cast("ProcessesStrategy", trainer.strategy).options
+        state = registry.loads(run_processes(options, _fit, *order)[0])
         Changes.apply(registry, state["changes"])
         _restore(trainer, state)
         return None
@@ -316,6 +307,7 @@ def _fit(
     _share_rows(trainer)
     _share_figures(trainer, module)
     function(*args, **kwargs)
+    del vars(module)["log"]
     if rank:
         # Metrics of a module may meet in its state.
         module.state_dict()

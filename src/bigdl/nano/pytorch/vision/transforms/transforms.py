@@ -136,11 +136,6 @@ class Transform(torch.nn.Module):
         torch.nn.Module.__init__(transform)
         return transform
 
-    @property
-    def parts(self) -> Sequence[Callable]:
-        """The transforms that this one calls."""
-        return ()
-
     def forward(self, image: Any) -> Any:
         settings = (getattr(self, field.name) for field in fields(self) if field.name != "p")  # type: ignore[arg-type]  # each class of this module is a dataclass
         return self.operation(image, *settings)
@@ -162,14 +157,14 @@ def is_random(transform: Callable | None) -> bool:
     """
     if not isinstance(transform, Transform):
         return transform is not None
-    return transform.random or any(map(is_random, transform.parts))
+    return transform.random or any(map(is_random, getattr(transform, "transforms", ())))
 
 
 def is_thread_safe(transform: Callable | None) -> bool:
     """Return True if a transform gives the same result in any thread: only ours are known to."""
     if not isinstance(transform, Transform) or isinstance(transform, Lambda):
         return transform is None
-    return all(map(is_thread_safe, transform.parts))
+    return all(map(is_thread_safe, getattr(transform, "transforms", ())))
 
 
 def size_that_suffices(transform: Any) -> Callable[[int, int], tuple[int, int]] | None:
@@ -207,10 +202,6 @@ class _Group(Transform):
             )
         # Not a ModuleList: users put functions in, and change the list.
         self.transforms = list(self.transforms)
-
-    @property
-    def parts(self) -> Sequence[Callable]:
-        return self.transforms
 
     def __repr__(self) -> str:
         lines = "".join(f"\n    {each}" for each in self.transforms)
