@@ -139,7 +139,7 @@ class TorchNano(ABC):
             num_processes, distributed_backend = None, "subprocess"
         self._options = TrainingOptions.of(locals())
         check_lightning_arguments(kwargs, self._options.count)
-        self._auto_lr, self._fabric_arguments = auto_lr, kwargs
+        self._auto_lr, self._fabric_keywords = auto_lr, kwargs
 
     @abstractmethod
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -252,7 +252,7 @@ class TorchNano(ABC):
     ) -> bytes | None:
         state.restore()
         registry = loop._registry(args, kwargs)
-        ignored = (*_BOUND, "_options", "_auto_lr", "_fabric_arguments", "_function")
+        ignored = (*_BOUND, "_options", "_auto_lr", "_fabric_keywords", "_function")
         changes = Changes(registry, {"owner": loop}, ignored)
         result = loop._run(rank, args, kwargs)
         if rank:
@@ -269,7 +269,7 @@ class TorchNano(ABC):
         self, rank: int, args: tuple, kwargs: dict[str, Any], process_report: Sequence[str] = ()
     ) -> Any:
         """Run the loop in this process."""
-        fabric = Fabric(**_fabric_arguments(self._options, self._fabric_arguments, rank))
+        fabric = Fabric(**_fabric_arguments(self._options, self._fabric_keywords, rank))
         fabric._launched = True
         fabric.strategy.setup_environment()
         self._fabric, self._steps, self._report = fabric, [], ()
@@ -429,9 +429,9 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _fabric_arguments(
-    options: TrainingOptions, given: Mapping[str, Any], rank: int
+    options: TrainingOptions, keywords: Mapping[str, Any], rank: int
 ) -> dict[str, Any]:
-    arguments = dict(given)
+    arguments = dict(keywords)
     if "plugins" not in arguments and options.precision is not None:
         arguments["precision"] = options.precision
     if options.count > 1:

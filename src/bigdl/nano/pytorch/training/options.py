@@ -1,4 +1,4 @@
-"""Options of a training: how steps are made faster, and the arguments of Lightning's Trainer."""
+"""Options of a training: its processes, its steps, and the arguments of Lightning's Trainer."""
 
 from __future__ import annotations
 

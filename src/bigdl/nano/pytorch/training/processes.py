@@ -1,10 +1,9 @@
 """Several processes of this machine that train one model.
 
-``run_processes`` starts them, has them meet in a process group, and returns what the function
-returned in each. They are fresh
-interpreters (:mod:`bigdl.runtime.launch`), whatever started the program: a script, a notebook, or a
-test. They meet through a file in a directory of their own, so no port is guessed, and talk over
-the loopback interface.
+:func:`run_processes` starts them, has them meet in a process group, and returns what a function
+returned in each. They are fresh interpreters (:mod:`bigdl.runtime.launch`), whatever started the
+program: a script, a notebook, or a test. They meet through a file in a directory of their own, so
+no port is guessed, and talk over the loopback interface.
 """
 
 from __future__ import annotations
