@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError, require
@@ -25,11 +26,12 @@ from bigdl.nano.pytorch.training.options import (
 )
 from bigdl.nano.pytorch.training.processes import run_processes
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
-from bigdl.nano.pytorch.training.steps import FastSteps, is_model
+from bigdl.nano.pytorch.training.steps import FastSteps, full_precision, is_model
 
 require("lightning_fabric", "nano")
 
 from lightning_fabric import Fabric  # noqa: E402
+from lightning_fabric.plugins import Precision  # noqa: E402
 from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy  # noqa: E402
 from lightning_fabric.utilities.rank_zero import rank_zero_info  # noqa: E402
 from lightning_fabric.wrappers import _FabricModule, _FabricOptimizer  # noqa: E402
@@ -432,7 +434,10 @@ def _fabric_arguments(
     options: TrainingOptions, keywords: Mapping[str, Any], rank: int
 ) -> dict[str, Any]:
     arguments = dict(keywords)
-    if "plugins" not in arguments and options.precision is not None:
+    if "plugins" not in arguments and options.precision in ("bf16-mixed", "16-mixed"):
+        # Fabric's own would refuse ``loss.backward()``.
+        arguments["plugins"] = [_Bf16()]
+    elif "plugins" not in arguments and options.precision is not None:
         arguments["precision"] = options.precision
     if options.count > 1:
         group = LocalGroup()
@@ -443,6 +448,18 @@ def _fabric_arguments(
     if arguments["accelerator"] == "cpu" and arguments["devices"] == 1:
         arguments.setdefault("strategy", SingleDeviceStrategy(torch.device("cpu")))
     return arguments
+
+
+class _Bf16(Precision):
+    """bfloat16 wherever PyTorch's autocast uses it; a plain ``loss.backward()`` stays possible."""
+
+    precision = "bf16-mixed"
+
+    def forward_context(self) -> Any:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    def convert_output(self, data: Any) -> Any:
+        return tree_map_only(torch.Tensor, full_precision, data)
 
 
 class _LocalDdp(DDPStrategy):
