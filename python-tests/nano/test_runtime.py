@@ -135,7 +135,7 @@ def test_a_fit_finds_the_memory_of_the_one_before_it_until_it_is_released():
 @needs_glibc
 def test_memory_that_no_fit_asks_for_is_given_back():
     program = """
-    runtime._kept.keep(0.05)
+    runtime._keep_memory(0.05)
     until = time.monotonic() + 120
     while kept() and time.monotonic() < until:
         time.sleep(0.01)

@@ -249,7 +249,7 @@ def test_a_precision_of_a_plugin_is_kept():
 
 def test_a_copy_of_a_compiled_model_runs_by_its_own_weights():
     net = nn.Sequential(nn.Linear(2, 1, bias=False))
-    steps = FastSteps(TrainingOptions("32-true", inductor=True), net)
+    steps = FastSteps(TrainingOptions(precision=32, inductor=True), net)
     twins = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
     steps.undo()
     for twin in twins:

@@ -63,6 +63,12 @@ def _set_thresholds(mmap_threshold: int, trim_threshold: int, top_pad: int) -> b
 
 _tuned = 0  # contexts of tuned_allocator that have not ended
 _tuned_lock = threading.Lock()
+# A fork waits until no memory is being given back: the lock would stay closed in the copy.
+os.register_at_fork(
+    before=_tuned_lock.acquire,
+    after_in_parent=_tuned_lock.release,
+    after_in_child=_tuned_lock.release,
+)
 
 
 @contextlib.contextmanager

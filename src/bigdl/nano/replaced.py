@@ -1,7 +1,8 @@
-"""Attributes that are replaced for some time."""
+"""Attributes that are replaced for some time, in this process and in those that it starts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -40,3 +41,47 @@ class Replaced:
             else:
                 with suppress(AttributeError):  # somebody else has put it back
                     delattr(owner, name)
+
+
+class Patch(Replaced):
+    """Replacements that the processes of a training are to make, too.
+
+    Attributes
+    ----------
+    call : (function, tuple)
+        The function, and its arguments, by which another process makes them; set with the first.
+    """
+
+    call: tuple[Callable[..., Any], tuple]
+
+    def __init__(self) -> None:
+        super().__init__()
+        _patches.append(self)
+
+
+_patches: list[Patch] = []
+
+
+class Patches:
+    """The patches of this process.
+
+    Where an object of this class is unpickled, they are in force from then on, so that what is
+    unpickled after it finds them: modules of the user's are imported for that, too.
+
+    Parameters
+    ----------
+    *others : (function, tuple)
+        Calls that the other process makes after them.
+    """
+
+    def __init__(self, *others: tuple[Callable[..., Any], tuple]):
+        self._others = others
+
+    def __reduce__(self) -> tuple:
+        active = [patch.call for patch in _patches if patch.active]
+        return _repeat, ([*active, *self._others],)
+
+
+def _repeat(calls: Iterable[tuple[Callable[..., Any], tuple]]) -> None:
+    for function, arguments in calls:
+        function(*arguments)

@@ -182,7 +182,7 @@ def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iter
             yield report
         finally:
             if is_allocator_tuned and not _in_task_of_spark():
-                _kept.keep(_SECONDS_KEPT)
+                _keep_memory(_SECONDS_KEPT)
 
 
 _lasting: set[Tuning] = set()  # a generator that nobody refers to would be closed, and so undone
@@ -237,10 +237,7 @@ def _flush_denormals() -> Iterator[str]:
 
 @contextmanager
 def _pin() -> Iterator[str]:
-    if not hasattr(os, "sched_setaffinity"):
-        raise _Skipped("this system cannot")
-    machine = topology()
-    first_siblings = {siblings[0] for siblings in machine.cores}
+    first_siblings = {siblings[0] for siblings in topology().cores}
     if len(first_siblings) == len(usable_cores()):
         raise _Skipped("there are no hyperthreads")
     with _on_cores(lambda allowed: allowed & first_siblings or allowed):
@@ -250,9 +247,6 @@ def _pin() -> Iterator[str]:
 @contextmanager
 def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
     """All threads of this process on the cores that are chosen of those that they have."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
     of_caller = os.sched_getaffinity(0)
     before = {}
     for thread in _own_threads():
@@ -294,8 +288,8 @@ def best_thread_count() -> int:
     return min(len(topology().cores), core_count())
 
 
-class _KeptMemory:
-    """Memory of a fit that is kept for the next one, until a timer gives it back.
+class _KeptMemory(threading.Timer):
+    """Memory of a fit that is kept for the next one, until this timer gives it back.
 
     What a fit frees goes back to the kernel when the allocator's context ends
     (:func:`bigdl.common.memory.tuned_allocator`), and the next fit pays for a page fault on each
@@ -304,67 +298,41 @@ class _KeptMemory:
     fit by a minute, and a thread ends it.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._context = ExitStack()
-        self._timer: threading.Timer | None = None
+    def __init__(self, seconds: float):
+        context = ExitStack()
+        context.enter_context(tuned_allocator())
+        super().__init__(seconds, context.close)
+        self.name, self.daemon = "bigdl-kept-memory", True
+        self.start()
 
-    def keep(self, seconds: float) -> None:
-        """Let the context end so many seconds from now; a later call starts anew.
-
-        To be called before the allocator's context of the last fit ends. Nothing happens where the
-        allocator cannot be tuned.
-        """
-        with self.lock:
-            if self._timer is None:
-                self._context.enter_context(tuned_allocator())
-            else:
-                self._timer.cancel()
-            self._timer = threading.Timer(seconds, self._expire)
-            self._timer.name, self._timer.daemon = "bigdl-kept-memory", True
-            self._timer.start()
-
-    def release(self) -> None:
-        """End the context, and its thread."""
-        with self.lock:
-            timer, self._timer = self._timer, None
-            self._context.close()
-        if timer is not None:
-            timer.cancel()
-            timer.join()
-            _wait_until_gone(timer)
-
-    def unlock_in_fork(self) -> None:
-        """In a copy of the process, which has no thread that would end the context."""
-        self._timer = None
-        self.lock.release()
-
-    def _expire(self) -> None:
-        with self.lock:
-            if threading.current_thread() is self._timer:  # no fit has ended since
-                self._timer = None
-                self._context.close()
+    def end(self) -> None:
+        """Give the memory back now, and end the thread."""
+        self.cancel()
+        self.join()
+        self.function()
 
 
-def _wait_until_gone(thread: threading.Thread) -> None:
-    """Wait for the system, by whose count of threads a fork is refused; Python is done first."""
-    entry = Path(f"/proc/self/task/{thread.native_id}")
-    give_up = time.monotonic() + 1
-    while entry.exists() and time.monotonic() < give_up:
-        time.sleep(0.001)
+_kept: list[_KeptMemory] = []  # one, but for a moment
 
 
-_kept = _KeptMemory()
+def _keep_memory(seconds: float) -> None:
+    """Keep what the process frees for so many seconds from now; a later call starts anew.
 
-
-# A fork waits until no memory is being given back: its locks would stay closed in the copy.
-os.register_at_fork(
-    before=_kept.lock.acquire,
-    after_in_parent=_kept.lock.release,
-    after_in_child=_kept.unlock_in_fork,
-)
+    To be called before the allocator's context of the last fit ends. Nothing happens where the
+    allocator cannot be tuned.
+    """
+    earlier, _kept[:] = _kept[:], [_KeptMemory(seconds)]
+    for kept in earlier:
+        kept.end()
 
 
 def release_memory() -> None:
-    """Give back what is kept, at once: other processes are about to need it."""
-    _kept.release()
+    """Give back what the last fit has left; no thread stays that a fork would lose."""
+    while _kept:
+        kept = _kept.pop()
+        kept.end()
+        # The kernel lists a thread for a moment after it has ended.
+        entry = Path(f"/proc/self/task/{kept.native_id}")
+        give_up = time.monotonic() + 1
+        while entry.exists() and time.monotonic() < give_up:
+            time.sleep(0.001)

@@ -160,7 +160,7 @@ def make_plan(options: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
 
 def _openmp(options: argparse.Namespace, plan: Plan) -> dict[str, str]:
     wanted = {"OMP_NUM_THREADS": str(options.cores or best_thread_count())}
-    runtime = find_library(OPENMP) if sys.platform == "linux" else None
+    runtime = find_library(OPENMP)
     if runtime is not None:
         plan.preload.append(str(runtime))
         binding = "compact,1,0" if options.perf else "none"
@@ -183,9 +183,6 @@ def _openmp(options: argparse.Namespace, plan: Plan) -> dict[str, str]:
 
 
 def _allocator(name: str, plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    if sys.platform != "linux":
-        plan.notes.append("an allocator is preloaded on Linux only")
-        return {}
     mine = [path for path in preloads(environ) if Path(path).name.startswith(_ALLOCATORS)]
     if mine:
         plan.notes.append(f"{mine[0]} stays the allocator, as LD_PRELOAD names it")
@@ -262,15 +259,15 @@ def restored(environ: Mapping[str, str]) -> dict[str, str]:
     -------
     dict
     """
-    result = dict(environ)
-    state = _state(result.pop(STATE, "{}"))
+    result: dict[str, str | None] = dict(environ)
+    state = _state(result.pop(STATE, None) or "{}")
     for name, (before, ours) in state["values"].items():
         if result.get(name) == ours:
-            _set(result, name, before)
+            result[name] = before
     if state["preload"]:
-        kept = [path for path in preloads(result) if path not in state["preload"]]
-        _set(result, "LD_PRELOAD", ":".join(kept) or None)
-    return result
+        kept = [path for path in preloads(environ) if path not in state["preload"]]
+        result["LD_PRELOAD"] = ":".join(kept) or None
+    return {name: value for name, value in result.items() if value is not None}
 
 
 def applied(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -302,13 +299,6 @@ def _state(text: str) -> dict:
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     return {"values": {}, "preload": []}  # none, or not written here
-
-
-def _set(environ: dict[str, str], name: str, value: str | None) -> None:
-    if value is None:
-        environ.pop(name, None)
-    else:
-        environ[name] = value
 
 
 def code(changes: Mapping[str, str | None], scripts: Iterable[str] = ()) -> str:

@@ -56,7 +56,8 @@ class LightningModule(pl.LightningModule):
         if not isinstance(model, nn.Module):
             raise UsageError(f"The model must be a torch.nn.Module, not a {type(model).__name__}")
         self.model = model
-        self._forward_args: list[str] | None = None
+        #: Names of the inputs, taken from the module's forward; may be set.
+        self.forward_args = get_forward_args(model)
         self.compile(loss, optimizer, scheduler, metrics)
 
     def compile(
@@ -81,15 +82,6 @@ class LightningModule(pl.LightningModule):
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.metrics = nn.ModuleList(metrics)
-
-    @property
-    def forward_args(self) -> list[str]:
-        """Names of the inputs, taken from the module's forward; may be set."""
-        return get_forward_args(self.model) if self._forward_args is None else self._forward_args
-
-    @forward_args.setter
-    def forward_args(self, names: Sequence[str]) -> None:
-        self._forward_args = list(names)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output; arguments beyond its own are left out."""

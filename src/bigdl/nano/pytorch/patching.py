@@ -21,23 +21,10 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch import encryption
-from bigdl.nano.pytorch.training.processes import inherit
-from bigdl.nano.replaced import Replaced
+from bigdl.nano.replaced import Patch
 
-
-class _Patch(Replaced):
-    """What a patch replaces.
-
-    Attributes
-    ----------
-    call : (function, dict)
-        The function, and its arguments, by which another process makes the same replacements.
-    """
-
-    call: tuple[Callable[..., None], dict[str, Any]]
-
-
-_cuda, _dtype, _encryption, _names = (_Patch() for _ in range(4))
+# In the order in which another process makes them.
+_encryption, _cuda, _dtype, _names = (Patch() for _ in range(4))
 
 
 def _show_torch_to_dynamo() -> None:
@@ -61,7 +48,7 @@ def patch_torch(cuda_to_cpu: bool = True) -> None:
         Also call :func:`patch_cuda`.
     """
     if not _names.active:
-        _names.call = (patch_torch, {"cuda_to_cpu": False})
+        _names.call = (patch_torch, (False,))
         import pytorch_lightning as pl
         import pytorch_lightning.trainer
 
@@ -132,7 +119,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
     """
     if _cuda.active:
         return
-    _cuda.call = (patch_cuda, {})
+    _cuda.call = (patch_cuda, ())
     _show_torch_to_dynamo()
     for name in _DEVICE_FACTORIES.split():
         path, _, last = name.rpartition(".")
@@ -227,24 +214,18 @@ def _patch_amp() -> None:
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__("cpu", enabled=False)
 
-    class CudaScaler(Scaler):
-        """``torch.cuda.amp.GradScaler``."""
-
     for owner in (torch, torch.amp):
         _cuda.set(owner, "autocast", Autocast)
-    _cuda.set(torch.amp, "GradScaler", Scaler)
-    _cuda.set(torch.cuda.amp, "GradScaler", CudaScaler)
+    for owner in (torch.amp, torch.cuda.amp):
+        _cuda.set(owner, "GradScaler", Scaler)
     _cuda.set(torch.cuda.amp, "autocast", CudaAutocast)
 
 
 def _on_cpu(function: Callable) -> Callable:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if "device" in kwargs:
-            kwargs["device"] = _cpu_for(kwargs["device"])
-        if "map_location" in kwargs:
-            kwargs["map_location"] = _cpu_for(kwargs["map_location"])
-        return function(*map(_cpu_for, args), **kwargs)
+        options = {name: _cpu_for(value) for name, value in kwargs.items()}
+        return function(*map(_cpu_for, args), **options)
 
     return call
 
@@ -312,7 +293,7 @@ def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
             )
     if _dtype.active:
         raise UsageError("A type is replaced already; call unpatch_dtype first")
-    _dtype.call = (patch_dtype, {"from_dtype": from_dtype, "to_dtype": to_dtype})
+    _dtype.call = (patch_dtype, (from_dtype, to_dtype))
     _show_torch_to_dynamo()
     old, new = _TYPES[from_dtype], _TYPES[to_dtype]
     for name in _DTYPE_FACTORIES.split():
@@ -345,7 +326,7 @@ def patch_encryption() -> None:
     """
     if _encryption.active:
         return
-    _encryption.call = (patch_encryption, {})
+    _encryption.call = (patch_encryption, ())
     for name, ours in (("save", encryption.save), ("load", encryption.load)):
         _encryption.set(torch, f"old_{name}", getattr(torch, name))
         _encryption.set(torch, name, ours)
@@ -355,24 +336,5 @@ def unpatch_encryption() -> None:
     """Put everything back; again does nothing."""
     _encryption.undo()
 
-
-class _Patches:
-    """The patches of this process.
-
-    Where an object of this class is unpickled, they are in force from then on, so that what is
-    unpickled after it finds them: modules of the user's are imported for that, too.
-    """
-
-    def __reduce__(self) -> tuple:
-        patches = (_encryption, _cuda, _dtype, _names)
-        return _repeat, ([each.call for each in patches if each.active],)
-
-
-def _repeat(calls: list[tuple[Callable[..., None], dict[str, Any]]]) -> None:
-    for function, arguments in calls:
-        function(**arguments)
-
-
-inherit(_Patches)
 
 __all__ = public_names(__name__)

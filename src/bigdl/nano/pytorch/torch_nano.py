@@ -7,7 +7,6 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -20,11 +19,12 @@ from bigdl.common.errors import UsageError, require
 from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
 from bigdl.nano.pytorch.training.options import (
+    BACKENDS,
     TrainingOptions,
     check_bool,
     check_lightning_arguments,
 )
-from bigdl.nano.pytorch.training.processes import BACKENDS, Processes
+from bigdl.nano.pytorch.training.processes import run_processes
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps, full_precision, is_model
 
@@ -41,7 +41,19 @@ __all__ = ["TorchNano", "nano"]
 P = ParamSpec("P")
 T = TypeVar("T")
 # Attributes that belong to the process in which an object is, and not to the loop.
-_BOUND = ("train", "_session", "_report")
+_BOUND = ("_fabric", "_steps")
+
+
+def _launching(train: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of a loop that runs it in each process; called in the loop, it goes on."""
+
+    @functools.wraps(train)
+    def launch(loop: TorchNano, *args: Any, **kwargs: Any) -> Any:
+        if loop._fabric is None:
+            return loop._launch(args, kwargs)
+        return train(loop, *args, **kwargs)
+
+    return launch
 
 
 class TorchNano(ABC):
@@ -90,6 +102,15 @@ class TorchNano(ABC):
     >>> Loop(num_processes=2).train(10)
     """
 
+    _fabric: Fabric | None = None  # while the loop runs
+    _steps: Sequence[FastSteps] = ()
+    _report: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "train" in vars(cls):
+            setattr(cls, "train", _launching(cls.train))  # noqa: B010 - mypy knows no assignment to a method
+
     def __init__(
         self,
         num_processes: int | None = None,
@@ -107,11 +128,7 @@ class TorchNano(ABC):
         bucket_cap_mb: float = 25.0,
         **kwargs: Any,
     ):
-        if args:
-            raise UsageError(
-                f"TorchNano takes Fabric's arguments by keyword, but it got {len(args)} more "
-                "positional ones"
-            )
+        _check_no_more(args)
         check_bool("auto_lr", auto_lr)
         if distributed_backend not in (*BACKENDS, "k8s"):
             warnings.warn(
@@ -122,20 +139,9 @@ class TorchNano(ABC):
             kwargs.setdefault("strategy", distributed_backend)
             kwargs.setdefault("devices", num_processes or 1)
             num_processes, distributed_backend = None, "subprocess"
-        processes = Processes.of(
-            num_processes,
-            distributed_backend,
-            process_group_backend,
-            cpu_for_each_process,
-            tune_process,
-        )
-        options = TrainingOptions.of(
-            precision, channels_last, fused_optimizers, use_ipex, inductor, bucket_cap_mb
-        )
-        check_lightning_arguments(kwargs, processes.count)
-        self._settings = _LoopSettings(processes, options, auto_lr, kwargs)
-        self._session: _Session | None = None
-        vars(self)["train"] = functools.partial(self._launch, type(self).train)
+        self._options = TrainingOptions.of(locals())
+        check_lightning_arguments(kwargs, self._options.count)
+        self._auto_lr, self._fabric_keywords = auto_lr, kwargs
 
     @abstractmethod
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,7 +179,7 @@ class TorchNano(ABC):
         """
         single = isinstance(optimizer, Optimizer)
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        model, optimizers = self._running.model(model, optimizers, move_to_device)
+        model, optimizers = self._prepared(model, optimizers, move_to_device)
         result: tuple[Any, ...] = (model, optimizers[0] if single else optimizers)
         if dataloaders:
             result += (self.setup_dataloaders(*dataloaders, move_to_device=move_to_device),)
@@ -186,87 +192,71 @@ class TorchNano(ABC):
         move_to_device: bool = True,
     ) -> Any:
         """Prepare loaders: one for one, a list for several."""
-        return self._running.fabric.setup_dataloaders(
+        return self._running.setup_dataloaders(
             *dataloaders, use_distributed_sampler=replace_sampler, move_to_device=move_to_device
         )
 
     def backward(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """As ``tensor.backward(*args, **kwargs)``."""
         kwargs.pop("model", None)
-        self._running.fabric.backward(tensor, *args, **kwargs)
+        self._running.backward(tensor, *args, **kwargs)
 
     def save(self, content: Mapping[str, Any], filepath: Any) -> None:
         """Save a checkpoint, in one of the processes; its place may come first, too."""
         if isinstance(content, (str, os.PathLike)):
             content, filepath = filepath, content
-        self._running.fabric.save(filepath, dict(content))
+        self._running.save(filepath, dict(content))
 
     def load(self, filepath: Any) -> Any:
         """Load a checkpoint."""
-        return self._running.fabric.load(filepath)
+        return self._running.load(filepath)
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Settings of the last loop, as its report says."""
-        return self.__dict__.get("_report", ())
+        return self._report
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of Fabric: device, is_global_zero, print, barrier, all_gather, …"""
-        if name.startswith("__") or name in ("_session", "_settings"):
-            raise AttributeError(name)
-        session = self.__dict__.get("_session")
-        if session is None or not hasattr(session.fabric, name):
+        fabric = None if name.startswith("__") else self._fabric
+        if fabric is None or not hasattr(fabric, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(session.fabric, name)
+        return getattr(fabric, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in _BOUND}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._session = None
-        vars(self)["train"] = functools.partial(self._launch, type(self).train)
-
     @property
-    def _running(self) -> _Session:
-        if self._session is None:
+    def _running(self) -> Fabric:
+        if self._fabric is None:
             raise UsageError(
                 f"{type(self).__name__}.setup belongs in its train method, which starts the "
                 "processes; call it there"
             )
-        return self._session
+        return self._fabric
 
-    def _launch(self, loop: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``loop(self, *args, **kwargs)`` in each process; return the result of the first."""
-        if self._session is not None:  # train is called by train
-            return loop(self, *args, **kwargs)
-        processes = self._settings.processes
-        if processes.count == 1:
-            with processes.tuned_here() as report:
-                return self._run(
-                    _Session(self._settings, process_report=report), loop, args, kwargs
-                )
+    def _launch(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Call ``self.train(*args, **kwargs)`` in each process; return the result of the first."""
+        options = self._options
+        if options.count == 1:
+            with options.tuned_here() as process_report:
+                return self._run(0, args, kwargs, process_report)
         registry = self._registry(args, kwargs)
-        order = (self, loop, args, kwargs, GlobalState())
-        content = processes.run(TorchNano._run_in_worker, *order)[0]
+        order = (self, args, kwargs, GlobalState())
+        content = run_processes(options, TorchNano._run_in_worker, *order)[0]
         returned = registry.loads(content)
         Changes.apply(registry, returned["changes"])
         return returned["result"]
 
     @staticmethod
     def _run_in_worker(
-        rank: int,
-        owner: TorchNano,
-        loop: Callable[..., Any],
-        args: tuple,
-        kwargs: dict[str, Any],
-        state: GlobalState,
+        rank: int, loop: TorchNano, args: tuple, kwargs: dict[str, Any], state: GlobalState
     ) -> bytes | None:
         state.restore()
-        registry = owner._registry(args, kwargs)
-        ignored = ("train", "_session", "_settings", "_function")
-        changes = Changes(registry, {"owner": owner}, ignored)
-        result = owner._run(_Session(owner._settings, rank), loop, args, kwargs)
+        registry = loop._registry(args, kwargs)
+        ignored = (*_BOUND, "_options", "_auto_lr", "_fabric_keywords", "_function")
+        changes = Changes(registry, {"owner": loop}, ignored)
+        result = loop._run(rank, args, kwargs)
         if rank:
             return None
         try:
@@ -278,15 +268,44 @@ class TorchNano(ABC):
             ) from error
 
     def _run(
-        self, session: _Session, loop: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+        self, rank: int, args: tuple, kwargs: dict[str, Any], process_report: Sequence[str] = ()
     ) -> Any:
-        self._session = session
+        """Run the loop in this process."""
+        fabric = Fabric(**_fabric_arguments(self._options, self._fabric_keywords, rank))
+        fabric._launched = True
+        fabric.strategy.setup_environment()
+        self._fabric, self._steps, self._report = fabric, [], ()
+        self._process_report = process_report
         try:
-            return loop(self, *args, **kwargs)
+            return self.train(*args, **kwargs)
         finally:
-            self._session = None
-            session.close()
-            self._report = tuple(session.report)
+            self._fabric = None
+            for steps in self._steps:
+                steps.undo()
+
+    def _prepared(
+        self, model: nn.Module, optimizers: list[Optimizer], move_to_device: bool
+    ) -> tuple[nn.Module, list[Any]]:
+        """Return a model and its optimizers as the loop is to use them."""
+        fabric, options = self._running, self._options
+        steps = FastSteps(options, model, calls=True)
+        self._steps = [*self._steps, steps]
+        steps.optimizers(optimizers)
+        count = fabric.world_size
+        if self._auto_lr and count > 1:
+            for optimizer in optimizers:
+                LearningRateRamp(optimizer, count)
+            steps.report.append(f"learning rates × {count} after 1000 steps")
+        prepared = fabric.setup(model, *optimizers, move_to_device=move_to_device)
+        model, *optimizers = prepared if optimizers else (prepared,)
+        if options.count > 1:
+            process_report = options.describe_processes()
+        else:
+            several = f"{count} processes × " if count > 1 else ""  # of a strategy of Fabric's
+            process_report = [*self._process_report, f"{several}{torch.get_num_threads()} threads"]
+        self._report = (*steps.report, *process_report)
+        rank_zero_info(f"Nano trains with {', '.join(self._report)}")
+        return model, optimizers
 
     def _registry(self, args: tuple, kwargs: Mapping[str, Any]) -> ObjectRegistry:
         arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
@@ -344,6 +363,8 @@ auto_lr
     ...         loss(model(x), y).backward()
     ...         optimizer.step()
     """
+    settings = {name: value for name, value in locals().items() if name not in ("args", "kwargs")}
+    _check_no_more(args)
     if distributed_backend == "spawn":
         raise UsageError(
             "bigdl.nano.pytorch.nano do not support spawn; use distributed_backend='subprocess'"
@@ -358,18 +379,7 @@ auto_lr
         return nano()(num_processes)
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        loop = _DecoratedLoop(
-            num_processes,
-            use_ipex,
-            distributed_backend,
-            None,
-            precision,
-            cpu_for_each_process,
-            channels_last,
-            auto_lr,
-            *args,
-            **kwargs,
-        )
+        loop = _DecoratedLoop(**settings, **kwargs)
         loop._function = function
 
         @functools.wraps(function)
@@ -387,6 +397,14 @@ auto_lr
     return decorate
 
 
+def _check_no_more(args: tuple) -> None:
+    if args:
+        raise UsageError(
+            f"TorchNano takes Fabric's arguments by keyword, but it got {len(args)} more "
+            "positional ones"
+        )
+
+
 class _DecoratedLoop(TorchNano):
     """The loop of a decorated function."""
 
@@ -397,81 +415,12 @@ class _DecoratedLoop(TorchNano):
         place = next(name for name, value in values.items() if is_model(value))
         optimizers = {name: value for name, value in values.items() if isinstance(value, Optimizer)}
         loaders = {name: value for name, value in values.items() if isinstance(value, DataLoader)}
-        values[place], prepared = self._running.model(
-            values[place], list(optimizers.values()), True
-        )
+        values[place], prepared = self._prepared(values[place], list(optimizers.values()), True)
         values |= dict(zip(optimizers, prepared, strict=True))
         for name, loader in loaders.items():
             values[name] = self.setup_dataloaders(loader)
         positional = [values.pop(index) for index in range(len(args))]
         return self._function(*positional, **values)
-
-
-@dataclass(frozen=True)
-class _LoopSettings:
-    """Checked arguments of a TorchNano."""
-
-    processes: Processes
-    options: TrainingOptions
-    auto_lr: bool
-    fabric: dict[str, Any]
-
-
-class _Session:
-    """Fabric and the models of a loop, in one process.
-
-    Parameters
-    ----------
-    settings : _LoopSettings
-    rank : int
-
-    Attributes
-    ----------
-    fabric : Fabric
-    report : list of str
-        What models were set up with.
-    """
-
-    def __init__(self, settings: _LoopSettings, rank: int = 0, process_report: Sequence[str] = ()):
-        self._settings, self._process_report = settings, process_report
-        self._steps: list[FastSteps] = []
-        self.report: list[str] = []
-        self.fabric = Fabric(**_fabric_arguments(settings, rank))
-        self.fabric._launched = True
-        self.fabric.strategy.setup_environment()
-
-    def model(
-        self, model: nn.Module, optimizers: list[Optimizer], move_to_device: bool
-    ) -> tuple[nn.Module, list[Any]]:
-        """Prepare a model and its optimizers."""
-        steps = FastSteps(self._settings.options, model, calls=True)
-        self._steps.append(steps)
-        steps.optimizers(optimizers)
-        count = self.fabric.world_size
-        if self._settings.auto_lr and count > 1:
-            for optimizer in optimizers:
-                LearningRateRamp(optimizer, count)
-            steps.report.append(f"learning rates × {count} after 1000 steps")
-        prepared = self.fabric.setup(model, *optimizers, move_to_device=move_to_device)
-        model, *optimizers = prepared if optimizers else (prepared,)
-        self._report(steps)
-        return model, optimizers
-
-    def close(self) -> None:
-        """Leave models as they were."""
-        for steps in self._steps:
-            steps.undo()
-
-    def _report(self, steps: FastSteps) -> None:
-        processes, count = self._settings.processes, self.fabric.world_size
-        if processes.count > 1:
-            process_report = processes.describe(self._settings.options.bucket_cap_mb)
-        else:
-            several = f"{count} processes × " if count > 1 else ""  # of a strategy of Fabric's
-            threads = f"{several}{torch.get_num_threads()} threads"
-            process_report = [*self._process_report, threads]
-        self.report = [*steps.report, *process_report]
-        rank_zero_info(f"Nano trains with {', '.join(self.report)}")
 
 
 def _unwrapped(value: Any) -> Any:
@@ -481,24 +430,23 @@ def _unwrapped(value: Any) -> Any:
     return value.optimizer if isinstance(value, _FabricOptimizer) else value
 
 
-def _fabric_arguments(settings: _LoopSettings, rank: int) -> dict[str, Any]:
-    arguments = dict(settings.fabric)
-    if "plugins" not in arguments:
-        precision = settings.options.precision
-        if precision in ("bf16-mixed", "16-mixed"):
-            arguments["plugins"] = [_Bf16()]
-        elif precision is not None:
-            arguments["precision"] = precision
-    if settings.processes.count > 1:
+def _fabric_arguments(
+    options: TrainingOptions, keywords: Mapping[str, Any], rank: int
+) -> dict[str, Any]:
+    arguments = dict(keywords)
+    if "plugins" not in arguments and options.precision in ("bf16-mixed", "16-mixed"):
+        # Fabric's own would refuse ``loss.backward()``.
+        arguments["plugins"] = [_Bf16()]
+    elif "plugins" not in arguments and options.precision is not None:
+        arguments["precision"] = options.precision
+    if options.count > 1:
         group = LocalGroup()
-        group.join(rank, settings.processes.count)
-        strategy = _LocalDdp(**ddp_arguments(settings.processes, group, settings.options))
-        arguments |= {"accelerator": "cpu", "strategy": strategy}
-    else:
-        arguments.setdefault("accelerator", "cpu")
-        arguments.setdefault("devices", 1)
-        if arguments["accelerator"] == "cpu" and arguments["devices"] == 1:
-            arguments.setdefault("strategy", SingleDeviceStrategy(torch.device("cpu")))
+        group.join(rank, options.count)
+        strategy = _LocalDdp(**ddp_arguments(group, options))
+        return arguments | {"accelerator": "cpu", "strategy": strategy}
+    arguments = {"accelerator": "cpu", "devices": 1} | arguments
+    if arguments["accelerator"] == "cpu" and arguments["devices"] == 1:
+        arguments.setdefault("strategy", SingleDeviceStrategy(torch.device("cpu")))
     return arguments
 
 

@@ -6,8 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,12 +18,10 @@ from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.lightning import LightningModule
 from bigdl.nano.pytorch.training.options import (
     TrainingOptions,
-    check_algorithms,
     check_lightning_arguments,
     precision_of_plugin,
     translated,
 )
-from bigdl.nano.pytorch.training.processes import Processes
 from bigdl.nano.pytorch.training.strategies import (
     AutoLr,
     ProcessesStrategy,
@@ -133,19 +130,10 @@ class Trainer(pl.Trainer):
         **kwargs: Any,
     ):
         named = {name: value for name, value in locals().items() if name not in _NOT_OF_TRIALS}
-        processes = Processes.of(
-            num_processes,
-            distributed_backend,
-            process_group_backend,
-            cpu_for_each_process,
-            tune_process,
-        )
-        options = TrainingOptions.of(
-            precision, channels_last, fused_optimizers, use_ipex, inductor, bucket_cap_mb
-        )
+        options = TrainingOptions.of(named)
         rates = AutoLr(auto_lr)
         kwargs = translated(kwargs)
-        check_lightning_arguments(kwargs, processes.count)
+        check_lightning_arguments(kwargs, options.count)
         self.hpo_arguments: dict[str, Any] = {}
         self.hposearcher: HPOSearcher | None = None
         if use_hpo:
@@ -154,20 +142,26 @@ class Trainer(pl.Trainer):
             self.hpo_arguments = trial_arguments(named | kwargs)
             self.hposearcher = HPOSearcher(self)
         if algorithms:
-            check_algorithms(algorithms)
+            is_list = isinstance(algorithms, list | tuple)
+            if not is_list or not all(isinstance(each, pl.Callback) for each in algorithms):
+                raise UsageError(
+                    "algorithms must be a list of callbacks such as [SelectiveBackprop()], not "
+                    f"{algorithms!r}"
+                )
             callbacks = kwargs.get("callbacks") or []
             callbacks = [callbacks] if not isinstance(callbacks, (list, tuple)) else callbacks
             kwargs["callbacks"] = [*callbacks, *algorithms]
         self.use_ipex = use_ipex
         # Of several processes each tunes itself, and this one waits.
-        self._is_tuned_here = processes.count == 1 and _is_on_cpu(kwargs)
-        self._processes = processes
+        self._is_tuned_here = options.count == 1 and _is_on_cpu(kwargs)
+        self._options = options
+        self._fitted_on: Any = None  # what the batches of the last fit came from
         lightning_precision = options.precision
         if options.precision is None:
-            options = replace(options, precision=precision_of_plugin(kwargs.get("plugins")))
-        if processes.count > 1:
+            options.precision = precision_of_plugin(kwargs.get("plugins"))
+        if options.count > 1:
             kwargs["accelerator"] = "cpu"
-            kwargs["strategy"] = ProcessesStrategy(processes, options, rates)
+            kwargs["strategy"] = ProcessesStrategy(options, rates)
         elif _is_on_cpu(kwargs) and kwargs.get("devices", "auto") in ("auto", 1):
             kwargs |= {"accelerator": "cpu", "devices": 1}
             kwargs["strategy"] = SingleProcessStrategy(options)
@@ -191,11 +185,11 @@ class Trainer(pl.Trainer):
                 "The model, or the data, has search spaces; call search first, and fit what it "
                 "returns"
             )
-        if not self._is_tuned_here:
-            super().fit(*args, **kwargs)
-            return
-        with self._processes.tuned_here() as report:
-            cast("SingleProcessStrategy", self.strategy).process_report = report
+        data = inspect.signature(pl.Trainer.fit).bind(self, *args, **kwargs).arguments
+        sources = map(data.get, ("train_dataloaders", "datamodule", "model"))
+        self._fitted_on = next((source for source in sources if source is not None), None)
+        with self._options.tuned_here() if self._is_tuned_here else nullcontext([]) as report:
+            cast("Any", self.strategy).process_report = report
             super().fit(*args, **kwargs)
 
     def search(
@@ -366,7 +360,9 @@ class Trainer(pl.Trainer):
             return InferenceOptimizer.quantize(**arguments)
         arguments.setdefault("accelerator", "onnxruntime")
         quantized: Any = InferenceOptimizer.quantize(**arguments)
-        return SwitchableModel(model, quantized, _quantize_source(arguments))
+        sample, named = map(arguments.get, ("input_sample", "example_kwarg_inputs"))
+        source = TorchSource(model, sample, named, _data_of(arguments))
+        return SwitchableModel(model, quantized, source)
 
     save = staticmethod(InferenceOptimizer.save)
     load = staticmethod(InferenceOptimizer.load)
@@ -393,7 +389,7 @@ def _is_on_cpu(arguments: dict[str, Any]) -> bool:
 
 def fitted_loader(trainer: Any) -> DataLoader | None:
     """Return the loader of a trainer's last fit; None if it had none, or several."""
-    source: Any = getattr(trainer.strategy, "fitted_on", None)
+    source: Any = getattr(trainer, "_fitted_on", None)
     if hasattr(source, "train_dataloader"):  # a LightningModule or a LightningDataModule
         # One that was set up in other processes may have none here.
         with suppress(Exception):
@@ -421,13 +417,6 @@ def _quantize_arguments(
     if trainer is not None and is_int8 and _data_of(arguments) is None:
         arguments["calib_data"] = fitted_loader(trainer)
     return arguments
-
-
-def _quantize_source(arguments: Mapping[str, Any]) -> TorchSource:
-    """Return the model of such arguments, with whatever holds a sample of its input."""
-    named = arguments.get("example_kwarg_inputs")
-    sample = arguments.get("input_sample")
-    return TorchSource(arguments["model"], sample, named, _data_of(arguments))
 
 
 def _data_of(arguments: Mapping[str, Any]) -> Any:

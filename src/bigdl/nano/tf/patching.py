@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from bigdl.common.checks import check_choice
+from bigdl.nano.replaced import Replaced
 
 __all__ = ["patch_tensorflow", "unpatch_tensorflow"]
 
-_replaced: list[tuple[Any, str, Any]] = []
+_replaced = Replaced()
 
 
 def patch_tensorflow(precision: str = "float32") -> None:
@@ -28,10 +30,9 @@ def patch_tensorflow(precision: str = "float32") -> None:
         If the precision is another.
     """
     _set_policy(precision)
-    if not _replaced:
+    if not _replaced.active:
         for module, name, value in _replacements():
-            _replaced.append((module, name, getattr(module, name)))
-            setattr(module, name, value)
+            _replaced.set(module, name, value)
 
 
 def unpatch_tensorflow(precision: str = "float32") -> None:
@@ -48,9 +49,7 @@ def unpatch_tensorflow(precision: str = "float32") -> None:
         If the precision is another.
     """
     _set_policy(precision)
-    while _replaced:
-        module, name, value = _replaced.pop()
-        setattr(module, name, value)
+    _replaced.undo()
 
 
 def _set_policy(precision: str) -> None:
@@ -60,7 +59,8 @@ def _set_policy(precision: str) -> None:
     keras.config.set_dtype_policy(precision)
 
 
-def _replacements() -> list[tuple[Any, str, Any]]:
+def _replacements() -> Iterator[tuple[Any, str, Any]]:
+    """Yield a module, the name of a class in it, and the class that takes its place."""
     import keras
     import tensorflow as tf
 
@@ -68,16 +68,9 @@ def _replacements() -> list[tuple[Any, str, Any]]:
     from bigdl.nano.tf.keras.models import Model, Sequential
     from bigdl.nano.tf.optimizers import SparseAdam
 
-    # Both homes may share a module: what is replaced last is put back first.
-    return [
-        replacement
-        for home in (keras, tf.keras)
-        for replacement in (
-            (home, "Model", Model),
-            (home, "Sequential", Sequential),
-            (home.models, "Model", Model),
-            (home.models, "Sequential", Sequential),
-            (home.layers, "Embedding", Embedding),
-            (home.optimizers, "Adam", SparseAdam),
-        )
-    ]
+    for home in (keras, tf.keras):  # they may share modules
+        for module in (home, home.models):
+            yield module, "Model", Model
+            yield module, "Sequential", Sequential
+        yield home.layers, "Embedding", Embedding
+        yield home.optimizers, "Adam", SparseAdam

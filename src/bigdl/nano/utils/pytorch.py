@@ -6,7 +6,6 @@ They are thin: what they do is done in :mod:`bigdl.nano.pytorch.inference`.
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,16 +28,11 @@ from bigdl.nano.pytorch.inference.source import (
     forward_parameters,
     sample_arguments,
 )
-from bigdl.nano.utils.common import compare_version
 
-# A package that is missing is not older.
-TORCH_VERSION_LESS_1_10 = compare_version("torch", operator.lt, "1.10")
-TORCH_VERSION_LESS_1_11 = compare_version("torch", operator.lt, "1.11")
-TORCH_VERSION_LESS_1_12 = compare_version("torch", operator.lt, "1.12")
-TORCH_VERSION_LESS_1_13 = compare_version("torch", operator.lt, "1.13")
-TORCH_VERSION_LESS_2_0 = compare_version("torch", operator.lt, "2.0")
-TORCHVISION_VERSION_LESS_1_12 = compare_version("torchvision", operator.lt, "0.12")
-TORCHVISION_VERSION_LESS_1_14 = compare_version("torchvision", operator.lt, "0.14")
+# BigDL needs a newer one of each.
+TORCH_VERSION_LESS_1_10 = TORCH_VERSION_LESS_1_11 = TORCH_VERSION_LESS_1_12 = False
+TORCH_VERSION_LESS_1_13 = TORCH_VERSION_LESS_2_0 = False
+TORCHVISION_VERSION_LESS_1_12 = TORCHVISION_VERSION_LESS_1_14 = False
 
 # Loaders of a LightningModule, in the order in which a sample is looked for.
 _LOADERS = ("predict_dataloader", "train_dataloader", "val_dataloader", "test_dataloader")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,11 +13,9 @@ from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.nano.lazy_names import public_names
 from bigdl.nano.tf.serialization import compiled_like
-from bigdl.nano.utils.common import compare_version
 from bigdl.runtime.launch import launch
 
-KERAS_VERSION_LESS_2_9 = compare_version("keras", operator.lt, "2.9")
-KERAS_VERSION_LESS_2_10 = compare_version("keras", operator.lt, "2.10")
+KERAS_VERSION_LESS_2_9 = KERAS_VERSION_LESS_2_10 = False
 
 
 def patch_attrs(target: Any, source: keras.Model) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
-from torch.utils.hooks import RemovableHandle
 
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.pytorch.frozen.features import loader_of_features, watch_batch
@@ -67,7 +67,7 @@ class FrozenPrefixCallback(Callback):
         self._replaced = Replaced()
         self._cached_in: int | None = None  # an epoch
         self._watch_next = False
-        self._watch: RemovableHandle | None = None
+        self._watch = ExitStack()  # of the first batch of features
 
     def setup(self, trainer, pl_module, stage) -> None:
         if stage != "fit":
@@ -120,10 +120,11 @@ class FrozenPrefixCallback(Callback):
             self._report(trainer)
         if self._watch_next:
             prefix = cast("FrozenPrefix", self.prefix)
-            self._watch, self._watch_next = watch_batch(prefix, batch), False
+            self._watch.callback(watch_batch(prefix, batch).remove)
+            self._watch_next = False
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self._end_watch()
+        self._watch.close()
 
     def _accelerate(self, trainer, sample: Any, loader: Any) -> None:
         options = dict(self.options)
@@ -175,15 +176,10 @@ class FrozenPrefixCallback(Callback):
 
     def __getstate__(self) -> dict:
         # Runtimes do not travel to other processes, nor does what belongs to a running fit.
-        return {**self.__dict__, "prefix": None, "_replaced": Replaced(), "_watch": None}
-
-    def _end_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.remove()
-            self._watch = None
+        return {**self.__dict__, "prefix": None, "_replaced": Replaced(), "_watch": ExitStack()}
 
     def _release(self) -> None:
-        self._end_watch()
+        self._watch.close()
         if self.prefix is not None:
             self.prefix.release()
             self.report = self.prefix.report()

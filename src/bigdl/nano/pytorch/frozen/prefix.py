@@ -186,20 +186,15 @@ class FrozenPrefix:
         names = (self._method,) if self._method else _METHODS[self.precision]
         for name in names:
             chosen: Method = find_method(name)
-            if self._method:
-                chosen.require()
-            missing = chosen.missing()
-            if missing:
-                self.notes.append(f"{segment.name}: {name} is not possible, {missing}")
-                continue
             options = BuildOptions(thread_num=self._threads or torch.get_num_threads())
             source = TorchSource(segment.module, (segment.sample,), data=rows)
             try:
+                chosen.require()
                 built = chosen.build(source, options)
             except UsageError as error:
                 if self._method:
                     raise
-                self.notes.append(f"{segment.name}: {name} failed, {one_line(error)}")
+                self.notes.append(f"{segment.name}: {name} is not possible, {one_line(error)}")
                 continue
 
             def run(x: torch.Tensor, built: Any = built) -> torch.Tensor:

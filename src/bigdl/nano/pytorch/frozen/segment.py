@@ -13,13 +13,14 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from bigdl.nano.pytorch.training.steps import undisturbed
+from bigdl.nano.pytorch.training.steps import OtherForward, undisturbed
 from bigdl.nano.replaced import Replaced
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -159,22 +160,16 @@ class Segment:
         return x if x is getattr(self._last, "result", None) else None
 
 
-class _SegmentForward:
-    """A module's ``forward``; a pickled or copied module gets its own back."""
+class _SegmentForward(OtherForward):
+    """The forward of a replaced module, which asks the segment first."""
 
     def __init__(self, segment: Segment, module: nn.Module):
-        self.segment, self.module = segment, module
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return plain_forward, (self.module,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable:
-        # A module is in the memo before its attributes are copied.
-        return plain_forward(memo[id(self.module)])
+        super().__init__(module)
+        self.segment = segment
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         result = self.segment.result_in(self.module, x)
-        return plain_forward(self.module)(x) if result is None else result
+        return self.forward(x) if result is None else result
 
 
 def plain_forward(module: nn.Module) -> Callable:
@@ -234,18 +229,18 @@ def find_frozen(
     left_alone : list of (str, str)
         Name of a frozen module, and why it cannot be replaced.
     """
-    root = _record(model, args, kwargs)
-    counts = Counter(id(call.module) for call in _all(root))
+    root, counts = _record(model, args, kwargs)
     left_alone: list[tuple[str, str]] = []
     # Of a single layer the way into another runtime costs more.
     chains = [each for each in _chains(root, counts, left_alone) if _layers_with_weights(each) > 1]
     return chains, left_alone
 
 
-def _record(model: nn.Module, args: tuple, kwargs: dict) -> Call:
+def _record(model: nn.Module, args: tuple, kwargs: dict) -> tuple[Call, Counter[nn.Module]]:
+    """Run the model once; return its call, with all calls in it, and how often each is called."""
     names = {module: name for name, module in model.named_modules()}
     stack = [Call("", model)]
-    handles = []
+    counts: Counter[nn.Module] = Counter()
 
     def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         tensors = [x for x in (*args, *kwargs.values()) if torch.is_tensor(x)]
@@ -254,26 +249,17 @@ def _record(model: nn.Module, args: tuple, kwargs: dict) -> Call:
         call = Call(names[module], module, single, tracked=tracked)
         stack[-1].inner.append(call)
         stack.append(call)
+        counts[module] += 1
 
     def after(module: nn.Module, args: tuple, result: Any) -> None:
         stack.pop().output = result if torch.is_tensor(result) else None
 
-    try:
+    with ExitStack() as hooks, undisturbed(model), torch.enable_grad():
         for module in names:
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after))
-        with undisturbed(model), torch.enable_grad():
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return stack[0].inner[0]
-
-
-def _all(call: Call) -> Iterator[Call]:
-    for inner in call.inner:
-        yield inner
-        yield from _all(inner)
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(after).remove)
+        model(*args, **kwargs)
+    return stack[0].inner[0], counts
 
 
 def _chains(
@@ -312,7 +298,7 @@ def _why_not_replaceable(call: Call, counts: Counter) -> str | None:
         reason = _why_random(part)
         if reason:
             return f"{name} ({type(part).__name__}) {reason}"
-    if counts[id(call.module)] > 1:
+    if counts[call.module] > 1:
         return "it is called more than once"
     if call.input is None or call.output is None:
         return "it takes or gives something else than one tensor"

@@ -8,15 +8,12 @@ import torch
 from lightning_fabric.plugins.environments import LightningEnvironment
 
 from bigdl.nano.pytorch.training.options import TrainingOptions
-from bigdl.nano.pytorch.training.processes import Processes
 
 
-def ddp_arguments(
-    processes: Processes, group: LocalGroup, options: TrainingOptions
-) -> dict[str, Any]:
+def ddp_arguments(group: LocalGroup, options: TrainingOptions) -> dict[str, Any]:
     """Return arguments of Lightning's DDP strategies in a group of processes."""
     return {
-        "parallel_devices": [torch.device("cpu")] * processes.count,
+        "parallel_devices": [torch.device("cpu")] * options.count,
         "cluster_environment": group,
         "process_group_backend": "gloo",
         "find_unused_parameters": True,

@@ -1,14 +1,22 @@
-"""Options of a training: how steps are made faster, and the arguments of Lightning's Trainer."""
+"""Options of a training: its processes, its steps, and the arguments of Lightning's Trainer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
 from typing import Any
 
-from bigdl.common.checks import check_choice, check_number
-from bigdl.common.errors import UsageError
+import torch
+
+from bigdl.common.checks import check_choice, check_number, check_positive
+from bigdl.common.errors import UsageError, require
+from bigdl.common.memory import glibc_tunables
+from bigdl.nano.runtime import tuned_fit
+from bigdl.runtime.process import cpu_slots
+
+BACKENDS = ("subprocess", "spawn", "fork", "ray")
 
 _PRECISIONS: dict[Any, str | None] = {
     **dict.fromkeys((None,), None),
@@ -30,64 +38,108 @@ def check_bool(name: str, value: Any) -> bool:
     return value
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingOptions:
-    """Options that make the steps of a training faster.
+    """What users say about a training beside Lightning's arguments, under the names they know.
 
     Attributes
     ----------
+    num_processes : int
+        Processes that train together; 1 is the calling one.
+    distributed_backend : {"subprocess", "spawn", "fork", "ray"}
+    process_group_backend : {None, "gloo"}
+    cpu_for_each_process : sequence of sequence of int, optional
+        Logical cores of each process.
+    tune_process : bool
+        Whether the allocator is tuned, and in a single process the number of threads too.
     precision : str or None
         Lightning's name; None is bfloat16 in training where the processor has it and it pays.
     channels_last : bool or None
         None is where the model has convolutions in two dimensions.
     fused_optimizers : bool
         Whether optimizers that have a fused implementation use it.
+    use_ipex : bool
+        Without effect.
     inductor : bool
         Whether TorchInductor compiles the layers.
     bucket_cap_mb : float
         Megabytes of gradients that travel together between processes.
+
+    Raises
+    ------
+    UsageError
+        If one is wrong.
     """
 
-    precision: str | None = None
+    num_processes: int | None = None
+    distributed_backend: str = "subprocess"
+    process_group_backend: str | None = None
+    cpu_for_each_process: Sequence[Sequence[int]] | None = None
+    tune_process: bool = True
+    precision: Any = None
     channels_last: bool | None = None
     fused_optimizers: bool = True
+    use_ipex: bool = False
     inductor: bool = False
     bucket_cap_mb: float = 25.0
 
     @classmethod
-    def of(
-        cls,
-        precision: Any,
-        channels_last: bool | None,
-        fused_optimizers: bool,
-        use_ipex: bool,
-        inductor: bool,
-        bucket_cap_mb: float,
-    ) -> TrainingOptions:
-        """Check arguments as users give them.
+    def of(cls, arguments: Mapping[str, Any]) -> TrainingOptions:
+        """Return the options among the arguments of a constructor."""
+        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
 
-        Raises
-        ------
-        UsageError
-            If one is wrong.
-        """
-        if not isinstance(precision, (int, str, type(None))) or precision not in _PRECISIONS:
+    def __post_init__(self) -> None:
+        self.count = check_positive(
+            "num_processes", 1 if self.num_processes is None else self.num_processes
+        )
+        if self.distributed_backend == "k8s":
+            raise UsageError(
+                "distributed_backend='k8s' has no launcher of its own any more; start the program "
+                "by a PyTorchJob or torchrun with Lightning's strategy='ddp' instead"
+            )
+        check_choice("distributed_backend", self.distributed_backend, BACKENDS)
+        if self.distributed_backend == "ray":
+            require("ray", "ray")
+        if self.process_group_backend not in (None, "gloo"):
+            raise UsageError(
+                "process_group_backend must be None or 'gloo', not "
+                f"{self.process_group_backend!r}: oneCCL's bindings for PyTorch are discontinued"
+            )
+        try:
+            cpu_slots(self.count, self.cpu_for_each_process)
+        except (UsageError, TypeError) as error:
+            raise UsageError(
+                f"cpu_for_each_process={self.cpu_for_each_process!r} must name the cores of each "
+                f"of {self.count} processes (num_processes): a list of core numbers for each "
+                "process, at least one core for each process, of those that this one may use: "
+                f"{error}"
+            ) from None
+        if not isinstance(self.precision, int | str | None) or self.precision not in _PRECISIONS:
             raise UsageError(
                 "precision must be None, 64, 32, 16, 'bf16' or a name of Lightning's such as "
-                f"'bf16-mixed', not {precision!r}"
+                f"'bf16-mixed', not {self.precision!r}"
             )
-        check_bool("use_ipex", use_ipex)
-        check_bool("fused_optimizers", fused_optimizers)
-        check_bool("inductor", inductor)
-        check_choice("channels_last", channels_last, (True, False, None))
-        check_number("bucket_cap_mb", bucket_cap_mb, above=0)
-        if use_ipex:
+        self.precision = _PRECISIONS[self.precision]
+        for name in ("tune_process", "use_ipex", "fused_optimizers", "inductor"):
+            check_bool(name, getattr(self, name))
+        check_choice("channels_last", self.channels_last, (True, False, None))
+        check_number("bucket_cap_mb", self.bucket_cap_mb, above=0)
+        if self.use_ipex:
             _log.warning(
                 "IPEX is discontinued and PyTorch has its optimizations: use_ipex=True means the "
                 "automatic settings, which are the default"
             )
-        lightning_precision = _PRECISIONS[precision]
-        return cls(lightning_precision, channels_last, fused_optimizers, inductor, bucket_cap_mb)
+
+    def tuned_here(self) -> AbstractContextManager[list[str]]:
+        """Return a context in which this process trains; it says what was done."""
+        cores = self.cpu_for_each_process
+        return tuned_fit(tuned=self.tune_process, cores=cores[0] if cores else None)
+
+    def describe_processes(self) -> list[str]:
+        """Return what is done for several processes, in a few words each."""
+        allocator = ["tuned allocator"] if self.tune_process and glibc_tunables() else []
+        threads = f"{self.count} processes × {torch.get_num_threads()} threads"
+        return [*allocator, threads, f"gradients by {self.bucket_cap_mb:g} MB"]
 
 
 # Names that Lightning 1.6 had, with today's name and value.
@@ -160,18 +212,6 @@ def check_lightning_arguments(arguments: dict[str, Any], num_processes: int) -> 
                 f"num_processes={num_processes} brings a strategy of its own, which {name}="
                 f"{arguments[name]!r} contradicts; leave one of them out"
             )
-
-
-def check_algorithms(algorithms: Any) -> None:
-    """Refuse what is no list of callbacks."""
-    from pytorch_lightning import Callback
-
-    is_list = isinstance(algorithms, (list, tuple))
-    if not is_list or not all(isinstance(each, Callback) for each in algorithms):
-        raise UsageError(
-            "algorithms must be a list of callbacks such as [SelectiveBackprop()], not "
-            f"{algorithms!r}"
-        )
 
 
 def precision_of_plugin(plugins: Any) -> str | None:

@@ -51,12 +51,16 @@ class ObjectRegistry:
     def dumps(self, value: Any) -> bytes:
         """Pickle a value; what is known here is named and not copied."""
         file = io.BytesIO()
-        _Pickler(file, self._names, self._unwrap).dump(value)
+        pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
+        pickler.registry = self
+        pickler.dump(value)
         return file.getvalue()
 
     def loads(self, content: bytes) -> Any:
         """Unpickle a value, with this side's objects in the places of the other's."""
-        return _Unpickler(io.BytesIO(content), self._objects).load()
+        unpickler: Any = pickle.Unpickler(io.BytesIO(content))
+        unpickler.persistent_load = self._objects.__getitem__
+        return unpickler.load()
 
     def modules(self) -> dict[tuple[str, str], nn.Module]:
         """Return the modules that are known, by their names."""
@@ -69,25 +73,14 @@ class ObjectRegistry:
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file, names: dict[int, tuple[str, str]], unwrap: Callable[[Any], Any]):
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._names, self._unwrap = names, unwrap
+    registry: ObjectRegistry
 
     def persistent_id(self, value: Any) -> tuple[str, str] | None:
-        return self._names.get(id(value))
+        return self.registry._names.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
-        inner = self._unwrap(value)
+        inner = self.registry._unwrap(value)
         return super().reducer_override(value) if inner is value else (_itself, (inner,))
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file, objects: dict[tuple[str, str], Any]):
-        super().__init__(file)
-        self._objects = objects
-
-    def persistent_load(self, name: tuple[str, str]) -> Any:
-        return self._objects[name]
 
 
 class GlobalState:

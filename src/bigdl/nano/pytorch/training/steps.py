@@ -6,10 +6,10 @@ in one process, and undoes what must not stay.
 
 from __future__ import annotations
 
+import functools
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -47,16 +47,18 @@ class FastSteps:
     def __init__(self, options: TrainingOptions, module: nn.Module, *, calls: bool = False):
         self._options = options
         self._module = module
-        self._undoing: list[Callable[[], None]] = []
+        self._undoing = ExitStack()
         self._guard: ModuleState | None = None
         self.channels_last = False
         self.report: list[str] = []
         if any(parameter.device.type != "cpu" for parameter in module.parameters()):
             return
+        if options.inductor:  # first: what compiles is the module's own code
+            self._replace_forwards(computing_children(module) or [module], _CompiledForward)
         self._choose_precision()
         self._choose_layout()
         if options.inductor:
-            self._compile()
+            self.report.append("TorchInductor")
         if self.channels_last and calls:
             self._convert_calls()
 
@@ -89,11 +91,9 @@ class FastSteps:
 
     def undo(self) -> None:
         """Leave the module as it was, but for what it has learned."""
-        while self._undoing:
-            self._undoing.pop()()
+        self._undoing.close()
         if self.channels_last:
-            self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
-            self.channels_last = False
+            self._set_layout(torch.contiguous_format)
 
     def _choose_precision(self) -> None:
         if self._options.precision is not None:
@@ -103,7 +103,8 @@ class FastSteps:
         if instructions is None or not gains_from_bf16(self._module):
             self.report.append("float32")
             return
-        self._undoing.append(Bf16Calls(self._module).remove)
+        parts = [self._module, *computing_children(self._module)]
+        self._replace_forwards(parts, _Bf16Forward)
         self.report.append(f"bfloat16 in training steps ({instructions})")
 
     def _choose_layout(self) -> None:
@@ -112,13 +113,12 @@ class FastSteps:
             return
         if wanted is None:
             self._guard = ModuleState(self._module)
-        self.channels_last = True
-        self._module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its stubs
+        self._set_layout(torch.channels_last)
         self.report.append("channels_last")
 
     def _convert_calls(self) -> None:
-        hook = self._module.register_forward_pre_hook(_BatchHook(self), with_kwargs=True)
-        self._undoing.append(hook.remove)
+        hook = self._module.register_forward_pre_hook(self._in_layout, with_kwargs=True)
+        self._undoing.callback(hook.remove)
         if self._guard is not None:
             replaced, forward = Replaced(), self._module.forward
 
@@ -128,33 +128,24 @@ class FastSteps:
 
             replaced.set(self._module, "forward", first)
 
-    def _compile(self) -> None:
-        """Compile the forward passes of the module's direct children, or its own if it has none.
+    def _in_layout(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return self.batch((args, kwargs))
 
-        Hooks stay outside of what is compiled, and so does the code of a training step.
-        """
+    def _replace_forwards(self, parts: Iterable[nn.Module], forward: type[OtherForward]) -> None:
         replaced = Replaced()
-        for part in computing_children(self._module) or [self._module]:
-            replaced.set(part, "forward", _CompiledForward(part.forward))
-        self._undoing.append(replaced.undo)
-        self.report.append("TorchInductor")
+        for part in parts:
+            replaced.set(part, "forward", forward(part))
+        self._undoing.callback(replaced.undo)
+
+    def _set_layout(self, memory_format: torch.memory_format) -> None:
+        self._module.to(memory_format=memory_format)  # type: ignore[call-overload]  # not in its stubs
+        self.channels_last = memory_format is torch.channels_last
 
     def _drop_layout(self) -> None:
-        self._module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # not in its stubs
-        self.channels_last = False
+        self._set_layout(torch.contiguous_format)
         dropped = "contiguous (the model takes views of its activations)"
         self.report[:] = [dropped if text == "channels_last" else text for text in self.report]
         _log.debug("The first step failed with channels_last and is made again without")
-
-
-class _BatchHook:
-    """Gives inputs the layout of the module; a copy of the module has one of its own."""
-
-    def __init__(self, steps: FastSteps):
-        self._steps = steps
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return self._steps.batch((args, kwargs))
 
 
 def bf16_instructions() -> str | None:
@@ -173,84 +164,56 @@ def gains_from_bf16(module: nn.Module) -> bool:
     for part in module.modules():
         if isinstance(part, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             return True
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+            continue
         weights = (weight for weight in part.parameters(recurse=False) if weight.dim() == 2)
-        if not isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and any(
-            weight.numel() >= _LARGE_PRODUCT for weight in weights
-        ):
+        if any(weight.numel() >= _LARGE_PRODUCT for weight in weights):
             return True
     return False
 
 
-class Bf16Calls:
-    """Hooks on a module and its direct children, by which their calls run in bfloat16 in training.
-
-    ``torch.autocast`` around a whole step hands bfloat16 tensors to the user's own code, which
-    NumPy cannot read. Here it is entered by the calls of modules: in a training step the outermost
-    call runs in bfloat16, and what it returns is float32 again. Loss, metrics and logging stay as
-    they were, and so does all evaluation.
-
-    Parameters
-    ----------
-    module : Module
-        Its own call is one that counts, and so are its children's, which a training step may use
-        directly. Losses and metrics do not count.
-    """
+class OtherForward:
+    """Another way of a module's forward; a copy of the module has its own, as it is written."""
 
     def __init__(self, module: nn.Module):
-        self._module = module
-        self._inside = threading.local()
-        self._handles = []
-        for part in (module, *computing_children(module)):
-            self._handles += [
-                part.register_forward_pre_hook(self._enter),
-                part.register_forward_hook(self._leave, always_call=True),
-            ]
+        self.module, self.forward = module, module.forward
+        functools.update_wrapper(self, module.forward, updated=())
 
-    def remove(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy of the module, or a saved one, keeps hooks that work."""
-        return {"_module": self._module}
+    def __reduce__(self):
+        return _as_written, (self.forward,)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._module = state["_module"]
-        self._inside = threading.local()
-        self._handles = []
 
-    def _enter(self, module: nn.Module, inputs: Any) -> None:
-        calls = self._calls()
-        if not calls and self._counts(module):
-            context = torch.autocast("cpu", torch.bfloat16)
-            context.__enter__()
-            calls.append((module, context))
-        elif calls:
-            calls.append((module, None))
+def _as_written(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward
 
-    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        calls = self._calls()
-        if not calls or calls[-1][0] is not module:
-            return None
-        _, context = calls.pop()
-        if context is None:
-            return None
-        context.__exit__(None, None, None)
+
+class _CompiledForward(OtherForward):
+    """The forward of a module, compiled by TorchInductor when it is first called."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self._compiled = torch.compile(module.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+
+class _Bf16Forward(OtherForward):
+    """The forward of a module in bfloat16 while it is in training mode; it gives float32.
+
+    Only the outermost of such modules switches.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Gradients or not: a frozen backbone has none.
+        if not self.module.training or torch.is_autocast_enabled("cpu"):
+            return self.forward(*args, **kwargs)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = self.forward(*args, **kwargs)
         return tree_map_only(torch.Tensor, full_precision, output)
-
-    def _calls(self) -> list:
-        """Return the calls that this thread is in; threads of data parallelism have their own."""
-        if not hasattr(self._inside, "calls"):
-            self._inside.calls = []
-        return self._inside.calls
-
-    def _counts(self, module: nn.Module) -> bool:
-        return (
-            self._module.training  # gradients or not: a frozen backbone has none
-            and not torch.is_autocast_enabled("cpu")
-            and not _is_redirected(module)
-        )
 
 
 def computing_children(module: nn.Module) -> list[nn.Module]:
@@ -264,11 +227,6 @@ def is_model(value: Any) -> bool:
 
     figures = (nn.modules.loss._Loss, Metric, MetricCollection)
     return isinstance(value, nn.Module) and not isinstance(value, figures)
-
-
-def _is_redirected(module: nn.Module) -> bool:
-    """Return True if the call is a whole step, which Lightning sends through a wrapper."""
-    return "_ForwardRedirection" in getattr(module.forward, "__qualname__", "")
 
 
 def full_precision(tensor: torch.Tensor) -> torch.Tensor:
@@ -332,20 +290,3 @@ def _last(tensor: torch.Tensor) -> torch.Tensor:
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous() if tensor.layout == torch.strided else tensor
-
-
-class _CompiledForward:
-    """A forward pass; a copy of its module, or a saved one, has its own as written."""
-
-    def __init__(self, forward: Callable[..., Any]):
-        self._forward, self._compiled = forward, torch.compile(forward)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._compiled(*args, **kwargs)
-
-    def __reduce__(self):
-        return _as_written, (self._forward,)
-
-
-def _as_written(forward: Callable[..., Any]) -> Callable[..., Any]:
-    return forward

@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning_fabric.utilities.seed import reset_seed
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSamplerWrapper
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from pytorch_lightning.strategies.launchers.launcher import _Launcher
@@ -32,10 +32,9 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import scale_rates, scale_schedule, warmup_factor
 from bigdl.nano.pytorch.training.options import TrainingOptions
-from bigdl.nano.pytorch.training.processes import Processes
+from bigdl.nano.pytorch.training.processes import run_processes
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps
-from bigdl.nano.replaced import Replaced
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -116,7 +115,7 @@ class AutoLr:
         ]
         if not trainer.lightning_module.automatic_optimization:
             # The loop of such a module steps no scheduler.
-            _callbacks(trainer).append(_ManualWarmUp(schedulers, interval))
+            _callbacks(trainer).append(_stepping(schedulers, interval))
         return [f"learning rates × {count} after a warm-up of {length} {interval}s"]
 
     def _warmup(self, trainer: Trainer) -> tuple[str, int]:
@@ -129,20 +128,15 @@ class AutoLr:
         return "step", 0 if steps == float("inf") else int(steps) // 10
 
 
-class _ManualWarmUp(Callback):
-    def __init__(self, schedulers: list[Any], interval: str):
-        self._schedulers, self._interval = schedulers, interval
+def _stepping(schedulers: list[Any], interval: str) -> Callback:
+    """Return a callback that steps schedulers after each step, or each epoch."""
 
-    def on_train_batch_end(self, *args: Any) -> None:
-        self._step("step")
+    def step(*args: Any) -> None:
+        for scheduler in schedulers:
+            scheduler.step()
 
-    def on_train_epoch_end(self, *args: Any) -> None:
-        self._step("epoch")
-
-    def _step(self, interval: str) -> None:
-        if interval == self._interval:
-            for scheduler in self._schedulers:
-                scheduler.step()
+    of_steps = interval == "step"
+    return LambdaCallback(**{"on_train_batch_end" if of_steps else "on_train_epoch_end": step})
 
 
 class _FastStrategy(Strategy):
@@ -150,13 +144,14 @@ class _FastStrategy(Strategy):
 
     Attributes
     ----------
-    fitted_on : DataLoader, LightningModule, LightningDataModule or None
-        What the batches of the last fit came from.
+    settings : tuple of str
+        What the last fit trained with, in a few words each.
+    process_report : sequence of str
+        What was done to the process, in a few words each.
     """
 
     options: TrainingOptions
     steps: FastSteps | None = None
-    fitted_on: Any = None
     settings: tuple[str, ...] = ()
     process_report: Sequence[str] = ()
 
@@ -164,7 +159,6 @@ class _FastStrategy(Strategy):
         # Before optimizers are made and gradients get their buckets.
         if trainer.state.fn == TrainerFn.FITTING:
             self.steps = FastSteps(self.options, cast("LightningModule", self.lightning_module))
-            self.fitted_on = trainer.fit_loop._data_source.instance
         super().setup(trainer)
         if self.steps is not None:
             self.steps.optimizers(self.optimizers)
@@ -176,9 +170,7 @@ class _FastStrategy(Strategy):
         return batch if self.steps is None else self.steps.batch(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self.steps is None:
-            return super().training_step(*args, **kwargs)
-        return self.steps.step(super().training_step, *args, **kwargs)
+        return cast("FastSteps", self.steps).step(super().training_step, *args, **kwargs)
 
     def teardown(self) -> None:
         if self.steps is not None:
@@ -241,21 +233,14 @@ class ProcessesStrategy(_FastStrategy, _LocalDdp):
 
     Parameters
     ----------
-    processes : Processes
     options : TrainingOptions
     auto_lr : AutoLr
     """
 
     strategy_name = "nano_processes"
 
-    def __init__(
-        self,
-        processes: Processes,
-        options: TrainingOptions,
-        auto_lr: AutoLr,
-    ):
-        super().__init__(**ddp_arguments(processes, LocalGroup(), options))
-        self.processes = processes
+    def __init__(self, options: TrainingOptions, auto_lr: AutoLr):
+        super().__init__(**ddp_arguments(LocalGroup(), options))
         self.options = options
         self.auto_lr = auto_lr
         self._rates_report: list[str] = []
@@ -279,24 +264,16 @@ class ProcessesStrategy(_FastStrategy, _LocalDdp):
         self._rates_report = self.auto_lr.apply(trainer, self)
 
     def _configure_launcher(self) -> None:
-        self._launcher = FitLauncher(self)
+        self._launcher = FitLauncher()
 
     def _describe(self) -> list[str]:
-        return [*self.processes.describe(self.options.bucket_cap_mb), *self._rates_report]
+        return [*self.options.describe_processes(), *self._rates_report]
 
 
 class FitLauncher(_Launcher):
-    """Runs fits in the processes of a strategy, and everything else in this one.
-
-    Parameters
-    ----------
-    strategy : ProcessesStrategy
-    """
+    """Runs fits in the processes of a trainer's strategy, and everything else in this one."""
 
     is_interactive_compatible = True
-
-    def __init__(self, strategy: ProcessesStrategy):
-        self._strategy = strategy
 
     def launch(
         self, function: Callable, *args: Any, trainer: Trainer | None = None, **kwargs: Any
@@ -305,12 +282,11 @@ class FitLauncher(_Launcher):
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return function(*args, **kwargs)
         registry = _registry(trainer)
-        self._strategy.fitted_on = None  # the processes do not need it
         order = (function, trainer, args, kwargs, GlobalState())
-        state = registry.loads(self._strategy.processes.run(_fit, *order)[0])
+        options = cast("ProcessesStrategy", trainer.strategy).options
+        state = registry.loads(run_processes(options, _fit, *order)[0])
         Changes.apply(registry, state["changes"])
         _restore(trainer, state)
-        self._strategy.fitted_on = _source(*args)
         return None
 
     def kill(self, signum: Any) -> None:
@@ -322,32 +298,21 @@ def _fit(
 ) -> bytes | None:
     """Fit in one of the processes; return the pickled state of rank 0."""
     strategy = cast("ProcessesStrategy", trainer.strategy)
-    cast("LocalGroup", strategy.cluster_environment).join(rank, strategy.processes.count)
+    cast("LocalGroup", strategy.cluster_environment).join(rank, strategy.options.count)
     state.restore()
     reset_seed()
     module = trainer.lightning_module
     registry = _registry(trainer)
     changes = Changes(registry, _user_callbacks(trainer), _OF_LIGHTNING)
     _share_rows(trainer)
-    with _shared_figures(trainer, module):
-        function(*args, **kwargs)
+    _share_figures(trainer, module)
+    function(*args, **kwargs)
+    del vars(module)["log"]
     if rank:
         # Metrics of a module may meet in its state.
         module.state_dict()
         return None
     return _packed(registry, changes, trainer)
-
-
-def _source(
-    model: Any,
-    train_dataloaders: Any = None,
-    val_dataloaders: Any = None,
-    datamodule: Any = None,
-    *_: Any,
-) -> Any:
-    """Return what the batches of a fit come from, of the arguments of Lightning's stage."""
-    sources = (train_dataloaders, datamodule, model)
-    return next(source for source in sources if source is not None)
 
 
 def _registry(trainer: Trainer) -> ObjectRegistry:
@@ -415,9 +380,15 @@ def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
     trainer.state = state["state"]
 
 
-@contextmanager
-def _shared_figures(trainer: Trainer, module: LightningModule) -> Iterator[None]:
-    """Let figures of a validation be those of all processes by default."""
+def _share_figures(trainer: Trainer, module: LightningModule) -> None:
+    """Let figures of a validation be those of all processes by default.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        In a process of a fit.
+    module : LightningModule
+    """
     log = module.log
     signature = inspect.signature(log)
 
@@ -431,12 +402,7 @@ def _shared_figures(trainer: Trainer, module: LightningModule) -> Iterator[None]
         arguments.setdefault("sync_dist", bool(of_epoch and not alone))
         log(**arguments)
 
-    replaced = Replaced()
-    replaced.set(module, "log", log_together)
-    try:
-        yield
-    finally:
-        replaced.undo()
+    vars(module)["log"] = log_together
 
 
 def _share_rows(trainer: Trainer) -> None:

@@ -47,12 +47,12 @@ from bigdl.training.keras.state import array_of, dump_weights, put_optimizers, p
 from bigdl.training.position import Goal
 
 if TYPE_CHECKING:
-    from bigdl.nano.pytorch.training.processes import Processes
+    from bigdl.nano.pytorch.training.options import TrainingOptions
 
 _BACKENDS = {"multiprocessing": "subprocess", "ray": "ray"}
 
 
-def processes_of(num_processes: int | None, backend: str) -> Processes:
+def processes_of(num_processes: int | None, backend: str) -> TrainingOptions:
     """Return the processes that a user asks for.
 
     Raises
@@ -60,17 +60,17 @@ def processes_of(num_processes: int | None, backend: str) -> Processes:
     UsageError
         If the number or the backend is none.
     """
-    from bigdl.nano.pytorch.training.processes import Processes
+    from bigdl.nano.pytorch.training.options import TrainingOptions
 
     if backend not in _BACKENDS:
         raise UsageError(
             f"Backend {backend} is not implemented. Choose one of {', '.join(_BACKENDS)}."
         )
-    return Processes.of(num_processes, _BACKENDS[backend], None, None)
+    return TrainingOptions(num_processes, _BACKENDS[backend])
 
 
 def fit_in_processes(
-    model: keras.Model, processes: Processes, arguments: Mapping[str, Any]
+    model: keras.Model, processes: TrainingOptions, arguments: Mapping[str, Any]
 ) -> keras.callbacks.History:
     """Train a model in several processes.
 
@@ -78,7 +78,7 @@ def fit_in_processes(
     ----------
     model : keras.Model
         Compiled.
-    processes : Processes
+    processes : TrainingOptions
     arguments : mapping
         Of ``keras.Model.fit``.
 
@@ -91,6 +91,8 @@ def fit_in_processes(
     UsageError
         If the model, the data or a callback cannot be sent, or an argument makes no sense.
     """
+    from bigdl.nano.pytorch.training.processes import run_processes
+
     if not getattr(model, "compiled", False):
         raise UsageError("The model is not compiled; call compile() before fit()")
     loss_divisor(model)
@@ -115,7 +117,7 @@ def fit_in_processes(
             trigger=None,
         )
         job = _FitJob(packed(model), feeds, _pickled(callbacks), settings)
-        result = processes.run(_fit, processes.count, job)[0]
+        result = run_processes(processes, _fit, processes.count, job)[0]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     snapshot: Snapshot = result["snapshot"]
@@ -398,6 +400,8 @@ def _in_bf16(value: Any) -> Any:
 
 
 def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    from bigdl.nano.pytorch.training.processes import run_processes
+
     args = tuple(map(actual, args))
     models = [each for each in args if isinstance(each, keras.Model)]
     if len(models) != 1:
@@ -408,7 +412,8 @@ def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any])
     folder = scratch_directory("bigdl-keras-loop-")
     try:
         call = _packed_call(func, args, kwargs, folder)
-        trained = processes.run(_work, processes.count, call, int(np.random.randint(2**31 - 1)))[0]
+        seed = int(np.random.randint(2**31 - 1))
+        trained = run_processes(processes, _work, processes.count, call, seed)[0]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     put_weights(models[0], trained["weights"])

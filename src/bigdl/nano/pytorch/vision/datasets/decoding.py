@@ -21,12 +21,6 @@ from bigdl.common.errors import UsageError, require
 cv2 = require("cv2", "nano")
 
 _COLOR = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-_REDUCED = {
-    1: 0,
-    2: cv2.IMREAD_REDUCED_GRAYSCALE_2,
-    4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
-    8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
-}
 _TJPF_RGB = 0
 # Markers of JPEG that begin a frame, and with it say how large the image is.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -140,7 +134,8 @@ def _turbojpeg() -> Any:
 
 
 def _by_opencv(data: bytes, factor: int) -> np.ndarray:
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), _COLOR | _REDUCED[factor])
+    reduced = getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{factor}", 0)
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), _COLOR | reduced)
     return _by_pillow(data) if image is None else image
 
 

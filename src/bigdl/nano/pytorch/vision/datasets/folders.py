@@ -37,10 +37,7 @@ from bigdl.nano.pytorch.vision.transforms.transforms import (
     size_that_suffices,
 )
 
-IMAGE_EXTENSIONS = (
-    *(".jpg", ".jpeg", ".png", ".ppm", ".bmp"),
-    *(".pgm", ".tif", ".tiff", ".webp"),
-)
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 _PETS_URL = "https://www.robots.ox.ac.uk/~vgg/data/pets/data/"
 _PETS_ARCHIVES = ("images.tar.gz", "annotations.tar.gz")
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 from urllib.error import URLError
 
 import torch
@@ -148,27 +147,31 @@ class BackboneModule(nn.Module):
             ) from error
 
 
-@dataclass(frozen=True)
 class _Published(Generic[ModelT]):
-    """A function that makes a model of published weights.
+    """A function that makes a model of whose weights the PyTorch project has published a file.
 
-    Attributes
+    Parameters
     ----------
-    name, file : str
-        Of the function, and of the file of weights.
-    model_class : callable
-        Called with the settings and `include_top`.
-    settings : tuple
+    name : str
+    digest : str
+        Begin of the file's SHA-256, which is part of its name.
+    model_class : type
+    *settings
+        Arguments of the class.
+    stem : str, optional
+        Begin of the file's name, where it is not the model's.
     """
 
-    name: str
-    file: str
-    model_class: Callable[..., ModelT]
-    settings: tuple = ()
-
-    @property
-    def __name__(self) -> str:
-        return self.name
+    def __init__(
+        self,
+        name: str,
+        digest: str,
+        model_class: Callable[..., ModelT],
+        *settings: Any,
+        stem: str | None = None,
+    ):
+        self.__name__, self._file = name, f"{stem or name}-{digest}.pth"
+        self._model_class, self._settings = model_class, settings
 
     def __call__(
         self,
@@ -196,11 +199,11 @@ class _Published(Generic[ModelT]):
         UsageError
             If the weights cannot be downloaded or read, or do not fit.
         """
-        model = self.model_class(*self.settings, include_top=include_top)
+        model = self._model_class(*self._settings, include_top=include_top)
         if weights is not None:
             model.load_weights(_local_state(weights), os.fspath(weights))
         elif pretrained:
-            model.load_weights(_published_state(self.name, self.file), self.file)
+            model.load_weights(_published_state(self.__name__, self._file), self._file)
         if freeze:
             model.freeze()
         return model
@@ -379,23 +382,15 @@ class ResNet(BackboneModule):
         _initialize(self)
 
 
-resnet18 = _Published("resnet18", "resnet18-f37072fd.pth", ResNet, ((2, 2, 2, 2), False))
-resnet34 = _Published("resnet34", "resnet34-b627a593.pth", ResNet, ((3, 4, 6, 3), False))
-resnet50 = _Published("resnet50", "resnet50-0676ba61.pth", ResNet, ((3, 4, 6, 3), True))
-resnet101 = _Published("resnet101", "resnet101-63fe2227.pth", ResNet, ((3, 4, 23, 3), True))
-resnet152 = _Published("resnet152", "resnet152-394f9c45.pth", ResNet, ((3, 8, 36, 3), True))
-resnext50_32x4d = _Published(
-    "resnext50_32x4d", "resnext50_32x4d-7cdf4587.pth", ResNet, ((3, 4, 6, 3), True, 32, 4)
-)
-resnext101_32x8d = _Published(
-    "resnext101_32x8d", "resnext101_32x8d-8ba56ff5.pth", ResNet, ((3, 4, 23, 3), True, 32, 8)
-)
-wide_resnet50_2 = _Published(
-    "wide_resnet50_2", "wide_resnet50_2-95faca4d.pth", ResNet, ((3, 4, 6, 3), True, 1, 128)
-)
-wide_resnet101_2 = _Published(
-    "wide_resnet101_2", "wide_resnet101_2-32ee1156.pth", ResNet, ((3, 4, 23, 3), True, 1, 128)
-)
+resnet18 = _Published("resnet18", "f37072fd", ResNet, (2, 2, 2, 2), False)
+resnet34 = _Published("resnet34", "b627a593", ResNet, (3, 4, 6, 3), False)
+resnet50 = _Published("resnet50", "0676ba61", ResNet, (3, 4, 6, 3), True)
+resnet101 = _Published("resnet101", "63fe2227", ResNet, (3, 4, 23, 3), True)
+resnet152 = _Published("resnet152", "394f9c45", ResNet, (3, 8, 36, 3), True)
+resnext50_32x4d = _Published("resnext50_32x4d", "7cdf4587", ResNet, (3, 4, 6, 3), True, 32, 4)
+resnext101_32x8d = _Published("resnext101_32x8d", "8ba56ff5", ResNet, (3, 4, 23, 3), True, 32, 8)
+wide_resnet50_2 = _Published("wide_resnet50_2", "95faca4d", ResNet, (3, 4, 6, 3), True, 1, 128)
+wide_resnet101_2 = _Published("wide_resnet101_2", "32ee1156", ResNet, (3, 4, 23, 3), True, 1, 128)
 
 
 def _depthwise(
@@ -411,10 +406,12 @@ def _depthwise(
 class _InvertedResidual(nn.Module):
     """Layers with a linear bottleneck, added to the input where shapes allow it."""
 
-    def __init__(self, name: str, layers: Iterable[nn.Module], is_residual: bool):
+    def __init__(
+        self, name: str, layers: Iterable[nn.Module], channels_in: int, channels: int, stride: int
+    ):
         super().__init__()
         self.add_module(name, nn.Sequential(*layers))
-        self.is_residual = is_residual
+        self.is_residual = stride == 1 and channels_in == channels
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         (layers,) = self.children()
@@ -487,15 +484,14 @@ class MobileNetV2(_MobileNet):
                 inner = last * expansion
                 block = _depthwise(last, inner, 3, stride, normalized)
                 block += _batch_normalized(inner, channels, 1, activation=None)
-                is_residual = stride == 1 and last == channels
-                layers.append(_InvertedResidual("conv", block, is_residual))
+                layers.append(_InvertedResidual("conv", block, last, channels, stride))
                 last = channels
         layers.append(nn.Sequential(*normalized(last, 1280, 1)))
         top = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, NUM_CLASSES))
         self._assemble(layers, 1280, top, include_top)
 
 
-mobilenet_v2 = _Published("mobilenet_v2", "mobilenet_v2-b0353104.pth", MobileNetV2)
+mobilenet_v2 = _Published("mobilenet_v2", "b0353104", MobileNetV2)
 
 # Tables 1 and 2 of the paper on V3: kernel, inner channels, channels, squeeze and excitation,
 # hard swish instead of ReLU, stride.
@@ -504,30 +500,25 @@ _LARGE = [
     (3, 64, 24, False, False, 2),
     (3, 72, 24, False, False, 1),
     (5, 72, 40, True, False, 2),
-    (5, 120, 40, True, False, 1),
-    (5, 120, 40, True, False, 1),
+    *[(5, 120, 40, True, False, 1)] * 2,
     (3, 240, 80, False, True, 2),
     (3, 200, 80, False, True, 1),
-    (3, 184, 80, False, True, 1),
-    (3, 184, 80, False, True, 1),
+    *[(3, 184, 80, False, True, 1)] * 2,
     (3, 480, 112, True, True, 1),
     (3, 672, 112, True, True, 1),
     (5, 672, 160, True, True, 2),
-    (5, 960, 160, True, True, 1),
-    (5, 960, 160, True, True, 1),
+    *[(5, 960, 160, True, True, 1)] * 2,
 ]
 _SMALL = [
     (3, 16, 16, True, False, 2),
     (3, 72, 24, False, False, 2),
     (3, 88, 24, False, False, 1),
     (5, 96, 40, True, True, 2),
-    (5, 240, 40, True, True, 1),
-    (5, 240, 40, True, True, 1),
+    *[(5, 240, 40, True, True, 1)] * 2,
     (5, 120, 48, True, True, 1),
     (5, 144, 48, True, True, 1),
     (5, 288, 96, True, True, 2),
-    (5, 576, 96, True, True, 1),
-    (5, 576, 96, True, True, 1),
+    *[(5, 576, 96, True, True, 1)] * 2,
 ]
 
 
@@ -556,8 +547,7 @@ class MobileNetV3(_MobileNet):
             if excite:
                 block.append(_SqueezeExcitation(inner))
             block.append(nn.Sequential(*normalized(inner, channels, 1, activation=None)))
-            is_residual = stride == 1 and last == channels
-            layers.append(_InvertedResidual("block", block, is_residual))
+            layers.append(_InvertedResidual("block", block, last, channels, stride))
             last = channels
         features = 6 * last
         layers.append(nn.Sequential(*swished(last, features, 1)))
@@ -570,12 +560,8 @@ class MobileNetV3(_MobileNet):
         self._assemble(layers, features, top, include_top)
 
 
-mobilenet_v3_large = _Published(
-    "mobilenet_v3_large", "mobilenet_v3_large-8738ca79.pth", MobileNetV3, (_LARGE, 1280)
-)
-mobilenet_v3_small = _Published(
-    "mobilenet_v3_small", "mobilenet_v3_small-047dcff4.pth", MobileNetV3, (_SMALL, 1024)
-)
+mobilenet_v3_large = _Published("mobilenet_v3_large", "8738ca79", MobileNetV3, _LARGE, 1280)
+mobilenet_v3_small = _Published("mobilenet_v3_small", "047dcff4", MobileNetV3, _SMALL, 1024)
 
 
 class _ShuffleUnit(nn.Module):
@@ -635,16 +621,16 @@ class ShuffleNetV2(BackboneModule):
 
 
 shufflenet_v2_x0_5 = _Published(
-    "shufflenet_v2_x0_5", "shufflenetv2_x0.5-f707e7126e.pth", ShuffleNetV2, ((48, 96, 192, 1024),)
+    "shufflenet_v2_x0_5", "f707e7126e", ShuffleNetV2, (48, 96, 192, 1024), stem="shufflenetv2_x0.5"
 )
 shufflenet_v2_x1_0 = _Published(
-    "shufflenet_v2_x1_0", "shufflenetv2_x1-5666bf0f80.pth", ShuffleNetV2, ((116, 232, 464, 1024),)
+    "shufflenet_v2_x1_0", "5666bf0f80", ShuffleNetV2, (116, 232, 464, 1024), stem="shufflenetv2_x1"
 )
 shufflenet_v2_x1_5 = _Published(
-    "shufflenet_v2_x1_5", "shufflenetv2_x1_5-3c479a10.pth", ShuffleNetV2, ((176, 352, 704, 1024),)
+    "shufflenet_v2_x1_5", "3c479a10", ShuffleNetV2, (176, 352, 704, 1024), stem="shufflenetv2_x1_5"
 )
 shufflenet_v2_x2_0 = _Published(
-    "shufflenet_v2_x2_0", "shufflenetv2_x2_0-8be3c8ee.pth", ShuffleNetV2, ((244, 488, 976, 2048),)
+    "shufflenet_v2_x2_0", "8be3c8ee", ShuffleNetV2, (244, 488, 976, 2048), stem="shufflenetv2_x2_0"
 )
 
 __all__ = public_names(__name__)

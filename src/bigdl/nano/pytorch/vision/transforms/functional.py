@@ -384,12 +384,8 @@ def perspective(
     fill: Fill = None,
 ) -> ImageT:
     """Return the image seen from elsewhere: four points, ``(column, row)``, move to four others."""
-    rows, values = [], []
-    for (u, v), (x, y) in zip(startpoints, endpoints, strict=True):
-        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
-        values += [u, v]
-    solved = np.linalg.solve(np.array(rows, dtype=float), np.array(values, dtype=float))
-    inverse = np.append(solved, 1).reshape(3, 3)
+    corners = [np.asarray(points, np.float32) for points in (endpoints, startpoints)]
+    inverse = cv2.getPerspectiveTransform(*corners)
     _, height, width = dimensions(image)
     return _warp(image, inverse, (height, width), interpolation, fill)
 
@@ -508,19 +504,14 @@ def _enhanced_by_pillow(name: str) -> Callable[[Image.Image, float], Image.Image
 @_operation(_enhanced_by_pillow("Brightness"), _not_negative)
 def adjust_brightness(image: np.ndarray, brightness_factor: float) -> np.ndarray:
     """Change the brightness: 0 is black, 1 leaves the image as it is, 2 is twice as bright."""
-    if image.dtype == np.uint8:
-        return _looked_up(image, _BYTES * np.float32(brightness_factor))
-    return _blended(image, np.zeros((), image.dtype), brightness_factor)
+    return _away_from(0.0, image, brightness_factor)
 
 
 @_operation(_enhanced_by_pillow("Contrast"), _not_negative)
 def adjust_contrast(image: np.ndarray, contrast_factor: float) -> np.ndarray:
     """Change the contrast: 0 is gray, 1 leaves the image as it is."""
     mean = _luma(image).mean()
-    if image.dtype == np.uint8:
-        mean = np.float32(int(mean + 0.5))
-        return _looked_up(image, mean + np.float32(contrast_factor) * (_BYTES - mean))
-    return _blended(image, np.asarray(mean, image.dtype), contrast_factor)
+    return _away_from(int(mean + 0.5) if image.dtype == np.uint8 else mean, image, contrast_factor)
 
 
 @_operation(_enhanced_by_pillow("Color"), _not_negative)
@@ -654,8 +645,11 @@ def gaussian_blur(
     return with_channels_of(blurred, image)
 
 
-def _looked_up(image: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Replace each byte by its entry in a table of floats, cut off after the point."""
+def _away_from(gray: float, image: np.ndarray, factor: float) -> np.ndarray:
+    """Multiply the distance of all values from a gray by a factor."""
+    if image.dtype != np.uint8:
+        return _blended(image, np.asarray(gray, image.dtype), factor)
+    values = np.float32(gray) + np.float32(factor) * (_BYTES - np.float32(gray))
     table = np.clip(values, 0, 255).astype(np.uint8)
     return cv2.LUT(np.ascontiguousarray(image), table).reshape(image.shape)
 
@@ -706,17 +700,13 @@ def to_tensor(
     values = _channels_first(image)
     if values.dtype == torch.bool:
         values = values.to(torch.uint8) * 255
-    tensor = _empty(values.shape, memory_format)
+    if values.ndim == 3:  # layouts with the channels last are for batches
+        tensor = torch.empty((1, *values.shape), memory_format=memory_format)[0]
+    else:
+        tensor = torch.empty(values.shape)
     tensor.copy_(values)
     # Values that are neither bytes nor floats are not scaled.
     return tensor.div_(255) if values.dtype == torch.uint8 else tensor
-
-
-def _empty(shape: Sequence[int], memory_format: torch.memory_format) -> torch.Tensor:
-    if memory_format is torch.channels_last and len(shape) == 3:
-        channels, height, width = shape
-        return torch.empty(height, width, channels).permute(2, 0, 1)
-    return torch.empty(shape)
 
 
 def _channels_first(image: Any) -> torch.Tensor:

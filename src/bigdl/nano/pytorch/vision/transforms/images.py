@@ -96,15 +96,13 @@ def no_image(value: Any) -> UsageError:
     )
 
 
-def highest(image: np.ndarray | torch.Tensor) -> float:
+def highest(image: np.ndarray) -> float:
     """Return the value of white: 255 for bytes, 1 for floats."""
-    dtype = image.dtype
-    if dtype in (np.uint8, torch.uint8):
+    if image.dtype == np.uint8:
         return 255
-    floating = dtype.is_floating_point if isinstance(dtype, torch.dtype) else dtype.kind == "f"
-    if floating:
+    if image.dtype.kind == "f":
         return 1.0
-    raise UsageError(f"An image must hold bytes (uint8) or floats, but it holds {dtype}")
+    raise UsageError(f"An image must hold bytes (uint8) or floats, but it holds {image.dtype}")
 
 
 def to_array(image: Any) -> np.ndarray:

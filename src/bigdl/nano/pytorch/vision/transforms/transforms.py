@@ -118,13 +118,15 @@ class Transform(torch.nn.Module):
         Whether a small image is treated as a large one, so that images may be made smaller before.
     """
 
+    random: ClassVar[Any] = False
     scale_free: ClassVar[bool] = False
     operation: ClassVar[Callable[..., Any]]
 
-    def __init_subclass__(cls, operation: Callable[..., Any] | None = None, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        if operation is not None:
-            cls.operation = staticmethod(operation)
+    def __init_subclass__(cls, *, scale_free: bool = False, **settings: Any):
+        super().__init_subclass__()
+        cls.scale_free = scale_free  # not inherited: a subclass may do more
+        for name, value in settings.items():  # `random` and `operation`
+            setattr(cls, name, staticmethod(value) if callable(value) else value)
         if cls.__module__ == __name__:
             dataclass(eq=False, repr=False)(cls)
 
@@ -133,15 +135,6 @@ class Transform(torch.nn.Module):
         transform = super().__new__(cls)
         torch.nn.Module.__init__(transform)
         return transform
-
-    @property
-    def random(self) -> bool:
-        return False
-
-    @property
-    def parts(self) -> Sequence[Callable]:
-        """The transforms that this one calls."""
-        return ()
 
     def forward(self, image: Any) -> Any:
         settings = (getattr(self, field.name) for field in fields(self) if field.name != "p")  # type: ignore[arg-type]  # each class of this module is a dataclass
@@ -164,14 +157,14 @@ def is_random(transform: Callable | None) -> bool:
     """
     if not isinstance(transform, Transform):
         return transform is not None
-    return transform.random or any(map(is_random, transform.parts))
+    return transform.random or any(map(is_random, getattr(transform, "transforms", ())))
 
 
 def is_thread_safe(transform: Callable | None) -> bool:
     """Return True if a transform gives the same result in any thread: only ours are known to."""
     if not isinstance(transform, Transform) or isinstance(transform, Lambda):
         return transform is None
-    return all(map(is_thread_safe, transform.parts))
+    return all(map(is_thread_safe, getattr(transform, "transforms", ())))
 
 
 def size_that_suffices(transform: Any) -> Callable[[int, int], tuple[int, int]] | None:
@@ -191,7 +184,7 @@ def size_that_suffices(transform: Any) -> Callable[[int, int], tuple[int, int]] 
     for step in transform.transforms if isinstance(transform, Compose) else [transform]:
         if type(step) is Resize and step.antialias and step.interpolation in OF_TORCH:
             return lambda *lengths: F.resized_to(lengths, step.size, step.max_size)
-        if not vars(type(step)).get("scale_free"):  # not inherited: a subclass may do more
+        if not getattr(step, "scale_free", False):
             return None
     return None
 
@@ -209,10 +202,6 @@ class _Group(Transform):
             )
         # Not a ModuleList: users put functions in, and change the list.
         self.transforms = list(self.transforms)
-
-    @property
-    def parts(self) -> Sequence[Callable]:
-        return self.transforms
 
     def __repr__(self) -> str:
         lines = "".join(f"\n    {each}" for each in self.transforms)
@@ -235,10 +224,9 @@ class Compose(_Group):
         return image
 
 
-class Lambda(Transform):
+class Lambda(Transform, random=True):
     """A function of the user's."""
 
-    random = True
     lambd: Callable[[Any], Any]
 
     def __post_init__(self) -> None:
@@ -249,10 +237,9 @@ class Lambda(Transform):
         return self.lambd(image)
 
 
-class RandomApply(_Group):
+class RandomApply(_Group, random=True):
     """All of the transforms with probability `p`, else none of them."""
 
-    random = True
     p: float = 0.5
 
     def forward(self, image: Any) -> Any:
@@ -262,10 +249,8 @@ class RandomApply(_Group):
         return image
 
 
-class RandomOrder(_Group):
+class RandomOrder(_Group, random=True):
     """All of the transforms in a random order."""
-
-    random = True
 
     def forward(self, image: Any) -> Any:
         for index in _random_order(len(self.transforms)):
@@ -273,10 +258,9 @@ class RandomOrder(_Group):
         return image
 
 
-class RandomChoice(_Group):
+class RandomChoice(_Group, random=True):
     """One of the transforms, with the probabilities `p` if they are given."""
 
-    random = True
     p: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
@@ -338,7 +322,7 @@ class Pad(Transform, operation=F.pad):
     padding_mode: str = "constant"
 
 
-class RandomCrop(_OfSize):
+class RandomCrop(_OfSize, random=True):
     """A random part of images.
 
     Parameters
@@ -353,7 +337,6 @@ class RandomCrop(_OfSize):
         As of :class:`Pad`.
     """
 
-    random = True
     padding: Size | None = None
     pad_if_needed: bool = False
     fill: Fill = 0
@@ -377,7 +360,7 @@ class RandomCrop(_OfSize):
         return F.crop(image, top, left, height, width)
 
 
-class RandomResizedCrop(_OfSize):
+class RandomResizedCrop(_OfSize, random=True):
     """A random part of images, resized (Szegedy et al. 2014).
 
     Parameters
@@ -392,7 +375,6 @@ class RandomResizedCrop(_OfSize):
         As of :class:`Resize`.
     """
 
-    random = True
     scale: Sequence[float] = (0.08, 1.0)
     ratio: Sequence[float] = (3 / 4, 4 / 3)
     interpolation: Mode = InterpolationMode.BILINEAR
@@ -416,44 +398,35 @@ class RandomResizedCrop(_OfSize):
         return F.resized_crop(image, *part, self.size, self.interpolation, self.antialias)
 
 
-class _RandomTransform(Transform):
+class _RandomTransform(Transform, random=True):
     """A transform that is applied with probability `p`."""
 
-    random = True
-
-    @property
-    def p(self) -> float:
-        raise NotImplementedError  # each class has it as a setting, after those without defaults
-
     def __post_init__(self) -> None:
-        check_number("p", self.p, 0, 1)
+        check_number("p", vars(self)["p"], 0, 1)
 
     def changed(self, image: Any) -> Any:
         """Return the image after the transform."""
         return super().forward(image)
 
     def forward(self, image: Any) -> Any:
-        return self.changed(image) if _random_bool(self.p) else image
+        return self.changed(image) if _random_bool(vars(self)["p"]) else image
 
 
-class RandomHorizontalFlip(_RandomTransform, operation=F.hflip):
+class RandomHorizontalFlip(_RandomTransform, operation=F.hflip, scale_free=True):
     """Mirror left and right with probability `p`."""
 
-    scale_free = True
     p: float = 0.5
 
 
-class RandomVerticalFlip(_RandomTransform, operation=F.vflip):
+class RandomVerticalFlip(_RandomTransform, operation=F.vflip, scale_free=True):
     """Mirror top and bottom with probability `p`."""
 
-    scale_free = True
     p: float = 0.5
 
 
-class RandomInvert(_RandomTransform, operation=F.invert):
+class RandomInvert(_RandomTransform, operation=F.invert, scale_free=True):
     """The negative with probability `p`."""
 
-    scale_free = True
     p: float = 0.5
 
 
@@ -490,17 +463,16 @@ class RandomAdjustSharpness(_RandomTransform, operation=F.adjust_sharpness):
     p: float = 0.5
 
 
-class RandomGrayscale(_RandomTransform):
+class RandomGrayscale(_RandomTransform, scale_free=True):
     """The luma with probability `p`; the number of channels stays."""
 
-    scale_free = True
     p: float = 0.1
 
     def changed(self, image: Any) -> Any:
         return F.rgb_to_grayscale(image, dimensions(image)[0])
 
 
-class Grayscale(Transform, operation=F.rgb_to_grayscale):
+class Grayscale(Transform, operation=F.rgb_to_grayscale, scale_free=True):
     """The luma of images.
 
     Parameters
@@ -509,11 +481,10 @@ class Grayscale(Transform, operation=F.rgb_to_grayscale):
         1, or 3 for three equal channels.
     """
 
-    scale_free = True
     num_output_channels: int = 1
 
 
-class ColorJitter(Transform):
+class ColorJitter(Transform, scale_free=True):
     """Change brightness, contrast, saturation and hue at random, in random order.
 
     Parameters
@@ -525,7 +496,6 @@ class ColorJitter(Transform):
         that to that.
     """
 
-    scale_free = True
     brightness: float | Sequence[float] | None = 0
     contrast: float | Sequence[float] | None = 0
     saturation: float | Sequence[float] | None = 0
@@ -533,8 +503,12 @@ class ColorJitter(Transform):
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
-            setattr(self, name, _factors(name, getattr(self, name), 1.0, (0.0, math.inf)))
-        self.hue = _factors("hue", self.hue, 0.0, (-0.5, 0.5))
+            self._set(name, 1.0, 0.0, math.inf)
+        self._set("hue", 0.0, -0.5, 0.5)
+
+    def _set(self, name: str, neutral: float, least: float, most: float) -> None:
+        limits = _limits(name, getattr(self, name), neutral, least, most)
+        setattr(self, name, None if limits == (neutral, neutral) else limits)
 
     @property
     def random(self) -> bool:
@@ -556,19 +530,22 @@ class ColorJitter(Transform):
         return image
 
 
-def _factors(
-    name: str, value: Any, center: float, limits: tuple[float, float]
-) -> tuple[float, float] | None:
-    """Return the range of a factor; None if nothing is to be done."""
+def _limits(
+    name: str, value: Any, center: float = 0.0, least: float = -math.inf, most: float = math.inf
+) -> tuple[float, float]:
+    """Return a range; one number stands for as much on both sides of its center."""
     if is_number(value):
         check_number(name, value, 0)
-        low, high = center - value, center + value
-        low = max(low, 0.0) if center else low
-    else:
-        low, high = value
-    if not limits[0] <= low <= high <= limits[1]:
-        raise UsageError(f"{name} must be a range within {limits}, but it is {value!r}")
-    return None if low == high == center else (float(low), float(high))
+        value = (max(center - value, least) if center else -value, center + value)
+    if len(value) != 2 or not least <= value[0] <= value[1] <= most:
+        raise UsageError(
+            f"{name} must be a number or a range of two within {(least, most)}, but it is {value!r}"
+        )
+    return float(value[0]), float(value[1])
+
+
+def _two(value: Any) -> tuple[float, float]:
+    return (value, value) if is_number(value) else tuple(value)
 
 
 class GaussianBlur(Transform):
@@ -586,10 +563,9 @@ class GaussianBlur(Transform):
     sigma: Any = (0.1, 2.0)
 
     def __post_init__(self) -> None:
-        low, high = (self.sigma, self.sigma) if is_number(self.sigma) else self.sigma
+        low, high = self.sigma = _two(self.sigma)
         if not 0 < low <= high:
             raise UsageError(f"sigma must be a range of positive numbers, but it is {self.sigma!r}")
-        self.sigma = low, high
 
     @property
     def random(self) -> bool:
@@ -599,17 +575,7 @@ class GaussianBlur(Transform):
         return F.gaussian_blur(image, self.kernel_size, _random_uniform(*self.sigma))
 
 
-def _angles(name: str, value: Any) -> tuple[float, float]:
-    """Return a range of angles; one number stands for minus that to that."""
-    if is_number(value):
-        check_number(name, value, 0)
-        return -float(value), float(value)
-    if len(value) != 2:
-        raise UsageError(f"{name} must be a number or a range of two, but it is {value!r}")
-    return float(value[0]), float(value[1])
-
-
-class RandomRotation(Transform):
+class RandomRotation(Transform, random=True):
     """Turn images by a random angle.
 
     Parameters
@@ -620,7 +586,6 @@ class RandomRotation(Transform):
         As of :func:`~.functional.rotate`.
     """
 
-    random = True
     degrees: Any
     interpolation: Mode = InterpolationMode.NEAREST
     expand: bool = False
@@ -628,7 +593,7 @@ class RandomRotation(Transform):
     fill: Fill = 0
 
     def __post_init__(self) -> None:
-        self.degrees = _angles("degrees", self.degrees)
+        self.degrees = _limits("degrees", self.degrees)
         self.interpolation = interpolation_mode(self.interpolation)
 
     def forward(self, image: Any) -> Any:
@@ -636,7 +601,7 @@ class RandomRotation(Transform):
         return F.rotate(image, angle, self.interpolation, self.expand, self.center, self.fill)
 
 
-class RandomAffine(Transform):
+class RandomAffine(Transform, random=True):
     """Turn, move, scale and shear images at random.
 
     Parameters
@@ -653,7 +618,6 @@ class RandomAffine(Transform):
         As of :func:`~.functional.affine`.
     """
 
-    random = True
     degrees: Any
     translate: Sequence[float] | None = None
     scale: Sequence[float] | None = None
@@ -663,13 +627,13 @@ class RandomAffine(Transform):
     center: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        self.degrees = _angles("degrees", self.degrees)
+        self.degrees = _limits("degrees", self.degrees)
         if self.translate is not None and not all(0 <= share <= 1 for share in self.translate):
             raise UsageError(f"translate must be two shares in 0…1, but it is {self.translate!r}")
         if self.scale is not None and min(self.scale) <= 0:
             raise UsageError(f"scale must be a range of positive factors, but it is {self.scale!r}")
         if self.shear is not None and (is_number(self.shear) or len(self.shear) != 4):
-            self.shear = _angles("shear", self.shear)
+            self.shear = _limits("shear", self.shear)
         self.interpolation = interpolation_mode(self.interpolation)
 
     def forward(self, image: Any) -> Any:
@@ -724,7 +688,7 @@ class RandomPerspective(_RandomTransform):
         return F.perspective(image, start, end, self.interpolation, self.fill)
 
 
-class ElasticTransform(Transform):
+class ElasticTransform(Transform, random=True):
     """Move pixels by smooth random displacements (Simard et al. 2003).
 
     Parameters
@@ -737,15 +701,13 @@ class ElasticTransform(Transform):
         As of :func:`~.functional.elastic_transform`.
     """
 
-    random = True
     alpha: Any = 50.0
     sigma: Any = 5.0
     interpolation: Mode = InterpolationMode.BILINEAR
     fill: Fill = 0
 
     def __post_init__(self) -> None:
-        self.alpha = [self.alpha] * 2 if is_number(self.alpha) else list(self.alpha)
-        self.sigma = [self.sigma] * 2 if is_number(self.sigma) else list(self.sigma)
+        self.alpha, self.sigma = _two(self.alpha), _two(self.sigma)
         self.interpolation = interpolation_mode(self.interpolation)
 
     def forward(self, image: Any) -> Any:
