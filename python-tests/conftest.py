@@ -11,11 +11,16 @@ import sys
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
 from quick_jvm import QUICK_JVM
 
 
 def pytest_configure(config):
+    # How fast this machine is today is no property of what is tested.
+    slow = hypothesis.HealthCheck.too_slow
+    hypothesis.settings.register_profile("bigdl", deadline=None, suppress_health_check=[slow])
+    hypothesis.settings.load_profile("bigdl")
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_JVM)
     config.addinivalue_line(
         "markers", "local_cluster: runs late, with the tests that use the fixture of this name"

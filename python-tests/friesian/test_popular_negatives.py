@@ -72,7 +72,7 @@ def test_popular_items_are_drawn_more_often(clicks):
     assert drawn(0.5) == drawn(0.5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tickets=st.lists(st.integers(0, 5), min_size=3, max_size=7),
     lists=st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=4),

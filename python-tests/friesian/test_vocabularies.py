@@ -136,9 +136,7 @@ def test_encode_of_cells_of_several_values(messy, rows, plan, monkeypatch):
     assert Counter(first.to_list("tags")) == wanted
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     values=st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=10),
     known=st.dictionaries(st.text(max_size=3), st.integers(-(2**31), 2**31 - 1), max_size=5),

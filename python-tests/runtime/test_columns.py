@@ -379,7 +379,7 @@ shapes = hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=4)
 dtypes = st.sampled_from(["float32", "float64", "int32", "int64", "bool"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_decode_is_the_inverse_of_nesting_for_every_slice(data):
     array = data.draw(hnp.arrays(data.draw(dtypes), data.draw(shapes)))
@@ -394,7 +394,7 @@ def test_decode_is_the_inverse_of_nesting_for_every_slice(data):
         np.testing.assert_array_equal(decoded, array[start : start + length])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_the_order_of_a_maps_keys_does_not_matter(data):
     keys = data.draw(st.lists(st.text(max_size=3), min_size=1, max_size=4, unique=True))

@@ -83,7 +83,7 @@ def expected(parts, num_workers):
     return shards
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(parts=partitions, num_workers=workers, piece=st.sampled_from([1, 16, 48, 1 << 20]))
 def test_every_row_is_in_one_shard_once_and_in_order(
     tmp_path_factory, patch, parts, num_workers, piece
@@ -97,7 +97,7 @@ def test_every_row_is_in_one_shard_once_and_in_order(
         np.testing.assert_array_equal(shard.column("pair")[:, :1], shard.column("id")[:, None])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(parts=partitions, num_workers=workers, data=st.data())
 def test_the_order_of_arrival_does_not_matter(tmp_path_factory, patch, parts, num_workers, data):
     cells = pack(patch, parts, num_workers)[0]
@@ -122,7 +122,7 @@ def test_with_equal_source_partitions_shards_differ_by_half_of_n_rows_at_most(
     assert max(shards) - min(shards) <= max(1, num_workers // 2)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(parts=partitions, num_workers=workers, piece=st.sampled_from([16, 48, 200]))
 def test_a_cell_is_no_larger_than_a_piece_or_a_row(patch, parts, num_workers, piece):
     patch.setattr(packing, "PIECE", piece)

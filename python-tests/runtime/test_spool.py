@@ -75,7 +75,7 @@ places = st.lists(
 # Order ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_rows_are_in_the_order_of_their_places_whatever_the_order_of_arrival(
     tmp_path_factory, data

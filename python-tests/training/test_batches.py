@@ -35,7 +35,7 @@ def cut(plan, ranks):
     return batches
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rows=shards, batch_size=batch_sizes, drop_last=st.booleans())
 def test_batches_are_the_interleaved_rows_cut_in_pieces(rows, batch_size, drop_last):
     order = by_place(rows)
@@ -48,7 +48,7 @@ def test_batches_are_the_interleaved_rows_cut_in_pieces(rows, batch_size, drop_l
     assert cut(plan, len(rows)) == [sorted(piece) for piece in pieces]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rows=shards, batch_size=batch_sizes)
 def test_steps_can_be_asked_for_in_any_order(rows, batch_size):
     plan, backwards = BatchPlan(rows, batch_size), BatchPlan(rows, batch_size)
@@ -65,7 +65,7 @@ def test_equal_shards_have_an_equal_part_of_every_full_batch(workers, each, rows
         assert sizes == [each] * workers
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.integers(0, 2**40), min_size=1, max_size=12),
     batch_size=st.integers(1, 2**30),

@@ -103,7 +103,7 @@ def test_shards_of_two_dtypes_are_told_apart():
     seed=st.integers(0, 99),
     cuts=st.lists(st.integers(0, 2000), max_size=6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_windows_hold_every_row_once_however_they_are_read(rows, window, seed, cuts):
     order = WindowedOrder(rows, window, seed, 3, 1)
     whole = order[0:rows]
@@ -145,7 +145,7 @@ def read(paths, directory, num_workers, features, labels=(), config=None):
     group=st.integers(1, 5),
     num_workers=st.integers(1, 5),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_parquet_rows_are_cut_evenly_and_keep_their_order(
     tmp_path_factory, sizes, group, num_workers
 ):

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -301,7 +301,7 @@ def test_vectors_that_differ_between_shards_are_refused(make):
         scaler.fit_transform(shards)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(
     matrix=hnp.arrays(
         float,

@@ -19,9 +19,7 @@ from bigdl.orca.data.xshards.persistence import release_dropped
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-few = settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few = settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

@@ -139,9 +139,7 @@ def test_partition_by_keeps_its_errors(orca_spark, shards):
         other.partition_by("a")
 
 
-@settings(
-    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=4), number=st.integers(1, 5))
 def test_repartition(orca_spark, sizes, number):
     frames = [pd.DataFrame({"v": range(size), "t": ["x"] * size}) for size in sizes]

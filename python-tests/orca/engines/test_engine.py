@@ -514,7 +514,7 @@ def views(draw):
 
 
 @given(views())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_match_is_complete_exactly_if_it_can_be(views):
     from itertools import combinations
 
@@ -534,7 +534,7 @@ def test_match_is_complete_exactly_if_it_can_be(views):
 
 
 @given(st.integers(1, 40), st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_match_moves_nothing_without_need(n, random):
     views = [sorted({task, *random.choices(range(n), k=3)}) for task in range(n)]
     assert match(views) == {task: task for task in range(n)}
