@@ -158,7 +158,7 @@ def settings_of(epochs=2, batch_size=4, labels=("y",), features=("x",), **settin
 def fitted(shards, creator, *, callbacks=(), start=None, group=3, options=None, **settings):
     """Train by ranks of this process; the loop, and the snapshot that it ended with."""
     packed = Packed.of(KerasParts(creator), list(callbacks))
-    program = KerasFitProgram(packed, {}, settings_of(**settings), None)
+    program = KerasFitProgram(packed, {}, None, settings_of(**settings))
     options = LayerOptions(group_size=group, **(options or {}))
     loop = KerasLayerLoop(program, options, len(shards), start)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,6 @@
 """States that a group leaves with the executors are there for the next one, wherever that runs."""
 
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from bigdl.orca.parameter_layer.barrier import StateFiles
 from bigdl.orca.parameter_layer.messages import Message
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.launch import launch
+from bigdl.runtime.worker import Worker
 
 RANKS = 3
 
@@ -31,8 +31,9 @@ def run(rank, work, folder):
         "gloo", init_method=f"file://{folder / 'meet' / 'here'}", rank=rank, world_size=RANKS
     )
     try:
-        worker = SimpleNamespace(rank=rank, world_size=RANKS)
-        return work(rank, TorchDistributedSync(worker), folder)
+        sync = TorchDistributedSync(Worker(rank, RANKS))
+        sync.start()
+        return work(rank, sync, folder)
     finally:
         dist.barrier()
         dist.destroy_process_group()

@@ -189,6 +189,8 @@ class ChannelUplink(Uplink):
     def give(self, rank, kind, data):
         self._line.put_bytes(f"result/{rank}", data)
         self._line.set(f"result/{rank}/kind", kind)
+        # Nobody acknowledges what is set; the answer to a question says that it has arrived.
+        self._line.has(f"result/{rank}/kind")
 
     def failing(self):
         return self._line.count("failed", 1)

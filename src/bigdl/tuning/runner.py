@@ -97,6 +97,7 @@ def run_trials(
         "gc_after_trial": gc_after_trial,
         "show_progress_bar": show_progress_bar,
     }
+    record_process(study)
     if processes == 1:
         recorded = functools.partial(_recorded, objective)
         study.optimize(recorded, n_trials, timeout, n_jobs=threads, **settings)

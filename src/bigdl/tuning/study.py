@@ -307,10 +307,14 @@ def _only_study(storage: BaseStorage) -> str | None:
 # Lost trials --------------------------------------------------------------------------------------
 
 
-def record_process(trial: Trial) -> None:
-    """Note in a trial that this process runs its search."""
+def record_process(of: Trial | Study) -> None:
+    """Note in a trial that this process runs its search, or in a study that it runs trials.
+
+    What is noted in the study tells of trials that had no time to be noted in.
+    """
     process = require("psutil", "automl").Process()
-    trial.set_user_attr(_PROCESS, [platform.node(), process.pid, process.create_time()])
+    key = _PROCESS if hasattr(of, "number") else f"{_PROCESS} {platform.node()} {process.pid}"
+    of.set_user_attr(key, [platform.node(), process.pid, process.create_time()])
 
 
 def recover(study: Study) -> list[int]:
@@ -324,7 +328,14 @@ def recover(study: Study) -> list[int]:
     optuna = require("optuna", "automl")
     states = optuna.trial.TrialState
     running = study.get_trials(deepcopy=False, states=(states.RUNNING,))
-    lost = [trial for trial in running if _is_gone(trial.user_attrs.get(_PROCESS))]
+    attrs = study.user_attrs
+    runners = [attrs[key] for key in attrs if key.startswith(f"{_PROCESS} ")]
+    all_gone = bool(runners) and all(map(_is_gone, runners))
+    lost = [
+        trial
+        for trial in running
+        if (_is_gone(trial.user_attrs[_PROCESS]) if _PROCESS in trial.user_attrs else all_gone)
+    ]
     for trial in lost:
         with suppress(optuna.exceptions.UpdateFinishedTrialError):  # by another that recovers
             # Not `study.tell`, after which the grid's sampler may end a search that has not begun.
