@@ -146,10 +146,9 @@ class FloatGraph:
         return [node.name for node in sorted(nodes, key=brought_in, reverse=True)]
 
 
-Quantize = Callable[[FloatGraph, Path, Collection[str], "bool | None"], None]
-"""Writes the quantized form of a graph to a file. Nodes of the names given stay in floating point.
-True moves outliers of activations into the weights (SmoothQuant, Xiao et al., 2022), None does so
-where the graph has attention."""
+Quantize = Callable[[FloatGraph, Path, Collection[str]], None]
+"""Writes the quantized form of a graph to a file. Nodes of the names given stay in floating
+point."""
 
 
 def _unshare_weights(graph) -> None:
@@ -269,9 +268,7 @@ _PASSED_ON = {
 }
 
 
-def quantize_statically(
-    graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
-) -> None:
+def quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
     """Quantize weights and activations, the latter with ranges found on calibration data."""
     quantization = require("onnxruntime.quantization", "nano")
     kinds = quantization.QuantType
@@ -298,9 +295,7 @@ def quantize_statically(
         )
 
 
-def quantize_dynamically(
-    graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
-) -> None:
+def quantize_dynamically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
     """Quantize weights, and activations with the ranges that they have in each call.
 
     Linear layers, LSTMs and embeddings are quantized, convolutions are not.
@@ -322,18 +317,15 @@ def quantize_dynamically(
         )
 
 
-def quantize_with_nncf(
-    graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
-) -> None:
-    """Quantize weights and activations with NNCF, which corrects biases."""
+def quantize_with_nncf(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
+    """Quantize weights and activations with NNCF, which corrects biases.
+
+    Where the graph has attention, outliers of activations are moved into the weights (SmoothQuant,
+    Xiao et al., 2022).
+    """
     onnx = require("onnx", "nano")
     nncf = require("nncf", "nano")
-    parameters = require("nncf.quantization.advanced_parameters", "nano")
-    attention = has_attention(graph.path)
-    smooth = attention if smooth is None else smooth
-    alphas = parameters.AdvancedSmoothQuantParameters()
-    if not smooth:
-        alphas = parameters.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
+    transformer = nncf.ModelType.TRANSFORMER if has_attention(graph.path) else None
     overflow = nncf.OverflowFix.ENABLE if _may_overflow() else nncf.OverflowFix.DISABLE
     with quiet():
         quantized = nncf.quantize(
@@ -341,12 +333,10 @@ def quantize_with_nncf(
             nncf.Dataset(graph.feeds),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(graph.feeds),
-            model_type=nncf.ModelType.TRANSFORMER if attention or smooth else None,
+            model_type=transformer,
             # Its quantized embeddings make ONNX Runtime restore the whole table in each call.
             ignored_scope=nncf.IgnoredScope(list(excluded), types=["Gather"], validate=False),
-            advanced_parameters=parameters.AdvancedQuantizationParameters(
-                overflow_fix=overflow, smooth_quant_alphas=alphas
-            ),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow),
         )
     if _is_x86():
         unsigned_activations(quantized)

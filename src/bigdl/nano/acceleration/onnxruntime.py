@@ -295,21 +295,13 @@ class QuantizedMethod(OnnxRuntimeMethod):
         See :data:`~bigdl.nano.acceleration.onnx_quantization.Quantize`.
     calibrates : bool
         True if it needs calibration data.
-    smooths : bool
-        True if it can move outliers of activations into the weights.
     """
 
     precision: str = "int8"
     quantize: Quantize = field(kw_only=True)
     calibrates: bool = True
-    smooths: bool = False
 
     def build(self, source: Source, options: BuildOptions) -> Any:
-        if options.smooth and not self.smooths:
-            raise UsageError(
-                f"Method {self.name!r} has no smooth quantization; use accelerator='onnxruntime' "
-                "with method='nncf', or leave smooth out"
-            )
         original = OnnxNetwork(*self.exported(source, options))
         batches = source.calibration_arrays(options) if self.calibrates else ()
         graph = FloatGraph(original.file, [original.feed(each) for each in batches])
@@ -317,7 +309,12 @@ class QuantizedMethod(OnnxRuntimeMethod):
 
         def build(excluded: tuple[str, ...]) -> Any:
             nonlocal file
-            file = self._quantized(graph, excluded, options)
+            file = OnnxFile()
+            try:
+                self.quantize(graph, file.path, excluded)
+            except Exception as error:
+                with refusing(f"The network cannot be quantized by method {self.name!r}"):
+                    raise runtime_error(error) from error
             return self.model_of(file, original.input_names, source, options)
 
         def rank() -> list[str]:
@@ -325,18 +322,6 @@ class QuantizedMethod(OnnxRuntimeMethod):
             return graph.rank(file.path, feed)
 
         return keep_accuracy(build, rank, options.goal, source.model)
-
-    def _quantized(
-        self, graph: FloatGraph, excluded: tuple[str, ...], options: BuildOptions
-    ) -> OnnxFile:
-        """Return the model in int8 but for some nodes."""
-        file = OnnxFile()
-        try:
-            self.quantize(graph, file.path, excluded, options.smooth)
-        except Exception as error:
-            with refusing(f"The network cannot be quantized by method {self.name!r}"):
-                raise runtime_error(error) from error
-        return file
 
 
 def onnxruntime_methods(
@@ -381,7 +366,6 @@ def onnxruntime_methods(
             variants=("nncf",),
             packages=(*packages, "nncf"),
             quantize=quantize_with_nncf,
-            smooths=True,
             extended=True,
             **common,
         ),
