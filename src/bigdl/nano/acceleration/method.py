@@ -97,7 +97,7 @@ class Source(Protocol):
     model: Any
 
     @property
-    def output_structure(self) -> Structure:
+    def outputs(self) -> Structure:
         """What the model's result looks like."""
 
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:

@@ -273,7 +273,7 @@ class OnnxRuntimeMethod(Method[Source]):
             threads=options.thread_num,
             session_options=options.onnxruntime_session_options,
         )
-        expected = len(source.output_structure.paths(""))
+        expected = len(source.outputs.paths(""))
         if len(network.output_names) != expected:
             raise UsageError(
                 f"The network of {type(source.model).__name__} in ONNX has "

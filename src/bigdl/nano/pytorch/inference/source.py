@@ -366,10 +366,6 @@ class TorchSource:
             raise UsageError(f"{name} returns no tensor for the sample, so it cannot be converted")
         return structure
 
-    @property
-    def output_structure(self) -> Structure:
-        return self.outputs
-
     def try_out(self, model: torch.nn.Module) -> None:
         if self.has_sample:
             args, kwargs = self.arguments

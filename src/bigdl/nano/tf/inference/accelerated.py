@@ -33,13 +33,15 @@ from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.openvino import preprocessed
 from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.saved import SavedModel, class_of, opened, write_directory
-from bigdl.nano.acceleration.structure import is_tensor
+from bigdl.nano.acceleration.structure import Structure, is_tensor
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.tf.inference.source import (
     CallInputs,
-    CallOutputs,
     KerasSource,
+    Port,
     numpy_type,
+    ports_as_json,
+    ports_from_json,
 )
 from bigdl.nano.tf.serialization import compiled_like, packed, unpacked
 
@@ -66,7 +68,9 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         What runs: its ``infer`` takes and returns flat lists of ndarrays. The results are the
         caller's.
     nano_inputs : CallInputs
-    nano_outputs : CallOutputs
+    nano_outputs : Structure
+    nano_ports : tuple of Port
+        The tensors of a result.
     thread_num : int or None
         Threads of the runtime.
     """
@@ -75,7 +79,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         self,
         network: Any,
         inputs: CallInputs,
-        outputs: CallOutputs,
+        outputs: Structure,
+        ports: tuple[Port, ...],
         *,
         method: str | None = None,
         threads: int | None = None,
@@ -88,6 +93,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
             nano_source=None,
             nano_inputs=inputs,
             nano_outputs=outputs,
+            nano_ports=ports,
             thread_num=threads,
         )
         self.built = True
@@ -95,8 +101,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     @classmethod
     def of(cls, source: KerasSource, network: Any, method: str, options: BuildOptions) -> Self:
         """Return the accelerated model of a source."""
-        threads = network.thread_num
-        model = cls(network, source.inputs, source.outputs, method=method, threads=threads)
+        ends = (source.inputs, source.outputs, source.output_ports)
+        model = cls(network, *ends, method=method, threads=network.thread_num)
         return model.nano_attach(source.model)
 
     def nano_attach(self, source: keras.Model | None) -> Self:
@@ -183,23 +189,26 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         self.predict_function = predicted
         return predicted
 
+    def nano_describe(self) -> dict[str, Any]:
+        return {**super().nano_describe(), "ports": ports_as_json(self.nano_ports)}
+
     def _declared(self, results: list[np.ndarray]) -> list[np.ndarray]:
         """Return arrays of the types that the original's results have."""
         return [
             result
             if str(result.dtype) == port.dtype
             else result.astype(tf.as_dtype(port.dtype).as_numpy_dtype)
-            for result, port in zip(results, self.nano_outputs.ports, strict=True)
+            for result, port in zip(results, self.nano_ports, strict=True)
         ]
 
     def _rebuilt(self, results: list[np.ndarray], convert: Any = None) -> Any:
         """Return what the original would, of ndarrays or of what these are converted to."""
         declared = self._declared(results)
-        return self.nano_outputs.structure.rebuild(map(convert, declared) if convert else declared)
+        return self.nano_outputs.rebuild(map(convert, declared) if convert else declared)
 
     def _in_a_graph(self, leaves: list) -> Any:
         """Return the call as one operation of a graph of TensorFlow, e.g. that of ``evaluate``."""
-        ports = self.nano_outputs.ports
+        ports = self.nano_ports
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             inputs = self.nano_inputs.arrays(self.nano_inputs.pack(arrays))
@@ -208,12 +217,12 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         results = tf.numpy_function(run, leaves, [tf.as_dtype(port.dtype) for port in ports])
         for result, port in zip(results, ports, strict=True):
             result.set_shape((None, *port.shape[1:]) if port.shape else None)
-        return self.nano_outputs.structure.rebuild(results)
+        return self.nano_outputs.rebuild(results)
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping, model: Any, device: str | None) -> Self:
         """Read a saved directory."""
-        if "inputs" not in meta or "outputs" not in meta:
+        if "ports" not in meta:
             raise UsageError(
                 "The directory does not say what the model's inputs and outputs are, as those of "
                 "BigDL 2 do not; save the model again from the original"
@@ -221,7 +230,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return cls(
             cls.load_network(directory, meta, device=device),
             CallInputs.from_json(meta["inputs"]),
-            CallOutputs.from_json(meta["outputs"]),
+            Structure.from_json(meta["outputs"]),
+            ports_from_json(meta["ports"]),
             method=meta.get("method"),
             threads=meta.get("thread_num"),
         ).nano_attach(model)

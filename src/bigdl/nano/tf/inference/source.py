@@ -1,7 +1,8 @@
 """A Keras model with its data: its arguments, its results and its data as flat lists.
 
 A network of another runtime takes and gives flat lists of arrays. :class:`CallInputs` knows how
-the arguments of a call are nested, :class:`CallOutputs` the results.
+the arguments of a call are nested, a :class:`~bigdl.nano.acceleration.structure.Structure` how its
+results are.
 """
 
 from __future__ import annotations
@@ -112,11 +113,11 @@ class CallInputs(nesting.CallInputs):
         return self.unflatten(leaves)[0]
 
     def to_json(self) -> dict:
-        return {**super().to_json(), "ports": _ports_as_json(self.ports)}
+        return {**super().to_json(), "ports": ports_as_json(self.ports)}
 
     @classmethod
     def from_json(cls, data: Mapping, **others: Any) -> CallInputs:
-        return super().from_json(data, ports=_ports_from_json(data["ports"]))
+        return super().from_json(data, ports=ports_from_json(data["ports"]))
 
     def _conformed(self, structure: Structure, value: Any) -> Any:
         """A value in the form of a structure, where Keras would take it too."""
@@ -135,34 +136,13 @@ class CallInputs(nesting.CallInputs):
         return value
 
 
-@dataclass(frozen=True)
-class CallOutputs:
-    """The results of a model's calls.
-
-    Attributes
-    ----------
-    structure : Structure
-    ports : tuple of Port
-    """
-
-    structure: Structure
-    ports: tuple[Port, ...]
-
-    def to_json(self) -> dict:
-        """As JSON."""
-        return {"structure": self.structure.to_json(), "ports": _ports_as_json(self.ports)}
-
-    @classmethod
-    def from_json(cls, data: Mapping) -> CallOutputs:
-        """Read what :meth:`to_json` wrote."""
-        return cls(Structure.from_json(data["structure"]), _ports_from_json(data["ports"]))
-
-
-def _ports_as_json(ports: Iterable[Port]) -> list[list]:
+def ports_as_json(ports: Iterable[Port]) -> list[list]:
+    """Return ports as JSON."""
     return [[port.name, list(port.shape), port.dtype] for port in ports]
 
 
-def _ports_from_json(data: Iterable[Sequence[Any]]) -> tuple[Port, ...]:
+def ports_from_json(data: Iterable[Sequence[Any]]) -> tuple[Port, ...]:
+    """Read what :func:`ports_as_json` returned."""
     return tuple(Port(name, tuple(shape), dtype) for name, shape, dtype in data)
 
 
@@ -425,18 +405,19 @@ class KerasSource:
             raise UsageError(f"{name} returns no tensor, so it cannot be converted")
         return concrete
 
+    @property
+    def outputs(self) -> Structure:
+        """How the model's results are nested, which is known when it has been called."""
+        assert self.concrete is not None
+        return self._structure
+
     @cached_property
-    def outputs(self) -> CallOutputs:
-        """The model's results."""
+    def output_ports(self) -> tuple[Port, ...]:
+        """The tensors of the model's results."""
         tensors = self.concrete.outputs
         shapes = [() if each.shape.rank is None else tuple(each.shape) for each in tensors]
         types = [each.dtype.name for each in tensors]
-        ports = map(Port, self._structure.paths(""), shapes, types)
-        return CallOutputs(self._structure, tuple(ports))
-
-    @property
-    def output_structure(self) -> Structure:
-        return self.outputs.structure
+        return tuple(map(Port, self.outputs.paths(""), shapes, types))
 
     def try_out(self, model: Any) -> None:
         model(*self.inputs.pack(self.sample_arrays()))
