@@ -156,6 +156,7 @@ def dumps(value: Any) -> bytes:
     """Pickle functions and what they refer to, ``tf.function`` and Keras objects among it.
 
     A ``tf.function`` is traced anew where it arrives, and without XLA, which cannot call Python.
+    Of a ``tf.data.Dataset`` the elements are pickled.
     """
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
@@ -173,7 +174,13 @@ class _Pickler(cloudpickle.Pickler):
             return partial(tf.function, **options), (value.python_function,)
         if isinstance(value, (keras.losses.Loss, keras.metrics.Metric)):
             return type(value).from_config, (value.get_config(),)
+        if isinstance(value, tf.data.Dataset):
+            return _dataset, (list(value.as_numpy_iterator()), value.element_spec)
         return super().reducer_override(value)
+
+
+def _dataset(elements: list, spec: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=spec)
 
 
 @tf.function
