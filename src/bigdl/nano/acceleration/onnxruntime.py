@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,17 +29,7 @@ from bigdl.nano.acceleration.onnx_quantization import (
 from bigdl.nano.acceleration.onnx_quantization import OnnxFile as OnnxFile
 from bigdl.nano.acceleration.quiet import refusing
 
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-_TYPES: dict[str, DTypeLike] = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(bool)": np.bool_,
-    **{f"tensor({kind}{bits})": np.dtype(f"{kind}{bits}") for kind in ("int", "uint")
-       for bits in (8, 16, 32, 64)},
-}  # fmt: skip
+_NUMBERS = re.compile(r"tensor\((float|float16|double|bool|u?int\d+)\)")
 
 
 class OnnxNetwork:
@@ -88,10 +78,10 @@ class OnnxNetwork:
             self.session = ort.InferenceSession(
                 str(file.path), self.options, providers=["CPUExecutionProvider"]
             )
-        ports = {port.name: _TYPES.get(port.type) for port in self.session.get_inputs()}
+        ports = {port.name: _dtype_of(port.type) for port in self.session.get_inputs()}
         self.input_names = list(ports) if names is None else list(names)
         self._ports = [
-            (position, name, np.dtype(ports[name]) if ports[name] is not None else None)
+            (position, name, ports[name])
             for position, name in enumerate(self.input_names)
             if name in ports
         ]
@@ -132,6 +122,12 @@ class OnnxNetwork:
             return self.session.run(None, feed)
         except Exception as error:
             raise runtime_error(error) from error
+
+
+def _dtype_of(port_type: str) -> np.dtype | None:
+    """Return the type of an input's arrays; None for strings and what numpy lacks."""
+    match = _NUMBERS.fullmatch(port_type)
+    return np.dtype({"float": "float32"}.get(match[1], match[1])) if match else None
 
 
 def runtime_error(error: Exception) -> Exception:

@@ -47,8 +47,6 @@ def layouts_of(tensors) -> list[str]:
 
 def apply_layouts(value):
     """Return a nested value whose 4-D and 5-D tensors have their channels last."""
-    if isinstance(value, torch.Tensor):
-        return _to_layout(value)
     leaves, structure = flatten(value)
     return structure.rebuild([_to_layout(x) if torch.is_tensor(x) else x for x in leaves])
 
@@ -388,7 +386,7 @@ class GraphModel(AcceleratedModel):
     def nano_run(self, args: tuple, kwargs: dict) -> Any:
         tensors = [torch.as_tensor(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
         if self.channels_last:
-            tensors = [apply_layouts(tensor) for tensor in tensors]
+            tensors = list(map(_to_layout, tensors))
         lowered = self.bf16 and not torch.is_autocast_enabled("cpu")
         with torch.autocast("cpu", torch.bfloat16) if lowered else nullcontext():
             results = self.nano_graph(tensors)

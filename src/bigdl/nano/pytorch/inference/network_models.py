@@ -25,6 +25,7 @@ import torch
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.method import BuildOptions, find_method
+from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.openvino import preprocessed
 from bigdl.nano.acceleration.quiet import quiet, refusing
@@ -65,15 +66,10 @@ _OURS = {
 
 def onnx_names(inputs: ForwardInputs) -> list[str]:
     """Names of a network's inputs with letters, digits and underscores only, each once."""
-    names: list[str] = []
-    for path in inputs.names:
-        name = plain = re.sub(r"\W", "_", path)
-        count = 1
-        while name in names:
-            count += 1
-            name = f"{plain}_{count}"
-        names.append(name)
-    return names
+    names = [re.sub(r"\W", "_", path) for path in inputs.names]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name}_{position}" for position, name in enumerate(names)]
 
 
 def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
@@ -176,15 +172,8 @@ def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keyword
         **keywords,
     )
     if options.simplification:
-        _simplify(Path(path))
-
-
-def _simplify(path: Path) -> None:
-    onnx = require("onnx", "nano")
-    optimizer = require("onnxscript.optimizer", "nano")
-    from bigdl.nano.acceleration.onnx_quantization import save
-
-    save(optimizer.optimize(onnx.load(path)), path)
+        onnx, optimizer = require("onnx", "nano"), require("onnxscript.optimizer", "nano")
+        save(optimizer.optimize(onnx.load(path)), Path(path))
 
 
 def _checked_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:

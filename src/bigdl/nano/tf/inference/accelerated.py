@@ -163,7 +163,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         callbacks: Any = None,
     ) -> Any:
         """As ``keras.Model.predict``; arrays go to the runtime without a dataset in between."""
-        if callbacks is not None or verbose not in (0, "auto") or not _is_nest_of_arrays(x):
+        arrays = all(map(is_tensor, keras.tree.flatten(x)))
+        if callbacks is not None or verbose not in (0, "auto") or not arrays:
             return super().predict(x, batch_size, verbose, steps, callbacks)
         leaves = self.nano_inputs.arrays([x])
         size = batch_size or 32
@@ -280,10 +281,6 @@ def _joined(results: list[list[np.ndarray]]) -> list[np.ndarray]:
     return [np.concatenate(each) for each in zip(*results, strict=True)]
 
 
-def _is_nest_of_arrays(x: Any) -> bool:
-    return all(map(is_tensor, keras.tree.flatten(x)))
-
-
 _PLAIN = "KerasModel"
 _FILE = "saved_model.keras"
 _COMPILED = "compile.json"
@@ -364,10 +361,10 @@ def _write_compiled(model: AcceleratedKerasModel, directory: Path) -> dict:
         return {}
     wanted = {key: config[key] for key in ("loss", "loss_weights", "metrics", "weighted_metrics")}
     try:
-        (directory / _COMPILED).write_text(json.dumps(wanted), encoding="utf-8")
+        content = json.dumps(wanted)
     except TypeError:  # an object that Keras does not know how to write
-        (directory / _COMPILED).unlink(missing_ok=True)
         return {}
+    (directory / _COMPILED).write_text(content, encoding="utf-8")
     return {"compile": _COMPILED}
 
 
@@ -512,10 +509,6 @@ class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
 
     def nano_result_of(self, results: list[np.ndarray]) -> Any:
         return self._rebuilt(results, tf.convert_to_tensor)
-
-
-class KerasQuantizedModel(KerasOpenVINOModel):
-    """A network with 8-bit integers that the registry chose the runtime of, which is OpenVINO."""
 
 
 class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):
