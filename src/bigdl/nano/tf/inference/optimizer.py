@@ -66,8 +66,8 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
 
     def predictions(model: Any) -> Iterator[tuple[Any, Any, int]]:
         inputs = source.inputs
-        for batch in batches_of(pair, inputs, _ROWS):
-            yield model(*inputs.pack(batch.arrays)), batch.targets, len(batch.arrays[0])
+        for arrays, targets in batches_of(pair, inputs, _ROWS):
+            yield model(*inputs.pack(arrays)), targets, len(arrays[0])
 
     return score_function(
         metric,

@@ -8,6 +8,7 @@ results are.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -204,23 +205,10 @@ def _parameters(model: Any) -> list[str]:
     ]
 
 
-class Batch(NamedTuple):
-    """Rows of the data.
-
-    Attributes
-    ----------
-    arrays : list of ndarray
-        The inputs as a flat list.
-    targets
-        Nested ndarrays; None where the data have none.
-    """
-
-    arrays: list
-    targets: Any = None
-
-
-def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator[Batch]:
-    """Batches of data.
+def batches_of(
+    data: tuple[Any, Any], inputs: CallInputs, size: int
+) -> Iterator[tuple[list[np.ndarray], Any]]:
+    """Yield the inputs of each batch as a flat list, and its targets, None where there are none.
 
     Parameters
     ----------
@@ -236,7 +224,7 @@ def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator
         leaves = _leaves(x, inputs)
         for start in range(0, len(leaves[0]), size):
             rows = slice(start, start + size)
-            yield Batch([leaf[rows] for leaf in leaves], _sliced(y, rows))
+            yield [leaf[rows] for leaf in leaves], _sliced(y, rows)
         return
     features, _ = next(map(_split, x), (None, None))
     if features is None:
@@ -244,7 +232,7 @@ def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator
     if not _is_batched(features, inputs):
         x = x.batch(size)
     for features, targets in map(_split, x):
-        yield Batch(_leaves(features, inputs), _sliced(targets, slice(None)))
+        yield _leaves(features, inputs), _sliced(targets, slice(None))
 
 
 def rows_as_arrays(
@@ -258,9 +246,9 @@ def rows_as_arrays(
         If there is none.
     """
     rows = 0
-    for batch in batches_of(data, inputs, size):
-        yield batch.arrays
-        rows += len(batch.arrays[0])
+    for arrays, _ in batches_of(data, inputs, size):
+        yield arrays
+        rows += len(arrays[0])
         if rows >= count:
             return
     if not rows:
@@ -454,14 +442,9 @@ class KerasSource:
 
     @cached_property
     def graph_names(self) -> list[str]:
-        """Names of the inputs in a graph of TensorFlow and in an ONNX file."""
-        return [_graph_name(name) for name in self.inputs.names]
-
-
-def _graph_name(name: str) -> str:
-    """A name that is allowed in a graph of TensorFlow."""
-    safe = "".join(each if each.isalnum() or each in "_.-" else "_" for each in name)
-    return safe if safe[:1].isalnum() else f"x{safe}"
+        """Names of the inputs that are allowed in a graph of TensorFlow and in an ONNX file."""
+        safe = [re.sub(r"[^\w.-]", "_", name) for name in self.inputs.names]
+        return [name if name[:1].isalnum() else f"x{name}" for name in safe]
 
 
 def _like(symbolic: Any, spec: Any) -> Any:
