@@ -70,7 +70,7 @@ class OnnxFile:
         return self.path.with_name(self.path.name + ".data").exists()
 
 
-class FloatGraph:
+class FloatGraph(OnnxFile):
     """A graph in floating point, as quantizers need it, with calibration data.
 
     Every node has a name. Inferred shapes are left out, since they contradict what ONNX Runtime
@@ -85,19 +85,14 @@ class FloatGraph:
 
     Attributes
     ----------
-    path : Path
     ranges : Path
         Where the ranges of activations are kept from one trial to the next.
-    external : bool
-        True if the weights are in a file of their own.
     """
 
     def __init__(self, original: OnnxFile, feeds: list[dict[str, np.ndarray]]):
         onnx = require("onnx", "nano")
         self.feeds = feeds
-        self.external = original.external
-        self._file = OnnxFile()
-        self.path = self._file.path
+        super().__init__()
         self.ranges = self.path.with_name("ranges.json")
         model = onnx.load(original.path)
         del model.graph.value_info[:]
@@ -368,14 +363,10 @@ def _tensors(path: Path, feed, watched: Collection[str]) -> dict[str, np.ndarray
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    inspected = path.with_name("inspected.onnx")
-    try:
-        save(model, inspected)
-        session = ort.InferenceSession(str(inspected), options, providers=["CPUExecutionProvider"])
-        return dict(zip(names, session.run(names, dict(feed)), strict=True))
-    finally:
-        inspected.unlink(missing_ok=True)
-        inspected.with_name(inspected.name + ".data").unlink(missing_ok=True)
+    file = OnnxFile()
+    save(model, file.path)
+    session = ort.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
+    return dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
 def _is_x86() -> bool:

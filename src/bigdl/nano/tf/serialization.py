@@ -142,9 +142,11 @@ def unpacked(content: PackedModel) -> Any:
     sentence = "Keras cannot rebuild the model from its configuration"
     advice = "; give its classes a get_config that they can be rebuilt from"
     with keras.saving.custom_object_scope(objects):
-        # The file is the caller's own, so lambdas in it are as safe as the rest of the program.
-        with refusing(sentence, advice):
-            model = _loaded(content.model)
+        with refusing(sentence, advice), tempfile.TemporaryDirectory(prefix="bigdl-keras-") as home:
+            path = Path(home, "model.keras")
+            path.write_bytes(content.model)
+            # The file is the caller's own, so lambdas in it are as safe as the rest of the program.
+            model = keras.saving.load_model(path, compile=False, safe_mode=False)
         if content.compiled is not None:
             arguments, optimizer = pickle.loads(content.compiled)
             # It was wrapped for its loss scale when the user compiled, if it had to be.
@@ -200,13 +202,6 @@ def custom_objects(model: Any) -> dict[str, Any]:
         )
         objects += [type(layer), *functions]
     return _by_names(each for each in objects if not _is_of_keras(each))
-
-
-def _loaded(content: bytes) -> Any:
-    with tempfile.TemporaryDirectory(prefix="bigdl-keras-") as folder:
-        path = Path(folder, "model.keras")
-        path.write_bytes(content)
-        return keras.saving.load_model(path, compile=False, safe_mode=False)
 
 
 def _is_of_keras(value: Any) -> bool:

@@ -33,7 +33,6 @@ from bigdl.nano.pytorch.inference.source import (
     FlatModule,
     ForwardInputs,
     TorchSource,
-    dynamic_dimensions,
 )
 
 LAYOUTS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
@@ -78,14 +77,15 @@ def export_flat(
     module : FlatModule or GraphModule
     source : TorchSource
     dynamic_axes : bool or dict
-        Sizes that may change, where the model allows that; see :func:`dynamic_dimensions`.
+        Sizes that may change, where the model allows that; see
+        :meth:`TorchSource.dynamic_dimensions`.
 
     Raises
     ------
     UsageError
         If the model cannot be exported, e.g. for control flow that depends on data.
     """
-    axes = dynamic_dimensions(dynamic_axes, source.inputs.names, source.sample_tensors)
+    axes = source.dynamic_dimensions(dynamic_axes)
     shapes: tuple = tuple(dict.fromkeys(each, torch.export.Dim.AUTO) for each in axes)
     if isinstance(module, FlatModule):  # its only parameter is *tensors
         shapes = (shapes,)

@@ -43,7 +43,6 @@ from bigdl.nano.pytorch.inference.graphs import export_flat
 from bigdl.nano.pytorch.inference.source import (
     ForwardInputs,
     TorchSource,
-    dynamic_dimensions,
     evaluating,
 )
 
@@ -99,9 +98,7 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
     require("onnxscript", "nano")
     names = onnx_names(source.inputs)
     keywords = _checked_keywords(options.conversion)
-    dims = dynamic_dimensions(
-        options.dynamic_axes, names, source.sample_tensors, source.inputs.names
-    )
+    dims = source.dynamic_dimensions(options.dynamic_axes)
     wants_export = keywords.pop("dynamo", None)
     tensors = source.general_sample(dims)
     with source.flat_module() as module:
@@ -334,7 +331,7 @@ def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> N
     openvino = require("openvino", "nano")
     tensors = source.sample_tensors
     shapes = {}
-    for position, axes in enumerate(dynamic_dimensions(dynamic_axes, source.inputs.names, tensors)):
+    for position, axes in enumerate(source.dynamic_dimensions(dynamic_axes)):
         sizes = [-1 if axis in axes else size for axis, size in enumerate(tensors[position].shape)]
         shapes[position] = openvino.PartialShape(sizes)
     wanted = ", ".join(map(str, shapes.values()))

@@ -239,50 +239,6 @@ class FlatModule(torch.nn.Module):
         return tuple(flatten(self.model(*args, **kwargs))[0])
 
 
-def dynamic_dimensions(
-    axes: bool | Mapping[str, Iterable[int]],
-    names: Sequence[str],
-    tensors: Sequence[torch.Tensor],
-    aliases: Sequence[str] | None = None,
-) -> list[list[int]]:
-    """Return the dimensions of each input that may change.
-
-    Parameters
-    ----------
-    axes : bool or mapping
-        True: the first of each input. A mapping names those of each input:
-        ``{"x": {0: "batch", 2: "length"}}`` or ``{"x": [0, 2]}``; other names are outputs.
-    names : sequence of str
-    tensors : sequence of Tensor
-        The sample.
-    aliases : sequence of str, optional
-        Other names of the inputs.
-
-    Raises
-    ------
-    UsageError
-        If no input is named, or a dimension does not exist.
-    """
-    if not isinstance(axes, bool | Mapping | type(None)):
-        raise UsageError(f"dynamic_axes must be True, False or a dict, not {axes!r}")
-    if not isinstance(axes, Mapping):
-        return [[0] if axes and tensor.ndim else [] for tensor in tensors]
-    if axes and not set(axes).intersection([*names, *(aliases or ())]):
-        raise UsageError(
-            f"dynamic_axes names {', '.join(map(repr, axes))}, but the inputs are "
-            f"{', '.join(names)}"
-        )
-    dimensions = []
-    for name, alias, tensor in zip(names, aliases or names, tensors, strict=True):
-        wanted = list(axes.get(name, axes.get(alias, ())))
-        if any(not isinstance(d, int) or not -tensor.ndim <= d < tensor.ndim for d in wanted):
-            raise UsageError(
-                f"dynamic_axes gives {wanted} for {name!r}, which has {tensor.ndim} dimensions"
-            )
-        dimensions.append(sorted({dimension % tensor.ndim for dimension in wanted}))
-    return dimensions
-
-
 class TorchSource:
     """A module and a sample, as methods see them.
 
@@ -378,6 +334,40 @@ class TorchSource:
 
     def sample_arrays(self) -> list[np.ndarray]:
         return [tensor.detach().cpu().numpy() for tensor in self.sample_tensors]
+
+    def dynamic_dimensions(self, axes: bool | Mapping[str, Iterable[int]]) -> list[list[int]]:
+        """Return the dimensions of each input that may change.
+
+        Parameters
+        ----------
+        axes : bool or mapping
+            True: the first of each input. A mapping names those of each input:
+            ``{"x": {0: "batch", 2: "length"}}`` or ``{"x": [0, 2]}``; other names are outputs.
+
+        Raises
+        ------
+        UsageError
+            If no input is named, or a dimension does not exist.
+        """
+        names, tensors = self.inputs.names, self.sample_tensors
+        if not isinstance(axes, bool | Mapping | type(None)):
+            raise UsageError(f"dynamic_axes must be True, False or a dict, not {axes!r}")
+        if not isinstance(axes, Mapping):
+            return [[0] if axes and tensor.ndim else [] for tensor in tensors]
+        if axes and not set(axes).intersection(names):
+            raise UsageError(
+                f"dynamic_axes names {', '.join(map(repr, axes))}, but the inputs are "
+                f"{', '.join(names)}"
+            )
+        dimensions = []
+        for name, tensor in zip(names, tensors, strict=True):
+            wanted = list(axes.get(name, ()))
+            if any(not isinstance(d, int) or not -tensor.ndim <= d < tensor.ndim for d in wanted):
+                raise UsageError(
+                    f"dynamic_axes gives {wanted} for {name!r}, which has {tensor.ndim} dimensions"
+                )
+            dimensions.append(sorted({dimension % tensor.ndim for dimension in wanted}))
+        return dimensions
 
     def general_sample(self, axes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Return the sample with 2 in place of 1 in these dimensions, if the model takes that.
