@@ -394,7 +394,7 @@ class _Pickler(pickle.Pickler):
         name = f"{value.__module__}:{value.__qualname__}"
         package = str(value.__module__).partition(".")[0]
         if package in _LIBRARIES or package in sys.stdlib_module_names - {"__main__"}:
-            return NotImplemented if _is_importable(value) else (str, (name,))
+            return NotImplemented if package == "builtins" else (str, (name,))
         if id(value) in self._seen:
             return str, (name,)
         self._seen.add(id(value))
@@ -407,7 +407,7 @@ class _Pickler(pickle.Pickler):
 
     def _parts_of(self, function: FunctionType) -> list:
         known = function.__globals__
-        cells = [_content(cell) for cell in function.__closure__ or ()]
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
         codes = list(_codes_in(function.__code__))
         names = sorted({name for code in codes for name in code.co_names}.intersection(known))
         # functions and classes of the same module that it calls, and plain values that it reads
@@ -428,20 +428,6 @@ def _functions_in(member: Any) -> list[FunctionType]:
     member = getattr(member, "__func__", member)  # of a staticmethod or a classmethod
     functions = (member.fget, member.fset) if isinstance(member, property) else (member,)
     return [each for each in functions if isinstance(each, FunctionType)]
-
-
-def _is_importable(value) -> bool:
-    known: Any = sys.modules.get(value.__module__)
-    for part in value.__qualname__.split("."):
-        known = getattr(known, part, None)
-    return known is value
-
-
-def _content(cell):
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:

@@ -491,7 +491,7 @@ def prepared(module: torch.nn.Module, bf16: bool, channels_last: bool) -> torch.
 
 
 class BF16Model(AcceleratedModel):
-    """A copy of a module that runs under autocast to bfloat16.
+    """A copy of a module, converted in place, that runs under autocast to bfloat16.
 
     Weights of linear and convolutional layers are stored in bfloat16, which is what autocast casts
     them to at every call; all others stay in fp32. Results are the same as with autocast alone.
@@ -507,15 +507,9 @@ class BF16Model(AcceleratedModel):
 
     def __init__(self, module, *, channels_last=False, layouts=(), threads=None, method="bf16"):
         super().__init__(method=method, threads=threads)
-        self.nano_module = module.eval()
+        self.nano_module = prepared(module.eval(), True, channels_last)
         self.channels_last = channels_last
         self.channels_last_available = list(layouts)
-
-    @classmethod
-    def convert(cls, module: torch.nn.Module, channels_last: bool = False, **keywords: Any) -> Self:
-        """Convert a module in place."""
-        lowered = prepared(module, True, channels_last)
-        return cls(lowered, channels_last=channels_last, **keywords)
 
     @property
     def inference_settings(self) -> Settings:
@@ -545,7 +539,7 @@ class BF16Model(AcceleratedModel):
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        converted = cls.convert(
+        converted = cls(
             module_with_weights(directory / meta["checkpoint"], options),
             channels_last=meta["channels_last"],
             layouts=meta.get("channels_last_available", ()),
