@@ -21,7 +21,7 @@ import sys
 import tempfile
 import warnings
 import weakref
-from collections import OrderedDict, UserDict
+from collections import UserDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
@@ -457,7 +457,7 @@ def _tensor_digest(tensor) -> str:
 
 
 _MOST = 4
-_of_this_process: OrderedDict[str, Results] = OrderedDict()
+_of_this_process: dict[str | None, Results] = {}
 
 
 class Cache:
@@ -474,12 +474,8 @@ class Cache:
 
     def find(self, key: str | None) -> Results | None:
         """Return the results of an equal search, or None."""
-        if key is None:
-            return None
-        if self._directory is not None:
+        if key is not None and self._directory is not None:
             return Results.read(self._directory / key)
-        if key in _of_this_process:
-            _of_this_process.move_to_end(key)
         return _of_this_process.get(key)
 
     def new_directory(self) -> Path:
@@ -498,5 +494,5 @@ class Cache:
             results.keep(self._directory / key)
             return
         _of_this_process[key] = results
-        while len(_of_this_process) > _MOST:
-            _of_this_process.popitem(last=False)
+        if len(_of_this_process) > _MOST:
+            _of_this_process.pop(next(iter(_of_this_process)))

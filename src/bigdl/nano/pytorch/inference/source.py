@@ -16,7 +16,14 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.quiet import refusing
-from bigdl.nano.acceleration.structure import Batch, CallInputs, Structure, flatten, rows_of
+from bigdl.nano.acceleration.structure import (
+    Batch,
+    CallInputs,
+    Structure,
+    as_array,
+    flatten,
+    rows_of,
+)
 
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
 """Types of data that are one batch."""
@@ -333,7 +340,7 @@ class TorchSource:
         return list(map(torch.as_tensor, self.inputs.flatten(*self.arguments)))
 
     def sample_arrays(self) -> list[np.ndarray]:
-        return [tensor.detach().cpu().numpy() for tensor in self.sample_tensors]
+        return list(map(as_array, self.sample_tensors))
 
     def dynamic_dimensions(self, axes: bool | Mapping[str, Iterable[int]]) -> list[list[int]]:
         """Return the dimensions of each input that may change.
@@ -394,6 +401,10 @@ class TorchSource:
         with evaluating(self.model):
             yield FlatModule(self.model, self.inputs).eval()
 
+    def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
+        for tensors in self.calibration_tensors(options):
+            yield list(map(as_array, tensors))
+
     def calibration_tensors(self, options: BuildOptions) -> Iterator[list[torch.Tensor]]:
         """Yield flat lists of tensors of as many batches of the data as hold the sample size.
 
@@ -415,7 +426,3 @@ class TorchSource:
                 break
         if not rows:
             raise UsageError("The calibration data hold no batch; give at least one")
-
-    def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
-        for tensors in self.calibration_tensors(options):
-            yield [tensor.detach().cpu().numpy() for tensor in tensors]

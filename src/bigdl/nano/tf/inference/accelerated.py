@@ -196,9 +196,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     def _declared(self, results: list[np.ndarray]) -> list[np.ndarray]:
         """Return arrays of the types that the original's results have."""
         return [
-            result
-            if str(result.dtype) == port.dtype
-            else result.astype(tf.as_dtype(port.dtype).as_numpy_dtype)
+            result.astype(tf.as_dtype(port.dtype).as_numpy_dtype, copy=False)
             for result, port in zip(results, self.nano_ports, strict=True)
         ]
 

@@ -178,7 +178,8 @@ def feed_of(
     """
     if steps is not None:
         steps = check_positive(steps_argument, steps)
-    if _is_nest(x):
+    is_stream = isinstance(x, (keras.utils.PyDataset, tf.data.Dataset))
+    if not is_stream and flatten(x)[0]:
         return _array_feed(x, y, sample_weight, batch_size, steps, shuffle)
     if y is not None or sample_weight is not None:
         raise UsageError(
@@ -267,13 +268,6 @@ def _batches_in_order(data: Any) -> Iterator:
         for index in itertools.count() if data.num_batches is None else range(data.num_batches):
             yield data[index]
         data.on_epoch_end()
-
-
-def _is_nest(x: Any) -> bool:
-    if isinstance(x, (keras.utils.PyDataset, tf.data.Dataset)):
-        return False
-    leaves, _ = flatten(x)
-    return bool(leaves)
 
 
 def _as_arrays(value: Any) -> Any:
