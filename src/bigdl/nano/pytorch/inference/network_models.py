@@ -101,25 +101,23 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
     dims = source.dynamic_dimensions(options.dynamic_axes)
     wants_export = keywords.pop("dynamo", None)
     tensors = source.general_sample(dims)
+    exporters = {True: (_by_export,), False: (_by_trace,), None: (_by_export, _by_trace)}
+    failures: list[str] = []
     with source.flat_module() as module:
-        reason = None
-        if wants_export is not False:
-            reason = _failure_of(_by_export, module, tensors, path, names, dims, options, keywords)
-            if reason is None:
-                return names
-        if wants_export is not True:
-            again = _failure_of(_by_trace, module, tensors, path, names, dims, options, keywords)
-            if again is None:
-                if reason is not None:
-                    _log.warning(
-                        "%s was traced for ONNX, so branches of its code are fixed: torch.export "
-                        "cannot read it (%s)",
-                        type(source.model).__name__,
-                        reason,
-                    )
-                return names
-            reason = reason or again
-    raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {reason}")
+        for export in exporters[wants_export]:
+            failure = _failure_of(export, module, tensors, path, names, dims, options, keywords)
+            if failure is not None:
+                failures.append(failure)
+                continue
+            if failures:
+                _log.warning(
+                    "%s was traced for ONNX, so branches of its code are fixed: torch.export "
+                    "cannot read it (%s)",
+                    type(source.model).__name__,
+                    failures[0],
+                )
+            return names
+    raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {failures[0]}")
 
 
 def _failure_of(export: Callable[..., None], *arguments: Any) -> str | None:

@@ -357,10 +357,7 @@ def _records(batch: Any, spec: Any) -> Iterator[bytes]:
     parts = tf.nest.flatten(spec, expand_composites=True)
     leaves = tf.nest.flatten(batch, expand_composites=True)
     for leaf, part in zip(leaves, parts, strict=True):
-        tensor = tf.convert_to_tensor(leaf)
-        if tensor.dtype != part.dtype:
-            tensor = tf.cast(tensor, part.dtype)
-        yield tf.io.serialize_tensor(tensor).numpy()
+        yield tf.io.serialize_tensor(tf.cast(leaf, part.dtype)).numpy()
 
 
 def _spec_of(batch: Any) -> Any:
