@@ -11,14 +11,13 @@ in which tf2onnx has made one operator of some loops.
 
 from __future__ import annotations
 
-import abc
 import io
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, ClassVar, Self
 
 import keras
 import numpy as np
@@ -112,25 +111,11 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
             compiled_like(self, source)
         return self
 
-    @abc.abstractmethod
-    def save_to(self, directory: Path) -> dict:
-        """Write this model's files.
-
-        Parameters
-        ----------
-        directory : Path
-            An empty directory.
-
-        Returns
-        -------
-        dict
-            What :meth:`load_network` needs to know, of JSON's types only.
-        """
-
-    @classmethod
-    @abc.abstractmethod
-    def load_network(cls, directory: Path, meta: Mapping, *, device: str | None) -> Any:
-        """Read what :meth:`save_to` wrote; return the network."""
+    save_to: Callable[[Path], dict[str, Any]]
+    """Writes this model's files into an empty directory; returns what :attr:`load_network` needs to
+    know, of JSON's types only."""
+    load_network: ClassVar[Callable[..., Any]]
+    """Returns the network of a saved directory."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's model; ``training=True`` is refused."""
