@@ -165,16 +165,11 @@ class Results(UserDict[str, Trial]):
 
     def best(self, names: list[str]) -> str | None:
         """Return the best of these methods by the objective; None if none was measured."""
-        merits = {name: merit for name in names if (merit := self.merit(self[name])) is not None}
-        return max(merits, key=merits.__getitem__, default=None)
-
-    def merit(self, trial: Trial) -> float | None:
-        """Return the figure by which trials are compared, the higher the better."""
-        if not trial.usable:
-            return None
-        if self.objective == "memory":
-            return None if trial.memory is None else -trial.memory
-        return trial.throughput if self.objective == "throughput" else trial.speedup
+        attribute = "speedup" if self.objective == "latency" else self.objective
+        figures = {name: getattr(self[name], attribute) for name in names if self[name].usable}
+        measured = [name for name, figure in figures.items() if figure is not None]
+        better = min if self.objective == "memory" else max
+        return better(measured, key=figures.__getitem__, default=None)
 
     def to_pandas(self) -> Any:
         """Return one row for each method.

@@ -372,7 +372,12 @@ def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
     openvino = require("openvino", "nano")
     with tempfile.TemporaryDirectory(prefix="bigdl-keras-", dir=scratch_home()) as folder:
         network = _converted(openvino, source, Path(folder))
-    return preprocessed(network, _keywords(source, options))
+    asked = dict(options.conversion)
+    if asked and "layout" not in asked:  # images of Keras have their channels last
+        pairs = zip(source.graph_names, source.inputs.ports, strict=True)
+        images = {name: "NHWC" for name, port in pairs if len(port.shape) == 4}
+        asked |= {"layout": images} if images else {}
+    return preprocessed(network, asked)
 
 
 def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
@@ -400,16 +405,6 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
             output_path=path,
         )
     return source.graph_names
-
-
-def _keywords(source: KerasSource, options: BuildOptions) -> dict[str, Any]:
-    """Keywords of the conversion; images of Keras have their channels last."""
-    asked = dict(options.conversion)
-    if asked and "layout" not in asked:
-        pairs = zip(source.graph_names, source.inputs.ports, strict=True)
-        images = {name: "NHWC" for name, port in pairs if len(port.shape) == 4}
-        asked |= {"layout": images} if images else {}
-    return asked
 
 
 def _converted(openvino: Any, source: KerasSource, folder: Path) -> Any:
