@@ -263,7 +263,7 @@ def test_nncf_smooths_where_there_is_attention():
     module = seeded(Encoder)
     smooth, plain = (
         InferenceOptimizer.build(module, name, calib_data=ids(32))
-        for name in ("onnxruntime_int8_nncf", "onnxruntime_fp32")
+        for name in ("onnxruntime_int8_nncf", "onnxruntime_int8_qlinear")
     )
     scaled = [sum(node.op_type == "Mul" for node in nodes(each)) for each in (smooth, plain)]
     assert scaled[0] > scaled[1]
