@@ -259,14 +259,11 @@ def test_wrong_arguments_are_refused(model, options, text):
         quantize(model, input_sample=images(1), **options)
 
 
-def test_smooth_quantization_is_there_with_nncf_only(model):
-    for name in ("onnxruntime_int8_qlinear", "onnxruntime_int8_integer"):
-        with pytest.raises(UsageError, match=r"has no smooth quantization; use .* method='nncf'"):
-            InferenceOptimizer.build(model, name, calib_data=images(2), smooth=True)
+def test_nncf_smooths_where_there_is_attention():
     module = seeded(Encoder)
     smooth, plain = (
-        InferenceOptimizer.build(module, "onnxruntime_int8_nncf", calib_data=ids(32), smooth=smooth)
-        for smooth in (None, False)
+        InferenceOptimizer.build(module, name, calib_data=ids(32))
+        for name in ("onnxruntime_int8_nncf", "onnxruntime_int8_qlinear")
     )
     scaled = [sum(node.op_type == "Mul" for node in nodes(each)) for each in (smooth, plain)]
     assert scaled[0] > scaled[1]

@@ -235,13 +235,9 @@ def test_threads_hold_in_openvino_in_the_context_and_after_load(convolutions, tm
 def test_properties_of_openvino_are_applied_and_saved(tmp_path):
     config = {"PERFORMANCE_HINT": "THROUGHPUT", "CACHE_DIR": str(tmp_path / "cache")}
     fast = InferenceOptimizer.build(
-        nn.Linear(3, 2),
-        "openvino_fp32",
-        input_sample=torch.ones(1, 3),
-        openvino_config=config,
-        streams=1,
+        nn.Linear(3, 2), "openvino_fp32", input_sample=torch.ones(1, 3), openvino_config=config
     )
-    assert fast.additional_config == {**config, "NUM_STREAMS": 1}
+    assert fast.additional_config == config
     InferenceOptimizer.save(fast, tmp_path / "saved")
     loaded = InferenceOptimizer.load(tmp_path / "saved", cache_dir=str(tmp_path / "other"))
     assert loaded.final_config["PERFORMANCE_HINT"] == "THROUGHPUT"

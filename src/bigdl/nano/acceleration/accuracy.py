@@ -219,13 +219,46 @@ def keep_accuracy(
     if goal is None:
         return build(())
     reference = _checked(goal.score(original), "the original model")
-    search = _Search(build, goal, reference, keep_best=not refuse)
-    if not search.meets(()) and search.may_go_on():
+    end = time.monotonic() + goal.timeout if goal.timeout else math.inf
+    count = 0
+    accepted: list[Any] = []  # the last one
+    best = _ScoredModel(None, -math.inf if goal.higher_is_better else math.inf, 0)
+
+    def may_go_on() -> bool:
+        """Return True if the limits allow another model."""
+        return time.monotonic() < end and (not goal.max_trials or count < goal.max_trials)
+
+    def meets(excluded: tuple[str, ...]) -> bool:
+        """Score a model without these layers; return True, and accept it, if it meets the goal."""
+        nonlocal count, best
+        model = build(excluded)
+        score = _checked(goal.score(model), "a quantized model")
+        _log.info(
+            "Quantized with %d layers in floating point: score %.6g, the original's is %.6g",
+            len(excluded),
+            score,
+            reference,
+        )
+        count += 1
+        if goal.drop(best.score, score) < 0:
+            best = _ScoredModel(None if refuse else model, score, len(excluded))
+        met = goal.met(reference, score)
+        if met:
+            accepted[:] = [model]
+        return met
+
+    if not meets(()) and may_go_on():
         layers = tuple(rank())
-        search.fewest_of(layers, len(layers) - refuse)
-    if search.accepted is None and refuse:
-        raise UsageError(search.refusal())
-    return (search.accepted or search.best).model
+        most = len(layers) - refuse
+        failed, tried = 0, min(1, most)
+        while failed < most and may_go_on() and not meets(layers[:tried]):
+            failed, tried = tried, min(2 * tried, most)
+        if accepted:
+            between = range(failed + 1, tried)
+            bisect.bisect_left(between, True, key=lambda n: not may_go_on() or meets(layers[:n]))
+    if refuse and not accepted:
+        raise UsageError(_refusal(goal, reference, best, count))
+    return accepted[0] if accepted else best.model
 
 
 def relative_error(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> float:
@@ -258,69 +291,17 @@ class _ScoredModel(NamedTuple):
     excluded: int
 
 
-class _Search:
-    """Models that were scored, and the limits for further ones."""
-
-    best: _ScoredModel
-    accepted: _ScoredModel | None = None
-
-    def __init__(self, build: Callable, goal: AccuracyGoal, original: float, keep_best: bool):
-        self._build = build
-        self._goal = goal
-        self._original = original
-        self._keep_best = keep_best
-        self._began = time.monotonic()
-        self._count = 0
-
-    def may_go_on(self) -> bool:
-        """Return True if the limits allow another model."""
-        goal = self._goal
-        in_time = not goal.timeout or time.monotonic() - self._began < goal.timeout
-        return in_time and (not goal.max_trials or self._count < goal.max_trials)
-
-    def meets(self, excluded: tuple[str, ...]) -> bool:
-        """Score a model without these layers; return True, and accept it, if it meets the goal."""
-        model = self._build(excluded)
-        score = _checked(self._goal.score(model), "a quantized model")
-        trial = _ScoredModel(model, score, len(excluded))
-        _log.info(
-            "Quantized with %d layers in floating point: score %.6g, the original's is %.6g",
-            len(excluded),
-            score,
-            self._original,
-        )
-        self._count += 1
-        if self._count == 1 or self._goal.drop(self.best.score, score) < 0:
-            self.best = trial if self._keep_best else trial._replace(model=None)
-        met = self._goal.met(self._original, score)
-        if met:
-            self.accepted = trial
-        return met
-
-    def fewest_of(self, layers: tuple[str, ...], most: int) -> None:
-        """Accept the model with the shortest beginning of `layers` in floating point."""
-        failed, tried = 0, min(1, most)
-        while failed < most and self.may_go_on() and not self.meets(layers[:tried]):
-            failed, tried = tried, min(2 * tried, most)
-        if self.accepted is not None:
-            between = range(failed + 1, tried)
-            bisect.bisect_left(between, True, key=lambda n: self._is_enough(layers[:n]))
-
-    def _is_enough(self, excluded: tuple[str, ...]) -> bool:
-        return not self.may_go_on() or self.meets(excluded)
-
-    def refusal(self) -> str:
-        """Return why nothing was accepted."""
-        goal, best = self._goal, self.best
-        allowed = goal.allowed(self._original)
-        bound = self._original - allowed if goal.higher_is_better else self._original + allowed
-        return (
-            f"The accuracy cannot be kept: the original model scores {self._original:.6g}, the "
-            f"best of {self._count} quantized models {best.score:.6g} (with {best.excluded} "
-            f"layers in floating point), but at {'least' if goal.higher_is_better else 'most'} "
-            f"{bound:.6g} is asked for; allow a larger drop, give more calibration data, or use "
-            "precision='bf16'"
-        )
+def _refusal(goal: AccuracyGoal, original: float, best: _ScoredModel, count: int) -> str:
+    """Return why no model was accepted."""
+    allowed = goal.allowed(original)
+    bound = original - allowed if goal.higher_is_better else original + allowed
+    return (
+        f"The accuracy cannot be kept: the original model scores {original:.6g}, the "
+        f"best of {count} quantized models {best.score:.6g} (with {best.excluded} "
+        f"layers in floating point), but at {'least' if goal.higher_is_better else 'most'} "
+        f"{bound:.6g} is asked for; allow a larger drop, give more calibration data, or use "
+        "precision='bf16'"
+    )
 
 
 def _checked(score: Any, of: str) -> float:

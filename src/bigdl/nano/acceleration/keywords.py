@@ -28,10 +28,10 @@ _ALWAYS = {
 }
 _INT8 = {
     *("calib_data", "eval_func", "metric", "accuracy_criterion", "timeout", "max_trials"),
-    *("sample_size", "smooth"),
+    "sample_size",
 }
 _BY_ACCELERATOR: dict[str | None, set[str]] = {
-    "openvino": {"device", "openvino_config", "streams", "dynamic_axes", "output_tensors"},
+    "openvino": {"device", "openvino_config", "dynamic_axes", "output_tensors"},
     "onnxruntime": {
         *("onnxruntime_session_options", "simplification", "dynamic_axes", "output_tensors"),
     },
@@ -167,22 +167,14 @@ class Keywords:
     ----------
     *functions : callable
         ``trace`` and ``quantize``: their signatures hold the defaults.
-    only_build : collection of str
-        Keywords of ``build`` alone, which are None by default.
     always : collection of str
         Further keywords that are accepted with every method.
     """
 
-    def __init__(
-        self,
-        *functions: Callable[..., Any],
-        only_build: Collection[str] = (),
-        always: Collection[str] = (),
-    ):
+    def __init__(self, *functions: Callable[..., Any], always: Collection[str] = ()):
         parameters = [each for f in functions for each in inspect.signature(f).parameters.values()]
         self.defaults: dict[str, Any] = {
-            **dict.fromkeys(only_build),
-            **{each.name: each.default for each in parameters if each.name not in _SELECTION},
+            each.name: each.default for each in parameters if each.name not in _SELECTION
         }
         self._always = _ALWAYS.union(always)
 

@@ -34,8 +34,6 @@ class BuildOptions:
     ----------
     thread_num : int or None
         Number of threads of the runtime; None leaves it to the runtime.
-    streams : int or None
-        Number of requests that OpenVINO runs at a time.
     dynamic_axes : bool or dict
         True: the first dimension of every input may change. A dict names other ones.
     output_tensors : bool
@@ -56,9 +54,6 @@ class BuildOptions:
         Passed to ``torch.jit.trace``.
     sample_size : int
         Number of samples (rows, not batches) that int8 is calibrated with at most.
-    smooth : bool or None
-        Smooth quantization (Xiao et al., 2022), which moves the outliers of activations of
-        transformers into the weights; None where the model has attention.
     conversion : mapping
         Further keywords: of ``torch.onnx.export``, or of the conversion to OpenVINO, which are
         ``mean_value``, ``scale_values``, ``layout``, ``input``, ``input_shape``, ``data_type``.
@@ -67,7 +62,6 @@ class BuildOptions:
     """
 
     thread_num: int | None = None
-    streams: int | None = None
     dynamic_axes: bool | Mapping[str, Any] = True
     output_tensors: bool = True
     inplace: bool = False
@@ -78,7 +72,6 @@ class BuildOptions:
     jit_method: str | None = None
     jit_strict: bool = True
     sample_size: int = 100
-    smooth: bool | None = None
     conversion: Mapping[str, Any] = field(default_factory=dict)
     goal: AccuracyGoal | None = None
 
@@ -104,7 +97,7 @@ class Source(Protocol):
     model: Any
 
     @property
-    def output_structure(self) -> Structure:
+    def outputs(self) -> Structure:
         """What the model's result looks like."""
 
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:

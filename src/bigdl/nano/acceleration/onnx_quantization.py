@@ -70,7 +70,7 @@ class OnnxFile:
         return self.path.with_name(self.path.name + ".data").exists()
 
 
-class FloatGraph:
+class FloatGraph(OnnxFile):
     """A graph in floating point, as quantizers need it, with calibration data.
 
     Every node has a name. Inferred shapes are left out, since they contradict what ONNX Runtime
@@ -85,19 +85,14 @@ class FloatGraph:
 
     Attributes
     ----------
-    path : Path
     ranges : Path
         Where the ranges of activations are kept from one trial to the next.
-    external : bool
-        True if the weights are in a file of their own.
     """
 
     def __init__(self, original: OnnxFile, feeds: list[dict[str, np.ndarray]]):
         onnx = require("onnx", "nano")
         self.feeds = feeds
-        self.external = original.external
-        self._file = OnnxFile()
-        self.path = self._file.path
+        super().__init__()
         self.ranges = self.path.with_name("ranges.json")
         model = onnx.load(original.path)
         del model.graph.value_info[:]
@@ -146,10 +141,9 @@ class FloatGraph:
         return [node.name for node in sorted(nodes, key=brought_in, reverse=True)]
 
 
-Quantize = Callable[[FloatGraph, Path, Collection[str], "bool | None"], None]
-"""Writes the quantized form of a graph to a file. Nodes of the names given stay in floating point.
-True moves outliers of activations into the weights (SmoothQuant, Xiao et al., 2022), None does so
-where the graph has attention."""
+Quantize = Callable[[FloatGraph, Path, Collection[str]], None]
+"""Writes the quantized form of a graph to a file. Nodes of the names given stay in floating
+point."""
 
 
 def _unshare_weights(graph) -> None:
@@ -269,9 +263,7 @@ _PASSED_ON = {
 }
 
 
-def quantize_statically(
-    graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
-) -> None:
+def quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
     """Quantize weights and activations, the latter with ranges found on calibration data."""
     quantization = require("onnxruntime.quantization", "nano")
     kinds = quantization.QuantType
@@ -298,9 +290,7 @@ def quantize_statically(
         )
 
 
-def quantize_dynamically(
-    graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
-) -> None:
+def quantize_dynamically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
     """Quantize weights, and activations with the ranges that they have in each call.
 
     Linear layers, LSTMs and embeddings are quantized, convolutions are not.
@@ -322,18 +312,15 @@ def quantize_dynamically(
         )
 
 
-def quantize_with_nncf(
-    graph: FloatGraph, target: Path, excluded: Collection[str], smooth: bool | None = None
-) -> None:
-    """Quantize weights and activations with NNCF, which corrects biases."""
+def quantize_with_nncf(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
+    """Quantize weights and activations with NNCF, which corrects biases.
+
+    Where the graph has attention, outliers of activations are moved into the weights (SmoothQuant,
+    Xiao et al., 2022).
+    """
     onnx = require("onnx", "nano")
     nncf = require("nncf", "nano")
-    parameters = require("nncf.quantization.advanced_parameters", "nano")
-    attention = has_attention(graph.path)
-    smooth = attention if smooth is None else smooth
-    alphas = parameters.AdvancedSmoothQuantParameters()
-    if not smooth:
-        alphas = parameters.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
+    transformer = nncf.ModelType.TRANSFORMER if has_attention(graph.path) else None
     overflow = nncf.OverflowFix.ENABLE if _may_overflow() else nncf.OverflowFix.DISABLE
     with quiet():
         quantized = nncf.quantize(
@@ -341,12 +328,10 @@ def quantize_with_nncf(
             nncf.Dataset(graph.feeds),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(graph.feeds),
-            model_type=nncf.ModelType.TRANSFORMER if attention or smooth else None,
+            model_type=transformer,
             # Its quantized embeddings make ONNX Runtime restore the whole table in each call.
             ignored_scope=nncf.IgnoredScope(list(excluded), types=["Gather"], validate=False),
-            advanced_parameters=parameters.AdvancedQuantizationParameters(
-                overflow_fix=overflow, smooth_quant_alphas=alphas
-            ),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow),
         )
     if _is_x86():
         unsigned_activations(quantized)
@@ -378,14 +363,10 @@ def _tensors(path: Path, feed, watched: Collection[str]) -> dict[str, np.ndarray
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    inspected = path.with_name("inspected.onnx")
-    try:
-        save(model, inspected)
-        session = ort.InferenceSession(str(inspected), options, providers=["CPUExecutionProvider"])
-        return dict(zip(names, session.run(names, dict(feed)), strict=True))
-    finally:
-        inspected.unlink(missing_ok=True)
-        inspected.with_name(inspected.name + ".data").unlink(missing_ok=True)
+    file = OnnxFile()
+    save(model, file.path)
+    session = ort.InferenceSession(str(file.path), options, providers=["CPUExecutionProvider"])
+    return dict(zip(names, session.run(names, dict(feed)), strict=True))
 
 
 def _is_x86() -> bool:

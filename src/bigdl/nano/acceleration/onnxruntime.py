@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,17 +29,7 @@ from bigdl.nano.acceleration.onnx_quantization import (
 from bigdl.nano.acceleration.onnx_quantization import OnnxFile as OnnxFile
 from bigdl.nano.acceleration.quiet import refusing
 
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-_TYPES: dict[str, DTypeLike] = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(bool)": np.bool_,
-    **{f"tensor({kind}{bits})": np.dtype(f"{kind}{bits}") for kind in ("int", "uint")
-       for bits in (8, 16, 32, 64)},
-}  # fmt: skip
+_NUMBERS = re.compile(r"tensor\((float|float16|double|bool|u?int\d+)\)")
 
 
 class OnnxNetwork:
@@ -88,10 +78,10 @@ class OnnxNetwork:
             self.session = ort.InferenceSession(
                 str(file.path), self.options, providers=["CPUExecutionProvider"]
             )
-        ports = {port.name: _TYPES.get(port.type) for port in self.session.get_inputs()}
+        ports = {port.name: _dtype_of(port.type) for port in self.session.get_inputs()}
         self.input_names = list(ports) if names is None else list(names)
         self._ports = [
-            (position, name, np.dtype(ports[name]) if ports[name] is not None else None)
+            (position, name, ports[name])
             for position, name in enumerate(self.input_names)
             if name in ports
         ]
@@ -132,6 +122,12 @@ class OnnxNetwork:
             return self.session.run(None, feed)
         except Exception as error:
             raise runtime_error(error) from error
+
+
+def _dtype_of(port_type: str) -> np.dtype | None:
+    """Return the type of an input's arrays; None for strings and what numpy lacks."""
+    match = _NUMBERS.fullmatch(port_type)
+    return np.dtype({"float": "float32"}.get(match[1], match[1])) if match else None
 
 
 def runtime_error(error: Exception) -> Exception:
@@ -273,7 +269,7 @@ class OnnxRuntimeMethod(Method[Source]):
             threads=options.thread_num,
             session_options=options.onnxruntime_session_options,
         )
-        expected = len(source.output_structure.paths(""))
+        expected = len(source.outputs.paths(""))
         if len(network.output_names) != expected:
             raise UsageError(
                 f"The network of {type(source.model).__name__} in ONNX has "
@@ -295,21 +291,13 @@ class QuantizedMethod(OnnxRuntimeMethod):
         See :data:`~bigdl.nano.acceleration.onnx_quantization.Quantize`.
     calibrates : bool
         True if it needs calibration data.
-    smooths : bool
-        True if it can move outliers of activations into the weights.
     """
 
     precision: str = "int8"
     quantize: Quantize = field(kw_only=True)
     calibrates: bool = True
-    smooths: bool = False
 
     def build(self, source: Source, options: BuildOptions) -> Any:
-        if options.smooth and not self.smooths:
-            raise UsageError(
-                f"Method {self.name!r} has no smooth quantization; use accelerator='onnxruntime' "
-                "with method='nncf', or leave smooth out"
-            )
         original = OnnxNetwork(*self.exported(source, options))
         batches = source.calibration_arrays(options) if self.calibrates else ()
         graph = FloatGraph(original.file, [original.feed(each) for each in batches])
@@ -317,7 +305,12 @@ class QuantizedMethod(OnnxRuntimeMethod):
 
         def build(excluded: tuple[str, ...]) -> Any:
             nonlocal file
-            file = self._quantized(graph, excluded, options)
+            file = OnnxFile()
+            try:
+                self.quantize(graph, file.path, excluded)
+            except Exception as error:
+                with refusing(f"The network cannot be quantized by method {self.name!r}"):
+                    raise runtime_error(error) from error
             return self.model_of(file, original.input_names, source, options)
 
         def rank() -> list[str]:
@@ -325,18 +318,6 @@ class QuantizedMethod(OnnxRuntimeMethod):
             return graph.rank(file.path, feed)
 
         return keep_accuracy(build, rank, options.goal, source.model)
-
-    def _quantized(
-        self, graph: FloatGraph, excluded: tuple[str, ...], options: BuildOptions
-    ) -> OnnxFile:
-        """Return the model in int8 but for some nodes."""
-        file = OnnxFile()
-        try:
-            self.quantize(graph, file.path, excluded, options.smooth)
-        except Exception as error:
-            with refusing(f"The network cannot be quantized by method {self.name!r}"):
-                raise runtime_error(error) from error
-        return file
 
 
 def onnxruntime_methods(
@@ -381,7 +362,6 @@ def onnxruntime_methods(
             variants=("nncf",),
             packages=(*packages, "nncf"),
             quantize=quantize_with_nncf,
-            smooths=True,
             extended=True,
             **common,
         ),

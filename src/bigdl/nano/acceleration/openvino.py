@@ -241,8 +241,6 @@ class OpenVINOMethod(Method[Source]):
     def model_of(self, network: Any, source: Source, options: BuildOptions) -> Any:
         """Return the accelerated model of a network: compiled, and handed to the framework."""
         config = dict(options.openvino_config or {})
-        if options.streams is not None:
-            config.setdefault("NUM_STREAMS", options.streams)
         if self.computes == "bf16" and self.precision == "int8":
             config.setdefault("INFERENCE_PRECISION_HINT", "bf16")
         compiled = ShapedNetwork(
@@ -279,9 +277,7 @@ class QuantizedMethod(OpenVINOMethod):
             batches = [source.sample_arrays()]
         else:
             batches = list(source.calibration_arrays(options))
-        quantizer = Quantizer(
-            network, batches, smooth=options.smooth, weights_only=self.weights_only
-        )
+        quantizer = Quantizer(network, batches, weights_only=self.weights_only)
 
         def build(excluded: tuple[str, ...]) -> Any:
             return self.model_of(quantizer.quantized(excluded), source, options)

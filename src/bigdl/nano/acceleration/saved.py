@@ -168,10 +168,8 @@ def _put_in_place(aside: Path, target: Path) -> None:
         return
     if target.exists() and not target.is_dir():
         raise UsageError(f"The model cannot be saved at {target}: that is a file")
+    old = target.with_name(f"{aside.name}-old")
     if target.exists():
-        old = target.with_name(f"{aside.name}-old")
         os.replace(target, old)
-        os.replace(aside, target)
-        shutil.rmtree(old)
-    else:
-        os.replace(aside, target)
+    os.replace(aside, target)
+    shutil.rmtree(old, ignore_errors=True)

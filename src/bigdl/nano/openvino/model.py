@@ -346,7 +346,8 @@ class OpenVINOModel(OpenVINOFacade):
             labelled.append((inputs, target))
         if not calibration:
             raise UsageError("Quantizing needs samples to calibrate with, but the data is empty")
-        quantizer = Quantizer(self.ie_network, calibration, **options)
+        chosen = {name: options.pop(name) for name in {"smooth", "weights_only"} & options.keys()}
+        quantizer = Quantizer(self.ie_network, calibration, **chosen, options=options)
         goal = None
         if metric is not None:
             goal = AccuracyGoal(

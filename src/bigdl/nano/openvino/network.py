@@ -79,9 +79,9 @@ def checked_device(device: str) -> str:
     return name
 
 
-def supports_bf16(device: str = "CPU") -> bool:
-    """Return True if a device has instructions for bfloat16."""
-    return "BF16" in core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+def supports_bf16() -> bool:
+    """Return True if the processor has instructions for bfloat16."""
+    return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def renamed_properties(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -563,8 +563,14 @@ class CompiledNetwork:
     def _configure(self, config: dict[str, Any], cache_dir: Any) -> None:
         check_choice("precision", self.precision, _CPU_HINTS)
         on_cpu = self.device == "CPU"
-        if self.precision == "bf16":
-            self._check_bf16(on_cpu)
+        if self.precision == "bf16" and not on_cpu:
+            raise UsageError(f"Device {self.device} don't support bfloat16.")
+        if self.precision == "bf16" and not supports_bf16():
+            able = core().get_property(self.device, "OPTIMIZATION_CAPABILITIES")
+            raise UsageError(
+                "Platform doesn't support BF16 format: OpenVINO can use "
+                f"{', '.join(sorted(able))} on this machine"
+            )
         meant: dict[str, Any] = {}
         defaults: dict[str, Any] = {}
         if cache_dir is not None:
@@ -580,16 +586,6 @@ class CompiledNetwork:
                 defaults["ENABLE_CPU_PINNING"] = False
         self.additional_config = meant | config
         self.final_config = defaults | self.additional_config
-
-    def _check_bf16(self, on_cpu: bool) -> None:
-        if not on_cpu:
-            raise UsageError(f"Device {self.device} don't support bfloat16.")
-        if not supports_bf16(self.device):
-            able = core().get_property(self.device, "OPTIMIZATION_CAPABILITIES")
-            raise UsageError(
-                "Platform doesn't support BF16 format: OpenVINO can use "
-                f"{', '.join(sorted(able))} on this machine"
-            )
 
 
 def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:

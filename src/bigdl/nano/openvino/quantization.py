@@ -53,14 +53,11 @@ def figure_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | 
         raise UsageError("A metric compares with targets, but a batch has inputs only")
     runner = CompiledNetwork(network)
     pairs = [(runner.infer(inputs)[0], target) for inputs, target in batches]
-    if not (hasattr(metric, "update") and hasattr(metric, "compute")):
-        predictions, targets = map(np.concatenate, zip(*pairs, strict=True))
-        return float(metric(predictions, targets))
-    torch = require("torch", "nano")
-    metric.reset()
-    for pair in pairs:
-        metric.update(*map(torch.from_numpy, pair))
-    return float(metric.compute())
+    both = map(np.concatenate, zip(*pairs, strict=True))
+    if hasattr(metric, "update") and hasattr(metric, "compute"):
+        metric.reset()
+        both = map(require("torch", "nano").from_numpy, both)
+    return float(metric(*both))
 
 
 def split_batch(batch: Any, names: list[str]) -> tuple[list[np.ndarray], np.ndarray | None]:
@@ -101,6 +98,7 @@ _LAYERS = (
 _RANKED_ON = 2
 
 
+@dataclasses.dataclass
 class Quantizer:
     """Quantizes one network, with all of its layers or with some.
 
@@ -116,24 +114,15 @@ class Quantizer:
         weights), and the one with the smaller error is taken, for smoothing can also do harm.
     weights_only : bool
         Quantize weights only, each channel with a scale of its own.
-    **options
+    options : mapping
         Further arguments of ``nncf.quantize``.
     """
 
-    def __init__(
-        self,
-        network: Any,
-        batches: list[list],
-        *,
-        smooth: bool | None = None,
-        weights_only: bool = False,
-        **options: Any,
-    ):
-        self._network = network
-        self._batches = batches
-        self._smooth = smooth
-        self._weights_only = weights_only
-        self._options = options
+    network: Any
+    batches: list[list]
+    smooth: bool | None = None
+    weights_only: bool = False
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def quantized(self, excluded: tuple[str, ...] = ()) -> Any:
         """Return the network in int8.
@@ -152,28 +141,28 @@ class Quantizer:
         if not excluded:
             return network
         if len(excluded) == len(self.ranking):
-            return self._network
+            return self.network
         return self._quantized(excluded, smooth)
 
     @cached_property
     def _fully(self) -> tuple[Any, bool | None]:
         """The network with all of its layers quantized, and how it was smoothed."""
-        alternatives = [self._smooth]
-        if self._smooth is None and not self._weights_only and has_attention(self._network):
+        alternatives = [self.smooth]
+        if self.smooth is None and not self.weights_only and has_attention(self.network):
             alternatives = [False, True]
         made = [(self._quantized((), smooth), smooth) for smooth in alternatives]
         return made[0] if len(made) == 1 else min(made, key=lambda pair: self._error(pair[0]))
 
     def _quantized(self, excluded: tuple[str, ...], smooth: bool | None) -> Any:
         nncf = require("nncf", "nano")
-        keywords = dict(self._options)
+        keywords = dict(self.options)
         scope = keywords.pop("ignored_scope", None)
         scope = scope or nncf.IgnoredScope(types=list(RECURRENT), validate=False)
         keywords["ignored_scope"] = dataclasses.replace(scope, names=[*scope.names, *excluded])
-        if self._weights_only:
+        if self.weights_only:
             mode = nncf.CompressWeightsMode.INT8_SYM
             with quiet(), kept_signal_stack():
-                return nncf.compress_weights(self._network.clone(), mode=mode, **keywords)
+                return nncf.compress_weights(self.network.clone(), mode=mode, **keywords)
         if smooth is not None:
             keywords["model_type"] = nncf.ModelType.TRANSFORMER
         elif excluded:
@@ -183,22 +172,22 @@ class Quantizer:
             keywords["advanced_parameters"] = nncf.AdvancedQuantizationParameters(
                 smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
             )
-        twin, shapes = _for_any_batch(self._network)
+        twin, shapes = _for_any_batch(self.network)
         names = [port_name(port) for port in twin.inputs]
-        data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self._batches])
+        data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self.batches])
         sentence = "NNCF cannot quantize the network with these data"
         with refusing(sentence, text=reason), quiet(), kept_signal_stack():
-            made = nncf.quantize(twin, data, subset_size=len(self._batches), **keywords)
+            made = nncf.quantize(twin, data, subset_size=len(self.batches), **keywords)
         made.reshape(shapes)
         return made
 
     @cached_property
     def _expected(self) -> list:
-        return _outputs(self._network, self._batches[:_RANKED_ON])
+        return _outputs(self.network, self.batches[:_RANKED_ON])
 
     def _error(self, network: Any) -> float:
         """Return the error of a network's outputs on a few batches."""
-        return relative_error(self._expected, _outputs(network, self._batches[:_RANKED_ON]))
+        return relative_error(self._expected, _outputs(network, self.batches[:_RANKED_ON]))
 
     @cached_property
     def ranking(self) -> list[str]:
@@ -206,7 +195,7 @@ class Quantizer:
 
         A layer's cost is what the outputs' error shrinks by when it alone is in floating point.
         """
-        original = {op.get_friendly_name(): op for op in self._network.get_ops()}
+        original = {op.get_friendly_name(): op for op in self.network.get_ops()}
         quantized, _ = self._fully
         names = [op.get_friendly_name() for op in _quantized_layers(quantized)]
         errors = {

@@ -72,7 +72,7 @@ class AutocastMethod(Method[TorchSource]):
                 stacklevel=2,
             )
         module = source.model if options.inplace else copy.deepcopy(source.model)
-        return graphs.BF16Model.convert(
+        return graphs.BF16Model(
             module,
             channels_last=self.channels_last,
             layouts=graphs.layouts_of(source.sample_tensors) if source.has_sample else (),

@@ -142,9 +142,11 @@ def unpacked(content: PackedModel) -> Any:
     sentence = "Keras cannot rebuild the model from its configuration"
     advice = "; give its classes a get_config that they can be rebuilt from"
     with keras.saving.custom_object_scope(objects):
-        # The file is the caller's own, so lambdas in it are as safe as the rest of the program.
-        with refusing(sentence, advice):
-            model = _loaded(content.model)
+        with refusing(sentence, advice), tempfile.TemporaryDirectory(prefix="bigdl-keras-") as home:
+            path = Path(home, "model.keras")
+            path.write_bytes(content.model)
+            # The file is the caller's own, so lambdas in it are as safe as the rest of the program.
+            model = keras.saving.load_model(path, compile=False, safe_mode=False)
         if content.compiled is not None:
             arguments, optimizer = pickle.loads(content.compiled)
             # It was wrapped for its loss scale when the user compiled, if it had to be.
@@ -156,6 +158,7 @@ def dumps(value: Any) -> bytes:
     """Pickle functions and what they refer to, ``tf.function`` and Keras objects among it.
 
     A ``tf.function`` is traced anew where it arrives, and without XLA, which cannot call Python.
+    Of a ``tf.data.Dataset`` the elements are pickled.
     """
     buffer = io.BytesIO()
     _Pickler(buffer).dump(value)
@@ -173,7 +176,13 @@ class _Pickler(cloudpickle.Pickler):
             return partial(tf.function, **options), (value.python_function,)
         if isinstance(value, (keras.losses.Loss, keras.metrics.Metric)):
             return type(value).from_config, (value.get_config(),)
+        if isinstance(value, tf.data.Dataset):
+            return _dataset, (list(value.as_numpy_iterator()), value.element_spec)
         return super().reducer_override(value)
+
+
+def _dataset(elements: list, spec: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=spec)
 
 
 @tf.function
@@ -193,13 +202,6 @@ def custom_objects(model: Any) -> dict[str, Any]:
         )
         objects += [type(layer), *functions]
     return _by_names(each for each in objects if not _is_of_keras(each))
-
-
-def _loaded(content: bytes) -> Any:
-    with tempfile.TemporaryDirectory(prefix="bigdl-keras-") as folder:
-        path = Path(folder, "model.keras")
-        path.write_bytes(content)
-        return keras.saving.load_model(path, compile=False, safe_mode=False)
 
 
 def _is_of_keras(value: Any) -> bool:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import warnings
 import weakref
-from collections import OrderedDict, UserDict
+from collections import UserDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
@@ -165,16 +165,11 @@ class Results(UserDict[str, Trial]):
 
     def best(self, names: list[str]) -> str | None:
         """Return the best of these methods by the objective; None if none was measured."""
-        merits = {name: merit for name in names if (merit := self.merit(self[name])) is not None}
-        return max(merits, key=merits.__getitem__, default=None)
-
-    def merit(self, trial: Trial) -> float | None:
-        """Return the figure by which trials are compared, the higher the better."""
-        if not trial.usable:
-            return None
-        if self.objective == "memory":
-            return None if trial.memory is None else -trial.memory
-        return trial.throughput if self.objective == "throughput" else trial.speedup
+        attribute = "speedup" if self.objective == "latency" else self.objective
+        figures = {name: getattr(self[name], attribute) for name in names if self[name].usable}
+        measured = [name for name, figure in figures.items() if figure is not None]
+        better = min if self.objective == "memory" else max
+        return better(measured, key=figures.__getitem__, default=None)
 
     def to_pandas(self) -> Any:
         """Return one row for each method.
@@ -394,7 +389,7 @@ class _Pickler(pickle.Pickler):
         name = f"{value.__module__}:{value.__qualname__}"
         package = str(value.__module__).partition(".")[0]
         if package in _LIBRARIES or package in sys.stdlib_module_names - {"__main__"}:
-            return NotImplemented if _is_importable(value) else (str, (name,))
+            return NotImplemented if package == "builtins" else (str, (name,))
         if id(value) in self._seen:
             return str, (name,)
         self._seen.add(id(value))
@@ -407,7 +402,7 @@ class _Pickler(pickle.Pickler):
 
     def _parts_of(self, function: FunctionType) -> list:
         known = function.__globals__
-        cells = [_content(cell) for cell in function.__closure__ or ()]
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
         codes = list(_codes_in(function.__code__))
         names = sorted({name for code in codes for name in code.co_names}.intersection(known))
         # functions and classes of the same module that it calls, and plain values that it reads
@@ -428,20 +423,6 @@ def _functions_in(member: Any) -> list[FunctionType]:
     member = getattr(member, "__func__", member)  # of a staticmethod or a classmethod
     functions = (member.fget, member.fset) if isinstance(member, property) else (member,)
     return [each for each in functions if isinstance(each, FunctionType)]
-
-
-def _is_importable(value) -> bool:
-    known: Any = sys.modules.get(value.__module__)
-    for part in value.__qualname__.split("."):
-        known = getattr(known, part, None)
-    return known is value
-
-
-def _content(cell):
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -471,7 +452,7 @@ def _tensor_digest(tensor) -> str:
 
 
 _MOST = 4
-_of_this_process: OrderedDict[str, Results] = OrderedDict()
+_of_this_process: dict[str | None, Results] = {}
 
 
 class Cache:
@@ -488,12 +469,8 @@ class Cache:
 
     def find(self, key: str | None) -> Results | None:
         """Return the results of an equal search, or None."""
-        if key is None:
-            return None
-        if self._directory is not None:
+        if key is not None and self._directory is not None:
             return Results.read(self._directory / key)
-        if key in _of_this_process:
-            _of_this_process.move_to_end(key)
         return _of_this_process.get(key)
 
     def new_directory(self) -> Path:
@@ -512,5 +489,5 @@ class Cache:
             results.keep(self._directory / key)
             return
         _of_this_process[key] = results
-        while len(_of_this_process) > _MOST:
-            _of_this_process.popitem(last=False)
+        if len(_of_this_process) > _MOST:
+            _of_this_process.pop(next(iter(_of_this_process)))

@@ -95,17 +95,20 @@ def time_alone(model: Block, runs: int) -> Timing:
     return Timing(1e3 * median(latencies), 1.0)
 
 
-def block(call: Callable[[int], object]) -> Block:
-    """A block of calls of a function that is given the number of the call."""
+def block(
+    call: Callable[[int], object], context: Callable[[], AbstractContextManager] = nullcontext
+) -> Block:
+    """A block of calls, in a context, of a function that is given the number of the call."""
 
     def run(count: int, limit: float) -> list[float]:
-        call(0)
         seconds: list[float] = []
-        end = time.perf_counter() + limit
-        while len(seconds) < count and (len(seconds) < _FEWEST or time.perf_counter() < end):
-            begin = time.perf_counter()
-            call(len(seconds))
-            seconds.append(time.perf_counter() - begin)
+        with context():
+            call(0)
+            end = time.perf_counter() + limit
+            while len(seconds) < count and (len(seconds) < _FEWEST or time.perf_counter() < end):
+                begin = time.perf_counter()
+                call(len(seconds))
+                seconds.append(time.perf_counter() - begin)
         return seconds
 
     return run
@@ -573,13 +576,7 @@ def _block(candidate: Candidate, batches: list[Batch]) -> Block:
         batch = batches[number % len(batches)]
         candidate.model(*batch.args, **batch.kwargs)
 
-    calls = block(call)
-
-    def within(count: int, limit: float) -> list[float]:
-        with candidate.context():
-            return calls(count, limit)
-
-    return within
+    return block(call, candidate.context)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

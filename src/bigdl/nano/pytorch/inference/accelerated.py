@@ -28,7 +28,7 @@ from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.saved import SavedModel
-from bigdl.nano.acceleration.structure import TENSOR, Structure
+from bigdl.nano.acceleration.structure import TENSOR, Structure, as_array
 from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
 
 _local = threading.local()
@@ -372,7 +372,7 @@ class NetworkModel(AcceleratedModel):
 
     def nano_to_arrays(self, args: tuple, kwargs: dict) -> list[np.ndarray]:
         """Return the flat list of arrays of a call."""
-        return [_as_array(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
+        return list(map(as_array, self.nano_inputs.flatten(args, kwargs)))
 
     def nano_result_of(self, results: list) -> Any:
         """Return what the user's model would, from the flat list of the network's results."""
@@ -436,13 +436,3 @@ def ask_for_original(options: LoadOptions) -> tuple[torch.nn.Module, Any]:
                 "precision."
             )
     return cast("torch.nn.Module", options.model), options.input_sample
-
-
-def _as_array(leaf) -> np.ndarray:
-    """The memory of a tensor as an ndarray, without a copy where that is possible."""
-    if isinstance(leaf, np.ndarray):
-        return leaf
-    leaf = leaf.detach()
-    if leaf.dtype is torch.bfloat16:
-        leaf = leaf.float()
-    return leaf.cpu().numpy()

@@ -33,7 +33,6 @@ from bigdl.nano.pytorch.inference.source import (
     FlatModule,
     ForwardInputs,
     TorchSource,
-    dynamic_dimensions,
 )
 
 LAYOUTS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
@@ -47,8 +46,6 @@ def layouts_of(tensors) -> list[str]:
 
 def apply_layouts(value):
     """Return a nested value whose 4-D and 5-D tensors have their channels last."""
-    if isinstance(value, torch.Tensor):
-        return _to_layout(value)
     leaves, structure = flatten(value)
     return structure.rebuild([_to_layout(x) if torch.is_tensor(x) else x for x in leaves])
 
@@ -80,14 +77,15 @@ def export_flat(
     module : FlatModule or GraphModule
     source : TorchSource
     dynamic_axes : bool or dict
-        Sizes that may change, where the model allows that; see :func:`dynamic_dimensions`.
+        Sizes that may change, where the model allows that; see
+        :meth:`TorchSource.dynamic_dimensions`.
 
     Raises
     ------
     UsageError
         If the model cannot be exported, e.g. for control flow that depends on data.
     """
-    axes = dynamic_dimensions(dynamic_axes, source.inputs.names, source.sample_tensors)
+    axes = source.dynamic_dimensions(dynamic_axes)
     shapes: tuple = tuple(dict.fromkeys(each, torch.export.Dim.AUTO) for each in axes)
     if isinstance(module, FlatModule):  # its only parameter is *tensors
         shapes = (shapes,)
@@ -388,7 +386,7 @@ class GraphModel(AcceleratedModel):
     def nano_run(self, args: tuple, kwargs: dict) -> Any:
         tensors = [torch.as_tensor(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
         if self.channels_last:
-            tensors = [apply_layouts(tensor) for tensor in tensors]
+            tensors = list(map(_to_layout, tensors))
         lowered = self.bf16 and not torch.is_autocast_enabled("cpu")
         with torch.autocast("cpu", torch.bfloat16) if lowered else nullcontext():
             results = self.nano_graph(tensors)
@@ -493,7 +491,7 @@ def prepared(module: torch.nn.Module, bf16: bool, channels_last: bool) -> torch.
 
 
 class BF16Model(AcceleratedModel):
-    """A copy of a module that runs under autocast to bfloat16.
+    """A copy of a module, converted in place, that runs under autocast to bfloat16.
 
     Weights of linear and convolutional layers are stored in bfloat16, which is what autocast casts
     them to at every call; all others stay in fp32. Results are the same as with autocast alone.
@@ -509,15 +507,9 @@ class BF16Model(AcceleratedModel):
 
     def __init__(self, module, *, channels_last=False, layouts=(), threads=None, method="bf16"):
         super().__init__(method=method, threads=threads)
-        self.nano_module = module.eval()
+        self.nano_module = prepared(module.eval(), True, channels_last)
         self.channels_last = channels_last
         self.channels_last_available = list(layouts)
-
-    @classmethod
-    def convert(cls, module: torch.nn.Module, channels_last: bool = False, **keywords: Any) -> Self:
-        """Convert a module in place."""
-        lowered = prepared(module, True, channels_last)
-        return cls(lowered, channels_last=channels_last, **keywords)
 
     @property
     def inference_settings(self) -> Settings:
@@ -547,7 +539,7 @@ class BF16Model(AcceleratedModel):
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        converted = cls.convert(
+        converted = cls(
             module_with_weights(directory / meta["checkpoint"], options),
             channels_last=meta["channels_last"],
             layouts=meta.get("channels_last_available", ()),

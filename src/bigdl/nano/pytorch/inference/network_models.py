@@ -25,6 +25,7 @@ import torch
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.method import BuildOptions, find_method
+from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.openvino import preprocessed
 from bigdl.nano.acceleration.quiet import quiet, refusing
@@ -42,7 +43,6 @@ from bigdl.nano.pytorch.inference.graphs import export_flat
 from bigdl.nano.pytorch.inference.source import (
     ForwardInputs,
     TorchSource,
-    dynamic_dimensions,
     evaluating,
 )
 
@@ -65,15 +65,10 @@ _OURS = {
 
 def onnx_names(inputs: ForwardInputs) -> list[str]:
     """Names of a network's inputs with letters, digits and underscores only, each once."""
-    names: list[str] = []
-    for path in inputs.names:
-        name = plain = re.sub(r"\W", "_", path)
-        count = 1
-        while name in names:
-            count += 1
-            name = f"{plain}_{count}"
-        names.append(name)
-    return names
+    names = [re.sub(r"\W", "_", path) for path in inputs.names]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name}_{position}" for position, name in enumerate(names)]
 
 
 def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
@@ -103,30 +98,26 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
     require("onnxscript", "nano")
     names = onnx_names(source.inputs)
     keywords = _checked_keywords(options.conversion)
-    dims = dynamic_dimensions(
-        options.dynamic_axes, names, source.sample_tensors, source.inputs.names
-    )
+    dims = source.dynamic_dimensions(options.dynamic_axes)
     wants_export = keywords.pop("dynamo", None)
     tensors = source.general_sample(dims)
+    exporters = {True: (_by_export,), False: (_by_trace,), None: (_by_export, _by_trace)}
+    failures: list[str] = []
     with source.flat_module() as module:
-        reason = None
-        if wants_export is not False:
-            reason = _failure_of(_by_export, module, tensors, path, names, dims, options, keywords)
-            if reason is None:
-                return names
-        if wants_export is not True:
-            again = _failure_of(_by_trace, module, tensors, path, names, dims, options, keywords)
-            if again is None:
-                if reason is not None:
-                    _log.warning(
-                        "%s was traced for ONNX, so branches of its code are fixed: torch.export "
-                        "cannot read it (%s)",
-                        type(source.model).__name__,
-                        reason,
-                    )
-                return names
-            reason = reason or again
-    raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {reason}")
+        for export in exporters[wants_export]:
+            failure = _failure_of(export, module, tensors, path, names, dims, options, keywords)
+            if failure is not None:
+                failures.append(failure)
+                continue
+            if failures:
+                _log.warning(
+                    "%s was traced for ONNX, so branches of its code are fixed: torch.export "
+                    "cannot read it (%s)",
+                    type(source.model).__name__,
+                    failures[0],
+                )
+            return names
+    raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {failures[0]}")
 
 
 def _failure_of(export: Callable[..., None], *arguments: Any) -> str | None:
@@ -176,15 +167,8 @@ def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keyword
         **keywords,
     )
     if options.simplification:
-        _simplify(Path(path))
-
-
-def _simplify(path: Path) -> None:
-    onnx = require("onnx", "nano")
-    optimizer = require("onnxscript.optimizer", "nano")
-    from bigdl.nano.acceleration.onnx_quantization import save
-
-    save(optimizer.optimize(onnx.load(path)), path)
+        onnx, optimizer = require("onnx", "nano"), require("onnxscript.optimizer", "nano")
+        save(optimizer.optimize(onnx.load(path)), Path(path))
 
 
 def _checked_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -345,7 +329,7 @@ def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> N
     openvino = require("openvino", "nano")
     tensors = source.sample_tensors
     shapes = {}
-    for position, axes in enumerate(dynamic_dimensions(dynamic_axes, source.inputs.names, tensors)):
+    for position, axes in enumerate(source.dynamic_dimensions(dynamic_axes)):
         sizes = [-1 if axis in axes else size for axis, size in enumerate(tensors[position].shape)]
         shapes[position] = openvino.PartialShape(sizes)
     wanted = ", ".join(map(str, shapes.values()))

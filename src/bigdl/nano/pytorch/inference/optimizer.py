@@ -627,9 +627,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     to_multi_instance = staticmethod(to_multi_instance)
 
 
-InferenceOptimizer._keywords = Keywords(
-    InferenceOptimizer.trace, InferenceOptimizer.quantize, only_build=("streams", "smooth")
-)
+InferenceOptimizer._keywords = Keywords(InferenceOptimizer.trace, InferenceOptimizer.quantize)
 
 
 def _version(package: str) -> str | None:

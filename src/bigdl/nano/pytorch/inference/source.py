@@ -16,7 +16,14 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.quiet import refusing
-from bigdl.nano.acceleration.structure import Batch, CallInputs, Structure, flatten, rows_of
+from bigdl.nano.acceleration.structure import (
+    Batch,
+    CallInputs,
+    Structure,
+    as_array,
+    flatten,
+    rows_of,
+)
 
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
 """Types of data that are one batch."""
@@ -239,50 +246,6 @@ class FlatModule(torch.nn.Module):
         return tuple(flatten(self.model(*args, **kwargs))[0])
 
 
-def dynamic_dimensions(
-    axes: bool | Mapping[str, Iterable[int]],
-    names: Sequence[str],
-    tensors: Sequence[torch.Tensor],
-    aliases: Sequence[str] | None = None,
-) -> list[list[int]]:
-    """Return the dimensions of each input that may change.
-
-    Parameters
-    ----------
-    axes : bool or mapping
-        True: the first of each input. A mapping names those of each input:
-        ``{"x": {0: "batch", 2: "length"}}`` or ``{"x": [0, 2]}``; other names are outputs.
-    names : sequence of str
-    tensors : sequence of Tensor
-        The sample.
-    aliases : sequence of str, optional
-        Other names of the inputs.
-
-    Raises
-    ------
-    UsageError
-        If no input is named, or a dimension does not exist.
-    """
-    if not isinstance(axes, bool | Mapping | type(None)):
-        raise UsageError(f"dynamic_axes must be True, False or a dict, not {axes!r}")
-    if not isinstance(axes, Mapping):
-        return [[0] if axes and tensor.ndim else [] for tensor in tensors]
-    if axes and not set(axes).intersection([*names, *(aliases or ())]):
-        raise UsageError(
-            f"dynamic_axes names {', '.join(map(repr, axes))}, but the inputs are "
-            f"{', '.join(names)}"
-        )
-    dimensions = []
-    for name, alias, tensor in zip(names, aliases or names, tensors, strict=True):
-        wanted = list(axes.get(name, axes.get(alias, ())))
-        if any(not isinstance(d, int) or not -tensor.ndim <= d < tensor.ndim for d in wanted):
-            raise UsageError(
-                f"dynamic_axes gives {wanted} for {name!r}, which has {tensor.ndim} dimensions"
-            )
-        dimensions.append(sorted({dimension % tensor.ndim for dimension in wanted}))
-    return dimensions
-
-
 class TorchSource:
     """A module and a sample, as methods see them.
 
@@ -366,10 +329,6 @@ class TorchSource:
             raise UsageError(f"{name} returns no tensor for the sample, so it cannot be converted")
         return structure
 
-    @property
-    def output_structure(self) -> Structure:
-        return self.outputs
-
     def try_out(self, model: torch.nn.Module) -> None:
         if self.has_sample:
             args, kwargs = self.arguments
@@ -381,7 +340,41 @@ class TorchSource:
         return list(map(torch.as_tensor, self.inputs.flatten(*self.arguments)))
 
     def sample_arrays(self) -> list[np.ndarray]:
-        return [tensor.detach().cpu().numpy() for tensor in self.sample_tensors]
+        return list(map(as_array, self.sample_tensors))
+
+    def dynamic_dimensions(self, axes: bool | Mapping[str, Iterable[int]]) -> list[list[int]]:
+        """Return the dimensions of each input that may change.
+
+        Parameters
+        ----------
+        axes : bool or mapping
+            True: the first of each input. A mapping names those of each input:
+            ``{"x": {0: "batch", 2: "length"}}`` or ``{"x": [0, 2]}``; other names are outputs.
+
+        Raises
+        ------
+        UsageError
+            If no input is named, or a dimension does not exist.
+        """
+        names, tensors = self.inputs.names, self.sample_tensors
+        if not isinstance(axes, bool | Mapping | type(None)):
+            raise UsageError(f"dynamic_axes must be True, False or a dict, not {axes!r}")
+        if not isinstance(axes, Mapping):
+            return [[0] if axes and tensor.ndim else [] for tensor in tensors]
+        if axes and not set(axes).intersection(names):
+            raise UsageError(
+                f"dynamic_axes names {', '.join(map(repr, axes))}, but the inputs are "
+                f"{', '.join(names)}"
+            )
+        dimensions = []
+        for name, tensor in zip(names, tensors, strict=True):
+            wanted = list(axes.get(name, ()))
+            if any(not isinstance(d, int) or not -tensor.ndim <= d < tensor.ndim for d in wanted):
+                raise UsageError(
+                    f"dynamic_axes gives {wanted} for {name!r}, which has {tensor.ndim} dimensions"
+                )
+            dimensions.append(sorted({dimension % tensor.ndim for dimension in wanted}))
+        return dimensions
 
     def general_sample(self, axes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Return the sample with 2 in place of 1 in these dimensions, if the model takes that.
@@ -408,6 +401,10 @@ class TorchSource:
         with evaluating(self.model):
             yield FlatModule(self.model, self.inputs).eval()
 
+    def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
+        for tensors in self.calibration_tensors(options):
+            yield list(map(as_array, tensors))
+
     def calibration_tensors(self, options: BuildOptions) -> Iterator[list[torch.Tensor]]:
         """Yield flat lists of tensors of as many batches of the data as hold the sample size.
 
@@ -429,7 +426,3 @@ class TorchSource:
                 break
         if not rows:
             raise UsageError("The calibration data hold no batch; give at least one")
-
-    def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
-        for tensors in self.calibration_tensors(options):
-            yield [tensor.detach().cpu().numpy() for tensor in tensors]

@@ -11,14 +11,13 @@ in which tf2onnx has made one operator of some loops.
 
 from __future__ import annotations
 
-import abc
 import io
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, ClassVar, Self
 
 import keras
 import numpy as np
@@ -33,13 +32,15 @@ from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.openvino import preprocessed
 from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.saved import SavedModel, class_of, opened, write_directory
-from bigdl.nano.acceleration.structure import is_tensor
+from bigdl.nano.acceleration.structure import Structure, is_tensor
 from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.tf.inference.source import (
     CallInputs,
-    CallOutputs,
     KerasSource,
+    Port,
     numpy_type,
+    ports_as_json,
+    ports_from_json,
 )
 from bigdl.nano.tf.serialization import compiled_like, packed, unpacked
 
@@ -66,7 +67,9 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         What runs: its ``infer`` takes and returns flat lists of ndarrays. The results are the
         caller's.
     nano_inputs : CallInputs
-    nano_outputs : CallOutputs
+    nano_outputs : Structure
+    nano_ports : tuple of Port
+        The tensors of a result.
     thread_num : int or None
         Threads of the runtime.
     """
@@ -75,7 +78,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         self,
         network: Any,
         inputs: CallInputs,
-        outputs: CallOutputs,
+        outputs: Structure,
+        ports: tuple[Port, ...],
         *,
         method: str | None = None,
         threads: int | None = None,
@@ -88,6 +92,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
             nano_source=None,
             nano_inputs=inputs,
             nano_outputs=outputs,
+            nano_ports=ports,
             thread_num=threads,
         )
         self.built = True
@@ -95,8 +100,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
     @classmethod
     def of(cls, source: KerasSource, network: Any, method: str, options: BuildOptions) -> Self:
         """Return the accelerated model of a source."""
-        threads = network.thread_num
-        model = cls(network, source.inputs, source.outputs, method=method, threads=threads)
+        ends = (source.inputs, source.outputs, source.output_ports)
+        model = cls(network, *ends, method=method, threads=network.thread_num)
         return model.nano_attach(source.model)
 
     def nano_attach(self, source: keras.Model | None) -> Self:
@@ -106,25 +111,11 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
             compiled_like(self, source)
         return self
 
-    @abc.abstractmethod
-    def save_to(self, directory: Path) -> dict:
-        """Write this model's files.
-
-        Parameters
-        ----------
-        directory : Path
-            An empty directory.
-
-        Returns
-        -------
-        dict
-            What :meth:`load_network` needs to know, of JSON's types only.
-        """
-
-    @classmethod
-    @abc.abstractmethod
-    def load_network(cls, directory: Path, meta: Mapping, *, device: str | None) -> Any:
-        """Read what :meth:`save_to` wrote; return the network."""
+    save_to: Callable[[Path], dict[str, Any]]
+    """Writes this model's files into an empty directory; returns what :attr:`load_network` needs to
+    know, of JSON's types only."""
+    load_network: ClassVar[Callable[..., Any]]
+    """Returns the network of a saved directory."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's model; ``training=True`` is refused."""
@@ -157,7 +148,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         callbacks: Any = None,
     ) -> Any:
         """As ``keras.Model.predict``; arrays go to the runtime without a dataset in between."""
-        if callbacks is not None or verbose not in (0, "auto") or not _is_nest_of_arrays(x):
+        arrays = all(map(is_tensor, keras.tree.flatten(x)))
+        if callbacks is not None or verbose not in (0, "auto") or not arrays:
             return super().predict(x, batch_size, verbose, steps, callbacks)
         leaves = self.nano_inputs.arrays([x])
         size = batch_size or 32
@@ -183,23 +175,24 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         self.predict_function = predicted
         return predicted
 
+    def nano_describe(self) -> dict[str, Any]:
+        return {**super().nano_describe(), "ports": ports_as_json(self.nano_ports)}
+
     def _declared(self, results: list[np.ndarray]) -> list[np.ndarray]:
         """Return arrays of the types that the original's results have."""
         return [
-            result
-            if str(result.dtype) == port.dtype
-            else result.astype(tf.as_dtype(port.dtype).as_numpy_dtype)
-            for result, port in zip(results, self.nano_outputs.ports, strict=True)
+            result.astype(tf.as_dtype(port.dtype).as_numpy_dtype, copy=False)
+            for result, port in zip(results, self.nano_ports, strict=True)
         ]
 
     def _rebuilt(self, results: list[np.ndarray], convert: Any = None) -> Any:
         """Return what the original would, of ndarrays or of what these are converted to."""
         declared = self._declared(results)
-        return self.nano_outputs.structure.rebuild(map(convert, declared) if convert else declared)
+        return self.nano_outputs.rebuild(map(convert, declared) if convert else declared)
 
     def _in_a_graph(self, leaves: list) -> Any:
         """Return the call as one operation of a graph of TensorFlow, e.g. that of ``evaluate``."""
-        ports = self.nano_outputs.ports
+        ports = self.nano_ports
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             inputs = self.nano_inputs.arrays(self.nano_inputs.pack(arrays))
@@ -208,12 +201,12 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         results = tf.numpy_function(run, leaves, [tf.as_dtype(port.dtype) for port in ports])
         for result, port in zip(results, ports, strict=True):
             result.set_shape((None, *port.shape[1:]) if port.shape else None)
-        return self.nano_outputs.structure.rebuild(results)
+        return self.nano_outputs.rebuild(results)
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping, model: Any, device: str | None) -> Self:
         """Read a saved directory."""
-        if "inputs" not in meta or "outputs" not in meta:
+        if "ports" not in meta:
             raise UsageError(
                 "The directory does not say what the model's inputs and outputs are, as those of "
                 "BigDL 2 do not; save the model again from the original"
@@ -221,7 +214,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         return cls(
             cls.load_network(directory, meta, device=device),
             CallInputs.from_json(meta["inputs"]),
-            CallOutputs.from_json(meta["outputs"]),
+            Structure.from_json(meta["outputs"]),
+            ports_from_json(meta["ports"]),
             method=meta.get("method"),
             threads=meta.get("thread_num"),
         ).nano_attach(model)
@@ -268,10 +262,6 @@ def _joined(results: list[list[np.ndarray]]) -> list[np.ndarray]:
     if len(results) == 1:
         return results[0]
     return [np.concatenate(each) for each in zip(*results, strict=True)]
-
-
-def _is_nest_of_arrays(x: Any) -> bool:
-    return all(map(is_tensor, keras.tree.flatten(x)))
 
 
 _PLAIN = "KerasModel"
@@ -354,10 +344,10 @@ def _write_compiled(model: AcceleratedKerasModel, directory: Path) -> dict:
         return {}
     wanted = {key: config[key] for key in ("loss", "loss_weights", "metrics", "weighted_metrics")}
     try:
-        (directory / _COMPILED).write_text(json.dumps(wanted), encoding="utf-8")
+        content = json.dumps(wanted)
     except TypeError:  # an object that Keras does not know how to write
-        (directory / _COMPILED).unlink(missing_ok=True)
         return {}
+    (directory / _COMPILED).write_text(content, encoding="utf-8")
     return {"compile": _COMPILED}
 
 
@@ -382,7 +372,12 @@ def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
     openvino = require("openvino", "nano")
     with tempfile.TemporaryDirectory(prefix="bigdl-keras-", dir=scratch_home()) as folder:
         network = _converted(openvino, source, Path(folder))
-    return preprocessed(network, _keywords(source, options))
+    asked = dict(options.conversion)
+    if asked and "layout" not in asked:  # images of Keras have their channels last
+        pairs = zip(source.graph_names, source.inputs.ports, strict=True)
+        images = {name: "NHWC" for name, port in pairs if len(port.shape) == 4}
+        asked |= {"layout": images} if images else {}
+    return preprocessed(network, asked)
 
 
 def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
@@ -410,16 +405,6 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
             output_path=path,
         )
     return source.graph_names
-
-
-def _keywords(source: KerasSource, options: BuildOptions) -> dict[str, Any]:
-    """Keywords of the conversion; images of Keras have their channels last."""
-    asked = dict(options.conversion)
-    if asked and "layout" not in asked:
-        pairs = zip(source.graph_names, source.inputs.ports, strict=True)
-        images = {name: "NHWC" for name, port in pairs if len(port.shape) == 4}
-        asked |= {"layout": images} if images else {}
-    return asked
 
 
 def _converted(openvino: Any, source: KerasSource, folder: Path) -> Any:
@@ -502,10 +487,6 @@ class KerasOpenVINOModel(OpenVINOFacade, AcceleratedKerasModel):
 
     def nano_result_of(self, results: list[np.ndarray]) -> Any:
         return self._rebuilt(results, tf.convert_to_tensor)
-
-
-class KerasQuantizedModel(KerasOpenVINOModel):
-    """A network with 8-bit integers that the registry chose the runtime of, which is OpenVINO."""
 
 
 class KerasONNXRuntimeModel(OnnxRuntimeFacade, AcceleratedKerasModel):

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import keras
-import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.cpu import core_count
@@ -22,7 +21,7 @@ from bigdl.nano.acceleration.keywords import Keywords
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
-from bigdl.nano.acceleration.structure import Batch, flatten
+from bigdl.nano.acceleration.structure import Batch
 from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel, load_model, save_model
 from bigdl.nano.tf.inference.source import (
     KerasSource,
@@ -67,8 +66,8 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
 
     def predictions(model: Any) -> Iterator[tuple[Any, Any, int]]:
         inputs = source.inputs
-        for batch in batches_of(pair, inputs, _ROWS):
-            yield model(*inputs.pack(batch.arrays)), batch.targets, len(batch.arrays[0])
+        for arrays, targets in batches_of(pair, inputs, _ROWS):
+            yield model(*inputs.pack(arrays)), targets, len(arrays[0])
 
     return score_function(
         metric,
@@ -106,10 +105,9 @@ class KerasBench(Bench):
         sample = source.inputs.pack(first_rows(data, source.inputs, rows))
         self._batches = [Batch(sample, {"training": False})]
         self._inputs = source.inputs
-        validation_data = arguments["validation_data"]
+        self._validation_data = arguments["validation_data"]
         if self.has_metric:
-            score_of(self._metric, validation_data, source)  # refuses what cannot be
-        self._validation_data = _picklable(validation_data)
+            score_of(self._metric, self._validation_data, source)  # refuses what cannot be
 
     @cached_property
     def _source(self) -> KerasSource:
@@ -117,8 +115,8 @@ class KerasBench(Bench):
         return KerasSource(self.model, self._input_spec, x[0] if len(x) == 1 else x)
 
     def __getstate__(self) -> dict:
-        state = super().__getstate__() | {"model": packed(self.model)}
-        return state | {"_metric": dumps(self._metric)}
+        scored = {"_metric": dumps((self._metric, self._validation_data)), "_validation_data": None}
+        return super().__getstate__() | {"model": packed(self.model), **scored}
 
     def __setstate__(self, state: dict) -> None:
         if state["thread_num"] is not None:  # before TensorFlow is used, in another process
@@ -127,7 +125,7 @@ class KerasBench(Bench):
                 tf.config.threading.set_intra_op_parallelism_threads(state["thread_num"])
         self.__dict__.update(state)
         self.model = unpacked(state["model"])
-        self._metric = pickle.loads(state["_metric"])
+        self._metric, self._validation_data = pickle.loads(state["_metric"])
 
     def build(self, method: Method, threads: int | None) -> Candidate:
         if method.name == ORIGINAL:
@@ -136,38 +134,12 @@ class KerasBench(Bench):
         return Candidate(method.build(self._source, options), nullcontext)
 
     def score(self, candidate: Candidate) -> float:
-        data = self._validation_data
-        if isinstance(data, _PickledDataset):
-            data = data.dataset()
-        return score_of(self._metric, data, self._source)(candidate.model)
+        return score_of(self._metric, self._validation_data, self._source)(candidate.model)
 
     save = staticmethod(save_model)
 
     def load(self, directory: Path) -> Candidate:
         return Candidate(load_model(directory), nullcontext)
-
-
-class _PickledDataset:
-    """The elements of a dataset, which can be pickled."""
-
-    def __init__(self, dataset: Any):
-        self._spec = dataset.element_spec
-        self._elements = list(dataset.as_numpy_iterator())
-
-    def dataset(self) -> Any:
-        tf = require("tensorflow", "tf")
-        return tf.data.Dataset.from_generator(
-            lambda: iter(self._elements), output_signature=self._spec
-        )
-
-
-def _picklable(data: Any) -> Any:
-    if hasattr(data, "as_numpy_iterator"):
-        return _PickledDataset(data)
-    if isinstance(data, tuple):
-        leaves, structure = flatten(data)
-        return structure.rebuild([np.asarray(leaf) for leaf in leaves])
-    return data
 
 
 class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):

@@ -1,12 +1,14 @@
 """A Keras model with its data: its arguments, its results and its data as flat lists.
 
 A network of another runtime takes and gives flat lists of arrays. :class:`CallInputs` knows how
-the arguments of a call are nested, :class:`CallOutputs` the results.
+the arguments of a call are nested, a :class:`~bigdl.nano.acceleration.structure.Structure` how its
+results are.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -112,11 +114,11 @@ class CallInputs(nesting.CallInputs):
         return self.unflatten(leaves)[0]
 
     def to_json(self) -> dict:
-        return {**super().to_json(), "ports": _ports_as_json(self.ports)}
+        return {**super().to_json(), "ports": ports_as_json(self.ports)}
 
     @classmethod
     def from_json(cls, data: Mapping, **others: Any) -> CallInputs:
-        return super().from_json(data, ports=_ports_from_json(data["ports"]))
+        return super().from_json(data, ports=ports_from_json(data["ports"]))
 
     def _conformed(self, structure: Structure, value: Any) -> Any:
         """A value in the form of a structure, where Keras would take it too."""
@@ -135,34 +137,13 @@ class CallInputs(nesting.CallInputs):
         return value
 
 
-@dataclass(frozen=True)
-class CallOutputs:
-    """The results of a model's calls.
-
-    Attributes
-    ----------
-    structure : Structure
-    ports : tuple of Port
-    """
-
-    structure: Structure
-    ports: tuple[Port, ...]
-
-    def to_json(self) -> dict:
-        """As JSON."""
-        return {"structure": self.structure.to_json(), "ports": _ports_as_json(self.ports)}
-
-    @classmethod
-    def from_json(cls, data: Mapping) -> CallOutputs:
-        """Read what :meth:`to_json` wrote."""
-        return cls(Structure.from_json(data["structure"]), _ports_from_json(data["ports"]))
-
-
-def _ports_as_json(ports: Iterable[Port]) -> list[list]:
+def ports_as_json(ports: Iterable[Port]) -> list[list]:
+    """Return ports as JSON."""
     return [[port.name, list(port.shape), port.dtype] for port in ports]
 
 
-def _ports_from_json(data: Iterable[Sequence[Any]]) -> tuple[Port, ...]:
+def ports_from_json(data: Iterable[Sequence[Any]]) -> tuple[Port, ...]:
+    """Read what :func:`ports_as_json` returned."""
     return tuple(Port(name, tuple(shape), dtype) for name, shape, dtype in data)
 
 
@@ -224,23 +205,10 @@ def _parameters(model: Any) -> list[str]:
     ]
 
 
-class Batch(NamedTuple):
-    """Rows of the data.
-
-    Attributes
-    ----------
-    arrays : list of ndarray
-        The inputs as a flat list.
-    targets
-        Nested ndarrays; None where the data have none.
-    """
-
-    arrays: list
-    targets: Any = None
-
-
-def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator[Batch]:
-    """Batches of data.
+def batches_of(
+    data: tuple[Any, Any], inputs: CallInputs, size: int
+) -> Iterator[tuple[list[np.ndarray], Any]]:
+    """Yield the inputs of each batch as a flat list, and its targets, None where there are none.
 
     Parameters
     ----------
@@ -256,7 +224,7 @@ def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator
         leaves = _leaves(x, inputs)
         for start in range(0, len(leaves[0]), size):
             rows = slice(start, start + size)
-            yield Batch([leaf[rows] for leaf in leaves], _sliced(y, rows))
+            yield [leaf[rows] for leaf in leaves], _sliced(y, rows)
         return
     features, _ = next(map(_split, x), (None, None))
     if features is None:
@@ -264,7 +232,7 @@ def batches_of(data: tuple[Any, Any], inputs: CallInputs, size: int) -> Iterator
     if not _is_batched(features, inputs):
         x = x.batch(size)
     for features, targets in map(_split, x):
-        yield Batch(_leaves(features, inputs), _sliced(targets, slice(None)))
+        yield _leaves(features, inputs), _sliced(targets, slice(None))
 
 
 def rows_as_arrays(
@@ -278,9 +246,9 @@ def rows_as_arrays(
         If there is none.
     """
     rows = 0
-    for batch in batches_of(data, inputs, size):
-        yield batch.arrays
-        rows += len(batch.arrays[0])
+    for arrays, _ in batches_of(data, inputs, size):
+        yield arrays
+        rows += len(arrays[0])
         if rows >= count:
             return
     if not rows:
@@ -425,18 +393,19 @@ class KerasSource:
             raise UsageError(f"{name} returns no tensor, so it cannot be converted")
         return concrete
 
+    @property
+    def outputs(self) -> Structure:
+        """How the model's results are nested, which is known when it has been called."""
+        assert self.concrete is not None
+        return self._structure
+
     @cached_property
-    def outputs(self) -> CallOutputs:
-        """The model's results."""
+    def output_ports(self) -> tuple[Port, ...]:
+        """The tensors of the model's results."""
         tensors = self.concrete.outputs
         shapes = [() if each.shape.rank is None else tuple(each.shape) for each in tensors]
         types = [each.dtype.name for each in tensors]
-        ports = map(Port, self._structure.paths(""), shapes, types)
-        return CallOutputs(self._structure, tuple(ports))
-
-    @property
-    def output_structure(self) -> Structure:
-        return self.outputs.structure
+        return tuple(map(Port, self.outputs.paths(""), shapes, types))
 
     def try_out(self, model: Any) -> None:
         model(*self.inputs.pack(self.sample_arrays()))
@@ -473,14 +442,9 @@ class KerasSource:
 
     @cached_property
     def graph_names(self) -> list[str]:
-        """Names of the inputs in a graph of TensorFlow and in an ONNX file."""
-        return [_graph_name(name) for name in self.inputs.names]
-
-
-def _graph_name(name: str) -> str:
-    """A name that is allowed in a graph of TensorFlow."""
-    safe = "".join(each if each.isalnum() or each in "_.-" else "_" for each in name)
-    return safe if safe[:1].isalnum() else f"x{safe}"
+        """Names of the inputs that are allowed in a graph of TensorFlow and in an ONNX file."""
+        safe = [re.sub(r"[^\w.-]", "_", name) for name in self.inputs.names]
+        return [name if name[:1].isalnum() else f"x{name}" for name in safe]
 
 
 def _like(symbolic: Any, spec: Any) -> Any:

@@ -178,7 +178,8 @@ def feed_of(
     """
     if steps is not None:
         steps = check_positive(steps_argument, steps)
-    if _is_nest(x):
+    is_stream = isinstance(x, (keras.utils.PyDataset, tf.data.Dataset))
+    if not is_stream and flatten(x)[0]:
         return _array_feed(x, y, sample_weight, batch_size, steps, shuffle)
     if y is not None or sample_weight is not None:
         raise UsageError(
@@ -269,13 +270,6 @@ def _batches_in_order(data: Any) -> Iterator:
         data.on_epoch_end()
 
 
-def _is_nest(x: Any) -> bool:
-    if isinstance(x, (keras.utils.PyDataset, tf.data.Dataset)):
-        return False
-    leaves, _ = flatten(x)
-    return bool(leaves)
-
-
 def _as_arrays(value: Any) -> Any:
     leaves, structure = flatten(value)
     if not leaves:
@@ -363,10 +357,7 @@ def _records(batch: Any, spec: Any) -> Iterator[bytes]:
     parts = tf.nest.flatten(spec, expand_composites=True)
     leaves = tf.nest.flatten(batch, expand_composites=True)
     for leaf, part in zip(leaves, parts, strict=True):
-        tensor = tf.convert_to_tensor(leaf)
-        if tensor.dtype != part.dtype:
-            tensor = tf.cast(tensor, part.dtype)
-        yield tf.io.serialize_tensor(tensor).numpy()
+        yield tf.io.serialize_tensor(tf.cast(leaf, part.dtype)).numpy()
 
 
 def _spec_of(batch: Any) -> Any:
