@@ -158,9 +158,9 @@ def settings_of(epochs=2, batch_size=4, labels=("y",), features=("x",), **settin
 def fitted(shards, creator, *, callbacks=(), start=None, group=3, options=None, **settings):
     """Train by ranks of this process; the loop, and the snapshot that it ended with."""
     packed = Packed.of(KerasParts(creator), list(callbacks))
-    program = KerasFitProgram(packed, {}, settings_of(**settings), None)
-    options = LayerOptions(group_size=group, **(options or {}))
-    loop = KerasLayerLoop(program, options, len(shards), start)
+    layer = LayerOptions(group_size=group, **(options or {}))
+    program = KerasFitProgram(packed, {}, None, settings_of(**settings, layer=layer))
+    loop = KerasLayerLoop(program, len(shards), start)
     with tempfile.TemporaryDirectory() as folder:
         replicas = [
             loop.replicas()(rank, {"data": spooled(folder, f"{rank}", shard)})

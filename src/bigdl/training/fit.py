@@ -26,7 +26,7 @@ from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine
-from bigdl.runtime.jobs import Job, NoRows
+from bigdl.runtime.jobs import NoRows
 from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import (
     BackgroundWriter,
@@ -68,6 +68,8 @@ class RunSettings:
         Folder for checkpoints; None sends them to the driver.
     keep : int
         How many checkpoints stay in that folder.
+    layer : bigdl.orca.learn.layer_fit.loop.LayerOptions, optional
+        Of a fit by the parameter layer.
     """
 
     goal: Goal
@@ -79,28 +81,7 @@ class RunSettings:
     end: Trigger | None = field(default=None, kw_only=True)
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)
-
-
-@dataclass
-class FitJob:
-    """Engine and data of a fit, which open its job.
-
-    Attributes
-    ----------
-    engine : bigdl.runtime.engine.Engine
-    feed : bigdl.orca.data.feeds.group.FeedGroup
-        ``data`` and perhaps ``validation``.
-    layer : bigdl.orca.learn.layer_fit.loop.LayerOptions, optional
-        Of a fit by the parameter layer.
-    """
-
-    engine: Engine
-    feed: Any
-    layer: Any = None
-
-    def open(self, program: Callable) -> Job:
-        """Open the engine's job that runs a program on the data."""
-        return self.engine.open(program, self.feed)
+    layer: Any = field(default=None, kw_only=True)
 
 
 @dataclass
@@ -304,7 +285,8 @@ class Training(ABC):
 
     def fit(
         self,
-        job: FitJob,
+        engine: Engine,
+        feed: Any,
         parts: Any,
         settings: RunSettings,
         *,
@@ -317,7 +299,9 @@ class Training(ABC):
 
         Parameters
         ----------
-        job : FitJob
+        engine : bigdl.runtime.engine.Engine
+        feed : bigdl.orca.data.feeds.group.FeedGroup
+            ``data`` and perhaps ``validation``.
         parts : ModelParts or KerasParts
         settings : RunSettings
 
@@ -351,7 +335,7 @@ class Training(ABC):
             elif policy.max_failures == 0:
                 settings = replace(settings, trigger=None)  # nobody would use the checkpoints
             program = self._program(parts, settings)
-            self.snapshot = self._train(job, program, start, policy, show_progress)
+            self.snapshot = self._train(engine, feed, program, start, policy, show_progress)
             self._is_resumed = False
             end = self.position.counted
         figures = self.position.figures(first, end)
@@ -400,7 +384,7 @@ class Training(ABC):
         if self._run is None or self._run.newest() > here:
             self._run = CheckpointDirectory.create(self._model_dir)
 
-    def _train(self, job, program, start, policy, show_progress) -> Snapshot:
+    def _train(self, engine, feed, program, start, policy, show_progress) -> Snapshot:
         """Run the program from `start` until it has ended or the policy gives up."""
         latest, final = start, None
         bar = ProgressBar(show_progress)
@@ -417,7 +401,7 @@ class Training(ABC):
                     latest = Snapshot.unpack(doc, blob)
 
         try:
-            with job.open(program) as opened:
+            with engine.open(program, feed) as opened:
                 while True:
                     options, state = {}, None
                     if latest is not None:

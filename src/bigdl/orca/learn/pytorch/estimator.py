@@ -40,7 +40,7 @@ from bigdl.orca.learn.pytorch.parts import (
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
-from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
+from bigdl.training.fit import FailurePolicy, is_interactive
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 
@@ -407,6 +407,7 @@ Ray also RayXShards or a ray.data.Dataset
             drop_last=bool(config.get("drop_last", False)),
             trigger=trigger,
             end=end,
+            layer=layer,
             metrics=self._metrics,
             callbacks=callbacks,
             per_worker=not reduce_results,
@@ -417,7 +418,8 @@ Ray also RayXShards or a ray.data.Dataset
             summary=self._events is not None,
         )
         figures = self._training.fit(
-            FitJob(engine, feed, layer),
+            engine,
+            feed,
             self._parts,
             settings,
             seed=seed,

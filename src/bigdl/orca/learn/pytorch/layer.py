@@ -12,7 +12,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.learn.layer_fit.figures import GROUP_PHASES
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining, check_hooks
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerTraining, check_hooks
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
@@ -156,7 +156,6 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     ----------
     program : FitProgram
         Instances in it are copied.
-    options : LayerOptions
     ranks : int
     start : Snapshot or None
     """
@@ -164,9 +163,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     replica = TorchReplica
     _run_steps, _evaluate = LayerLoop._groups_of_epoch, LayerLoop._evaluated
 
-    def __init__(
-        self, program: FitProgram, options: LayerOptions, ranks: int, start: Snapshot | None
-    ):
+    def __init__(self, program: FitProgram, ranks: int, start: Snapshot | None):
         cloudpickle, settings = require("cloudpickle", "orca"), program.settings
         for callback in settings.callbacks:
             is_main = isinstance(callback, MainCallback)
@@ -187,9 +184,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         if start is not None:
             self._load(start.files)
         flat, sums = _flat(built), settings.forward_pass(built).sums
-        LayerLoop.__init__(
-            self, program, options, ranks, start, flat, optimizer, sums, settings.weighted
-        )
+        LayerLoop.__init__(self, program, ranks, start, flat, optimizer, sums, settings.weighted)
         self.device = next(self.model.parameters()).device
         self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded
         if settings.summary:

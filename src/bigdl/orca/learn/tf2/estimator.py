@@ -28,7 +28,7 @@ from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, KerasTraining
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
+from bigdl.training.fit import FailurePolicy, is_interactive
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
@@ -326,10 +326,12 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             shuffle=bool(config.get("shuffle", True)),
             drop_last=bool(config.get("drop_last", False)),
             trigger=trigger,
+            layer=layer,
             verbose=verbose,
         )
         figures = self._training.fit(
-            FitJob(engine, feed, layer),
+            engine,
+            feed,
             (Packed.of(self._parts, callbacks), config),
             settings,
             seed=seed,

@@ -16,7 +16,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining, check_hooks
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerTraining, check_hooks
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.tf2.layer_optimizer import KerasLayerOptimizer
 from bigdl.orca.learn.tf2.parts import KerasTraining
@@ -179,7 +179,6 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
     Parameters
     ----------
     program : KerasFitProgram
-    options : LayerOptions
     ranks : int
     start : Snapshot or None
 
@@ -192,9 +191,7 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
     replica = KerasReplica
     settings: KerasFitSettings
 
-    def __init__(
-        self, program: KerasFitProgram, options: LayerOptions, ranks: int, start: Snapshot | None
-    ):
+    def __init__(self, program: KerasFitProgram, ranks: int, start: Snapshot | None):
         settings = program.settings
         self._parts, self._user_callbacks = program.packed.unpack()
         check_positive("batch_size", settings.batch_size)
@@ -205,7 +202,7 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
         sums = loss_divisor(self.model) == "none"
         if start is not None:
             self._load(start.files)
-        super().__init__(program, options, ranks, start, _flat(self.model), optimizer, sums=sums)
+        super().__init__(program, ranks, start, _flat(self.model), optimizer, sums)
         self._callbacks = cast("WorkerCallbacks", None)  # until the first rows are known
         self._numbers = ""  # what callbacks had counted
 
