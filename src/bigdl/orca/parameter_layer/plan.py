@@ -79,9 +79,7 @@ class Geometry:
 
     def __init__(self, sizes: Sequence[int], ranks: int):
         self.sizes = tuple(sizes)
-        self.offsets = [0]
-        for size in self.sizes:
-            self.offsets.append(self.offsets[-1] + size)
+        self.offsets = list(itertools.accumulate(self.sizes, initial=0))
         self.total = self.offsets[-1]
         self.bounds = slice_bounds(self.total, ranks)
 

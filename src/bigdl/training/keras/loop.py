@@ -51,13 +51,12 @@ from bigdl.training.position import Position
 from bigdl.training.state import capture_rng, restore_rng
 
 
-@dataclass
-class KerasFitSettings(RunSettings):
-    """The arguments of ``fit``; callbacks travel with the model.
+@dataclass(kw_only=True)
+class KerasFitSettings(EvaluationSettings, RunSettings):
+    """The arguments of ``fit``, and those of its validation; callbacks travel with the model.
 
     Attributes
     ----------
-    validation : EvaluationSettings
     initial_epoch : int
         Number of the first epoch of this fit, for callbacks.
     steps_per_epoch : int, optional
@@ -66,7 +65,6 @@ class KerasFitSettings(RunSettings):
         Validate after every so many epochs, or after those with these numbers (from 1).
     """
 
-    validation: EvaluationSettings
     initial_epoch: int = 0
     steps_per_epoch: int | None = None
     validation_freq: int | Sequence[int] = 1
@@ -287,7 +285,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         return self._entry_of(sums, figures, peaks)
 
     def _validate(self) -> dict[str, float]:
-        settings = self.settings.validation
+        settings = self.settings
         batches = cast("Rows", self._validation).batches(
             replace(self._assembly, class_weight=None),
             settings.batch_size,
@@ -371,18 +369,17 @@ class KerasLoop(KerasEpochs, WorkerLoop):
     # -- data ----------------------------------------------------------------------------------
 
     def _prepare_data(self) -> None:
-        settings, columns = self.settings, self.settings.validation
-        shards = self.worker.shards
+        settings, shards = self.settings, self.worker.shards
         self._data = self._open(shards["data"])
         self._validation = self._open(shards["validation"]) if "validation" in shards else None
         check_end(self._data, "training", "steps_per_epoch", settings.steps_per_epoch)
         rows = 1
         if self._validation is not None:
-            check_end(self._validation, "validation", "validation_steps", columns.num_steps)
+            check_end(self._validation, "validation", "validation_steps", settings.num_steps)
             rows = self._validation.known["rows"]
         everyone = self._exchange({**self._data.known, "validation": rows})
         self._batches = self._data.plan(settings, everyone)
-        self._assembly = columns.assembly(self.model, settings.class_weight)
+        self._assembly = settings.assembly(self.model, settings.class_weight)
         self._zero_row = self._data.example(self._types, self._assembly)
         build_for(self.model, self._zero_row)
         if self._validation is not None:
@@ -392,7 +389,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
 
     def _open(self, shard: Any) -> Rows:
         """Return the rows of one of the worker's shards."""
-        return open_rows(self.worker, shard, self.settings.validation, self._config, self.sync)
+        return open_rows(self.worker, shard, self.settings, self._config, self.sync)
 
     def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:
         """Return the callbacks of this worker."""

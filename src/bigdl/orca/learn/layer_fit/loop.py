@@ -412,7 +412,8 @@ class LayerLoop(FitLoop):
         self._described = self._transport.rows()
         self._plan, self._batches = plan_batches(self.settings, self._described)
         self._epoch_steps = self._plan.steps
-        self._inputs = next((each["inputs"] for each in self._described if each["inputs"]), None)
+        types = next((each["types"] for each in self._described if each["types"]), None)
+        self._inputs = types and types[0]
 
     def _begin(self, snapshot: Snapshot | None) -> Snapshot:
         """Put the ranks where a snapshot is; the driver's model is there already."""

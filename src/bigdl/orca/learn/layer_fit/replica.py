@@ -182,7 +182,7 @@ class LayerReplica(ABC):
 
     def describe(self) -> dict:
         """Return what the driver needs to know of the rows; JSON-able."""
-        return {**self._data.facts(self._window), "inputs": self._data.inputs}
+        return self._data.facts(self._window)
 
     def compute(
         self, step: Step, weights: np.ndarray, buffers: Mapping[int, np.ndarray]

@@ -51,7 +51,7 @@ class PredictOptions:
         Rows of one call of the model.
     output_cols : sequence of str or None
     inputs : list or None
-        Types and shapes of the model's inputs from the training, as ``TensorShard.inputs``.
+        Types and shapes of the model's inputs from the training, as in ``BatchSource.types``.
     """
 
     config: dict | None
@@ -303,7 +303,7 @@ def _seen(model, batch):
 
 
 def _known(spec, metadata) -> list | None:
-    """What the schema tells of a column, in the form of ``TensorShard.inputs``.
+    """What the schema tells of a column, in the form of ``BatchSource.types``.
 
     The size of a vector is in the metadata that Spark ML's transformers leave.
     """

@@ -13,13 +13,10 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from bigdl.common.errors import UsageError
 from bigdl.training.state import device_of_task
-
-if TYPE_CHECKING:
-    pass
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes

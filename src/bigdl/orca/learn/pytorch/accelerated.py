@@ -69,7 +69,7 @@ class Sample:
     @property
     def leaves(self) -> list[list]:
         """``[key, dtype, shape]`` of the arrays of each column, in the form of
-        ``TensorShard.inputs``."""
+        ``BatchSource.types``."""
         return [
             [[key, array.dtype.name, list(array.shape[1:])] for key, array in column.items()]
             for column in self.columns

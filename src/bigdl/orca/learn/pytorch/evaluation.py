@@ -251,7 +251,6 @@ class EvaluationSettings(BatchSettings):
         ``"fp32"`` or ``"bf16"``.
     """
 
-    batch_size: int
     metrics: Sequence[Any] = ()
     per_worker: bool = False
     precision: str = "fp32"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
@@ -310,15 +310,12 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         batch_size = _check_batch_size(batch_size, columns)
         settings = KerasFitSettings(
             goal=Goal(epochs=count),
-            batch_size=cast("int", batch_size),  # None where a function makes the batches
+            batch_size=batch_size,
             seed=0,
-            validation=EvaluationSettings(
-                batch_size,
-                columns.feature_cols,
-                columns.label_cols,
-                validation_steps,
-                weight_col is not None,
-            ),
+            feature_cols=columns.feature_cols,
+            label_cols=columns.label_cols,
+            num_steps=validation_steps,
+            weighted=weight_col is not None,
             initial_epoch=first,
             steps_per_epoch=steps_per_epoch,
             validation_freq=_check_frequency(validation_freq),

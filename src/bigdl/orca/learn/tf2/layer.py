@@ -113,7 +113,7 @@ class KerasReplica(LayerReplica):
         settings, self._config = self._settings, program.config
         # the task has set its threads
         parts, *_ = program.packed.unpack(program.config, torch.get_num_threads())
-        data = open_data(self, shard, settings.validation, program.config)
+        data = open_data(self, shard, settings, program.config)
         if is_dataset(data):
             raise UsageError(
                 "backend='bigdl' reads rows by number, and a tf.data.Dataset can only be read from "
@@ -123,7 +123,7 @@ class KerasReplica(LayerReplica):
         seed_keras(settings.seed)  # creators may draw what is no weight
         self._model = parts.build(training=True)
         self._divisor = loss_divisor(self._model)
-        self._assembly = settings.validation.assembly(self._model, settings.class_weight)
+        self._assembly = settings.assembly(self._model, settings.class_weight)
         self._example = self._assembly(data.batch(0, 1)) if data.rows else None
         if self._example is not None:  # else it is never asked for a gradient
             build_for(self._model, self._example)
@@ -212,9 +212,8 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
 
     def evaluation(self, feed, sync):
         """Return the program that evaluates weights on a feed."""
-        settings, packed = self.settings, Packed.of(self._parts, [])
-        config = self._program.config
-        return EvaluateProgram(packed, config, sync, settings.validation, settings.seed)
+        settings, packed = replace(self.settings, trigger=None), Packed.of(self._parts, [])
+        return EvaluateProgram(packed, self._program.config, sync, settings, settings.seed)
 
     # -- the fit -------------------------------------------------------------------------------
 

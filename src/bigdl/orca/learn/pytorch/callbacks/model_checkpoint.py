@@ -116,11 +116,8 @@ class ModelCheckpoint(Callback):
         if monitor is not None and num_to_keep is None:
             num_to_keep = 1
         self.save_weights_only, self.by_epoch, self.interval = save_weights_only, by_epoch, interval
-        self.num_to_keep, self.monitor, self.mode = (
-            num_to_keep,
-            monitor,
-            check_choice("mode", mode, ("min", "max")),
-        )
+        self.num_to_keep, self.monitor = num_to_keep, monitor
+        self.mode = check_choice("mode", mode, ("min", "max"))
         self._written: list[str] = []
 
     @property
