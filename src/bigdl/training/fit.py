@@ -453,13 +453,15 @@ class FitLoop(ABC):
         """Count an epoch that is whole, with its figures."""
         self.position.close_epoch(entry)
 
-    def _checkpoint_after_epoch(self, loss: float | None, score: float | None) -> None:
-        """Take a checkpoint at the end of an epoch, or stop there, if triggers say so."""
-        position = self.position
-        state = TriggerState(position.epoch, position.global_step, True, loss, score)
-        self._apply_triggers(state)
+    def _apply_triggers(self, **figures: Any) -> None:
+        """Take a checkpoint after a step, or stop there, if triggers say so.
 
-    def _apply_triggers(self, state: TriggerState) -> None:
+        Parameters
+        ----------
+        **figures
+            At the end of an epoch, see :class:`~bigdl.training.position.TriggerState`.
+        """
+        state = TriggerState(self.position.epoch, self.position.global_step, **figures)
         if self._fires(self.settings.end, state):
             self._stop()
         if self._fires(self.settings.trigger, state):
@@ -603,10 +605,6 @@ class WorkerLoop(FitLoop):
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
         self._sums = EpochSums()
-
-    def _checkpoint_in_epoch(self) -> None:
-        """Take a checkpoint after a step, or stop there, if triggers say so."""
-        self._apply_triggers(TriggerState(self.position.epoch, self.position.global_step))
 
     def _save_checkpoint(self) -> None:
         if self._directory is not None or not self._is_over():

@@ -159,7 +159,8 @@ class KerasEpochs(FitLoop):
             self.position.partial = entry
             return
         self._close_epoch(entry)
-        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
+        logs = entry["logs"]
+        self._apply_triggers(epoch_finished=True, loss=logs.get("loss"), score=score_of(logs))
 
     def _entry_of(self, sums: dict, logs: dict, memory: list[int]) -> dict:
         """Return the figures of the epoch as they are kept."""
@@ -272,7 +273,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             if position.step != self._epoch_steps:
                 if self._callbacks.stops_in_epoch and self._is_stopped():
                     return False, logs
-                self._checkpoint_in_epoch()
+                self._apply_triggers()
         return True, logs
 
     def _entry(self, logs) -> dict:
@@ -400,7 +401,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
 
 
 def evaluate_batches(
-    model: Any, steps: Any, batches: Iterable, sync: GradientSync, callbacks: Any = None
+    model: Any, steps: Any, batches: Iterable, sync: GradientSync, callbacks: Any
 ) -> dict[str, float]:
     """Return the figures of a model over the batches of all workers; a collective.
 
@@ -411,22 +412,18 @@ def evaluate_batches(
     batches : iterable of (batch, rows)
         Of this worker.
     sync : GradientSync
-    callbacks : keras.callbacks.CallbackList, optional
+    callbacks : keras.callbacks.CallbackList
     """
     model.reset_metrics()
     initial = values_of(model.metrics_variables)
-    if callbacks is not None:
-        callbacks.on_test_begin()
+    callbacks.on_test_begin()
     logs, rows = {}, 0
     for index, (batch, rows_of_batch) in enumerate(batches):
-        if callbacks is not None:
-            callbacks.on_test_batch_begin(index)
+        callbacks.on_test_batch_begin(index)
         logs, rows = steps.test(batch), rows + rows_of_batch
-        if callbacks is not None:
-            callbacks.on_test_batch_end(index, numbers_of(logs))
+        callbacks.on_test_batch_end(index, numbers_of(logs))
     figures = figures_of(model, logs, rows, sync, initial)
-    if callbacks is not None:
-        callbacks.on_test_end(figures)
+    callbacks.on_test_end(figures)
     return figures
 
 

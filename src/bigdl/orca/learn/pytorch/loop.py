@@ -292,7 +292,7 @@ class TorchEpochs(Runner, FitLoop):
             position.partial = entry
             return
         self._close_epoch(entry)
-        self._checkpoint_after_epoch(entry["train_loss"], score_of(entry))
+        self._apply_triggers(epoch_finished=True, loss=entry["train_loss"], score=score_of(entry))
 
     def _validate(self, entry: dict) -> None:
         self.call("before_val_epoch")
@@ -372,7 +372,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             while not self._iteration(order):
                 pass
             if position.step < self._plan.steps:
-                self._checkpoint_in_epoch()
+                self._apply_triggers()
         return position.step == self._plan.steps
 
     def _epoch_figures(self) -> dict | None:
