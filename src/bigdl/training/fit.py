@@ -20,13 +20,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import NoRows
+from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import (
     BackgroundWriter,
@@ -38,9 +39,6 @@ from bigdl.training.checkpoint import (
 from bigdl.training.figures import EpochSums
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
 from bigdl.training.state import RunningState, dumps, loads
-
-if TYPE_CHECKING:
-    from bigdl.runtime.worker import Worker
 
 logger = logging.getLogger("bigdl.orca")
 

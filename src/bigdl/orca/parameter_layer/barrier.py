@@ -18,27 +18,23 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from bigdl.common.errors import WorkerLost, require
 from bigdl.orca.cluster.plan import quiet
+from bigdl.orca.data.feeds.group import FeedGroup
+from bigdl.orca.engines.spark import SparkEngine
 from bigdl.orca.parameter_layer.messages import Message, pack, unpack
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
-from bigdl.orca.parameter_layer.rank import Rank, RankState, replica_of
+from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
+from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.engine import Engine, PeerLost
 from bigdl.runtime.jobs import job_number
 from bigdl.runtime.shards.shard import remove_spool
-
-if TYPE_CHECKING:
-    from bigdl.orca.data.feeds.group import FeedGroup
-    from bigdl.orca.engines.spark import SparkEngine
-    from bigdl.orca.parameter_layer.rank import Replica
-    from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.engine import Engine
-    from bigdl.runtime.worker import Worker
+from bigdl.runtime.worker import Worker
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
 _LOST = "lost"  # the answer of ranks where the state of one is gone

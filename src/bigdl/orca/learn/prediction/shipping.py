@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from bigdl.common.errors import UsageError
-from bigdl.training.state import device_of_task
+from bigdl.training.state import device_of_task, isolated_rng
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
@@ -92,8 +92,6 @@ class Shipped:
     def load(self) -> Ready:
         """The model, on the driver and its CPU."""
         import torch
-
-        from bigdl.training.state import isolated_rng
 
         with isolated_rng(0):
             return _load(self.broadcast.value, torch.device("cpu"))

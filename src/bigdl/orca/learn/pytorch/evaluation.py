@@ -12,15 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.metrics import Metric, merge_states
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
-from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
+from bigdl.orca.learn.pytorch.forward import BatchColumns, ForwardPass, forward_for
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts, load_into
-from bigdl.training.batches import BatchSettings
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.worker import Worker
+from bigdl.training.batches import BatchSettings, BatchSource
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.figures import EpochSums
 from bigdl.training.position import Position
@@ -34,12 +37,6 @@ from bigdl.training.state import (
     to_cpu,
     to_device,
 )
-
-if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.forward import ForwardPass
-    from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.worker import Worker
-    from bigdl.training.batches import BatchSource
 
 
 class Runner:
@@ -278,8 +275,6 @@ def evaluate_shard(
         own rows, when asked for.
     """
 
-    from bigdl.orca.learn.metrics import Metric
-
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
     training = forward_pass.model.training
@@ -350,8 +345,6 @@ def _sums(runner, forward_pass, data, settings, world_size, measures) -> tuple[E
 
 def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
     """The figures of some workers together; `measures` are only used to compute."""
-    from bigdl.orca.learn.metrics import merge_states
-
     sums, logs, states = zip(*workers, strict=True)
     total = EpochSums.total(sums)
     out: dict[str, Any] = {"num_samples": int(total.rows)}

@@ -6,9 +6,10 @@ import copy
 import time
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+import torch
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.learn.layer_fit.figures import GROUP_PHASES
@@ -24,9 +25,6 @@ from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.figures import Records
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
-
-if TYPE_CHECKING:
-    import torch
 
 
 class TorchLayerOptimizer:
@@ -102,8 +100,6 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _assign(tensor: torch.Tensor, values: np.ndarray) -> None:
-    import torch
-
     with torch.no_grad():
         tensor.copy_(torch.from_numpy(np.array(values)))
 
@@ -112,8 +108,6 @@ class TorchReplica(LayerReplica):
     """A copy of a PyTorch model, and the rows of its rank."""
 
     def _open(self, program, weights, shard):
-        import torch
-
         settings, self._config = self._settings, program.parts.config
         seed_everything(settings.seed)  # creators may draw what is no weight
         self._built = built = program.parts.build(training=True)

@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -28,6 +28,8 @@ from bigdl.orca.learn.pytorch.evaluation import (
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.worker import Worker
 from bigdl.training.batches import plan_batches, shuffle_memory
 from bigdl.training.figures import LossRule, score_of, validation_names
 from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop
@@ -43,10 +45,6 @@ from bigdl.training.state import (
     seed_everything,
     to_device,
 )
-
-if TYPE_CHECKING:
-    from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
-from bigdl.training.fit import Training
+from bigdl.training.fit import RunSettings, Training
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
 from bigdl.training.keras.data import Assembly
 from bigdl.training.keras.loop import KerasFitProgram, KerasFitSettings
@@ -26,7 +26,6 @@ from bigdl.training.state import isolated_rng
 if TYPE_CHECKING:
     import keras
 
-    from bigdl.training.fit import RunSettings
 
 _NO_MODEL = "Must provide callable function for model_creator or load a saved model."
 
