@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import cloudpickle
 import numpy as np
 
 from bigdl.common.checks import check_positive
@@ -576,7 +577,6 @@ class BatchSettings:
         """
         if not isinstance(shard, LoaderShard):
             return TensorShard(shard, self.feature_cols, self.label_cols)
-        import cloudpickle
         from torch.utils.data import IterableDataset
 
         made = cloudpickle.loads(shard.payload()) if made is None else made
@@ -858,8 +858,6 @@ class _ByValue:
         self._value = value
 
     def __reduce__(self):
-        import cloudpickle
-
         return cloudpickle.loads, (cloudpickle.dumps(self._value),)
 
 

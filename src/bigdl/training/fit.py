@@ -436,10 +436,6 @@ class FitLoop(ABC):
     def _is_over(self) -> bool:
         """Return True if the fit ends here, the same on every rank; maybe a collective."""
 
-    def _stop(self) -> None:
-        """End the fit here."""
-        self.stop = True
-
     @abstractmethod
     def _save_checkpoint(self) -> None:
         """Keep the state as it is now."""
@@ -461,7 +457,7 @@ class FitLoop(ABC):
         """
         state = TriggerState(self.position.epoch, self.position.global_step, **figures)
         if self._fires(self.settings.end, state):
-            self._stop()
+            self.stop = True
         if self._fires(self.settings.trigger, state):
             self._save_checkpoint()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bigdl.common.errors import UsageError, require
+import cloudpickle
+
+from bigdl.common.errors import UsageError
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.ray import OrcaRayContext
 from bigdl.runtime.collectives.horovod import HorovodSync, require_horovod
@@ -77,13 +79,11 @@ class HorovodRayRunner:
             If a process went away.
         """
         require_horovod()
-        pickle = require("cloudpickle", "orca")
-        return [pickle.loads(each) for each in self._engine.run(_program(func, self._made))]
+        return [cloudpickle.loads(each) for each in self._engine.run(_program(func, self._made))]
 
 
 def _program(func: Callable, made: tuple[type, dict] | None) -> Callable[[Worker], bytes]:
     def program(worker: Worker) -> bytes:
-        import cloudpickle
         import horovod.torch as hvd
 
         sync = HorovodSync(worker)

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import cloudpickle
 import numpy as np
 
-from bigdl.common.errors import WorkerLost, require
+from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.spark import SparkEngine
@@ -81,7 +82,6 @@ class BarrierTransport(Transport):
         self._given, self._name, self.keeps_state = list(states), None, True
 
     def run(self, steps: Sequence[Step]) -> list[list[dict]]:
-        cloudpickle = require("cloudpickle", "orca")
         data = [cloudpickle.dumps(list(steps)), *(state.pack() for state in self._given)]
         following = secrets.token_hex(8)
         records = self._ask({"stage": _RUN, "next": following}, pack(data))
@@ -243,7 +243,7 @@ class StateFiles:
             return None
         senders = [held_by[0] for held_by in holders]
         messages = [
-            Message(self._map(name, rank) if sender == own else None)
+            Message(np.memmap(self._path(name, rank), np.uint8, "r") if sender == own else None)
             for rank, sender in enumerate(senders)
         ]
         return unpack(exchange_messages(self._sync, messages)[senders[own]])
@@ -264,9 +264,6 @@ class StateFiles:
         ranks = self._sync.world_size
         following = [(rank + distance) % ranks for distance in range(1, ranks)]
         return next((r for r in following if self._places[r] != self._places[rank]), rank)
-
-    def _map(self, name, rank):
-        return np.memmap(self._path(name, rank), np.uint8, mode="r")
 
     def _path(self, name, rank):
         return os.path.join(self._folder, f"{name}-{rank}")

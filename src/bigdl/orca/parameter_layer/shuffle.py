@@ -29,7 +29,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from bigdl.common.errors import WorkerLost, require
+import cloudpickle
+
+from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
@@ -173,8 +175,6 @@ class Work:
         return replica_of(self._shipped.training, self._number, version, make)
 
     def _make(self, handle):
-        import cloudpickle
-
         from bigdl.runtime.shards.shard import Spool
 
         spools = handle["spools"]
@@ -304,7 +304,7 @@ class ShuffleTransport(Transport):
         *,
         threads: int | None = None,
     ):
-        cloudpickle, cluster = require("cloudpickle", "orca"), engine.cluster
+        cluster = engine.cluster
         if threads is None:
             per_node = -(-plan.ranks // max(cluster.nodes, 1))
             threads = max(1, cluster.cores_per_node // per_node)

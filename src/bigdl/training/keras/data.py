@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 
 from bigdl.common.errors import UsageError, one_line
@@ -308,7 +309,6 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
     """
     if not isinstance(shard, LoaderShard):
         return settings.open_batches(shard, worker, config)
-    import cloudpickle
     from torch.utils.data import DataLoader, Dataset
 
     made = cloudpickle.loads(shard.payload())

@@ -302,9 +302,6 @@ class KerasLoop(KerasEpochs, WorkerLoop):
     def _is_over(self) -> bool:
         return self.settings.goal.is_reached(self.position) or self._is_stopped()
 
-    def _stop(self) -> None:
-        self.model.stop_training = True
-
     def _is_stopped(self) -> bool:
         """Return True if a callback has stopped the training, on any rank; a collective."""
         if not self._callbacks.is_empty:
@@ -359,7 +356,6 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             part.rows,
             fetch_s=fetch_s,
             forward_s=step_s,
-            backward_s=0.0,
             step_s=fetch_s + step_s,
         )
         self._callbacks.list.on_train_batch_end(number, figures)

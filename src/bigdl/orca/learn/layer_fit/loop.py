@@ -188,7 +188,7 @@ class LayerLoop(FitLoop):
     def replicas(self) -> Callable[[int, dict], LayerReplica]:
         """Return what makes a replica of a rank over its shards; shipped to the ranks."""
         program, weights = self._replica_program(), self._weights()
-        return functools.partial(self.replica, program, weights, self.size, self._options.sampling)
+        return functools.partial(self.replica, program, weights, self.size)
 
     def run(
         self,

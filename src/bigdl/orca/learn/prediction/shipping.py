@@ -15,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import cloudpickle
+
 from bigdl.common.errors import UsageError
 from bigdl.training.state import device_of_task, isolated_rng
 
@@ -58,8 +60,6 @@ class Shipped:
     """
 
     def __init__(self, model: Any, sc: Any, origin: tuple):
-        import cloudpickle
-
         self._origin = sc, *origin
         try:
             data = cloudpickle.dumps(model)
@@ -147,6 +147,4 @@ def _cached(digest: str, broadcast) -> Ready:
 
 
 def _load(data: bytes, device) -> Ready:
-    import cloudpickle
-
     return cloudpickle.loads(data).ready(device)

@@ -8,10 +8,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import cloudpickle
 import numpy as np
 import torch
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.orca.learn.layer_fit.figures import GROUP_PHASES
 from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerTraining, check_hooks
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
@@ -158,7 +159,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     _run_steps, _evaluate = LayerLoop._groups_of_epoch, LayerLoop._evaluated
 
     def __init__(self, program: FitProgram, ranks: int, start: Snapshot | None):
-        cloudpickle, settings = require("cloudpickle", "orca"), program.settings
+        settings = program.settings
         for callback in settings.callbacks:
             is_main = isinstance(callback, MainCallback)
             check_hooks(callback, Callback, _OF_STEPS, "is a MainCallback" if is_main else "")
