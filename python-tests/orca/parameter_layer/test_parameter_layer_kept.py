@@ -31,7 +31,7 @@ def run(rank, work, folder):
         "gloo", init_method=f"file://{folder / 'meet' / 'here'}", rank=rank, world_size=RANKS
     )
     try:
-        worker = SimpleNamespace(rank=rank, world_size=RANKS)
+        worker = SimpleNamespace(rank=rank, world_size=RANKS, timeout=60)
         return work(rank, TorchDistributedSync(worker), folder)
     finally:
         dist.barrier()
