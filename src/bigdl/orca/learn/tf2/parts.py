@@ -156,12 +156,12 @@ def _custom_objects(model) -> dict[str, Any]:
     import keras
 
     objects = dict(keras.saving.get_custom_objects())
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # kept, so that no other object gets the id of one that is gone
 
     def visit(value):
         if id(value) in seen:
             return
-        seen.add(id(value))
+        seen[id(value)] = value
         if isinstance(value, dict | list | tuple):
             for each in value.values() if isinstance(value, dict) else value:
                 visit(each)
