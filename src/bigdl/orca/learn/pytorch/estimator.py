@@ -429,7 +429,9 @@ Ray also RayXShards or a ray.data.Dataset
             or is_interactive()
             or any(isinstance(c, TqdmCallback) for c in callbacks),
         )
-        self._write_events()
+        if self._events is not None:
+            train, validation = self.get_train_summary(), self.get_validation_summary()
+            self._events.write(cast("dict", train), cast("dict", validation))
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
 
     # -- evaluate ------------------------------------------------------------------------------
@@ -831,12 +833,6 @@ RayXShards or a ray.data.Dataset
         snapshot = self._training.snapshot
         data = None if snapshot is None else snapshot.files.get(name)
         return [] if data is None else loads(data).tolist()
-
-    def _write_events(self) -> None:
-        """Write what the last fit has added."""
-        if self._events is not None:
-            train, validation = self.get_train_summary(), self.get_validation_summary()
-            self._events.write(cast("dict", train), cast("dict", validation))
 
     # -- helpers -------------------------------------------------------------------------------
 

@@ -170,7 +170,7 @@ def _custom_objects(model) -> dict[str, Any]:
             if not definition.__module__.startswith("keras."):
                 objects.setdefault(definition.__name__, definition)
             if not inspect.isfunction(value):
-                visit([each for each in vars(value).values() if _may_hold(each)])
+                visit(list(vars(value).values()))
                 visit(getattr(value, "layers", None))
 
     visit(model)
@@ -182,10 +182,6 @@ def _custom_objects(model) -> dict[str, Any]:
 def _is_named(value) -> bool:
     """Return True if an archive refers to a value by a name."""
     return inspect.isfunction(value) or hasattr(type(value), "get_config")
-
-
-def _may_hold(value) -> bool:
-    return isinstance(value, dict | list | tuple) or _is_named(value)
 
 
 class KerasTraining(Training):
