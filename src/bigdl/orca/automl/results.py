@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.drawing import Chart, Scale, write_drawing
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.automl.records import Records
-from bigdl.orca.learn.pytorch.callbacks.tensorboard import writer_class
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -184,6 +183,9 @@ def _tensorboard():
         from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams
     except ImportError:
+        # its package needs torch
+        from bigdl.orca.learn.pytorch.callbacks.tensorboard import writer_class
+
         make = writer_class()
         from torch.utils.tensorboard.summary import hparams
 
