@@ -31,8 +31,10 @@ def run(rank, work, folder):
         "gloo", init_method=f"file://{folder / 'meet' / 'here'}", rank=rank, world_size=RANKS
     )
     try:
-        worker = SimpleNamespace(rank=rank, world_size=RANKS, timeout=60)
-        return work(rank, TorchDistributedSync(worker), folder)
+        worker = SimpleNamespace(rank=rank, world_size=RANKS, timeout=60, line=None)
+        sync = TorchDistributedSync(worker)
+        sync.start()
+        return work(rank, sync, folder)
     finally:
         dist.barrier()
         dist.destroy_process_group()
