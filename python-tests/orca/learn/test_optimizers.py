@@ -71,7 +71,7 @@ def test_ftrl_follows_its_formula():
     lr, power, start, l1, l2, shrinkage = 0.1, -0.5, 0.1, 0.05, 0.01, 0.02
     w = np.array([0.5, -0.3])
     parameter = nn.Parameter(torch.tensor(w))
-    (optimizer,) = [orca.Ftrl(lr, power, start, l1, l2, shrinkage)._build([parameter])]
+    optimizer = orca.Ftrl(lr, power, start, l1, l2, shrinkage)(nn.ParameterList([parameter]))
     n, z = np.full(2, start), np.zeros(2)
     for gradient in ([1.0, -2.0], [0.01, 0.0], [-0.3, 0.7]):
         g = np.array(gradient)
