@@ -217,7 +217,7 @@ class Run:
         trigger=None,
         **settings,
     ):
-        def open_job(program):
+        def open_job(program, feed):
             self.jobs += 1
             return Job(self._crew, self.shards, program, self.topics)
 
@@ -232,6 +232,7 @@ class Run:
         )
         return self.training.fit(
             SimpleNamespace(open=open_job),
+            None,
             PARTS,
             settings,
             seed=seed,
@@ -523,7 +524,8 @@ def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
     settings = FitSettings(Goal(2), BATCH, 0, feature_cols=["x"], label_cols=["y"])
     with pytest.raises(UsageError, match="The weights do not fit the model: Error"):
         other.fit(
-            SimpleNamespace(open=lambda program: CrewJob(crew, run.shards, program)),
+            SimpleNamespace(open=lambda program, feed: CrewJob(crew, run.shards, program)),
+            None,
             parts,
             settings,
             seed=7,

@@ -91,7 +91,8 @@ class Run:
         feeds = [{"data": s, **({"validation": s} if validate else {})} for s in self._shards]
         goal = Goal(steps=steps) if steps else Goal(epochs=epochs or 2)
         return self.training.fit(
-            SimpleNamespace(open=lambda program: CrewJob(self._crew, feeds, program)),
+            SimpleNamespace(open=lambda program, feed: CrewJob(self._crew, feeds, program)),
+            None,
             self.parts,
             FitSettings(
                 goal, batch_size, SEED, feature_cols=["x"], label_cols=list(labels), **settings

@@ -137,10 +137,8 @@ def _variables(model):
 
 
 def settings_of(features=("x",), labels=("y",), *, epochs=2, batch_size=4, **settings):
-    weighted = settings.pop("weighted", False)
-    columns = EvaluationSettings(batch_size, features, labels, weighted=weighted)
-    goal = Goal(epochs=epochs)
-    return KerasFitSettings(goal, batch_size, settings.pop("seed", 5), columns, **settings)
+    goal, seed = Goal(epochs=epochs), settings.pop("seed", 5)
+    return KerasFitSettings(goal, batch_size, seed, features, labels, **settings)
 
 
 def fit(crew, shards, creator=net, callbacks=(), **settings):

@@ -60,6 +60,23 @@ def weights(est, **options):
     return est.get_model(**options).get_weights()
 
 
+def activation(number):
+    def identity(x):
+        return x
+
+    identity.__name__ = f"identity_{number}"
+    return identity
+
+
+def test_functions_of_all_layers_travel_with_an_instance():
+    layers = [keras.layers.Dense(2, activation=activation(number)) for number in range(12)]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    model.compile("adam", "mse")
+    est = Estimator.from_keras(model=model, backend="spark")
+    for ours, known_weights in zip(weights(est), model.get_weights(), strict=True):
+        assert (ours == known_weights).all()
+
+
 def equal(one, other):
     return len(one) == len(other) and all(map(np.array_equal, one, other))
 

@@ -28,7 +28,6 @@ from bigdl.orca.parameter_layer.rank import Rank, RankState
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import FailurePolicy
 from bigdl.training.keras.backends import Packed
-from bigdl.training.keras.data import EvaluationSettings
 from bigdl.training.keras.loop import KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import array_of
 from bigdl.training.position import Goal
@@ -150,17 +149,15 @@ class Here(Transport):
 
 
 def settings_of(epochs=2, batch_size=4, labels=("y",), features=("x",), **settings):
-    weighted = settings.pop("weighted", False)
-    columns = EvaluationSettings(batch_size, features, labels, weighted=weighted)
-    return KerasFitSettings(Goal(epochs=epochs), batch_size, 5, columns, **settings)
+    return KerasFitSettings(Goal(epochs=epochs), batch_size, 5, features, labels, **settings)
 
 
 def fitted(shards, creator, *, callbacks=(), start=None, group=3, options=None, **settings):
     """Train by ranks of this process; the loop, and the snapshot that it ended with."""
     packed = Packed.of(KerasParts(creator), list(callbacks))
-    program = KerasFitProgram(packed, {}, None, settings_of(**settings))
-    options = LayerOptions(group_size=group, **(options or {}))
-    loop = KerasLayerLoop(program, options, len(shards), start)
+    layer = LayerOptions(group_size=group, **(options or {}))
+    program = KerasFitProgram(packed, {}, None, settings_of(**settings, layer=layer))
+    loop = KerasLayerLoop(program, len(shards), start)
     with tempfile.TemporaryDirectory() as folder:
         replicas = [
             loop.replicas()(rank, {"data": spooled(folder, f"{rank}", shard)})

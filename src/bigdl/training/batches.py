@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import cloudpickle
 import numpy as np
 
 from bigdl.common.checks import check_positive
@@ -49,7 +50,7 @@ def casts(
     names : sequence of str
         Of the columns, for messages.
     own, others : list
-        Key, dtype and row shape of every array of every column, see ``TensorShard.inputs``.
+        Key, dtype and row shape of every array of every column, see :attr:`BatchSource.types`.
     is_target : bool
         Targets may differ in more than their dtype: the loss looks at them.
 
@@ -192,11 +193,6 @@ class BatchSource(ABC):
     fingerprint: int
     drop_last = False
     types: list | None = None
-
-    @property
-    def inputs(self) -> list | None:
-        """The types of the features."""
-        return None if self.types is None else self.types[0]
 
     @abstractmethod
     def take_types(self, types: list | None, training: BatchSource) -> None:
@@ -541,9 +537,6 @@ def all_gather_json(sync: GradientSync, own: Any) -> list:
     return json.loads(cast("bytes", sync.broadcast(both)))
 
 
-_SEED_OF_EVALUATION = 0
-
-
 @dataclass
 class BatchSettings:
     """What the batches of a loop are made of.
@@ -560,7 +553,7 @@ class BatchSettings:
     weighted : bool
     """
 
-    batch_size: int | None
+    batch_size: Any
     feature_cols: Sequence[str] | None
     label_cols: Sequence[str] | None
     num_steps: int | None = None
@@ -584,7 +577,6 @@ class BatchSettings:
         """
         if not isinstance(shard, LoaderShard):
             return TensorShard(shard, self.feature_cols, self.label_cols)
-        import cloudpickle
         from torch.utils.data import IterableDataset
 
         made = cloudpickle.loads(shard.payload()) if made is None else made
@@ -714,7 +706,7 @@ class LoaderBatches(BatchSource):
         return self._start(self._evaluation(), ranges)
 
     def _evaluation(self) -> _Epoch:
-        return _Epoch(self._indices(False, _SEED_OF_EVALUATION, 0), (0, 0))
+        return _Epoch(self._indices(False, 0, 0), (0, 0))
 
     def _indices(self, shuffle, seed, epoch):
         """Return the samples that this worker takes, in its order."""
@@ -866,8 +858,6 @@ class _ByValue:
         self._value = value
 
     def __reduce__(self):
-        import cloudpickle
-
         return cloudpickle.loads, (cloudpickle.dumps(self._value),)
 
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
-from typing import TYPE_CHECKING
 
 from bigdl.common.errors import UsageError
+from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.state import dumps, loads
-
-if TYPE_CHECKING:
-    from bigdl.runtime.collectives.base import GradientSync
 
 
 @dataclass

@@ -20,13 +20,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine
-from bigdl.runtime.jobs import Job, NoRows
+from bigdl.runtime.jobs import NoRows
+from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import (
     BackgroundWriter,
@@ -38,9 +39,6 @@ from bigdl.training.checkpoint import (
 from bigdl.training.figures import EpochSums
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
 from bigdl.training.state import RunningState, dumps, loads
-
-if TYPE_CHECKING:
-    from bigdl.runtime.worker import Worker
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -68,6 +66,8 @@ class RunSettings:
         Folder for checkpoints; None sends them to the driver.
     keep : int
         How many checkpoints stay in that folder.
+    layer : bigdl.orca.learn.layer_fit.loop.LayerOptions, optional
+        Of a fit by the parameter layer.
     """
 
     goal: Goal
@@ -79,28 +79,7 @@ class RunSettings:
     end: Trigger | None = field(default=None, kw_only=True)
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)
-
-
-@dataclass
-class FitJob:
-    """Engine and data of a fit, which open its job.
-
-    Attributes
-    ----------
-    engine : bigdl.runtime.engine.Engine
-    feed : bigdl.orca.data.feeds.group.FeedGroup
-        ``data`` and perhaps ``validation``.
-    layer : bigdl.orca.learn.layer_fit.loop.LayerOptions, optional
-        Of a fit by the parameter layer.
-    """
-
-    engine: Engine
-    feed: Any
-    layer: Any = None
-
-    def open(self, program: Callable) -> Job:
-        """Open the engine's job that runs a program on the data."""
-        return self.engine.open(program, self.feed)
+    layer: Any = field(default=None, kw_only=True)
 
 
 @dataclass
@@ -304,7 +283,8 @@ class Training(ABC):
 
     def fit(
         self,
-        job: FitJob,
+        engine: Engine,
+        feed: Any,
         parts: Any,
         settings: RunSettings,
         *,
@@ -317,7 +297,9 @@ class Training(ABC):
 
         Parameters
         ----------
-        job : FitJob
+        engine : bigdl.runtime.engine.Engine
+        feed : bigdl.orca.data.feeds.group.FeedGroup
+            ``data`` and perhaps ``validation``.
         parts : ModelParts or KerasParts
         settings : RunSettings
 
@@ -351,7 +333,7 @@ class Training(ABC):
             elif policy.max_failures == 0:
                 settings = replace(settings, trigger=None)  # nobody would use the checkpoints
             program = self._program(parts, settings)
-            self.snapshot = self._train(job, program, start, policy, show_progress)
+            self.snapshot = self._train(engine, feed, program, start, policy, show_progress)
             self._is_resumed = False
             end = self.position.counted
         figures = self.position.figures(first, end)
@@ -400,7 +382,7 @@ class Training(ABC):
         if self._run is None or self._run.newest() > here:
             self._run = CheckpointDirectory.create(self._model_dir)
 
-    def _train(self, job, program, start, policy, show_progress) -> Snapshot:
+    def _train(self, engine, feed, program, start, policy, show_progress) -> Snapshot:
         """Run the program from `start` until it has ended or the policy gives up."""
         latest, final = start, None
         bar = ProgressBar(show_progress)
@@ -417,7 +399,7 @@ class Training(ABC):
                     latest = Snapshot.unpack(doc, blob)
 
         try:
-            with job.open(program) as opened:
+            with engine.open(program, feed) as opened:
                 while True:
                     options, state = {}, None
                     if latest is not None:
@@ -454,10 +436,6 @@ class FitLoop(ABC):
     def _is_over(self) -> bool:
         """Return True if the fit ends here, the same on every rank; maybe a collective."""
 
-    def _stop(self) -> None:
-        """End the fit here."""
-        self.stop = True
-
     @abstractmethod
     def _save_checkpoint(self) -> None:
         """Keep the state as it is now."""
@@ -469,15 +447,17 @@ class FitLoop(ABC):
         """Count an epoch that is whole, with its figures."""
         self.position.close_epoch(entry)
 
-    def _checkpoint_after_epoch(self, loss: float | None, score: float | None) -> None:
-        """Take a checkpoint at the end of an epoch, or stop there, if triggers say so."""
-        position = self.position
-        state = TriggerState(position.epoch, position.global_step, True, loss, score)
-        self._apply_triggers(state)
+    def _apply_triggers(self, **figures: Any) -> None:
+        """Take a checkpoint after a step, or stop there, if triggers say so.
 
-    def _apply_triggers(self, state: TriggerState) -> None:
+        Parameters
+        ----------
+        **figures
+            At the end of an epoch, see :class:`~bigdl.training.position.TriggerState`.
+        """
+        state = TriggerState(self.position.epoch, self.position.global_step, **figures)
         if self._fires(self.settings.end, state):
-            self._stop()
+            self.stop = True
         if self._fires(self.settings.trigger, state):
             self._save_checkpoint()
 
@@ -619,10 +599,6 @@ class WorkerLoop(FitLoop):
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
         self._sums = EpochSums()
-
-    def _checkpoint_in_epoch(self) -> None:
-        """Take a checkpoint after a step, or stop there, if triggers say so."""
-        self._apply_triggers(TriggerState(self.position.epoch, self.position.global_step))
 
     def _save_checkpoint(self) -> None:
         if self._directory is not None or not self._is_over():

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.cluster import ray
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import kind_of
+from bigdl.orca.engines.ray import RayEngine
+from bigdl.orca.engines.spark import SparkEngine
 from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.collectives.horovod import HorovodSync, require_horovod
+from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import Engine
-
-if TYPE_CHECKING:
-    from bigdl.orca.cluster.ray import RayCluster
-    from bigdl.orca.cluster.spark import SparkCluster
-    from bigdl.runtime.local import LocalMachine
+from bigdl.runtime.local import LocalEngine, LocalMachine
 
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
@@ -30,8 +32,6 @@ class Backend:
 
     def sync(self) -> type[GradientSync]:
         """Return the class by which the workers' gradients meet."""
-        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-
         return TorchDistributedSync
 
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
@@ -44,8 +44,6 @@ class Backend:
         **options
             ``workers_per_node`` and ``log_to_driver``.
         """
-        from bigdl.orca.engines.spark import SparkEngine
-
         return SparkEngine(**options)
 
     def end_workers(self) -> None:
@@ -62,16 +60,10 @@ class RayBackend(Backend):
         return True
 
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
-        from bigdl.orca.cluster.ray import RayCluster
-        from bigdl.orca.engines.ray import RayEngine
-
-        return RayEngine(RayCluster.of_program(), min_workers=min_workers, **options)
+        return RayEngine(ray.RayCluster.of_program(), min_workers=min_workers, **options)
 
     def end_workers(self) -> None:
-        from bigdl.orca.cluster.ray import is_connected
-        from bigdl.orca.engines.ray import RayEngine
-
-        if is_connected():
+        if ray.is_connected():
             RayEngine().shutdown()
 
 
@@ -79,18 +71,12 @@ class HorovodBackend(Backend):
     """Gradients meet by Horovod; workers are Ray's where the program has a Ray, else Spark's."""
 
     def require(self) -> None:
-        from bigdl.runtime.collectives.horovod import require_horovod
-
         require_horovod()
 
     def is_on_ray(self) -> bool:
-        from bigdl.orca.cluster.ray import is_connected
-
-        return is_connected()
+        return ray.is_connected()
 
     def sync(self) -> type[GradientSync]:
-        from bigdl.runtime.collectives.horovod import HorovodSync
-
         return HorovodSync
 
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
@@ -107,13 +93,9 @@ class LocalBackend(Backend):
     """Workers are processes of this machine."""
 
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
-        from bigdl.runtime.local import LocalEngine
-
         return LocalEngine(**options)
 
     def end_workers(self) -> None:
-        from bigdl.runtime.local import LocalEngine
-
         LocalEngine().shutdown()
 
 
@@ -153,7 +135,7 @@ def backend_of(name: str, old_names: Mapping[str, str]) -> str:
 
 def cluster_of(
     backend: str, data: Any, workers_per_node: int
-) -> SparkCluster | RayCluster | LocalMachine:
+) -> SparkCluster | ray.RayCluster | LocalMachine:
     """Return where `data` is predicted: what Spark has, by Spark."""
     name = "spark" if kind_of(data) in _OF_SPARK else backend
     return BACKENDS[name].engine(workers_per_node=workers_per_node).cluster

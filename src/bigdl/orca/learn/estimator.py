@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
+from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.learn.backends import BACKENDS, cluster_of
+from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
+from bigdl.orca.learn.prediction.shipping import Shipped
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.fit import FailurePolicy, Training
-
-if TYPE_CHECKING:
-    from bigdl.orca.data.feeds.group import FeedGroup
-    from bigdl.orca.learn.prediction.shipping import Shipped
 
 
 @dataclass
@@ -90,7 +89,6 @@ class TrainingEstimator:
         self, data: Any, validation_data: Any, feature_cols: Any, label_cols: Any, config: dict
     ) -> tuple[FeedGroup, Any]:
         """Return the Feeds of a fit, and that of its training data."""
-        from bigdl.orca.data.feeds.group import FeedGroup
 
         feeds = {"data": self._feed(data, feature_cols, label_cols, config)}
         if validation_data is not None:
@@ -135,8 +133,6 @@ class TrainingEstimator:
             ``ship(data, feature_cols, cluster, inputs)`` returns the model for the tasks, and the
             types of its inputs if they are known.
         """
-        from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
-
         cluster = cluster_of(self._backend, data, self._options.workers_per_node)
         data, names = opened(data, cluster), names_of(feature_cols)
         snapshot = self._training.snapshot

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bigdl.common.errors import UsageError, require
+import cloudpickle
 
-if TYPE_CHECKING:
-    from bigdl.orca.ray import OrcaRayContext
-    from bigdl.runtime.worker import Worker
+from bigdl.common.errors import UsageError
+from bigdl.orca.engines.ray import RayEngine
+from bigdl.orca.ray import OrcaRayContext
+from bigdl.runtime.collectives.horovod import HorovodSync, require_horovod
+from bigdl.runtime.worker import Worker
 
 __all__ = ["HorovodRayRunner"]
 
@@ -44,8 +46,6 @@ class HorovodRayRunner:
         worker_param: dict[str, Any] | None = None,
         workers_per_node: int = 1,
     ):
-        from bigdl.orca.engines.ray import RayEngine
-
         if worker_cls is not None and not isinstance(worker_cls, type):
             raise UsageError(f"worker_cls should be a class or None, got {worker_cls!r}")
         if worker_param and worker_cls is None:
@@ -78,19 +78,13 @@ class HorovodRayRunner:
         WorkerLost
             If a process went away.
         """
-        from bigdl.runtime.collectives.horovod import require_horovod
-
         require_horovod()
-        pickle = require("cloudpickle", "orca")
-        return [pickle.loads(each) for each in self._engine.run(_program(func, self._made))]
+        return [cloudpickle.loads(each) for each in self._engine.run(_program(func, self._made))]
 
 
 def _program(func: Callable, made: tuple[type, dict] | None) -> Callable[[Worker], bytes]:
     def program(worker: Worker) -> bytes:
-        import cloudpickle
         import horovod.torch as hvd
-
-        from bigdl.runtime.collectives.horovod import HorovodSync
 
         sync = HorovodSync(worker)
         sync.start()

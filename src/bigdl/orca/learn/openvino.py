@@ -10,7 +10,13 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
+from bigdl.nano.openvino import CompiledNetwork
+from bigdl.nano.openvino.network import loose_shapes, port_name, read_network, renamed_properties
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import kind_of, names_of
+from bigdl.orca.inference.runtimes import read_openvino
+from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
+from bigdl.orca.learn.prediction.shipping import shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 
 __all__ = [
@@ -57,9 +63,6 @@ class Network:
         UsageError
             If the files are not there or hold no network.
         """
-        from bigdl.nano.openvino.network import port_name, read_network
-        from bigdl.orca.inference.runtimes import read_openvino
-
         files = read_openvino(path)
         network = read_network(files)
         return cls(
@@ -79,8 +82,6 @@ class Network:
         """
         if config is not None and not isinstance(config, Mapping):
             raise UsageError(f"config should be a dict of properties of OpenVINO, got {config!r}")
-        from bigdl.nano.openvino.network import renamed_properties
-
         names = self.inputs if input_cols is None else input_cols
         if sorted(names) != sorted(self.inputs):
             raise UsageError(
@@ -92,9 +93,6 @@ class Network:
 
     def ready(self, device) -> _Ready:
         """The compiled network; it computes on the CPU wherever it is."""
-        from bigdl.nano.openvino import CompiledNetwork
-        from bigdl.nano.openvino.network import loose_shapes, read_network
-
         network = read_network(self.files)
         compiled = CompiledNetwork(
             network,
@@ -139,8 +137,6 @@ class _Ready:
 
 def _rows_of(network) -> int | None:
     """The rows of a call, if the network cannot take another number of them."""
-    from bigdl.nano.openvino.network import loose_shapes
-
     shapes = [port.partial_shape for port in network.inputs]
     if any(shape.rank.is_dynamic or not len(shape) for shape in shapes):
         return None
@@ -257,10 +253,6 @@ class OpenvinoEstimator:
         UsageError
             For arguments that cannot work.
         """
-        from bigdl.orca.cluster.spark import SparkCluster
-        from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
-        from bigdl.orca.learn.prediction.shipping import shipped_of
-
         check_positive("batch_size", batch_size)
         cluster = SparkCluster.from_active()
         data = opened(data, cluster)

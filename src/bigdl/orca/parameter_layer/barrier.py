@@ -18,27 +18,24 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import cloudpickle
 import numpy as np
 
-from bigdl.common.errors import WorkerLost, require
+from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.plan import quiet
+from bigdl.orca.data.feeds.group import FeedGroup
+from bigdl.orca.engines.spark import SparkEngine
 from bigdl.orca.parameter_layer.messages import Message, pack, unpack
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
-from bigdl.orca.parameter_layer.rank import Rank, RankState, replica_of
+from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
+from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.engine import Engine, PeerLost
 from bigdl.runtime.jobs import job_number
 from bigdl.runtime.shards.shard import remove_spool
-
-if TYPE_CHECKING:
-    from bigdl.orca.data.feeds.group import FeedGroup
-    from bigdl.orca.engines.spark import SparkEngine
-    from bigdl.orca.parameter_layer.rank import Replica
-    from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.engine import Engine
-    from bigdl.runtime.worker import Worker
+from bigdl.runtime.worker import Worker
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
 _LOST = "lost"  # the answer of ranks where the state of one is gone
@@ -85,7 +82,6 @@ class BarrierTransport(Transport):
         self._given, self._name, self.keeps_state = list(states), None, True
 
     def run(self, steps: Sequence[Step]) -> list[list[dict]]:
-        cloudpickle = require("cloudpickle", "orca")
         data = [cloudpickle.dumps(list(steps)), *(state.pack() for state in self._given)]
         following = secrets.token_hex(8)
         records = self._ask({"stage": _RUN, "next": following}, pack(data))
@@ -247,7 +243,7 @@ class StateFiles:
             return None
         senders = [held_by[0] for held_by in holders]
         messages = [
-            Message(self._map(name, rank) if sender == own else None)
+            Message(np.memmap(self._path(name, rank), np.uint8, "r") if sender == own else None)
             for rank, sender in enumerate(senders)
         ]
         return unpack(exchange_messages(self._sync, messages)[senders[own]])
@@ -268,9 +264,6 @@ class StateFiles:
         ranks = self._sync.world_size
         following = [(rank + distance) % ranks for distance in range(1, ranks)]
         return next((r for r in following if self._places[r] != self._places[rank]), rank)
-
-    def _map(self, name, rank):
-        return np.memmap(self._path(name, rank), np.uint8, mode="r")
 
     def _path(self, name, rank):
         return os.path.join(self._folder, f"{name}-{rank}")

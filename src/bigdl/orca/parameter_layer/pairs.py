@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packed_reader
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
 from bigdl.runtime.jobs import active_jobs
 
@@ -217,8 +218,6 @@ class Rows:
 
     def _source(self, cluster, feed):
         """Pairs of cells by shard, and what reads them."""
-        from bigdl.orca.data.feeds.packing import PackedFeed, packed_reader
-
         ((name, only),) = feed.feeds.items()
         if isinstance(only, PackedFeed) and only.travels(cluster):
             frame, specs, self._close = only.cells(0, self._pairs.partitions)
@@ -267,8 +266,6 @@ def _send_cells(index, cells):
 def _batches(frames):
     """Cells as the record batches that a reader takes."""
     import pyarrow as pa
-
-    from bigdl.orca.data.feeds.packing import CELL
 
     names = [field.split()[0] for field in CELL.split(", ")][1:]
     types = (pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.binary())

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from bigdl.orca.parameter_layer.rank import RankState
 
 
@@ -79,9 +79,7 @@ class Geometry:
 
     def __init__(self, sizes: Sequence[int], ranks: int):
         self.sizes = tuple(sizes)
-        self.offsets = [0]
-        for size in self.sizes:
-            self.offsets.append(self.offsets[-1] + size)
+        self.offsets = list(itertools.accumulate(self.sizes, initial=0))
         self.total = self.offsets[-1]
         self.bounds = slice_bounds(self.total, ranks)
 
@@ -97,8 +95,6 @@ class Geometry:
 
     def flatten(self, arrays: Sequence) -> np.ndarray:
         """Arrays of the parameters as one vector of float32."""
-        import numpy as np
-
         return np.concatenate([np.asarray(a, dtype=np.float32).reshape(-1) for a in arrays])
 
     def parts(self, vector: np.ndarray) -> list:

@@ -27,23 +27,23 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from bigdl.common.errors import WorkerLost, require
+import cloudpickle
+
+from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error
+from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.parameter_layer.messages import Inbox, Message, codec_for, frames_of, pack
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, key
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
-from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, replica_of
+from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, Replica, replica_of
+from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import job_number, user_error
-
-if TYPE_CHECKING:
-    from bigdl.orca.data.feeds.group import FeedGroup
-    from bigdl.orca.parameter_layer.rank import Replica
-    from bigdl.runtime.engine import Engine
+from bigdl.runtime.task import describe, reopen, task_environment
 
 _TO_GRADIENTS, _TO_BOTH, _TO_UPDATE = 1, 2, 3
 
@@ -175,10 +175,7 @@ class Work:
         return replica_of(self._shipped.training, self._number, version, make)
 
     def _make(self, handle):
-        import cloudpickle
-
         from bigdl.runtime.shards.shard import Spool
-        from bigdl.runtime.task import reopen
 
         spools = handle["spools"]
         if not all(Spool.from_json(doc).is_here() for doc in spools.values()):
@@ -242,8 +239,6 @@ class _Task:
     reads: tuple[int, ...] = ()
 
     def __call__(self, index, frames):
-        from bigdl.runtime.task import describe, task_environment
-
         work = Work(self.shipped, index, frames, (0, *self.reads))
         errors = work.inbox.messages(b"E")
         if errors:
@@ -309,7 +304,7 @@ class ShuffleTransport(Transport):
         *,
         threads: int | None = None,
     ):
-        cloudpickle, cluster = require("cloudpickle", "orca"), engine.cluster
+        cluster = engine.cluster
         if threads is None:
             per_node = -(-plan.ranks // max(cluster.nodes, 1))
             threads = max(1, cluster.cores_per_node // per_node)

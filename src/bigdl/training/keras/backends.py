@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
@@ -116,8 +117,6 @@ class Packed:
     @classmethod
     def of(cls, *objects: Any) -> Packed:
         """Pickle objects by value, so that lambdas and classes of a notebook work."""
-        import cloudpickle
-
         try:
             return cls(backend_of_program(), cloudpickle.dumps(objects))
         except UsageError:
@@ -131,8 +130,6 @@ class Packed:
 
     def unpack(self, config: dict | None = None, threads: int | None = None) -> tuple:
         """Return the objects, in a process that computes with the same backend."""
-        import cloudpickle
-
         use_backend(self.backend, config, threads)
         return cloudpickle.loads(self.payload)
 

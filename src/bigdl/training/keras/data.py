@@ -28,8 +28,9 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 
 from bigdl.common.errors import UsageError, one_line
@@ -42,9 +43,7 @@ from bigdl.training.batches import (
     shuffle_memory,
     zero_column,
 )
-
-if TYPE_CHECKING:
-    from bigdl.training.keras.loop import KerasFitSettings
+from bigdl.training.fit import RunSettings
 
 
 @dataclass
@@ -206,7 +205,7 @@ class ColumnRows:
             )
         return assembly(self._data.batch(0, 1))
 
-    def plan(self, settings: KerasFitSettings, everyone: list[dict]) -> BatchLayout:
+    def plan(self, settings: RunSettings, everyone: list[dict]) -> BatchLayout:
         """Cut the rows of all workers into batches."""
         self._plan, batches = plan_batches(settings, everyone)
         self.steps = self._plan.steps
@@ -216,7 +215,7 @@ class ColumnRows:
         """Give out numbers in the dtypes that they have in the training data."""
         self._data.take_types(types, training._data)
 
-    def start(self, assembly: Assembly, settings: KerasFitSettings, rank: int, window: int) -> None:
+    def start(self, assembly: Assembly, settings: RunSettings, rank: int, window: int) -> None:
         """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
         self._assembly, self._settings, self._rank = assembly, settings, rank
         self._window = window
@@ -308,7 +307,6 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
     """
     if not isinstance(shard, LoaderShard):
         return settings.open_batches(shard, worker, config)
-    import cloudpickle
     from torch.utils.data import DataLoader, Dataset
 
     made = cloudpickle.loads(shard.payload())

@@ -51,13 +51,12 @@ from bigdl.training.position import Position
 from bigdl.training.state import capture_rng, restore_rng
 
 
-@dataclass
-class KerasFitSettings(RunSettings):
-    """The arguments of ``fit``; callbacks travel with the model.
+@dataclass(kw_only=True)
+class KerasFitSettings(EvaluationSettings, RunSettings):
+    """The arguments of ``fit``, and those of its validation; callbacks travel with the model.
 
     Attributes
     ----------
-    validation : EvaluationSettings
     initial_epoch : int
         Number of the first epoch of this fit, for callbacks.
     steps_per_epoch : int, optional
@@ -66,7 +65,6 @@ class KerasFitSettings(RunSettings):
         Validate after every so many epochs, or after those with these numbers (from 1).
     """
 
-    validation: EvaluationSettings
     initial_epoch: int = 0
     steps_per_epoch: int | None = None
     validation_freq: int | Sequence[int] = 1
@@ -161,7 +159,8 @@ class KerasEpochs(FitLoop):
             self.position.partial = entry
             return
         self._close_epoch(entry)
-        self._checkpoint_after_epoch(entry["logs"].get("loss"), score_of(entry["logs"]))
+        logs = entry["logs"]
+        self._apply_triggers(epoch_finished=True, loss=logs.get("loss"), score=score_of(logs))
 
     def _entry_of(self, sums: dict, logs: dict, memory: list[int]) -> dict:
         """Return the figures of the epoch as they are kept."""
@@ -274,7 +273,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             if position.step != self._epoch_steps:
                 if self._callbacks.stops_in_epoch and self._is_stopped():
                     return False, logs
-                self._checkpoint_in_epoch()
+                self._apply_triggers()
         return True, logs
 
     def _entry(self, logs) -> dict:
@@ -287,7 +286,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         return self._entry_of(sums, figures, peaks)
 
     def _validate(self) -> dict[str, float]:
-        settings = self.settings.validation
+        settings = self.settings
         batches = cast("Rows", self._validation).batches(
             replace(self._assembly, class_weight=None),
             settings.batch_size,
@@ -302,9 +301,6 @@ class KerasLoop(KerasEpochs, WorkerLoop):
 
     def _is_over(self) -> bool:
         return self.settings.goal.is_reached(self.position) or self._is_stopped()
-
-    def _stop(self) -> None:
-        self.model.stop_training = True
 
     def _is_stopped(self) -> bool:
         """Return True if a callback has stopped the training, on any rank; a collective."""
@@ -360,7 +356,6 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             part.rows,
             fetch_s=fetch_s,
             forward_s=step_s,
-            backward_s=0.0,
             step_s=fetch_s + step_s,
         )
         self._callbacks.list.on_train_batch_end(number, figures)
@@ -371,18 +366,17 @@ class KerasLoop(KerasEpochs, WorkerLoop):
     # -- data ----------------------------------------------------------------------------------
 
     def _prepare_data(self) -> None:
-        settings, columns = self.settings, self.settings.validation
-        shards = self.worker.shards
+        settings, shards = self.settings, self.worker.shards
         self._data = self._open(shards["data"])
         self._validation = self._open(shards["validation"]) if "validation" in shards else None
         check_end(self._data, "training", "steps_per_epoch", settings.steps_per_epoch)
         rows = 1
         if self._validation is not None:
-            check_end(self._validation, "validation", "validation_steps", columns.num_steps)
+            check_end(self._validation, "validation", "validation_steps", settings.num_steps)
             rows = self._validation.known["rows"]
         everyone = self._exchange({**self._data.known, "validation": rows})
         self._batches = self._data.plan(settings, everyone)
-        self._assembly = columns.assembly(self.model, settings.class_weight)
+        self._assembly = settings.assembly(self.model, settings.class_weight)
         self._zero_row = self._data.example(self._types, self._assembly)
         build_for(self.model, self._zero_row)
         if self._validation is not None:
@@ -392,7 +386,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
 
     def _open(self, shard: Any) -> Rows:
         """Return the rows of one of the worker's shards."""
-        return open_rows(self.worker, shard, self.settings.validation, self._config, self.sync)
+        return open_rows(self.worker, shard, self.settings, self._config, self.sync)
 
     def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:
         """Return the callbacks of this worker."""
@@ -403,7 +397,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
 
 
 def evaluate_batches(
-    model: Any, steps: Any, batches: Iterable, sync: GradientSync, callbacks: Any = None
+    model: Any, steps: Any, batches: Iterable, sync: GradientSync, callbacks: Any
 ) -> dict[str, float]:
     """Return the figures of a model over the batches of all workers; a collective.
 
@@ -414,22 +408,18 @@ def evaluate_batches(
     batches : iterable of (batch, rows)
         Of this worker.
     sync : GradientSync
-    callbacks : keras.callbacks.CallbackList, optional
+    callbacks : keras.callbacks.CallbackList
     """
     model.reset_metrics()
     initial = values_of(model.metrics_variables)
-    if callbacks is not None:
-        callbacks.on_test_begin()
+    callbacks.on_test_begin()
     logs, rows = {}, 0
     for index, (batch, rows_of_batch) in enumerate(batches):
-        if callbacks is not None:
-            callbacks.on_test_batch_begin(index)
+        callbacks.on_test_batch_begin(index)
         logs, rows = steps.test(batch), rows + rows_of_batch
-        if callbacks is not None:
-            callbacks.on_test_batch_end(index, numbers_of(logs))
+        callbacks.on_test_batch_end(index, numbers_of(logs))
     figures = figures_of(model, logs, rows, sync, initial)
-    if callbacks is not None:
-        callbacks.on_test_end(figures)
+    callbacks.on_test_end(figures)
     return figures
 
 

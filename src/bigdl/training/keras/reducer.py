@@ -236,7 +236,9 @@ class GradientReducer:
         tables = [
             i
             for i, gradient in enumerate(gradients)
-            if isinstance(gradient, tf.IndexedSlices) and self._stays_sparse(variables[i])
+            # few rows of a large table can be in a batch, as far as all ranks know
+            if isinstance(gradient, tf.IndexedSlices)
+            and variables[i].shape[0] > 2 * self._batch_rows
         ]
         dense = [i for i, each in enumerate(gradients) if each is not None and i not in tables]
         values = [_wide(gradients[i].values) for i in tables]
@@ -261,10 +263,6 @@ class GradientReducer:
             row = tf.cast(row, gradients[i].dtype)
             out[i] = tf.IndexedSlices(row, place, tf.constant(shape, tf.int64))
         return out
-
-    def _stays_sparse(self, variable) -> bool:
-        """Whether few of a table's rows can be in a batch, as far as all ranks know."""
-        return variable.shape[0] > 2 * self._batch_rows
 
     def _sum_of_all(self, kinds: Sequence[tuple], arrays: Sequence[np.ndarray]) -> list:
         """Return the sums of what a graph has sent: gradients, then values and indices of rows."""

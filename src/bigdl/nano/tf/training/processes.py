@@ -40,7 +40,6 @@ from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.worker import Uplink, Worker
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks
-from bigdl.training.keras.data import EvaluationSettings
 from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
 from bigdl.training.keras.reducer import GradientReducer, loss_divisor
 from bigdl.training.keras.state import array_of, dump_weights, put_optimizers, put_weights
@@ -108,7 +107,9 @@ def fit_in_processes(
             goal=Goal(epochs=arguments["epochs"] - arguments["initial_epoch"]),
             batch_size=0,  # keeps gradients of embeddings sparse
             seed=int(np.random.randint(2**31 - 1)),
-            validation=EvaluationSettings(0, None, None, arguments["validation_steps"]),
+            feature_cols=None,
+            label_cols=None,
+            num_steps=arguments["validation_steps"],
             initial_epoch=arguments["initial_epoch"],
             steps_per_epoch=feed.steps,
             validation_freq=arguments["validation_freq"],

@@ -17,7 +17,6 @@ from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.keras.data import (
     ColumnRows,
     DatasetRows,
-    EvaluationSettings,
     check_elements,
     is_dataset,
 )
@@ -116,7 +115,8 @@ class _KerasTrial(KerasLoop, Model):
             seed=job.seed,
             shuffle=bool(config.get("shuffle", True)),
             trigger=None,
-            validation=EvaluationSettings(size, list(rows.features), list(rows.targets)),
+            feature_cols=list(rows.features),
+            label_cols=list(rows.targets),
             verbose=0,
         )
         sync = TorchDistributedSync(worker)

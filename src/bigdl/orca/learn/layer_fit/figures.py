@@ -140,8 +140,7 @@ class LayerFigures:
 
     def mean(self) -> float | None:
         """Mean loss so far."""
-        counted = sum(sums.counted for sums in self.of_ranks)
-        return sum(sums.loss for sums in self.of_ranks) / counted if counted else None
+        return EpochSums.total(self.of_ranks).mean()
 
     def entry(self) -> dict | None:
         """The figures of the epoch; None if no step was made.

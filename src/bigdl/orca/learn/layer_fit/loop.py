@@ -123,7 +123,6 @@ class LayerLoop(FitLoop):
     ----------
     program : FitProgram or KerasFitProgram
         What workers would run: model and settings.
-    options : LayerOptions
     ranks : int
     start : Snapshot or None
         Where it begins, which the model has loaded; None for the weights that it has.
@@ -154,7 +153,6 @@ class LayerLoop(FitLoop):
     def __init__(
         self,
         program: Any,
-        options: LayerOptions,
         ranks: int,
         start: Snapshot | None,
         flat: FlatModel,
@@ -163,6 +161,7 @@ class LayerLoop(FitLoop):
         weighted: bool = False,
     ):
         self._program, self.settings = program, program.settings
+        options: LayerOptions = self.settings.layer
         self._options, self._start = options, start
         self._flat, self._optimizer = flat, optimizer
         rule = options.drop_stragglers
@@ -189,7 +188,7 @@ class LayerLoop(FitLoop):
     def replicas(self) -> Callable[[int, dict], LayerReplica]:
         """Return what makes a replica of a rank over its shards; shipped to the ranks."""
         program, weights = self._replica_program(), self._weights()
-        return functools.partial(self.replica, program, weights, self.size, self._options.sampling)
+        return functools.partial(self.replica, program, weights, self.size)
 
     def run(
         self,
@@ -413,7 +412,8 @@ class LayerLoop(FitLoop):
         self._described = self._transport.rows()
         self._plan, self._batches = plan_batches(self.settings, self._described)
         self._epoch_steps = self._plan.steps
-        self._inputs = next((each["inputs"] for each in self._described if each["inputs"]), None)
+        types = next((each["types"] for each in self._described if each["types"]), None)
+        self._inputs = types and types[0]
 
     def _begin(self, snapshot: Snapshot | None) -> Snapshot:
         """Put the ranks where a snapshot is; the driver's model is there already."""
@@ -525,11 +525,11 @@ class LayerTraining(Training):
 
     loop: Callable[..., LayerLoop]
 
-    def _train(self, job, program, start, policy, show_progress):
-        options, engine = job.layer, job.engine
+    def _train(self, engine, feed, program, start, policy, show_progress):
+        options = program.settings.layer
         options.check(engine.num_workers)
-        loop = self.loop(program, options, engine.num_workers, start)
-        feeds = dict(job.feed.feeds)
+        loop = self.loop(program, engine.num_workers, start)
+        feeds = dict(feed.feeds)
         validation = feeds.pop("validation", None)
         bar = ProgressBar(show_progress)
         with contextlib.ExitStack() as opened:

@@ -94,8 +94,6 @@ class LayerReplica(ABC):
     weights : bytes
         All weights at the start; trained ones are replaced in every step, others are not.
     ranks : int
-    sampling : str
-        See :class:`~bigdl.orca.learn.layer_fit.loop.LayerOptions`.
     rank : int
     shards : dict of str to Shard
 
@@ -107,16 +105,17 @@ class LayerReplica(ABC):
 
     _flat: FlatModel  # of the model; a rank without rows may have none
 
-    def __init__(
-        self, program: Any, weights: bytes, ranks: int, sampling: str, rank: int, shards: dict
-    ):
+    def __init__(self, program: Any, weights: bytes, ranks: int, rank: int, shards: dict):
         self.rank, self.world_size = rank, ranks
         self._resources = contextlib.ExitStack()
         self.at_exit, self.close = self._resources.callback, self._resources.close
-        self._settings, self._sampling = program.settings, sampling
+        self._settings, self._is_exact = (
+            program.settings,
+            program.settings.layer.sampling == "exact",
+        )
         self._order: tuple[int, Any] = (-1, None)  # of an epoch
         self._data = self._open(program, weights, shards["data"])
-        if sampling == "window" and not isinstance(self._data, TensorShard):
+        if not self._is_exact and not isinstance(self._data, TensorShard):
             raise UsageError(
                 "sampling='window' needs rows that are side by side, and a DataLoader is read "
                 "sample by sample; leave sampling= out or pass arrays"
@@ -163,7 +162,7 @@ class LayerReplica(ABC):
             )
             self._order = step.epoch, order
         order = self._order[1]
-        if self._sampling == "exact":
+        if self._is_exact:
             return data.batch(start, stop, order)
         key = [settings.seed, step.epoch, step.number, self.rank]
         first = int(np.random.default_rng(key).integers(data.rows))
@@ -182,7 +181,7 @@ class LayerReplica(ABC):
 
     def describe(self) -> dict:
         """Return what the driver needs to know of the rows; JSON-able."""
-        return {**self._data.facts(self._window), "inputs": self._data.inputs}
+        return self._data.facts(self._window)
 
     def compute(
         self, step: Step, weights: np.ndarray, buffers: Mapping[int, np.ndarray]

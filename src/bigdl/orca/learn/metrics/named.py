@@ -253,6 +253,7 @@ class ConfusionMetric(MergedMetric):
     """Base of the metrics that follow from hits, predictions and truths per class."""
 
     reductions: Mapping[str, Reduction] = {"hits": "sum", "predicted": "sum", "actual": "sum"}
+    _among: tuple[str, ...]  # the figure is the share of the hits among these, on average
 
     def __init__(
         self, num_classes: int | None = None, average: str = "micro", threshold: float = 0.5
@@ -264,13 +265,6 @@ class ConfusionMetric(MergedMetric):
         self.num_classes = num_classes
         self.average = average
         self.threshold = threshold
-
-    @staticmethod
-    @abstractmethod
-    def _ratio(
-        hits: torch.Tensor, predicted: torch.Tensor, actual: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return numerator and denominator of the figure, element by element."""
 
     def _batch_state(self, preds, targets, weights=None):
         preds, targets = cpu_tensors(self.get_name(), preds, targets)
@@ -320,8 +314,8 @@ class ConfusionMetric(MergedMetric):
         if average == "micro":
             pick = slice(1, 2) if len(state["hits"]) == 2 else slice(None)
             state = {key: tensor[pick].sum() for key, tensor in state.items()}
-        numerator, denominator = self._ratio(**state)
-        figure = torch.where(denominator > 0, numerator / denominator, 0.0)  # 0 / 0 is 0
+        mean = sum(state[name] for name in self._among) / len(self._among)
+        figure = torch.where(mean > 0, state["hits"] / mean, 0.0)  # 0 / 0 is 0
         if average == "macro":
             figure = figure[state["predicted"] + state["actual"] > 0].mean()
         elif average == "weighted":
@@ -359,25 +353,19 @@ class Precision(ConfusionMetric):
         If a parameter is not one of these.
     """
 
-    @staticmethod
-    def _ratio(hits, predicted, actual):
-        return hits, predicted
+    _among = ("predicted",)
 
 
 class Recall(ConfusionMetric):
     """Share of the rows of a class that were found; everything else as in :class:`Precision`."""
 
-    @staticmethod
-    def _ratio(hits, predicted, actual):
-        return hits, actual
+    _among = ("actual",)
 
 
 class F1Score(ConfusionMetric):
     """Harmonic mean of precision and recall; everything else as in :class:`Precision`."""
 
-    @staticmethod
-    def _ratio(hits, predicted, actual):
-        return 2 * hits, predicted + actual
+    _among = ("predicted", "actual")
 
 
 class CurveMetric(MergedMetric):

@@ -22,6 +22,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
+from bigdl.orca.data.xshards.shards import arrays_of, even_cut, map_arrays
 from bigdl.orca.learn.prediction.shipping import Ready, Shipped
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
@@ -51,7 +52,7 @@ class PredictOptions:
         Rows of one call of the model.
     output_cols : sequence of str or None
     inputs : list or None
-        Types and shapes of the model's inputs from the training, as ``TensorShard.inputs``.
+        Types and shapes of the model's inputs from the training, as in ``BatchSource.types``.
     """
 
     config: dict | None
@@ -303,7 +304,7 @@ def _seen(model, batch):
 
 
 def _known(spec, metadata) -> list | None:
-    """What the schema tells of a column, in the form of ``TensorShard.inputs``.
+    """What the schema tells of a column, in the form of ``BatchSource.types``.
 
     The size of a vector is in the metadata that Spark ML's transformers leave.
     """
@@ -520,8 +521,6 @@ def _predict_frame(frame, predict, cluster):
 
 def checked_arrays(data, named: bool) -> tuple[dict, int]:
     """The model's inputs among arrays in the driver's memory, and how many rows they have."""
-    from bigdl.orca.data.xshards.shards import arrays_of
-
     if not named and not isinstance(data, dict):
         data = {"x": data}
     data = {key: value for key, value in data.items() if named or key == "x"}
@@ -538,8 +537,6 @@ def checked_arrays(data, named: bool) -> tuple[dict, int]:
 
 
 def _predict_arrays(data, predict, cluster, named):
-    from bigdl.orca.data.xshards.shards import map_arrays
-
     data, rows = checked_arrays(data, named)
     shards = [map_arrays(data, operator.itemgetter(slice(*ends))) for ends in _cut(rows, cluster)]
     predicted = [
@@ -551,8 +548,6 @@ def _predict_arrays(data, predict, cluster, named):
 
 
 def _cut(rows, cluster):
-    from bigdl.orca.data.xshards.shards import even_cut
-
     return even_cut(rows, max(1, min(rows, cluster.slots())))
 
 

@@ -13,13 +13,12 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import cloudpickle
 
 from bigdl.common.errors import UsageError
-from bigdl.training.state import device_of_task
-
-if TYPE_CHECKING:
-    pass
+from bigdl.training.state import device_of_task, isolated_rng
 
 _CACHE_BYTES = 2 << 30
 _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, with their bytes
@@ -61,8 +60,6 @@ class Shipped:
     """
 
     def __init__(self, model: Any, sc: Any, origin: tuple):
-        import cloudpickle
-
         self._origin = sc, *origin
         try:
             data = cloudpickle.dumps(model)
@@ -95,8 +92,6 @@ class Shipped:
     def load(self) -> Ready:
         """The model, on the driver and its CPU."""
         import torch
-
-        from bigdl.training.state import isolated_rng
 
         with isolated_rng(0):
             return _load(self.broadcast.value, torch.device("cpu"))
@@ -152,6 +147,4 @@ def _cached(digest: str, broadcast) -> Ready:
 
 
 def _load(data: bytes, device) -> Ready:
-    import cloudpickle
-
     return cloudpickle.loads(data).ready(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,25 +16,16 @@ if TYPE_CHECKING:
     from bigdl.orca.data.xshards.ray import RayXShards
 
 P = ParamSpec("P")
+D = TypeVar("D", "DataFrame", "SparkXShards", "RayXShards", "ray.data.Dataset", "pd.DataFrame")
 
 
 class Predict(Protocol[P]):
     """``estimator.predict``; arrays give an array, or a list or dict if the model does."""
 
     @overload
-    def __call__(self, data: DataFrame, *args: P.args, **kwargs: P.kwargs) -> DataFrame: ...
-    @overload
-    def __call__(self, data: SparkXShards, *args: P.args, **kwargs: P.kwargs) -> SparkXShards: ...
-    @overload
-    def __call__(self, data: RayXShards, *args: P.args, **kwargs: P.kwargs) -> RayXShards: ...
-    @overload
     def __call__(self, data: np.ndarray, *args: P.args, **kwargs: P.kwargs) -> np.ndarray | Any: ...
     @overload
-    def __call__(
-        self, data: ray.data.Dataset, *args: P.args, **kwargs: P.kwargs
-    ) -> ray.data.Dataset: ...
-    @overload
-    def __call__(self, data: pd.DataFrame, *args: P.args, **kwargs: P.kwargs) -> pd.DataFrame: ...
+    def __call__(self, data: D, *args: P.args, **kwargs: P.kwargs) -> D: ...
     @overload
     def __call__(
         self,

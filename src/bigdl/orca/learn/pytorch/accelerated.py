@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.inference.runtimes import nano_files
 from bigdl.orca.learn.prediction.inputs import (
@@ -69,7 +70,7 @@ class Sample:
     @property
     def leaves(self) -> list[list]:
         """``[key, dtype, shape]`` of the arrays of each column, in the form of
-        ``TensorShard.inputs``."""
+        ``BatchSource.types``."""
         return [
             [[key, array.dtype.name, list(array.shape[1:])] for key, array in column.items()]
             for column in self.columns
@@ -389,8 +390,6 @@ def _fastest(model, batches, compared, expected, threads):
 
 def _agreement(expected: list, model: Any, data: Any) -> float:
     """1 minus the relative error of a model's outputs: 1.0 for the original."""
-    from bigdl.nano.acceleration.accuracy import relative_error
-
     return 1.0 - relative_error(expected, _outputs(model, data))
 
 
@@ -406,8 +405,6 @@ def _outputs(model, batches) -> list:
 
 def _check(accelerate, outputs, expected) -> None:
     """Say so where the outputs are far from the model's own."""
-    from bigdl.nano.acceleration.accuracy import relative_error
-
     if [each.shape for each in outputs] != [each.shape for each in expected]:
         made, wanted = (
             ", ".join(str(each.shape) for each in arrays[:4]) for arrays in (outputs, expected)

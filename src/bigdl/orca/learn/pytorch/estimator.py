@@ -9,7 +9,9 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
@@ -23,7 +25,9 @@ from bigdl.orca.learn.arguments import (
 )
 from bigdl.orca.learn.backends import BACKENDS, backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
+from bigdl.orca.learn.layer_fit.figures import draw_phases, phase_summaries
 from bigdl.orca.learn.metrics import Metric
+from bigdl.orca.learn.prediction.shipping import Shipped, digest_of, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
@@ -37,17 +41,13 @@ from bigdl.orca.learn.pytorch.parts import (
     read_model,
     snapshot_of,
 )
+from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
-from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
+from bigdl.training.fit import FailurePolicy, is_interactive
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
-
-if TYPE_CHECKING:
-    import torch
-
-    from bigdl.orca.learn.prediction.shipping import Shipped
 
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
 
@@ -407,6 +407,7 @@ Ray also RayXShards or a ray.data.Dataset
             drop_last=bool(config.get("drop_last", False)),
             trigger=trigger,
             end=end,
+            layer=layer,
             metrics=self._metrics,
             callbacks=callbacks,
             per_worker=not reduce_results,
@@ -417,7 +418,8 @@ Ray also RayXShards or a ray.data.Dataset
             summary=self._events is not None,
         )
         figures = self._training.fit(
-            FitJob(engine, feed, layer),
+            engine,
+            feed,
             self._parts,
             settings,
             seed=seed,
@@ -427,7 +429,9 @@ Ray also RayXShards or a ray.data.Dataset
             or is_interactive()
             or any(isinstance(c, TqdmCallback) for c in callbacks),
         )
-        self._write_events()
+        if self._events is not None:
+            train, validation = self.get_train_summary(), self.get_validation_summary()
+            self._events.write(cast("dict", train), cast("dict", validation))
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
 
     # -- evaluate ------------------------------------------------------------------------------
@@ -569,15 +573,11 @@ RayXShards or a ray.data.Dataset
                     f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, "
                     "which calls the model as it is; leave one of them out"
                 )
-            from bigdl.orca.learn.pytorch.prediction import predicting_parts
-
             (main,) = as_callbacks(callbacks)
             parts = predicting_parts(parts, cast("MainCallback", main))
 
         def ship_model(data, names, cluster, inputs):
-            from bigdl.orca.learn.prediction.shipping import digest_of, shipped_of
             from bigdl.orca.learn.pytorch.accelerated import Acceleration, sample_of
-            from bigdl.orca.learn.pytorch.prediction import TorchSnapshot
 
             weights, sc = self._training.weights(self._parts), cluster.broadcaster
             origin = parts, digest_of(weights)
@@ -790,8 +790,6 @@ RayXShards or a ray.data.Dataset
         summaries = summaries_of(self._recorded("summary.pt"), TRAIN_TAGS)
         groups = self._recorded("phases.pt")
         if groups:
-            from bigdl.orca.learn.layer_fit.figures import phase_summaries
-
             summaries |= phase_summaries(groups)
         return summaries if tag is None else summaries[check_choice("tag", tag, summaries)]
 
@@ -829,20 +827,12 @@ RayXShards or a ray.data.Dataset
             raise UsageError(
                 "There are no phases to draw; call set_tensorboard, then fit with backend='bigdl'"
             )
-        from bigdl.orca.learn.layer_fit.figures import draw_phases
-
         draw_phases(groups, Path(path))
 
     def _recorded(self, name: str) -> list[list[float]]:
         snapshot = self._training.snapshot
         data = None if snapshot is None else snapshot.files.get(name)
         return [] if data is None else loads(data).tolist()
-
-    def _write_events(self) -> None:
-        """Write what the last fit has added."""
-        if self._events is not None:
-            train, validation = self.get_train_summary(), self.get_validation_summary()
-            self._events.write(cast("dict", train), cast("dict", validation))
 
     # -- helpers -------------------------------------------------------------------------------
 

@@ -12,15 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.metrics import Metric, merge_states
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
-from bigdl.orca.learn.pytorch.forward import BatchColumns, forward_for
+from bigdl.orca.learn.pytorch.forward import BatchColumns, ForwardPass, forward_for
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts, load_into
-from bigdl.training.batches import BatchSettings
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.worker import Worker
+from bigdl.training.batches import BatchSettings, BatchSource
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.figures import EpochSums
 from bigdl.training.position import Position
@@ -34,12 +37,6 @@ from bigdl.training.state import (
     to_cpu,
     to_device,
 )
-
-if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.forward import ForwardPass
-    from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.worker import Worker
-    from bigdl.training.batches import BatchSource
 
 
 class Runner:
@@ -251,7 +248,6 @@ class EvaluationSettings(BatchSettings):
         ``"fp32"`` or ``"bf16"``.
     """
 
-    batch_size: int
     metrics: Sequence[Any] = ()
     per_worker: bool = False
     precision: str = "fp32"
@@ -278,8 +274,6 @@ def evaluate_shard(
         each metric under its name. ``profile``: seconds. ``workers``: the figures of each worker's
         own rows, when asked for.
     """
-
-    from bigdl.orca.learn.metrics import Metric
 
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
@@ -351,8 +345,6 @@ def _sums(runner, forward_pass, data, settings, world_size, measures) -> tuple[E
 
 def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
     """The figures of some workers together; `measures` are only used to compute."""
-    from bigdl.orca.learn.metrics import merge_states
-
     sums, logs, states = zip(*workers, strict=True)
     total = EpochSums.total(sums)
     out: dict[str, Any] = {"num_samples": int(total.rows)}

@@ -6,13 +6,15 @@ import copy
 import time
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import cloudpickle
 import numpy as np
+import torch
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.orca.learn.layer_fit.figures import GROUP_PHASES
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining, check_hooks
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerTraining, check_hooks
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
@@ -24,9 +26,6 @@ from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.figures import Records
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
-
-if TYPE_CHECKING:
-    import torch
 
 
 class TorchLayerOptimizer:
@@ -102,8 +101,6 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _assign(tensor: torch.Tensor, values: np.ndarray) -> None:
-    import torch
-
     with torch.no_grad():
         tensor.copy_(torch.from_numpy(np.array(values)))
 
@@ -112,8 +109,6 @@ class TorchReplica(LayerReplica):
     """A copy of a PyTorch model, and the rows of its rank."""
 
     def _open(self, program, weights, shard):
-        import torch
-
         settings, self._config = self._settings, program.parts.config
         seed_everything(settings.seed)  # creators may draw what is no weight
         self._built = built = program.parts.build(training=True)
@@ -156,7 +151,6 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     ----------
     program : FitProgram
         Instances in it are copied.
-    options : LayerOptions
     ranks : int
     start : Snapshot or None
     """
@@ -164,10 +158,8 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     replica = TorchReplica
     _run_steps, _evaluate = LayerLoop._groups_of_epoch, LayerLoop._evaluated
 
-    def __init__(
-        self, program: FitProgram, options: LayerOptions, ranks: int, start: Snapshot | None
-    ):
-        cloudpickle, settings = require("cloudpickle", "orca"), program.settings
+    def __init__(self, program: FitProgram, ranks: int, start: Snapshot | None):
+        settings = program.settings
         for callback in settings.callbacks:
             is_main = isinstance(callback, MainCallback)
             check_hooks(callback, Callback, _OF_STEPS, "is a MainCallback" if is_main else "")
@@ -187,9 +179,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         if start is not None:
             self._load(start.files)
         flat, sums = _flat(built), settings.forward_pass(built).sums
-        LayerLoop.__init__(
-            self, program, options, ranks, start, flat, optimizer, sums, settings.weighted
-        )
+        LayerLoop.__init__(self, program, ranks, start, flat, optimizer, sums, settings.weighted)
         self.device = next(self.model.parameters()).device
         self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded
         if settings.summary:

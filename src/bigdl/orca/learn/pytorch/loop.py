@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -28,6 +28,8 @@ from bigdl.orca.learn.pytorch.evaluation import (
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.parts import Built, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.worker import Worker
 from bigdl.training.batches import plan_batches, shuffle_memory
 from bigdl.training.figures import LossRule, score_of, validation_names
 from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop
@@ -43,10 +45,6 @@ from bigdl.training.state import (
     seed_everything,
     to_device,
 )
-
-if TYPE_CHECKING:
-    from bigdl.runtime.collectives.base import GradientSync
-    from bigdl.runtime.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -292,7 +290,7 @@ class TorchEpochs(Runner, FitLoop):
             position.partial = entry
             return
         self._close_epoch(entry)
-        self._checkpoint_after_epoch(entry["train_loss"], score_of(entry))
+        self._apply_triggers(epoch_finished=True, loss=entry["train_loss"], score=score_of(entry))
 
     def _validate(self, entry: dict) -> None:
         self.call("before_val_epoch")
@@ -372,7 +370,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             while not self._iteration(order):
                 pass
             if position.step < self._plan.steps:
-                self._checkpoint_in_epoch()
+                self._apply_triggers()
         return position.step == self._plan.steps
 
     def _epoch_figures(self) -> dict | None:

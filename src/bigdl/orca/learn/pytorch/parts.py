@@ -6,6 +6,7 @@ optimizers and schedulers.  A checkpoint's folder (:mod:`bigdl.training.checkpoi
 
 from __future__ import annotations
 
+import copy
 import inspect
 import io
 import pickle
@@ -179,8 +180,6 @@ class ModelParts:
 
     def build_model(self) -> torch.nn.Module:
         """A model of its own: a deep copy of an instance, or what the creator returns."""
-        import copy
-
         if self.is_instance:
             return copy.deepcopy(self.model)
         model = self.model(self.config)
@@ -260,9 +259,8 @@ class ModelParts:
 
 def _is_plateau(scheduler) -> bool:
     """Return True if a scheduler's ``step`` takes a figure."""
-    from torch.optim.lr_scheduler import ReduceLROnPlateau
-
-    return isinstance(scheduler, ReduceLROnPlateau) or hasattr(scheduler, "monitor")
+    is_known = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    return is_known or hasattr(scheduler, "monitor")
 
 
 def _takes_config(function) -> bool:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import Runner
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.training.state import precision_of, to_device
-
-if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 
 
 @dataclass(frozen=True)

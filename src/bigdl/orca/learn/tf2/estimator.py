@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
@@ -28,7 +28,7 @@ from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, KerasTraining
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.fit import FailurePolicy, FitJob, is_interactive
+from bigdl.training.fit import FailurePolicy, is_interactive
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
@@ -310,15 +310,12 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         batch_size = _check_batch_size(batch_size, columns)
         settings = KerasFitSettings(
             goal=Goal(epochs=count),
-            batch_size=cast("int", batch_size),  # None where a function makes the batches
+            batch_size=batch_size,
             seed=0,
-            validation=EvaluationSettings(
-                batch_size,
-                columns.feature_cols,
-                columns.label_cols,
-                validation_steps,
-                weight_col is not None,
-            ),
+            feature_cols=columns.feature_cols,
+            label_cols=columns.label_cols,
+            num_steps=validation_steps,
+            weighted=weight_col is not None,
             initial_epoch=first,
             steps_per_epoch=steps_per_epoch,
             validation_freq=_check_frequency(validation_freq),
@@ -326,10 +323,12 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             shuffle=bool(config.get("shuffle", True)),
             drop_last=bool(config.get("drop_last", False)),
             trigger=trigger,
+            layer=layer,
             verbose=verbose,
         )
         figures = self._training.fit(
-            FitJob(engine, feed, layer),
+            engine,
+            feed,
             (Packed.of(self._parts, callbacks), config),
             settings,
             seed=seed,

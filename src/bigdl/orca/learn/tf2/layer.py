@@ -16,7 +16,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerOptions, LayerTraining, check_hooks
+from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerTraining, check_hooks
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.tf2.layer_optimizer import KerasLayerOptimizer
 from bigdl.orca.learn.tf2.parts import KerasTraining
@@ -113,7 +113,7 @@ class KerasReplica(LayerReplica):
         settings, self._config = self._settings, program.config
         # the task has set its threads
         parts, *_ = program.packed.unpack(program.config, torch.get_num_threads())
-        data = open_data(self, shard, settings.validation, program.config)
+        data = open_data(self, shard, settings, program.config)
         if is_dataset(data):
             raise UsageError(
                 "backend='bigdl' reads rows by number, and a tf.data.Dataset can only be read from "
@@ -123,7 +123,7 @@ class KerasReplica(LayerReplica):
         seed_keras(settings.seed)  # creators may draw what is no weight
         self._model = parts.build(training=True)
         self._divisor = loss_divisor(self._model)
-        self._assembly = settings.validation.assembly(self._model, settings.class_weight)
+        self._assembly = settings.assembly(self._model, settings.class_weight)
         self._example = self._assembly(data.batch(0, 1)) if data.rows else None
         if self._example is not None:  # else it is never asked for a gradient
             build_for(self._model, self._example)
@@ -179,7 +179,6 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
     Parameters
     ----------
     program : KerasFitProgram
-    options : LayerOptions
     ranks : int
     start : Snapshot or None
 
@@ -192,9 +191,7 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
     replica = KerasReplica
     settings: KerasFitSettings
 
-    def __init__(
-        self, program: KerasFitProgram, options: LayerOptions, ranks: int, start: Snapshot | None
-    ):
+    def __init__(self, program: KerasFitProgram, ranks: int, start: Snapshot | None):
         settings = program.settings
         self._parts, self._user_callbacks = program.packed.unpack()
         check_positive("batch_size", settings.batch_size)
@@ -205,7 +202,7 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
         sums = loss_divisor(self.model) == "none"
         if start is not None:
             self._load(start.files)
-        super().__init__(program, options, ranks, start, _flat(self.model), optimizer, sums=sums)
+        super().__init__(program, ranks, start, _flat(self.model), optimizer, sums)
         self._callbacks = cast("WorkerCallbacks", None)  # until the first rows are known
         self._numbers = ""  # what callbacks had counted
 
@@ -215,9 +212,8 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
 
     def evaluation(self, feed, sync):
         """Return the program that evaluates weights on a feed."""
-        settings, packed = self.settings, Packed.of(self._parts, [])
-        config = self._program.config
-        return EvaluateProgram(packed, config, sync, settings.validation, settings.seed)
+        settings, packed = replace(self.settings, trigger=None), Packed.of(self._parts, [])
+        return EvaluateProgram(packed, self._program.config, sync, settings, settings.seed)
 
     # -- the fit -------------------------------------------------------------------------------
 

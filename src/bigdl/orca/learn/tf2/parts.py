@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
-from bigdl.training.fit import Training
+from bigdl.training.fit import RunSettings, Training
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
 from bigdl.training.keras.data import Assembly
 from bigdl.training.keras.loop import KerasFitProgram, KerasFitSettings
@@ -26,7 +26,6 @@ from bigdl.training.state import isolated_rng
 if TYPE_CHECKING:
     import keras
 
-    from bigdl.training.fit import RunSettings
 
 _NO_MODEL = "Must provide callable function for model_creator or load a saved model."
 
@@ -157,12 +156,12 @@ def _custom_objects(model) -> dict[str, Any]:
     import keras
 
     objects = dict(keras.saving.get_custom_objects())
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # kept, so that no other object gets the id of one that is gone
 
     def visit(value):
         if id(value) in seen:
             return
-        seen.add(id(value))
+        seen[id(value)] = value
         if isinstance(value, dict | list | tuple):
             for each in value.values() if isinstance(value, dict) else value:
                 visit(each)
@@ -171,7 +170,7 @@ def _custom_objects(model) -> dict[str, Any]:
             if not definition.__module__.startswith("keras."):
                 objects.setdefault(definition.__name__, definition)
             if not inspect.isfunction(value):
-                visit([each for each in vars(value).values() if _may_hold(each)])
+                visit(list(vars(value).values()))
                 visit(getattr(value, "layers", None))
 
     visit(model)
@@ -183,10 +182,6 @@ def _custom_objects(model) -> dict[str, Any]:
 def _is_named(value) -> bool:
     """Return True if an archive refers to a value by a name."""
     return inspect.isfunction(value) or hasattr(type(value), "get_config")
-
-
-def _may_hold(value) -> bool:
-    return isinstance(value, dict | list | tuple) or _is_named(value)
 
 
 class KerasTraining(Training):

@@ -13,17 +13,6 @@ if TYPE_CHECKING:
 
     from bigdl.orca.learn.pytorch.evaluation import Runner
 
-__all__ = [
-    "Callback",
-    "MainCallback",
-    "MaxstepsCallback",
-    "OldHooks",
-    "TqdmCallback",
-    "as_callbacks",
-    "call_old_hooks",
-    "has_old_hooks",
-]
-
 
 class OldHooks:
     """Hooks of callbacks of BigDL 2.0; `epoch` counts the epochs that are finished."""

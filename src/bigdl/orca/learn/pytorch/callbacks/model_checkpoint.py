@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
+from bigdl.training.checkpoint import file_exists, remove_file
 from bigdl.training.figures import figure_of
 
 if TYPE_CHECKING:
@@ -116,11 +117,8 @@ class ModelCheckpoint(Callback):
         if monitor is not None and num_to_keep is None:
             num_to_keep = 1
         self.save_weights_only, self.by_epoch, self.interval = save_weights_only, by_epoch, interval
-        self.num_to_keep, self.monitor, self.mode = (
-            num_to_keep,
-            monitor,
-            check_choice("mode", mode, ("min", "max")),
-        )
+        self.num_to_keep, self.monitor = num_to_keep, monitor
+        self.mode = check_choice("mode", mode, ("min", "max"))
         self._written: list[str] = []
 
     @property
@@ -196,15 +194,11 @@ class ModelCheckpoint(Callback):
 
     def _remove(self, runner, path):
         if runner.rank == 0:
-            from bigdl.training.checkpoint import remove_file
-
             remove_file(path)
 
     @classmethod
     def get_latest_checkpoint(cls, dirname: str) -> str:
         """``<dirname>/last.ckpt``, or a UsageError if there is none."""
-        from bigdl.training.checkpoint import file_exists
-
         path = f"{os.fspath(dirname).rstrip('/')}/last.ckpt"
         if not file_exists(path):
             raise UsageError(f"Latest checkpoint at {dirname} not found.")
