@@ -1,7 +1,7 @@
 import copy
 import pickle
 import threading
-from xmlrpc.client import Fault
+from xmlrpc.client import Fault, ProtocolError, ServerProxy
 
 import keras
 import numpy as np
@@ -260,6 +260,12 @@ def test_a_judge_is_asked_from_elsewhere():
         with pytest.raises(Fault, match=r"ValueError.*not a number"):
             asked(float("nan"), 1)
         assert asked(0.25, 1) is True
+        address, _, _ = asked.args[0].rpartition("/")
+        for path in ("", "/RPC2", "/0"):
+            with pytest.raises(ProtocolError, match="404"):
+                ServerProxy(address + path).should_prune(0.5, 2)
+    with pytest.raises(ConnectionRefusedError):
+        asked(0.25, 2)
     assert trial.reported == {0: 0.5, 1: 0.25}
 
 

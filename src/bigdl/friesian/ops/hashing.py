@@ -123,10 +123,13 @@ def buckets(texts: pa.Array, bins: int, method: str) -> np.ndarray:
         if texts.null_count:
             numbers[texts.is_null().to_numpy(zero_copy_only=False)] = NULL
         return (numbers % bins).astype(np.int32)
-    make, as_number = _hash_function(method), int.from_bytes
-    texts = data.fill_null(b"None").to_pylist()
-    rests = (as_number(make(text).digest()) % bins for text in texts)
-    return np.fromiter(rests, np.int32, len(texts))
+    make = _hash_function(method)
+    digests = b"".join([make(text).digest() for text in data.fill_null(b"None").to_pylist()])
+    words = np.frombuffer(digests, ">u4").reshape(-1, make(b"").digest_size // 4).astype(np.uint64)
+    rests = np.zeros(len(texts), np.uint64)
+    for word in words.T:  # the digest is a number of many words, the first one highest
+        rests = ((rests << np.uint64(32)) | word) % np.uint64(bins)
+    return rests.astype(np.int32)
 
 
 def _hash_function(method: str) -> Callable[[bytes], Any]:

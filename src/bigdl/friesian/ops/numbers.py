@@ -326,8 +326,8 @@ class Bin(NumberFunction):
         self.source, self.of_null = source, len(edges) + 1
 
     def numbers(self, numbers: Any) -> Any:
-        places = np.searchsorted(self._edges, numbers, side="right")
-        return np.int32(places + (numbers != numbers))
+        places = np.searchsorted(self._edges, numbers, side="right").astype(np.int32)
+        return places + (numbers != numbers)
 
     def array(self, *values: pa.Array) -> pa.Array:
         places = super().array(*values)

@@ -30,7 +30,7 @@ from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Counts, Request, texts_of
 from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
-from bigdl.friesian.ops.operator import Cell, Function, Operator, State, ValueFunction
+from bigdl.friesian.ops.operator import Cell, Function, Operator, State
 from bigdl.friesian.ops.spark import (
     F,
     all_of,
@@ -393,9 +393,9 @@ def _values(shipped: Shipped, depth: int, default: Any, keys: pa.Array) -> pa.Ar
     return pa.ListArray.from_arrays(_offsets(keys), inner, mask=keys.is_null())
 
 
-def _known(shipped: Shipped, keys: pa.Array) -> pa.Array:
+def _known(vocabulary: Vocabulary | Shipped, keys: pa.Array) -> pa.Array:
     """The values of the keys in a list, without those of unknown ones; null if there are none."""
-    values = shipped.find(keys.flatten())
+    values = vocabulary.find(keys.flatten())
     known = np.concatenate([[0], np.cumsum(values.is_valid().to_numpy(zero_copy_only=False))])
     offsets = known[_offsets(keys).to_numpy()].astype(np.int32)
     empty = pa.array(offsets[1:] == offsets[:-1])
@@ -591,15 +591,28 @@ class Encode(Function):
         return lambda value: known(value) or of_unknown(value)
 
 
-class EncodeTokens(ValueFunction):
+class EncodeTokens(Function):
     """The numbers of the values in a cell that are known; null if there is none."""
 
+    is_costly = True
+
     def __init__(self, vocabulary: Vocabulary, separator: str, sort: bool, smallest: bool):
-        self.kind = "int" if smallest else "array<int>"
         self.vocabulary, self.separator = vocabulary, separator
         self.sort, self.smallest = sort, smallest
 
-    def value(self, value: str | None) -> list[int] | int | None:
+    def array(self, values: pa.Array) -> pa.Array:
+        numbers = _known(self.vocabulary, pc.split_pattern(values, self.separator))
+        if self.sort or self.smallest:
+            items, rows = numbers.flatten(), pc.list_parent_indices(numbers)
+            ordered = items.take(pa.array(np.lexsort((items.to_numpy(), rows.to_numpy()))))
+            offsets = _offsets(numbers)
+            numbers = pa.ListArray.from_arrays(offsets, ordered, mask=numbers.is_null())
+        return pc.list_element(numbers, 0) if self.smallest else numbers
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        return self._of_cell
+
+    def _of_cell(self, value: str | None) -> list[int] | int | None:
         tokens = () if value is None else value.split(self.separator)
         numbers = list(filter(None, map(self.vocabulary.by_key.get, tokens)))
         if not numbers:

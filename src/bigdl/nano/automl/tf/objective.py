@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hmac
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xmlrpc.client import ServerProxy
-from xmlrpc.server import SimpleXMLRPCServer
+from xmlrpc.server import SimpleXMLRPCRequestHandler, SimpleXMLRPCServer
 
 import keras
 
@@ -204,7 +205,9 @@ def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
     trial : optuna.trial.Trial
     in_processes : bool
         The function is sent to another process of this machine and called there. There is no
-        trial in that process: its study may be in this process's memory.
+        trial in that process: its study may be in this process's memory. A server of XML-RPC
+        answers its calls. It is bound to the loopback address, refuses whoever does not know the
+        random path in its address, and ends with the trial, and so with the search.
     """
 
     def should_prune(figure: Any, epoch: Any) -> bool:
@@ -214,22 +217,27 @@ def pruning_of(trial: Trial, in_processes: bool) -> Iterator[Pruning]:
     if not in_processes:
         yield should_prune
         return
-    secret = secrets.token_hex()  # others may knock at the port
-    with SimpleXMLRPCServer(("127.0.0.1", 0), logRequests=False) as server:
-        server.register_function(should_prune, secret)
+    path = f"/{secrets.token_hex()}"
+
+    class CallsOfThisTrial(SimpleXMLRPCRequestHandler):
+        def is_rpc_path_valid(self) -> bool:
+            return hmac.compare_digest(self.path.encode(), path.encode())
+
+    with SimpleXMLRPCServer(("127.0.0.1", 0), CallsOfThisTrial, logRequests=False) as server:
+        server.register_function(should_prune)
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
-            yield functools.partial(_ask, server.server_address[1], secret)
+            yield functools.partial(_ask, f"http://127.0.0.1:{server.server_address[1]}{path}")
         finally:
             server.shutdown()
             thread.join()
 
 
-def _ask(port: int, secret: str, figure: float, epoch: int) -> Any:
+def _ask(address: str, figure: float, epoch: int) -> Any:
     """Call the function of the process that has the trial."""
-    with ServerProxy(f"http://127.0.0.1:{port}") as process:
-        return getattr(process, secret)(figure, epoch)
+    with ServerProxy(address) as process:
+        return process.should_prune(figure, epoch)
 
 
 # The objective ------------------------------------------------------------------------------------
