@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.parts import Built
+from bigdl.orca.learn.pytorch.parts import BuiltParts
 from bigdl.training.checkpoint import BackgroundWriter
 from bigdl.training.state import check_precision, move, precision_of, to_cpu, to_device
 
@@ -51,7 +51,7 @@ def test_tensors_are_moved_wherever_they_are():
 def test_all_parts_of_a_training_are_moved():
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adagrad(model.parameters())  # has a state from the start
-    built = Built(model, optimizer, torch.nn.CrossEntropyLoss(torch.ones(2)))
+    built = BuiltParts(model, optimizer, torch.nn.CrossEntropyLoss(torch.ones(2)))
     move(built, torch.device("cpu"))
     assert built.criterion.weight.device.type == "cpu"
     move(built, torch.device("meta"))

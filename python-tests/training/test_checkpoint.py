@@ -19,8 +19,8 @@ from bigdl.orca.learn.pytorch.loop import FitSettings, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot, read_bytes, write_bytes
-from bigdl.training.fit import FailurePolicy
 from bigdl.training.position import Goal
 
 # -- directories --------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 
 from bigdl.common.errors import UsageError, WorkerLost
-from bigdl.training.fit import FailurePolicy
+from bigdl.runtime.failure import FailurePolicy
 
 
 class Clock:

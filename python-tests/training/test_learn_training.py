@@ -27,7 +27,7 @@ from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchTraining
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.training.fit import FailurePolicy
+from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.position import Goal
 from bigdl.training.state import dumps, loads
 

@@ -25,8 +25,8 @@ from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state, update_slice
 from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState
+from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.fit import FailurePolicy
 from bigdl.training.keras.backends import Packed
 from bigdl.training.keras.loop import KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import array_of

@@ -165,7 +165,7 @@ def init_orca_context(
         options,
     )
 
-    # PySpark means its pandas API, which Orca does not use
+    # This warning is about PySpark's pandas API, which Orca does not use.
     warnings.filterwarnings(
         "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
     )

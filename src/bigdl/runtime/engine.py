@@ -47,7 +47,7 @@ class PeerLost(Exception):
 
 
 class Engine(ABC):
-    """Runs programs on the workers of a cluster; an engine sets `_job`, the class of its jobs.
+    """Runs programs on the workers of a cluster; an engine sets `_job_class`, that of its jobs.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Engine(ABC):
         As each engine describes them.
     """
 
-    _job: Callable[..., Job]
+    _job_class: Callable[..., Job]
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Engine(ABC):
             per_node = -(-num_workers // max(self.cluster.nodes, 1))
             threads = max(1, self.cluster.cores_per_node // per_node)
         check_integer("threads", threads, 1)
-        return self._job(self, fn, feed, num_workers, threads, keep_spools)
+        return self._job_class(self, fn, feed, num_workers, threads, keep_spools)
 
     def _slots(self, num_workers: int) -> int:
         """Return how many workers can run at once, where `num_workers` are asked for."""
@@ -149,7 +149,7 @@ class Engine(ABC):
         feed : Feed, optional
             Its shard is ``worker.shard``.
         num_workers : int, optional
-            Default: one per node of the cluster.
+            Default: nodes of the cluster times `workers_per_node`.
 
         Returns
         -------

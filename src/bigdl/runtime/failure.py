@@ -1,15 +1,24 @@
-"""Exceptions of workers, as they travel to the process that raises an error for them."""
+"""Failures of workers: exceptions as they travel to the driver, and the policy for retries."""
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import time
 import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from bigdl.common.errors import WorkerError
+from bigdl.common.checks import check_integer, check_number
+from bigdl.common.errors import WorkerError, WorkerLost
+
+logger = logging.getLogger("bigdl.orca")
+
+T = TypeVar("T")
 
 
 class Failure(NamedTuple):
@@ -67,3 +76,93 @@ def _pickled(error: BaseException) -> bytes | None:
     except Exception:
         return None
     return content
+
+
+@dataclass
+class FailurePolicy:
+    """Retry from the latest checkpoint, at most a number of times within a window.
+
+    Parameters
+    ----------
+    max_failures : int
+        Losses that may be followed by a retry; 0 raises the first.
+    window : float, optional
+        Only losses of the last `window` seconds count; None counts all of them.
+    clock : callable, optional
+        Seconds; for tests.
+    """
+
+    max_failures: int = 3
+    window: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    _losses: deque[float] = field(default_factory=deque, init=False, repr=False)
+
+    def __post_init__(self):
+        check_integer("max_failures", self.max_failures, 0)
+        if self.window is not None:
+            check_number("window", self.window, above=0)
+
+    @classmethod
+    def of(cls, value: int | FailurePolicy | None, backend: str = "spark") -> FailurePolicy:
+        """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero.
+
+        By default 3 losses are retried, with ``backend="bigdl"`` 5 within 120 seconds.
+        """
+        if value is None:
+            return cls(5, 120.0) if backend == "bigdl" else cls(3)
+        if isinstance(value, FailurePolicy):
+            return replace(value)
+        return cls(value)
+
+    def allow_retry(self, error: WorkerLost) -> str:
+        """Record a loss, and raise it if it is one too many.
+
+        Returns
+        -------
+        str
+            Why the work may go on, for a message.
+
+        Raises
+        ------
+        WorkerLost
+            What was lost, and why that is not retried.
+        """
+        now = self.clock()
+        self._losses.append(now)
+        while self.window is not None and self._losses[0] < now - self.window:
+            self._losses.popleft()
+        count = len(self._losses)
+        within = "" if self.window is None else f" within {self.window:g} s"
+        if count > self.max_failures:
+            reason = f"{count} losses{within} are more than {self.max_failures}"
+            raise WorkerLost(f"{error} ({reason})") from None
+        return f"loss {count} of {self.max_failures}{within}"
+
+    def run(
+        self,
+        call: Callable[[], T],
+        consequence: str,
+        *,
+        only_if: Callable[[], bool] = lambda: True,
+    ) -> T:
+        """Call until no worker is lost meanwhile, as often as the policy allows.
+
+        Parameters
+        ----------
+        call : callable
+        consequence : str
+            What follows from a loss, for the log.
+        only_if : callable
+            Asked after a loss; False raises the loss without counting it.
+
+        Raises
+        ------
+        WorkerLost
+        """
+        while True:
+            try:
+                return call()
+            except WorkerLost as error:
+                if not only_if():
+                    raise
+                logger.warning("%s; %s (%s)", error, consequence, self.allow_retry(error))

@@ -1,8 +1,8 @@
 """The driver's side of a job, whatever engine runs it.
 
 A :class:`Job` has a number and a program that travels by value.  Its attempts each have a line of
-the driver's channel; a :class:`Watch` passes on what the workers say, and :class:`WorkerCalls` runs
-the attempt where workers are processes that can be called.
+the driver's channel; an :class:`AttemptMonitor` passes on what the workers say, and
+:class:`WorkerCalls` runs the attempt where workers are processes that can be called.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def interruptible():
         signal.signal(signal.SIGINT, handler)
 
 
-class Watch:
+class AttemptMonitor:
     """The driver's view of the workers of one attempt.
 
     Parameters
@@ -310,8 +310,8 @@ class Job(ABC):
             For rank 0, as ``worker.state()``; e.g. the weights to start from.
         on_event : callable, optional
             ``on_event(kind, value)`` is called on the driver, in the calling thread, with
-            ``("progress", dict)`` and with ``("message", (topic, bytes))`` for what rank 0 sends by
-            ``worker.send``.
+            ``("progress", dict)`` and with ``("message", (dict, bytes))`` for what a worker sends
+            by ``worker.send``.
 
         Returns
         -------
@@ -346,7 +346,7 @@ class Job(ABC):
             line.put_bytes("state", state)
         return line
 
-    def _answers(self, line: Line, watch: Watch) -> list | None:
+    def _answers(self, line: Line, watch: AttemptMonitor) -> list | None:
         """Take what the workers have left: results in rank order, None if they are not complete.
 
         Raises
@@ -480,7 +480,7 @@ class CalledJob(Job):
     def _attempt(self, options, state, on_event):
         line = self._open_line(options, state)
         with interruptible(), self._calls(line) as calls:
-            watch = Watch(line, calls.cancel, on_event)
+            watch = AttemptMonitor(line, calls.cancel, on_event)
             calls.run(watch.poll)
         results = self._answers(line, watch)
         if results is not None:

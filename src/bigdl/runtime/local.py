@@ -25,9 +25,9 @@ from bigdl.runtime.channel import Channel, Line
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     PROCESS_ENDED,
+    AttemptMonitor,
     CalledJob,
     Job,
-    Watch,
     WorkerCalls,
     interruptible,
     worker_lost,
@@ -80,7 +80,7 @@ class LocalEngine(Engine):
         if in_process:
             check_integer("workers_per_node of a worker in this process", workers_per_node, 1, 1)
         self.in_process = in_process
-        self._job = InProcessJob if in_process else LocalJob
+        self._job_class = InProcessJob if in_process else LocalJob
 
     def _slots(self, num_workers):
         """There may be more workers than cores."""
@@ -231,7 +231,7 @@ class InProcessJob(Job):
 
     def _attempt(self, options, state, on_event):
         line = self._open_line(options, state)
-        watch = Watch(line, lambda: None, on_event)
+        watch = AttemptMonitor(line, lambda: None, on_event)
         uplink = InProcessUplink(line, watch.poll)
         spec = self._next_spec()
         task = Task(spec, 0, session_directory(), line, self._channel.address, uplink)

@@ -349,7 +349,7 @@ class Task:
                 time.sleep(0.05)
 
     def _fail(self, error):
-        """Free the peers, then report; what hangs is ended by the driver's answer."""
+        """Release the peers, then report the error; the driver ends workers that hang."""
         worker = self.worker
         place = worker.uplink.failing()
         worker.clean_up(_CLEAN_UP_S)

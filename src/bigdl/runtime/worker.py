@@ -36,7 +36,7 @@ class Worker:
     options : dict
         What the driver said of this attempt.
     host : str
-        Address of this worker towards its rendezvous.
+        IP address of this worker on the route to its rendezvous.
     local_dir : str
         A directory on this machine that goes with the application.
     uplink : Uplink

@@ -15,17 +15,15 @@ import json
 import logging
 import secrets
 import sys
-import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine
+from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, all_gather_json
@@ -41,8 +39,6 @@ from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, Trigger
 from bigdl.training.state import RunningState, dumps, loads
 
 logger = logging.getLogger("bigdl.orca")
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -80,96 +76,6 @@ class RunSettings:
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)
     layer: Any = field(default=None, kw_only=True)
-
-
-@dataclass
-class FailurePolicy:
-    """Retry from the latest checkpoint, at most a number of times within a window.
-
-    Parameters
-    ----------
-    max_failures : int
-        Losses that may be followed by a retry; 0 raises the first.
-    window : float, optional
-        Only losses of the last `window` seconds count; None counts all of them.
-    clock : callable, optional
-        Seconds; for tests.
-    """
-
-    max_failures: int = 3
-    window: float | None = None
-    clock: Callable[[], float] = time.monotonic
-    _losses: deque[float] = field(default_factory=deque, init=False, repr=False)
-
-    def __post_init__(self):
-        check_integer("max_failures", self.max_failures, 0)
-        if self.window is not None:
-            check_number("window", self.window, above=0)
-
-    @classmethod
-    def of(cls, value: int | FailurePolicy | None, backend: str = "spark") -> FailurePolicy:
-        """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero.
-
-        By default 3 losses are retried, with ``backend="bigdl"`` 5 within 120 seconds.
-        """
-        if value is None:
-            return cls(5, 120.0) if backend == "bigdl" else cls(3)
-        if isinstance(value, FailurePolicy):
-            return replace(value)
-        return cls(value)
-
-    def allow_retry(self, error: WorkerLost) -> str:
-        """Record a loss, and raise it if it is one too many.
-
-        Returns
-        -------
-        str
-            Why the work may go on, for a message.
-
-        Raises
-        ------
-        WorkerLost
-            What was lost, and why that is not retried.
-        """
-        now = self.clock()
-        self._losses.append(now)
-        while self.window is not None and self._losses[0] < now - self.window:
-            self._losses.popleft()
-        count = len(self._losses)
-        within = "" if self.window is None else f" within {self.window:g} s"
-        if count > self.max_failures:
-            reason = f"{count} losses{within} are more than {self.max_failures}"
-            raise WorkerLost(f"{error} ({reason})") from None
-        return f"loss {count} of {self.max_failures}{within}"
-
-    def run(
-        self,
-        call: Callable[[], T],
-        consequence: str,
-        *,
-        only_if: Callable[[], bool] = lambda: True,
-    ) -> T:
-        """Call until no worker is lost meanwhile, as often as the policy allows.
-
-        Parameters
-        ----------
-        call : callable
-        consequence : str
-            What follows from a loss, for the log.
-        only_if : callable
-            Asked after a loss; False raises the loss without counting it.
-
-        Raises
-        ------
-        WorkerLost
-        """
-        while True:
-            try:
-                return call()
-            except WorkerLost as error:
-                if not only_if():
-                    raise
-                logger.warning("%s; %s (%s)", error, consequence, self.allow_retry(error))
 
 
 def is_interactive() -> bool:
@@ -267,7 +173,7 @@ class Training(ABC):
     def take(self, snapshot: Snapshot) -> None:
         """Go on from a state that was loaded."""
         self._resume(snapshot)
-        self._epochs, self._steps = self.position.counted, self.position.global_step
+        self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
 
     # -- what a framework says -----------------------------------------------------------------
 
@@ -310,7 +216,7 @@ class Training(ABC):
         """
         if resume is None:
             self._is_resumed = False
-            self._epochs, self._steps = self.position.counted, self.position.global_step
+            self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
         else:
             self._load(resume)
         first, goal = self._epochs, settings.goal
@@ -335,7 +241,7 @@ class Training(ABC):
             program = self._program(parts, settings)
             self.snapshot = self._train(engine, feed, program, start, policy, show_progress)
             self._is_resumed = False
-            end = self.position.counted
+            end = self.position.epochs_with_figures
         figures = self.position.figures(first, end)
         self._epochs = end
         self._steps = figures[-1]["global_step"] if figures else self.position.global_step

@@ -55,7 +55,7 @@ class Goal:
     def is_begun(self, position: Position) -> bool:
         """Return True if some of this fit is done already, as in one that is resumed."""
         is_within_epoch = position.step > 0 and position.partial is None
-        return position.counted > self.first or is_within_epoch
+        return position.epochs_with_figures > self.first or is_within_epoch
 
     def last_epoch(self, position: Position, batches: int, accumulate: int = 1) -> int:
         """The epoch that ends the run, where an epoch has so many batches.
@@ -72,7 +72,7 @@ class Goal:
             return self.epochs or 0
         left = self.steps - position.global_step
         begun = -(-position.step // accumulate) if position.partial is None else 0
-        return position.counted + -(-(left + begun) // -(-batches // accumulate))
+        return position.epochs_with_figures + -(-(left + begun) // -(-batches // accumulate))
 
     @property
     def key(self) -> str:
@@ -89,7 +89,7 @@ class Position:
     epoch : int
         Finished epochs.
     step : int
-        Finished steps of the epoch after those.
+        Batches done of the epoch after those.
     global_step : int
         Optimizer steps done.
     history : list of dict
@@ -118,7 +118,7 @@ class Position:
         return asdict(self)
 
     @property
-    def counted(self) -> int:
+    def epochs_with_figures(self) -> int:
         """Epochs that have figures, an unfinished one included."""
         return self.epoch + (self.partial is not None)
 
@@ -132,7 +132,7 @@ class Position:
     def end_fit(self, goal: Goal) -> None:
         """Note where a fit has ended, if that is before its goal."""
         if not goal.is_reached(self):
-            self.ends[goal.key] = self.counted
+            self.ends[goal.key] = self.epochs_with_figures
 
     def figures(self, first: int, last: int) -> list[dict]:
         """Figures of the epochs after `first`, up to `last`."""
@@ -148,7 +148,7 @@ class Position:
         if goal.steps is None:
             return goal.epochs
         passed = (e["epoch"] for e in self.history if e["global_step"] >= goal.steps)
-        return next(passed, self.counted)
+        return next(passed, self.epochs_with_figures)
 
     def __str__(self) -> str:
         return f"epoch {self.epoch + 1}, step {self.step}" if self.global_step else "the start"
@@ -156,7 +156,7 @@ class Position:
 
 @dataclass(frozen=True)
 class TriggerState:
-    """Epochs and steps that a training has done, and their figures.
+    """What a trigger sees of a training after one of its steps.
 
     Parameters
     ----------

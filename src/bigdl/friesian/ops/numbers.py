@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class NumberOperator(Operator):
-    """An operator on columns of numbers, of which pipelines take no decimal ones."""
+    """An operator on columns of numbers; pipelines refuse decimal columns."""
 
     def check(self, before: Schema) -> None:
         require_kind(before, self.reads or (), kinds.is_numeric, "numbers")

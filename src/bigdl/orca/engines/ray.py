@@ -318,7 +318,7 @@ class RayEngine(Engine):
         super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
         if min_workers is not None:
             check_integer("min_workers", min_workers, 1)
-        self._job, self.min_workers = RayJob, min_workers
+        self._job_class, self.min_workers = RayJob, min_workers
         self.patience = check_number("patience", patience, above=0)
 
     @property

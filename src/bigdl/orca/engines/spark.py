@@ -26,10 +26,10 @@ from bigdl.orca.engines import rank0
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
+    AttemptMonitor,
     DriverUnreachable,
     Job,
     NoRows,
-    Watch,
     await_survivors,
     vanished,
     worker_lost,
@@ -89,7 +89,7 @@ class SparkEngine(Engine):
         log_to_driver: bool = True,
         rendezvous: str = "auto",
     ):
-        self._job = SparkJob
+        self._job_class = SparkJob
         self._rendezvous = check_choice("rendezvous", rendezvous, _RENDEZVOUS)
         cluster = cluster or SparkCluster.from_active()
         super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
@@ -162,7 +162,7 @@ class SparkJob(Job):
             spec = replace(self._spec, address=None, options=options, state=state)
             stage = functools.partial(self._planned, spec)
         call = SparkCall(self._sc, lambda: self._collect(call, stage, line))
-        watch = Watch(line, call.cancel, on_event)
+        watch = AttemptMonitor(line, call.cancel, on_event)
         rows, failure = [], None
         try:
             rows = call.wait(watch.poll, lambda: line.set("abort", "stopped by the driver"))

@@ -15,8 +15,9 @@ from bigdl.orca.learn.backends import BACKENDS, cluster_of
 from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
 from bigdl.orca.learn.prediction.shipping import Shipped
 from bigdl.runtime.engine import Engine
+from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
-from bigdl.training.fit import FailurePolicy, Training
+from bigdl.training.fit import Training
 
 
 @dataclass

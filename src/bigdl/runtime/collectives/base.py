@@ -7,8 +7,8 @@ epochs; :meth:`~GradientSync.stop` also runs when the program fails, before the 
 All ranks call the same methods in the same order.
 Every collective raises :class:`~bigdl.runtime.engine.PeerLost` when another worker went away.
 
-A library of collectives brings a few of tensors, from which the others are made.  One worker alone
-needs neither.
+A subclass brings a few collectives of tensors from a library, and the rest is built from them.  A
+single worker uses none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from bigdl.runtime.collectives.flat import DENSE, NONE, GradientGroups, layout, summed, weighted
+from bigdl.runtime.collectives.buckets import DENSE, NONE, GradientGroups, layout, summed, weighted
 from bigdl.runtime.engine import PeerLost
 
 

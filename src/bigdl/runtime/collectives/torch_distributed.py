@@ -55,8 +55,8 @@ class TorchDistributedSync(GradientSync):
                 world_size=self.world_size,
                 timeout=self._timeout,
             )
-        # Nobody leaves before all have come: the sockets of one that is through, and stops at
-        # once, would close under a peer that still connects.
+        # Wait for all: a worker that ends early would close sockets to which its peers are still
+        # connecting.
         self._worker.line.meet("grouped", self.world_size)
         self._library = dist
         self._worker.at_exit(self.stop)

@@ -187,7 +187,7 @@ def _pickled(callbacks: list) -> bytes:
 
 
 def _history(model, snapshot, settings, *, stopped: bool) -> keras.callbacks.History:
-    entries = snapshot.position.figures(0, snapshot.position.counted)
+    entries = snapshot.position.figures(0, snapshot.position.epochs_with_figures)
     history = keras.callbacks.History()
     history.set_model(model)
     history.set_params(

@@ -42,7 +42,7 @@ class FeedGroup(Feed):
 
 
 def _combined(ingests: Sequence[Ingest]) -> Ingest:
-    """Of inputs that the workers get at by themselves."""
+    """Combine inputs that the workers read by themselves."""
 
     closing = contextlib.ExitStack()
     for ingest in ingests:

@@ -122,7 +122,7 @@ class SparkDataFrameFeed(PackedFeed):
 
 
 def _settings(frame, specs) -> dict[str, str]:
-    """No limit of bytes where that of rows is enough: Spark adds up a batch before every row."""
+    """Lift the limit of bytes where that of rows is enough: Spark checks it before every row."""
     rows = int(frame.sparkSession.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
     scalars = all(spec.kind == "plain" and spec.ndim == 0 for spec in specs)
     if scalars and 0 < rows * len(specs) * 8 <= _BATCH_BYTES:

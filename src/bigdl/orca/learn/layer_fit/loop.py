@@ -32,10 +32,11 @@ from bigdl.orca.parameter_layer.rank import RankState, changed
 from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
 from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit
 from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.batches import plan_batches
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
-from bigdl.training.fit import FailurePolicy, FitLoop, ProgressBar, Training
+from bigdl.training.fit import FitLoop, ProgressBar, Training
 from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
 

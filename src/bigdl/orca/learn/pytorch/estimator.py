@@ -43,9 +43,10 @@ from bigdl.orca.learn.pytorch.parts import (
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
+from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
-from bigdl.training.fit import FailurePolicy, is_interactive
+from bigdl.training.fit import is_interactive
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 
@@ -222,7 +223,8 @@ class PyTorchEstimator(TrainingEstimator):
     Parameters
     ----------
     parts : ModelParts
-    metrics, workers_per_node, use_tqdm, model_dir, log_to_driver, precision, num_to_keep, backend
+    options : EstimatorOptions
+    metrics, use_tqdm, precision
         See :meth:`Estimator.from_torch`.
     """
 

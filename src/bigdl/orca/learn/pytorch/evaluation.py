@@ -20,7 +20,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.metrics import Metric, merge_states
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, ForwardPass, forward_for
-from bigdl.orca.learn.pytorch.parts import Built, ModelParts, load_into
+from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource
@@ -107,7 +107,7 @@ class Runner:
         self._values: dict[str, Any] = {}
         self._forward_by: Callable[[], tuple] | None = None
 
-    def _take(self, built: Built) -> None:
+    def _take(self, built: BuiltParts) -> None:
         """Show the parts of a model."""
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
@@ -203,7 +203,10 @@ class Runner:
 
     def state_dict(self) -> dict:
         """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
-        state = {"epoch": self.position.counted, "models": [m.state_dict() for m in self.models]}
+        state = {
+            "epoch": self.position.epochs_with_figures,
+            "models": [m.state_dict() for m in self.models],
+        }
         for key in ("optimizers", "schedulers"):
             if getattr(self, key):
                 state[key] = [part.state_dict() for part in getattr(self, key)]
@@ -252,7 +255,7 @@ class EvaluationSettings(BatchSettings):
     per_worker: bool = False
     precision: str = "fp32"
 
-    def forward_pass(self, built: Built) -> ForwardPass:
+    def forward_pass(self, built: BuiltParts) -> ForwardPass:
         """Return the forward pass of a model on the batches."""
         columns = BatchColumns(self.feature_cols, self.label_cols)
         return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)

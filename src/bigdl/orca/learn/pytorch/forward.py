@@ -266,7 +266,7 @@ def forward_for(
     weighted: bool = False,
     columns: BatchColumns | None = None,
 ) -> ForwardPass:
-    """The kind of step that belongs to a model, with or without weights of the rows.
+    """Return the forward pass for a model, with or without weights of the rows.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs, TorchTraining
-from bigdl.orca.learn.pytorch.parts import Built, load_into
+from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
 from bigdl.training.checkpoint import Snapshot
@@ -33,7 +33,7 @@ class TorchLayerOptimizer:
 
     Parameters
     ----------
-    built : Built
+    built : BuiltParts
         With the optimizer and its scheduler.
     clipping : Clipping
     runner : Runner
@@ -52,7 +52,7 @@ class TorchLayerOptimizer:
 
     slack = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
-    def __init__(self, built: Built, clipping: Clipping, runner: Runner):
+    def __init__(self, built: BuiltParts, clipping: Clipping, runner: Runner):
         optimizer = cast("torch.optim.Optimizer", built.optimizer)
         check_optimizer(optimizer)
         self._built, self._runner = built, runner
@@ -91,7 +91,7 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _flat(built: Built) -> FlatModel:
+def _flat(built: BuiltParts) -> FlatModel:
     parameters = trained_parameters(cast("Any", built.optimizer))
     return FlatModel(parameters, list(built.model.buffers()), _array, _assign)
 

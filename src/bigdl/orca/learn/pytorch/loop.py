@@ -26,7 +26,7 @@ from bigdl.orca.learn.pytorch.evaluation import (
     evaluate_shard,
 )
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
-from bigdl.orca.learn.pytorch.parts import Built, ModelParts
+from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
@@ -258,7 +258,7 @@ class TorchEpochs(Runner, FitLoop):
     """Epochs of a PyTorch fit: hooks, validation and figures around steps that a subclass makes."""
 
     settings: FitSettings
-    _built: Built
+    _built: BuiltParts
     _validation: Any = None  # what an evaluation works on, if there is one
 
     @abstractmethod

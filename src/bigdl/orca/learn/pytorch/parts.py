@@ -44,7 +44,7 @@ def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model
 
 
 @dataclass
-class Built:
+class BuiltParts:
     """The parts, alive in one process.
 
     Attributes
@@ -189,12 +189,12 @@ class ModelParts:
             )
         return model
 
-    def build(self, *, training: bool) -> Built:
+    def build(self, *, training: bool) -> BuiltParts:
         """All parts, in a worker. Instances are used as they came, in this process' own copy."""
         if self.initialize is not None:
             self.initialize()
         model = self.model if self.is_instance else self.build_model()
-        built = Built(model, criterion=self.build_loss())
+        built = BuiltParts(model, criterion=self.build_loss())
         if training:
             self._build_optimizer(built)
             if built.optimizer is None:
@@ -282,7 +282,7 @@ _FULL = (("optimizers", "optimizer.pt"), ("schedulers", "scheduler.pt"))
 def full_state(model: torch.nn.Module, snapshot: Snapshot | None) -> dict[str, Any]:
     """Epoch and the states of model, optimizer and scheduler, as BigDL 2.x gave them."""
     files = {} if snapshot is None else snapshot.files
-    epoch = 0 if snapshot is None else snapshot.position.counted
+    epoch = 0 if snapshot is None else snapshot.position.epochs_with_figures
     state: dict[str, Any] = {"epoch": epoch, "models": [model.state_dict()]}
     for key, file in _FULL:
         if file in files:

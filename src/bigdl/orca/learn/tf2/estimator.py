@@ -26,9 +26,10 @@ from bigdl.orca.learn.prediction.shipping import digest_of, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, KerasTraining
+from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.fit import FailurePolicy, is_interactive
+from bigdl.training.fit import is_interactive
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset

@@ -342,7 +342,7 @@ class KerasFiles(TrainingEstimator):
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         state = {
-            "epoch": self._training.position.counted,
+            "epoch": self._training.position.epochs_with_figures,
             "model": loads(dump_weights(model)),
             "optimizer": loads(dump_optimizers(model)),
             "known": self._known_inputs(sample_input),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from bigdl.common.errors import UsageError
 
 _BUCKET = 4 << 20  # elements of one all-reduce
-_PIECE = 1 << 20  # the same of arrays, whose copying is all that overlaps
+_PIECE = 1 << 20  # the same for arrays: small, so that copying overlaps with sending
 _ALIGNED = 64  # bytes: TensorFlow and XLA take memory that begins so as it is
 NONE, SPARSE, DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
 
@@ -112,9 +112,10 @@ class FlatBuckets:
 
 
 def summed(arrays: Sequence, weight: float, start_sum: Callable) -> list:
-    """Do :meth:`GradientSync.sum_arrays` in flat buffers of one call, whose parts are given away.
+    """Sum arrays over the ranks, see :meth:`GradientSync.sum_arrays`.
 
-    So every number is copied once, while the bucket before it is on its way.
+    The results are views of buffers that belong to this call, so every number is copied once, while
+    the bucket before it is being sent.
 
     Parameters
     ----------
