@@ -103,7 +103,6 @@ class Records:
         pruner: BasePruner | None = None,
         algorithm: str,
     ):
-        require("optuna", "automl")
         from bigdl.tuning.storage import open_database
 
         self.folder, self.space, self.goal, self.seed = folder, space, job.goal, job.seed

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.records import Records, latest_search, new_search
-from bigdl.orca.automl.trial import Job, TrialRun
+from bigdl.orca.automl.trial import Job, Step, TrialRun
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.state import isolated_rng
 from bigdl.tuning import run_trials
@@ -135,14 +135,16 @@ class _Objective:
 
     def __call__(self, trial: Trial) -> list[float]:
         try:
-            return self._run(trial)
-        except require("optuna", "automl").TrialPruned:
-            raise
+            step = self._run(trial)
+            best = self.records.set_result(trial, step)
         except Exception:
             trial.set_user_attr("error", traceback.format_exc())
             raise
+        if not step.is_last:
+            raise require("optuna", "automl").TrialPruned
+        return best
 
-    def _run(self, trial: Trial) -> list[float]:
+    def _run(self, trial: Trial) -> Step:
         records = self.records
         config = records.begin(trial)
         with closing(TrialRun(self.job, config)) as run:
@@ -152,8 +154,4 @@ class _Objective:
                     write_bytes(str(records.weights_file(trial.number)), run.model.weights())
                 records.report(trial, step)
                 if step.is_last or (records.may_stop(trial) and trial.should_prune()):
-                    break
-        best = records.set_result(trial, step)
-        if not step.is_last:
-            raise require("optuna", "automl").TrialPruned
-        return best
+                    return step
