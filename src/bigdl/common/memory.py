@@ -100,13 +100,9 @@ def tuned_allocator(trim_threshold: int | None = None) -> Iterator[bool]:
             with _tuned_lock:
                 _tuned -= 1
                 if _tuned == 0:
-                    _reset_allocator()
-
-
-def _reset_allocator() -> None:
-    largest = _LARGEST_THRESHOLD_OF_OLD_GLIBC
-    _set_thresholds(largest, 2 * largest, _TOP_PAD_OF_GLIBC)
-    ctypes.CDLL(None).malloc_trim(0)
+                    largest = _LARGEST_THRESHOLD_OF_OLD_GLIBC
+                    _set_thresholds(largest, 2 * largest, _TOP_PAD_OF_GLIBC)
+                    ctypes.CDLL(None).malloc_trim(0)
 
 
 def glibc_tunables() -> dict[str, str]:
@@ -178,8 +174,8 @@ def available_memory(root: str | Path = "/") -> int:
     else:
         rooms = [int(kilobytes[1]) << 10]
     for directory in cgroup_directories("memory", root):
-        limit = _group_limit(directory)
-        if limit is None:
+        limit = _first_number(directory, "memory.max", "memory.limit_in_bytes")
+        if limit is None or limit >= _NO_LIMIT:
             continue
         used = _first_number(directory, "memory.current", "memory.usage_in_bytes") or 0
         counters = dict(
@@ -199,11 +195,6 @@ def _glibc_mallopt():
         return None
     libc = ctypes.CDLL(None)
     return libc.mallopt if hasattr(libc, "gnu_get_libc_version") else None
-
-
-def _group_limit(directory: Path) -> int | None:
-    limit = _first_number(directory, "memory.max", "memory.limit_in_bytes")
-    return None if limit is None or limit >= _NO_LIMIT else limit
 
 
 def _first_number(directory: Path, *names: str) -> int | None:

@@ -6,6 +6,7 @@ takes a model, a loss or an optimizer.
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Any
 
@@ -68,7 +69,10 @@ class TorchModel:
         torch = require("torch", "orca")
         if os.path.exists(path) and not over_write:
             raise UsageError(f"The file {path!r} exists; pass over_write=True to replace it")
-        torch.save(self._module, path)
+        content = io.BytesIO()  # a module that cannot be pickled leaves no file
+        torch.save(self._module, content)
+        with open(path, "wb") as file:
+            file.write(content.getbuffer())
 
     @staticmethod
     def loadModel(path: str, *, trust: bool = False) -> TorchModel:
