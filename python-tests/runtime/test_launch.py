@@ -215,7 +215,9 @@ def test_lines_of_workers_appear_with_their_rank(capsys):
         assert f"[{rank}] err of {rank}\n" in printed.err
 
 
-def test_lines_of_workers_can_go_to_files_only(capsys, tmp_path):
+def test_lines_of_workers_can_go_to_files_only(capsys, monkeypatch, tmp_path):
+    """Whole, also where Python does not buffer what is printed."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     launch(speak, 2, log_dir=tmp_path / "logs", stream_output=False)
     assert capsys.readouterr() == ("", "")
     for rank in (0, 1):

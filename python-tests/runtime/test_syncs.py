@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_workers import Crew
 
-from bigdl.runtime.collectives import flat
+from bigdl.runtime.collectives import buckets
 from bigdl.runtime.collectives.horovod import slots_of
 from bigdl.runtime.engine import PeerLost
 
@@ -125,7 +125,7 @@ def test_buckets_make_no_difference(together):
         parameters = [torch.nn.Parameter(torch.randn(n)) for n in (5, 1, 30, 7, 64)]
         found = []
         for bucket in (1 << 22, 8):
-            flat._BUCKET = bucket
+            buckets._BUCKET = bucket
             for parameter in parameters:
                 parameter.grad = parameter.detach().clone()
             sync.reduce(parameters, 1 / 3)
@@ -162,7 +162,7 @@ def test_arrays_are_summed_into_memory_of_their_own(together):
             array.flags.writeable = False
         found = []
         for piece in (1 << 20, 8):
-            flat._PIECE = piece
+            buckets._PIECE = piece
             found.append(sync.sum_arrays(arrays, [0.5, 0.25, 0.25][sync.rank]))
         first, second = found
         assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

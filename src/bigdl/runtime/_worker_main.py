@@ -48,7 +48,7 @@ def _set_up(cores: tuple[int, ...], argv: list[str], captured: bool, tied: bool)
     encoding = {"encoding": "utf-8", "errors": "backslashreplace"} if captured else {}
     for stream in (sys.stdout, sys.stderr):
         # typeshed: a TextIO, not a TextIOWrapper
-        stream.reconfigure(line_buffering=True, **encoding)  # type: ignore[union-attr]
+        stream.reconfigure(line_buffering=True, write_through=False, **encoding)  # type: ignore[union-attr]
     sys.argv = argv
 
 

@@ -7,12 +7,14 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import names_of
-from bigdl.orca.learn.layer_fit.loop import LayerOptions
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.layer_fit.loop import LayerOptions
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -30,6 +32,8 @@ def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> LayerOpti
     """
     options = {name: arguments[name] for name in _OF_LAYER if arguments[name] is not None}
     if backend == "bigdl":
+        from bigdl.orca.learn.layer_fit.loop import LayerOptions
+
         return LayerOptions(**options)
     if options:
         raise UsageError(
