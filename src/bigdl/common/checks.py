@@ -1,7 +1,5 @@
 """Checks of arguments that raise a :class:`~bigdl.common.errors.UsageError`."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Iterable

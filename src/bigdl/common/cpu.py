@@ -7,8 +7,6 @@ hyperthreads, which share the vector units that numeric code is bound by.
 Functions that read system files take a `root`, the directory in which ``proc`` and ``sys`` lie.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """Charts as files: HTML and SVG without any library, PNG and others with matplotlib."""
 
-from __future__ import annotations
-
 import html
 import importlib.util
 import math

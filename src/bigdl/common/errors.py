@@ -5,8 +5,6 @@ Every error that a user can cause is a :class:`UsageError`. It is both a ``Runti
 keep catching it.  Its text is one sentence: what was wrong, what was given, what to do.
 """
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

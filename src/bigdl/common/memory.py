@@ -1,7 +1,5 @@
 """Memory of the running process: how much it may use, and how glibc hands it out."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

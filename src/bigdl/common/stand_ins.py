@@ -3,8 +3,6 @@
 What takes a model takes such an object, too: it asks :func:`actual` for the model first.
 """
 
-from __future__ import annotations
-
 import abc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names of packages: those that are imported when somebody asks for them, and ``__all__``."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Mapping

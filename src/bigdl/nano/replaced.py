@@ -1,7 +1,5 @@
 """Attributes that are replaced for some time, in this process and in those that it starts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any

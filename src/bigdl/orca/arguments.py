@@ -1,7 +1,5 @@
 """The arguments of ``init_orca_context``, checked and brought to one form."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import os

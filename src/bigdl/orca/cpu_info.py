@@ -1,7 +1,5 @@
 """Cores for the workers of one machine, under the import path of BigDL 2.x."""
 
-from __future__ import annotations
-
 from bigdl.common.cpu import split_cores, topology
 from bigdl.common.errors import UsageError
 

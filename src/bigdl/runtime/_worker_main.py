@@ -5,8 +5,6 @@ is anything loaded that might start threads. After that it answers each message 
 first, with the function that makes its function, and one for each call.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -5,8 +5,6 @@ print while it waits for their results, and stops all that are left when the fir
 when the time is up, or when the user interrupts. Nothing stays behind.
 """
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

@@ -10,8 +10,6 @@ all where there are no memory files, travel in the message itself.
 A :class:`Message` can be passed on without being opened.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import mmap

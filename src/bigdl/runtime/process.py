@@ -7,8 +7,6 @@ by ``cloudpickle``. It is not a fork, which hangs once the parent has run an Ope
 its cores before it loads anything, and never outlives its parent, however the parent ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

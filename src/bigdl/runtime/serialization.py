@@ -6,8 +6,6 @@ the names and holds what it promises: a pickle is read when the caller knows its
 holds plain data only, or when the caller says that it is trusted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import io

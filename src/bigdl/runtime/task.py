@@ -6,8 +6,6 @@ spools expected here are gone; ``"refused"``, when the input does not accept the
 shards; and ``"void"``, when the cluster ran this task again by itself.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import os

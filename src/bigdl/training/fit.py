@@ -9,8 +9,6 @@ of the parameter layer.
 is never retried and never asked about.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets

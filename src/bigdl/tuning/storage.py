@@ -1,7 +1,5 @@
 """Databases of studies."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Classes count from 0, as in PyTorch; ``NNClassifier`` shifts labels that count f
 ``setZeroBasedLabel``).
 """
 
-from __future__ import annotations
-
 from bigdl.common.errors import require
 
 __all__ = [

@@ -4,8 +4,6 @@ Each name makes a stage of ``xgboost.spark`` or of SynapseML's LightGBM, which a
 BigDL; the stage that comes back is theirs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from bigdl.common.errors import MissingExtraError

@@ -1,7 +1,5 @@
 """Questions of programs about their Python environment and machine."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

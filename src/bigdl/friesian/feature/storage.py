@@ -1,7 +1,5 @@
 """Pipelines in folders: ``pipeline.json``, and a Parquet file for each table of a state."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import count

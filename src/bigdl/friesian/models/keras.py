@@ -19,8 +19,6 @@ a column did not have when the model was sized stands for 0, the number of unkno
 :class:`InBatchSoftmax` is the loss of :func:`two_tower`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of TensorFlow Recommenders, for training on several workers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bigdl.common.errors import UsageError, require

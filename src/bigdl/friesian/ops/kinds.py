@@ -3,8 +3,6 @@
 Nothing here needs Spark.
 """
 
-from __future__ import annotations
-
 import ctypes
 import datetime
 from collections.abc import Callable, Iterable, Mapping

@@ -5,8 +5,6 @@ framework's :class:`Keywords` refuse what does not apply to it. Defaults stand i
 the framework's functions and nowhere else.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

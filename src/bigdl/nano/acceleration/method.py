@@ -7,8 +7,6 @@ together with a sample of its input, and returns a new model that is called as t
 Neither changes the user's model.
 """
 
-from __future__ import annotations
-
 import abc
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ the conversion are those of OpenVINO's old model optimizer; they are carried out
 ``PrePostProcessor`` and ``reshape``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Conversions without the messages of converters, whose errors become errors of the user's call."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

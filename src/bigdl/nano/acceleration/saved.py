@@ -4,8 +4,6 @@ A directory holds the files of one model and ``nano_model_meta.yml``, which says
 model they make and all that it has to know. Nothing in it is a pickle.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """AutoML: searching for the hyper-parameters of PyTorch and Keras models."""
 
-from __future__ import annotations
-
 from bigdl.common.errors import UsageError
 from bigdl.nano.replaced import Replaced
 

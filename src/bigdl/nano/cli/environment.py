@@ -6,8 +6,6 @@ and the value set, and the entries added to ``LD_PRELOAD``. A variable that the 
 since then is the user's and stays.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

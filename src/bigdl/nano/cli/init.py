@@ -4,8 +4,6 @@ The script ``bigdl-nano-init`` beside this module runs it; sourced, it also exec
 printed. Only shell code goes to stdout, so ``eval "$(bigdl-nano-init)"`` is the same.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Search of a shared library that is to be loaded before all others."""
 
-from __future__ import annotations
-
 import ctypes.util
 import os
 import shutil

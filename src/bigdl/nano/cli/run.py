@@ -3,8 +3,6 @@
 This process becomes the program, so its exit code, its signals and its terminal are the program's.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """``bigdl-nano-unset-env``: print the shell commands that undo ``bigdl-nano-init``."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -4,8 +4,6 @@ This is the part that every accelerated model in OpenVINO stands on, whatever fr
 from. It knows no framework itself: a compiled network takes and gives lists of arrays.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

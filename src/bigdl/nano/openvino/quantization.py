@@ -1,7 +1,5 @@
 """Networks of OpenVINO in 8-bit integers, by NNCF, and what each of their layers costs."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import sys

@@ -5,8 +5,6 @@ that was changed, or a wrong key, is an error and nothing of it is unpickled. A 
 ``cryptography.fernet.Fernet.generate_key()``.
 """
 
-from __future__ import annotations
-
 import io
 import operator
 import os

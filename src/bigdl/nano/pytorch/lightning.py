@@ -1,7 +1,5 @@
 """A LightningModule around an ordinary module; what ``Trainer.compile`` returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 

@@ -9,8 +9,6 @@ PyTorch itself now. A method whose name says ``ipex`` uses it only where the ins
 for the installed torch; else it compiles the graph with TorchInductor, weights frozen.
 """
 
-from __future__ import annotations
-
 import abc
 import copy
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Optimizers: an Adam for models with large embeddings and dense layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The acceleration methods of Keras, in the order in which ``optimize`` tries them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

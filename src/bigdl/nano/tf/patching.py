@@ -1,7 +1,5 @@
 """Nano's classes in the places of Keras', on request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ them. Classes and functions of a script or a notebook have no such name in anoth
 are pickled by value, and so is what the model was compiled with.
 """
 
-from __future__ import annotations
-
 import inspect
 import io
 import pickle

@@ -3,8 +3,6 @@
 Importing this changes nothing.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib.metadata

@@ -3,8 +3,6 @@
 They are thin: what they do is done in :mod:`bigdl.nano.pytorch.inference`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Helpers for models of Keras, under the names of BigDL 2.x."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@
 >>> space = {"lr": hp.loguniform(1e-4, 1e-1), "units": hp.choice([32, 64]), "classes": 10}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from bigdl.tuning.spaces import Choice, GridSearch, Normal, Number, SampleFrom, Subset

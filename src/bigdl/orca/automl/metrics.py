@@ -3,8 +3,6 @@
 For arrays of any rank the first axis is that of the samples; ``"raw_values"`` keeps the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Optimizers and losses by their names in torch."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -9,8 +9,6 @@ whose ``bin/java`` is a small script that drops the request; Spark then uses its
 linear algebra.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -4,8 +4,6 @@ Each function has a safe answer for when Spark's internals do not have what it l
 the environment variable ``BIGDL_NO_PLAN_INSPECTION=1`` makes every function give it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

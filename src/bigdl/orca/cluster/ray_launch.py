@@ -6,8 +6,6 @@ this process: a small one beside it (:mod:`bigdl.orca.cluster.supervisor`) sees 
 this one is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Calls that run Spark jobs, and the errors that a failed job means, without JVM frames."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

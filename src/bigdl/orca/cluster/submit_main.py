@@ -5,8 +5,6 @@ installed PySpark; the program runs on this interpreter unless ``PYSPARK_PYTHON`
 the command names another.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Helpers that programs for BigDL 2.x import."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bigdl.common.errors import UsageError

@@ -7,8 +7,6 @@ of the messages of one topic the last.  After a lost worker Spark has no rows, s
 reads the input again and goes on from the latest checkpoint in ``model_dir``, if there is one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

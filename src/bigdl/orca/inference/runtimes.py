@@ -1,7 +1,5 @@
 """Copies of a model in one runtime: functions of a list of arrays that return one."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -1,7 +1,5 @@
 """The backends of an Estimator: an engine, its cluster, and how gradients meet."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Estimators of every framework: scikit-learn's manners on distributed data."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

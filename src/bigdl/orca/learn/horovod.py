@@ -1,7 +1,5 @@
 """Programs of Horovod on Ray, under the name of BigDL 2.x."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversions between Spark DataFrames and XShards, by their names of BigDL 2.x."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any

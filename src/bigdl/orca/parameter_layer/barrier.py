@@ -6,8 +6,6 @@ After a group the executors keep the state (:class:`StateFiles`), and a group th
 again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

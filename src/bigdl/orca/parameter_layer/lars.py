@@ -3,8 +3,6 @@
 LARS has a learning rate for every layer (You, Gitman, Ginsburg 2017, arXiv:1708.03888).
 """
 
-from __future__ import annotations
-
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence

@@ -9,8 +9,6 @@ for a carrier that mixes their order.  No pickles: what arrives is data, and its
 of the bytes that arrived.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

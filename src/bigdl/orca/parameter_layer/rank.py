@@ -4,8 +4,6 @@ BatchNorm statistics and other buffers are merged after every step, so that they
 the transport nor on the size of a group.  Only buffers that some rank has changed are sent at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time

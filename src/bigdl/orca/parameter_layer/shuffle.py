@@ -19,8 +19,6 @@ kind    message
 ======  =========================================================================
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

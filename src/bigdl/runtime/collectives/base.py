@@ -11,8 +11,6 @@ A subclass brings a few collectives of tensors from a library, and the rest is b
 single worker uses none.
 """
 
-from __future__ import annotations
-
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ instead.)  How a bucket is summed over the ranks is somebody else's: see
 :class:`~bigdl.runtime.collectives.base.GradientSync`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from bigdl.common.errors import UsageError

@@ -1,7 +1,5 @@
 """Gradients meet by ``torch.distributed``, over the job's channel."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

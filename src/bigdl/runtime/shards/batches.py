@@ -7,8 +7,6 @@ with equal shards every worker has ``batch_size / N`` rows of each batch.  A wor
 row of a batch (always so with an empty shard).
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Sequence

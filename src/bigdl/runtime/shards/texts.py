@@ -8,8 +8,6 @@ of a few very long texts among short ones pays for them with its size.
 Only who can give texts to a model asks for them, by :func:`with_texts`; all others refuse them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -16,8 +16,6 @@ and booleans keep theirs, but for unsigned ones of more than 8 bits, which torch
 with and which become signed ones that hold them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

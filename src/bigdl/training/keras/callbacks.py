@@ -5,8 +5,6 @@ everywhere; figures of an epoch are the same on all ranks.  Those that only writ
 0.  What they keep in numbers is part of checkpoints.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

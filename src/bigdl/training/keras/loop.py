@@ -6,8 +6,6 @@ the model's own ``train_step``; gradients meet where it hands them to the optimi
 zeros that weighs nothing, and forgets what that has done to its own state.
 """
 
-from __future__ import annotations
-
 import numbers
 import resource
 import time

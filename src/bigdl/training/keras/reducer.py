@@ -16,8 +16,6 @@ layer sends its row count and its sums to the other workers inside the graph of 
 and so do the gradients on their way back through them.  N workers normalize as one process does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast

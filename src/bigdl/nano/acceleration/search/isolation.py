@@ -6,8 +6,6 @@ gets a new one. A method whose process was lost after it had served others is tr
 new one, so that no row depends on what ran before it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -1,7 +1,5 @@
 """Search spaces, and decorators that let classes and functions take them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Samplers and pruners by name, and an object that makes studies of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Where Plotly is installed a chart is a Plotly figure, elsewhere Matplotlib's axe
 given under the names of BigDL 2.x, which ended in ``▁choice`` where a space was categorical.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Callable

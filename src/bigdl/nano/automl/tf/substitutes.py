@@ -5,8 +5,6 @@ called with the result of another one, so a graph that has a space somewhere is 
 Only in the constructor of a model, which runs when everything is chosen, layers are real ones.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -3,8 +3,6 @@
 Jiang et al., Accelerating Deep Learning by Focusing on the Biggest Losers, 2019.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

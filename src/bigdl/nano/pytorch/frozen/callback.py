@@ -1,7 +1,5 @@
 """The frozen prefix in Lightning's Trainer."""
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from typing import Any, cast

@@ -6,8 +6,6 @@ the module; where the module decides by its data it is lost. Then the module is 
 OpenVINO cannot take as it is goes through ONNX, whose operators are simpler.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import logging

@@ -1,7 +1,5 @@
 """InferenceOptimizer: one model, made faster in the way that suits it best."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import importlib.metadata

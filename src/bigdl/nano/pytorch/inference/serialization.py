@@ -3,8 +3,6 @@
 The format of a directory is that of :mod:`bigdl.nano.acceleration.saved`.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

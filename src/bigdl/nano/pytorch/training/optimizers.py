@@ -1,7 +1,5 @@
 """Fused optimizers and scaled learning rates: changes of the user's optimizers in training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ program: a script, a notebook, or a test. They meet through a file in a director
 no port is guessed, and talk over the loopback interface.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

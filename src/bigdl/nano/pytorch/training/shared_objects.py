@@ -7,8 +7,6 @@ caller's objects: an optimizer to its parameters, a callback to its trainer. :cl
 what has changed meanwhile.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import pickle

@@ -3,8 +3,6 @@
 Names that BigDL has not are torchvision's own, where the user has a working torchvision.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

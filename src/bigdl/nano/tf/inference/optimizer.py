@@ -1,7 +1,5 @@
 """InferenceOptimizer for Keras: one model, made faster in the way that suits it best."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress

@@ -1,7 +1,5 @@
 """Adam for models with large embeddings and dense layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -7,8 +7,6 @@ batch. They are written one by one from Python, not by ``tf.data.Dataset.save``,
 interrupted.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Inputs of ``fit`` and ``evaluate``: one class per kind, and the function that chooses."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Several inputs of one job, e.g. training and validation data."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from typing import cast

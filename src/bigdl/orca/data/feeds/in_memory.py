@@ -5,8 +5,6 @@ process. Workers on the driver's machine map files that the driver wrote; others
 through Spark, in cells.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 

@@ -18,8 +18,6 @@ The order, and so the batches, do not depend on how many processes load: every b
 a seed of its own.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -14,8 +14,6 @@ Every chunk carries (source partition, sequence number) from before the exchange
 ordered by it, so the order of the rows does not depend on the network.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 from collections.abc import Sequence

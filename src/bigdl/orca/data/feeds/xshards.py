@@ -5,8 +5,6 @@ are and travel in the cells of :mod:`~bigdl.orca.data.feeds.packing`, so that ev
 part of the rows whatever the shards' number and sizes are, and nothing goes through the driver.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

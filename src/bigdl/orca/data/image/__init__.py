@@ -1,7 +1,5 @@
 """Images: read into XShards, and kept as records in Parquet files."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 from bigdl.common.errors import UsageError

@@ -10,8 +10,6 @@ It is written block by block, from a generator of any length, and the schema is 
 dataset whose writing did not end is not read.
 """
 
-from __future__ import annotations
-
 import io
 import random
 import re

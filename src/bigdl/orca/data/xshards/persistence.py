@@ -9,8 +9,6 @@ The release itself is left to the next call of :func:`persist`: a finalizer can 
 of the program, also in the middle of a call to the JVM.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from contextlib import suppress

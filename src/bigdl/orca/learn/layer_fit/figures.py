@@ -1,7 +1,5 @@
 """From what the ranks recorded of their steps to the figures of an epoch."""
 
-from __future__ import annotations
-
 import colorsys
 import itertools
 import statistics

@@ -5,8 +5,6 @@ a group are read off it before the group runs.  Model and optimizer get the stat
 somebody wants to have it: a checkpoint, a validation, a callback.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

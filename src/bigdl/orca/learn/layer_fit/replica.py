@@ -3,8 +3,6 @@
 :class:`LayerReplica` is what runs in the ranks; the driver has a :class:`FlatModel` of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

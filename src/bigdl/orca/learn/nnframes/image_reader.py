@@ -1,7 +1,5 @@
 """Images of a folder as a DataFrame."""
 
-from __future__ import annotations
-
 import functools
 
 from bigdl.common.checks import check_positive

@@ -3,8 +3,6 @@
 Before them their parameters, and what becomes of a model and of its optimizer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import copy

@@ -1,7 +1,5 @@
 """FTRL-proximal (McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches")."""
 
-from __future__ import annotations
-
 import torch
 
 from bigdl.orca.parameter_layer.lars import SliceOptimizer

@@ -1,7 +1,5 @@
 """A torch scheduler by a formula of the number of updates."""
 
-from __future__ import annotations
-
 from torch.optim.lr_scheduler import LRScheduler
 
 

@@ -4,8 +4,6 @@ The plan of a DataFrame owns an immutable snapshot of the model (a broadcast tha
 and each Python worker keeps the few models that it used last.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

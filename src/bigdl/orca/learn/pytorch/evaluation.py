@@ -3,8 +3,6 @@
 Loss and metrics are merged exactly over the workers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

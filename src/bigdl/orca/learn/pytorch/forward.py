@@ -1,7 +1,5 @@
 """Forward passes: from a batch to output, target and loss, for plain and Lightning modules."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -1,7 +1,5 @@
 """A PyTorch fit by the parameter layer: the driver's side, and the models in the ranks."""
 
-from __future__ import annotations
-
 import copy
 import time
 from dataclasses import replace

@@ -6,8 +6,6 @@ to go on, whether to write a checkpoint) is computed from figures that are equal
 :class:`TorchEpochs` is the part that a fit by the parameter layer has in common with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from abc import abstractmethod

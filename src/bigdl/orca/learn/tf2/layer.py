@@ -4,8 +4,6 @@ The driver's model has the callbacks and the optimizer; a replica computes the g
 of its rank.
 """
 
-from __future__ import annotations
-
 import resource
 import time
 from collections.abc import Sequence

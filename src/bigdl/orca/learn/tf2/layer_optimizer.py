@@ -6,8 +6,6 @@ in the same order and in float32; the step counts from ``group["iteration"]``, w
 says.  What Keras limits by the norm of whole weights is told by `norms`.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ both they have the values that Pillow gives. A JPEG that is made smaller afterwa
 at a half, a quarter or an eighth of its size, from fewer coefficients of its cosine transform.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable

@@ -6,8 +6,6 @@ interpreter's lock. Each sample has a generator of its own, seeded in the order 
 that threads, workers and single samples give the same draws.
 """
 
-from __future__ import annotations
-
 import abc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """An image classifier on a backbone, to be trained with Lightning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -8,8 +8,6 @@ Results equal Pillow's, but for rounding where the documentation says so. Bytes 
 treated as Pillow treats them; what depends on a pixel's value alone is a table of 256 values.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

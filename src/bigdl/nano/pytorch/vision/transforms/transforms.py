@@ -7,8 +7,6 @@ threads gives each sample a generator of its own, so that the result depends on 
 not on which thread was first.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Embeddings whose gradients stay sparse."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
