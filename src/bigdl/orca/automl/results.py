@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.drawing import Chart, Scale, write_drawing
+from bigdl.common.drawing import Chart, Scale
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.automl.records import Records
 
@@ -131,13 +131,7 @@ def _write(
     for line, name in reversed(others):
         chart.line(line, _OTHER, dots=2.5, title=name)
     chart.line(best[0], _BEST, 2.5, dots=2.5, title=best[1])
-    write_drawing(
-        Path(path),
-        title,
-        as_svg=chart.svg,
-        as_text=lambda: records.table().to_string(),
-        on_figure=chart.draw,
-    )
+    chart.write(path, title, records.table().to_string())
 
 
 # TensorBoard -------------------------------------------------------------------------------------
