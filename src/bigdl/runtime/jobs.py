@@ -21,7 +21,7 @@ from typing import Any
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
 from bigdl.runtime.channel import Channel, Inbox, Line
-from bigdl.runtime.engine import Engine
+from bigdl.runtime.engine import Engine, user_import_path
 from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec
 from bigdl.runtime.worker import decode
@@ -258,7 +258,7 @@ class Job(ABC):
                 timeout=engine.timeout,
                 drops_output=engine.drops_output,
                 log_to_driver=engine.log_to_driver,
-                import_path=tuple(engine.import_path),
+                import_path=tuple(user_import_path()),
                 program=program,
                 keep_spools=keep_spools,
                 reader=self._ingest.reader,

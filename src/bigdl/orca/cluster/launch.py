@@ -26,8 +26,8 @@ from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
-from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.standalone import StandaloneCluster
+from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.launch import Output
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.environment import ship_modules
-from bigdl.orca.cluster.spark import SparkCluster, user_import_path
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.runtime.engine import user_import_path
 
 logger = logging.getLogger("bigdl.orca")
 

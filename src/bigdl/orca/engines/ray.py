@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.ray import RayCluster
-from bigdl.orca.cluster.spark import user_import_path
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     CalledJob,
@@ -320,11 +319,6 @@ class RayEngine(Engine):
             check_integer("min_workers", min_workers, 1)
         self._job_class, self.min_workers = RayJob, min_workers
         self.patience = check_number("patience", patience, above=0)
-
-    @property
-    def import_path(self) -> list[str]:
-        """Folders of the user's own modules."""
-        return user_import_path()
 
     @property
     def pool(self) -> RayPool:

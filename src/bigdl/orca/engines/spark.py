@@ -20,7 +20,7 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
-from bigdl.orca.cluster.spark import SparkCluster, user_import_path
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error, unreachable
 from bigdl.orca.engines import rank0
 from bigdl.runtime.channel import Unreachable
@@ -93,11 +93,6 @@ class SparkEngine(Engine):
         self._rendezvous = check_choice("rendezvous", rendezvous, _RENDEZVOUS)
         cluster = cluster or SparkCluster.from_active()
         super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
-
-    @property
-    def import_path(self) -> list[str]:
-        """Folders of the user's own modules."""
-        return user_import_path()
 
     @property
     def drops_output(self) -> bool:
