@@ -201,6 +201,12 @@ class Line:
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
 
+    def all_gather(self, key: str, rank: int, value, world_size: int) -> list:
+        """What every worker says, in the order of their numbers; of JSON-able values."""
+        self.set_json(f"{key}/{rank}", value)
+        self.meet(key, world_size)
+        return [self.get_json(f"{key}/{each}") for each in range(world_size)]
+
     def put_bytes(self, key: str, data: bytes) -> None:
         """A value of any size, in chunks; complete once ``has(key)``."""
         view = memoryview(data)
