@@ -229,8 +229,7 @@ class InProcessJob(Job):
     def _open_channel(self):
         return Channel(None)
 
-    def _attempt(self, options, state, on_event):
-        line = self._open_line(options, state)
+    def _attempt(self, line, on_event, *told):
         watch = AttemptMonitor(line, lambda: None, on_event)
         uplink = InProcessUplink(line, watch.poll)
         spec = self._next_spec()

@@ -222,9 +222,9 @@ def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
 class RayJob(CalledJob):
     """One program on actors; made by :meth:`RayEngine.open`."""
 
-    def _attempt(self, options, state, on_event):
+    def _attempt(self, *attempt):
         try:
-            return super()._attempt(options, state, on_event)
+            return super()._attempt(*attempt)
         except NoRoom as error:
             self._shrink(*error.args)
             return None

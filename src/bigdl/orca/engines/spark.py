@@ -150,8 +150,7 @@ class SparkJob(Job):
         ship_modules(self._sc)
         return super()._open_channel()
 
-    def _attempt(self, options, state, on_event):
-        line = self._open_line(options, state)
+    def _attempt(self, line, on_event, options, state):
         stage = self._stage
         if not self._engine.is_driver_reachable:
             spec = replace(self._spec, address=None, options=options, state=state)
