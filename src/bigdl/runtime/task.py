@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from bigdl.common.environment import EnvContext
@@ -177,7 +177,7 @@ class TaskSpec:
     reader: Callable | None
     accept: Callable | None = None
     spools: tuple[dict, ...] | None = None
-    options: dict | None = None
+    options: dict = field(default_factory=dict)
     state: bytes | None = None
     keep_spools: bool = False
 
