@@ -120,7 +120,7 @@ class Machine:
     modules: str | None = None
 
     @classmethod
-    def this_one(cls, towards: tuple[str, int] | None = None, **more: Any) -> Machine:
+    def this_one(cls, towards: tuple[str, int] | None = None) -> Machine:
         """Describe this process; its address is that of the route to the cluster."""
         return cls(
             environ=dict(os.environ),
@@ -128,7 +128,6 @@ class Machine:
             address=local_address(towards),
             program=tuple(sys.argv),
             spark_submit=spark_submit(),
-            **more,
         )
 
 
