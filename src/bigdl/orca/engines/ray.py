@@ -84,24 +84,12 @@ def own_directory() -> str:
 
 
 class RayPool:
-    """The actors of one connection to Ray; get it by :meth:`of`."""
-
-    _lock = threading.Lock()
-    _pools: dict[str, RayPool] = {}  # noqa: RUF012 - of this process, by connection
+    """The actors of one connection to Ray; get it by :func:`pool_of`."""
 
     def __init__(self, session: str):
         self._directory = f"bigdl-{session}"
         self._idle: dict[str, list] = {}  # by node
         self._own = threading.Lock()
-
-    @classmethod
-    def of(cls, cluster: RayCluster) -> RayPool:
-        """The pool of a cluster; what belonged to connections that ended is forgotten."""
-        session = cluster.session
-        with cls._lock:
-            if session not in cls._pools:
-                cls._pools = {session: cls(session)}
-            return cls._pools[session]
 
     @contextlib.contextmanager
     def lend(self, number: int, cores: int, patience: float) -> Iterator[list]:
@@ -183,6 +171,12 @@ class RayPool:
             if starts and time.monotonic() > end:
                 nodes = " and ".join({actors[place][0] for place in starts.values()})
                 raise WorkerLost(f"A worker on node {nodes} did not start within {_START_S:g} s")
+
+
+@functools.lru_cache(maxsize=1)
+def pool_of(session: str) -> RayPool:
+    """The pool of a connection to Ray; what belonged to those that ended is forgotten."""
+    return RayPool(session)
 
 
 def kill(actor) -> None:
@@ -323,7 +317,7 @@ class RayEngine(Engine):
     @property
     def pool(self) -> RayPool:
         """The actors of this driver."""
-        return RayPool.of(self.cluster)
+        return pool_of(self.cluster.session)
 
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         """Describe how the workers get the rows of a feed."""
