@@ -111,10 +111,9 @@ class Chart:
             place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
             marks.append(f"<text {place}>{html.escape(content)}</text>")
         size = f'width="{self._width}" height="{self._height}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
-        head += (
-            f'viewBox="0 0 {self._width} {self._height}" font-family="sans-serif" font-size="12">'
-        )
+        box = f'viewBox="0 0 {self._width} {self._height}"'
+        font = 'font-family="sans-serif" font-size="12"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font}>'
         return "\n".join([head, *marks, "</svg>"])
 
     def draw(self, figure: Any) -> None:
