@@ -3,7 +3,7 @@
 import html
 import importlib.util
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,45 +12,6 @@ from bigdl.common.errors import MissingExtraError, UsageError
 _OWN = (".html", ".htm", ".svg")
 _TICKS = 5
 _ALIGNMENT = {"start": "left", "middle": "center", "end": "right"}
-
-
-def write_drawing(
-    path: Path,
-    title: str,
-    *,
-    as_svg: Callable[[], str],
-    as_text: Callable[[], str],
-    on_figure: Callable[[Any], None],
-) -> None:
-    """Write a chart in the form that the suffix of a path asks for.
-
-    Parameters
-    ----------
-    path : Path
-        ``.svg``, ``.html`` or a suffix of matplotlib's.
-    title : str
-        Of the HTML page.
-    as_svg : callable
-        Gives the chart as SVG.
-    as_text : callable
-        Gives what stands below it on the HTML page.
-    on_figure : callable
-        Draws it on a Figure of matplotlib.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be written, or not in this form.
-    """
-    suffix = path.suffix.lower()
-    try:
-        if suffix not in _OWN:
-            _write_with_matplotlib(path, on_figure)
-            return
-        drawing = as_svg() if suffix == ".svg" else _page(title, as_svg(), as_text())
-        path.write_text(drawing, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"The chart cannot be written to {path}: {error.strerror}") from error
 
 
 def _page(title: str, drawing: str, below: str) -> str:
@@ -79,23 +40,6 @@ def _write_with_matplotlib(path, draw) -> None:
         figure.savefig(path)
     except ValueError as error:
         raise UsageError(f"The chart cannot be written to {path}: {error}") from error
-
-
-def svg(width: float, height: float, marks: Iterable[str]) -> str:
-    """Marks as an SVG document of this size, in pixels."""
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-            *marks,
-            "</svg>",
-        ]
-    )
-
-
-def text(content: str, x: float, y: float, anchor: str = "start") -> str:
-    """A text at a place; `anchor` is ``"start"``, ``"middle"`` or ``"end"``."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(content)}</text>'
 
 
 class Chart:
@@ -143,7 +87,7 @@ class Chart:
         self._boxes.append((x, y, width, height, colour, title))
 
     def text(self, content: str, x: float, y: float, anchor: str = "start") -> None:
-        """Write a text; see :func:`text`."""
+        """Write a text; `anchor` is ``"start"``, ``"middle"`` or ``"end"``."""
         self._texts.append((content, x, y, anchor))
 
     def svg(self) -> str:
@@ -163,7 +107,14 @@ class Chart:
                 f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" '
                 f'fill="{colour}"><title>{html.escape(title)}</title></rect>'
             )
-        return svg(self._width, self._height, [*marks, *(text(*each) for each in self._texts)])
+        for content, x, y, anchor in self._texts:
+            place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+            marks.append(f"<text {place}>{html.escape(content)}</text>")
+        size = f'width="{self._width}" height="{self._height}"'
+        box = f'viewBox="0 0 {self._width} {self._height}"'
+        font = 'font-family="sans-serif" font-size="12"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font}>'
+        return "\n".join([head, *marks, "</svg>"])
 
     def draw(self, figure: Any) -> None:
         """Draw the chart on a figure of matplotlib."""
@@ -176,6 +127,33 @@ class Chart:
             axes.bar(x, height, width, y, align="edge", color=colour, zorder=3)
         for content, x, y, anchor in self._texts:
             axes.text(x, y, content, ha=_ALIGNMENT[anchor], fontsize=8)
+
+    def write(self, path: Path, title: str, below: str) -> None:
+        """Write the chart in the form that the suffix of a path asks for.
+
+        Parameters
+        ----------
+        path : Path
+            ``.svg``, ``.html`` or a suffix of matplotlib's.
+        title : str
+            Of the HTML page.
+        below : str
+            What stands below it on the HTML page.
+
+        Raises
+        ------
+        UsageError
+            If the file cannot be written, or not in this form.
+        """
+        suffix = path.suffix.lower()
+        try:
+            if suffix not in _OWN:
+                _write_with_matplotlib(path, self.draw)
+                return
+            drawing = self.svg() if suffix == ".svg" else _page(title, self.svg(), below)
+            path.write_text(drawing, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"The chart cannot be written to {path}: {error.strerror}") from error
 
 
 class Scale:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.arguments import check_conf
 from bigdl.orca.context import (
     OrcaContext,
     init_orca_context,
@@ -210,10 +211,7 @@ def init_spark_conf(conf: Mapping[str, Any] | None = None) -> SparkConf:
     require("pyspark", "orca")
     from pyspark import SparkConf
 
-    made = SparkConf()
-    for key, value in (conf or {}).items():
-        made.set(key, str(value).lower() if isinstance(value, bool) else str(value))
-    return made
+    return SparkConf().setAll(list(check_conf(conf).items()))
 
 
 def getOrCreateSparkContext(

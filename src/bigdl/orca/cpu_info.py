@@ -1,16 +1,12 @@
 """Cores for the workers of one machine, under the import path of BigDL 2.x."""
 
-from bigdl.common.cpu import split_cores, topology
+from bigdl.common.cpu import split_cores, topology, usable_cores
 from bigdl.common.errors import UsageError
 
 __all__ = ["get_cgroup_cpuset", "schedule_workers"]
 
 
-def get_cgroup_cpuset() -> list[int]:
-    """Logical cores on which this process may run."""
-    from bigdl.common.cpu import usable_cores
-
-    return usable_cores()
+get_cgroup_cpuset = usable_cores
 
 
 def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> list[list[int]]:

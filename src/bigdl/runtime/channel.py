@@ -81,18 +81,13 @@ def listen(host: str, port: int = 0):
     """
     from torch.distributed import TCPStore
 
-    server = None
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        server = socket.socket(family, socket.SOCK_STREAM)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(address)
-        server.listen(1024)
+        server = socket.create_server(address, family=family, backlog=1024)
     except OSError as error:
-        if server is not None:
-            server.close()
+        reason = str(error.strerror).partition(" (while")[0]  # where the address comes once more
         raise UsageError(
-            f"The driver cannot listen on {host}:{port} ({error.strerror}); choose another port "
+            f"The driver cannot listen on {host}:{port} ({reason}); choose another port "
             "with channel_port= or another address with spark.driver.host"
         ) from error
     port = server.getsockname()[1]
@@ -200,6 +195,12 @@ class Line:
                 raise PeerLost("another worker failed before all had met")
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
+
+    def all_gather(self, key: str, rank: int, value, world_size: int) -> list:
+        """What every worker says, in the order of their numbers; of JSON-able values."""
+        self.set_json(f"{key}/{rank}", value)
+        self.meet(key, world_size)
+        return [self.get_json(f"{key}/{each}") for each in range(world_size)]
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """A value of any size, in chunks; complete once ``has(key)``."""

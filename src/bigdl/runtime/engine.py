@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from abc import ABC
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,22 @@ class PeerLost(Exception):
 
     It is a symptom: the engine reports the cause, which another worker or the cluster knows.
     """
+
+
+def user_import_path() -> list[str]:
+    """Entries of ``sys.path`` that are not the interpreter's own, such as the script's folder."""
+    own = {
+        os.path.realpath(sysconfig.get_path(name, vars=variables))
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+        for variables in ({}, {"base": sys.base_prefix, "platbase": sys.base_exec_prefix})
+    }
+    found = []
+    for entry in sys.path:
+        path = os.path.realpath(entry or os.getcwd())
+        is_own = any(path == each or path.startswith(each + os.sep) for each in own)
+        if os.path.exists(path) and not is_own and path not in found and os.pathsep not in path:
+            found.append(path)
+    return found
 
 
 class Engine(ABC):
@@ -76,11 +93,6 @@ class Engine(ABC):
     def num_workers(self) -> int:
         """Workers of a job that does not say otherwise: nodes times workers per node."""
         return self.cluster.nodes * self.workers_per_node
-
-    @property
-    def import_path(self) -> list[str]:
-        """Folders of the driver from which workers import, too."""
-        return [os.path.abspath(path) for path in sys.path]
 
     @property
     def drops_output(self) -> bool:

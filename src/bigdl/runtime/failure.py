@@ -10,7 +10,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from bigdl.common.checks import check_integer, check_number
@@ -43,8 +42,7 @@ class Failure(NamedTuple):
     def of(cls, error: BaseException) -> Failure:
         """Return the failure that an exception is."""
         failed = time.monotonic()
-        frames = traceback.format_exception(type(error), error, user_frames(error))
-        return cls(failed, type(error).__name__, "".join(frames), _pickled(error))
+        return cls(failed, type(error).__name__, user_traceback(error), _pickled(error))
 
     def original(self) -> BaseException | None:
         """Return the exception; None if it cannot be made in this process."""
@@ -58,13 +56,13 @@ class Failure(NamedTuple):
         return WorkerError(rank, self.kind, self.traceback, self.original())
 
 
-def user_frames(error: BaseException) -> TracebackType | None:
+def user_traceback(error: BaseException) -> str:
     """Return the traceback of an exception from the first frame outside of this package."""
     package = os.path.dirname(os.path.abspath(__file__))
     frames = error.__traceback__
     while frames and frames.tb_next and frames.tb_frame.f_code.co_filename.startswith(package):
         frames = frames.tb_next
-    return frames
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 def _pickled(error: BaseException) -> bytes | None:

@@ -13,7 +13,7 @@ import logging
 import signal
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
@@ -21,7 +21,7 @@ from typing import Any
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
 from bigdl.runtime.channel import Channel, Inbox, Line
-from bigdl.runtime.engine import Engine
+from bigdl.runtime.engine import Engine, user_import_path
 from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec
 from bigdl.runtime.worker import decode
@@ -212,11 +212,11 @@ PROCESS_ENDED = (
 """Why one worker was lost, and why several were."""
 
 
-class Job(ABC):
+class Job(contextlib.AbstractContextManager):
     """One program on N workers, run once or, after a WorkerLost, again.
 
-    An engine's job calls :meth:`_open_line` before its workers start and :meth:`_answers` when none
-    is left; what it means that there are none, the engine knows.
+    An attempt has a line of the channel with what the workers are told.  An engine's job calls
+    :meth:`_answers` when no worker is left; what it means that there are none, the engine knows.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ class Job(ABC):
                 timeout=engine.timeout,
                 drops_output=engine.drops_output,
                 log_to_driver=engine.log_to_driver,
-                import_path=tuple(engine.import_path),
+                import_path=tuple(user_import_path()),
                 program=program,
                 keep_spools=keep_spools,
                 reader=self._ingest.reader,
@@ -320,31 +320,26 @@ class Job(ABC):
         """
         while True:
             self._attempts += 1
-            results = self._attempt(options or {}, state, on_event)
+            line = self._channel.line(self._attempts)
+            line.set_json("options", options or {})
+            if state is not None:
+                line.put_bytes("state", state)
+            results = self._attempt(line, on_event, options or {}, state)
             if results is not None:
                 return results
 
     @abstractmethod
-    def _attempt(self, options: dict, state: bytes | None, on_event: OnEvent | None) -> list | None:
+    def _attempt(
+        self, line: Line, on_event: OnEvent | None, options: dict, state: bytes | None
+    ) -> list | None:
         """Results in rank order, or None when the input must be read again."""
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
         self._resources.close()
 
-    def __enter__(self):
-        return self
-
     def __exit__(self, *_):
         self.close()
-
-    def _open_line(self, options: dict, state: bytes | None) -> Line:
-        """The line of an attempt, with what the workers are told."""
-        line = self._channel.line(self._attempts)
-        line.set_json("options", options)
-        if state is not None:
-            line.put_bytes("state", state)
-        return line
 
     def _answers(self, line: Line, watch: AttemptMonitor) -> list | None:
         """Take what the workers have left: results in rank order, None if they are not complete.
@@ -385,7 +380,7 @@ class Job(ABC):
                     remove_spool(spool["path"])
 
 
-class WorkerCalls:
+class WorkerCalls(contextlib.AbstractContextManager):
     """One call of every worker process of an attempt, for engines whose workers are called.
 
     It is a context; workers that have not returned at its end are killed.
@@ -419,9 +414,6 @@ class WorkerCalls:
         self._running = {call: place for place, call in enumerate(calls)}
         self.outcomes: dict[int, tuple[int, str, str]] = {}
         self.lost: dict[int, BaseException] = {}
-
-    def __enter__(self) -> WorkerCalls:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.cancel()
@@ -477,8 +469,7 @@ class CalledJob(Job):
     def _calls(self, line: Line) -> contextlib.AbstractContextManager[WorkerCalls]:
         """The calls of an attempt; the workers are there for the time of the block."""
 
-    def _attempt(self, options, state, on_event):
-        line = self._open_line(options, state)
+    def _attempt(self, line, on_event, *told):
         with interruptible(), self._calls(line) as calls:
             watch = AttemptMonitor(line, calls.cancel, on_event)
             calls.run(watch.poll)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -229,8 +230,7 @@ class InProcessJob(Job):
     def _open_channel(self):
         return Channel(None)
 
-    def _attempt(self, options, state, on_event):
-        line = self._open_line(options, state)
+    def _attempt(self, line, on_event, *told):
         watch = AttemptMonitor(line, lambda: None, on_event)
         uplink = InProcessUplink(line, watch.poll)
         spec = self._next_spec()
@@ -362,20 +362,20 @@ class LocalProcesses:
 
 
 _processes = LocalProcesses()
-_directory: tuple[int, str] | None = None
-_directory_lock = threading.Lock()
 
 
 def session_directory() -> str:
     """The directory of this process's spools and files; removed when it ends."""
-    global _directory
-    with _directory_lock:
-        if _directory is None or _directory[0] != os.getpid():
-            path = tempfile.mkdtemp(prefix=f"bigdl-local-{os.getpid()}-", dir=scratch_home())
-            _remove_stale(os.path.dirname(path))
-            _directory = os.getpid(), path
-            atexit.register(_remove_directory, os.getpid(), path)
-        return _directory[1]
+    return _directory_of(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _directory_of(process: int) -> str:
+    """A new directory, also for a process that was forked from one that has its own."""
+    path = tempfile.mkdtemp(prefix=f"bigdl-local-{process}-", dir=scratch_home())
+    _remove_stale(os.path.dirname(path))
+    atexit.register(_remove_directory, process, path)
+    return path
 
 
 def _remove_directory(owner: int, path: str) -> None:

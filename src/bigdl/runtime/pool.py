@@ -14,6 +14,7 @@ worker that is lost is replaced at the next run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import threading
@@ -197,7 +198,7 @@ _AHEAD = 2  # items per worker that may wait before a stage
 _END = object()
 
 
-class WorkerPool:
+class WorkerPool(contextlib.AbstractContextManager):
     """Persistent workers in one or several stages.
 
     It is a context manager. Without :meth:`close`, the workers end when the pool is no longer
@@ -278,9 +279,6 @@ class WorkerPool:
         """End the workers; again does nothing."""
         with self._lock:
             self._end_workers()
-
-    def __enter__(self) -> WorkerPool:
-        return self
 
     def __exit__(self, *exception) -> None:
         self.close()

@@ -122,9 +122,7 @@ class SafePickle:
                 "The pickle is not the one that the digest was made of: it was changed, or the "
                 "digest is of BigDL 2.x; pass trust=True without a digest if you know its writer"
             )
-        if trust or digest is not None:
-            return pickle.loads(data, **kwargs)
-        return _PlainUnpickler(io.BytesIO(data), **kwargs).load()
+        return cls.load(io.BytesIO(data), trust=trust or digest is not None, **kwargs)
 
 
 def _digest(data: bytes) -> str:

@@ -11,9 +11,8 @@ import contextlib
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from bigdl.common.environment import EnvContext
@@ -21,7 +20,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
 from bigdl.runtime.channel import Address, Line, own_address
 from bigdl.runtime.engine import PeerLost
-from bigdl.runtime.failure import user_frames
+from bigdl.runtime.failure import user_traceback
 from bigdl.runtime.worker import ChannelUplink, Uplink, Watcher, Worker, captured, encode
 
 
@@ -56,9 +55,8 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
 
 def is_accepted(spec, shards: dict, place: int, line) -> bool:
     """Return True if the input accepts the sizes that its shards turned out to have."""
-    line.set_json(f"rows/{place}", sum(shard.rows for shard in shards.values()))
-    line.meet("rows", spec.world_size)
-    return spec.accept([line.get_json(f"rows/{p}") for p in range(spec.world_size)])
+    rows = sum(shard.rows for shard in shards.values())
+    return spec.accept(line.all_gather("rows", place, rows, spec.world_size))
 
 
 def reopen(spools: dict) -> dict:
@@ -88,10 +86,7 @@ def choose_rank(spec, place: int, line) -> int | None:
         for rank, spools in enumerate(spec.spools)
         if all(Spool.from_json(doc).is_here() for doc in spools.values())
     ]
-    line.set_json(f"seen/{place}", seen)
-    line.meet("seen", spec.world_size)
-    views = [line.get_json(f"seen/{p}") for p in range(spec.world_size)]
-    return match(views).get(place)
+    return match(line.all_gather("seen", place, seen, spec.world_size)).get(place)
 
 
 def match(views: list[list[int]]) -> dict[int, int]:
@@ -182,7 +177,7 @@ class TaskSpec:
     reader: Callable | None
     accept: Callable | None = None
     spools: tuple[dict, ...] | None = None
-    options: dict | None = None
+    options: dict = field(default_factory=dict)
     state: bytes | None = None
     keep_spools: bool = False
 
@@ -377,10 +372,9 @@ def describe(error: BaseException) -> dict:
         message = str(error)
     except Exception as unprintable:
         message = f"<{type(error).__name__} that cannot be printed: {type(unprintable).__name__}>"
-    text = "".join(traceback.format_exception(type(error), error, user_frames(error)))
     return {
         "kind": type(error).__name__,
         "usage": isinstance(error, UsageError | SourceError),
         "message": message,
-        "traceback": text,
+        "traceback": user_traceback(error),
     }

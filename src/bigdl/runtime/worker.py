@@ -60,7 +60,7 @@ class Worker:
     timeout: float = 1800.0
 
     def __post_init__(self) -> None:
-        self.options = self.uplink.options()
+        self.options = self.uplink.options
         self._cleanups: list[Callable[[], None]] = []
         self._cleaner: threading.Thread | None = None
 
@@ -113,11 +113,16 @@ class Worker:
 RESULT_LIMIT = 2 << 30  # bytes of one value that may go through the driver
 
 
+@dataclass
 class Uplink:
     """One worker's way to the driver, for one attempt; this one keeps what the worker says.
 
     Attributes
     ----------
+    options : dict
+        The driver's options of this attempt.
+    given : bytes or None
+        The bytes that the driver has for rank 0, where they are there already.
     progress : dict or None
         The figures that the program reported last.
     messages : dict of str to tuple of (dict, bytes)
@@ -127,20 +132,16 @@ class Uplink:
         The exception that the program raised; see :func:`~bigdl.runtime.task.describe`.
     """
 
-    def __init__(self, options: dict | None = None, state: bytes | None = None):
-        self._options, self._state = options or {}, state
-        self.progress: dict[str, Any] | None = None
-        self.messages: dict[str, tuple[dict, bytes]] = {}
-        self.result: tuple[str, bytes] | None = None
-        self.error: dict | None = None
-
-    def options(self) -> dict:
-        """Return the driver's options of this attempt."""
-        return self._options
+    options: dict = field(default_factory=dict)
+    given: bytes | None = None
+    progress: dict[str, Any] | None = None
+    messages: dict[str, tuple[dict, bytes]] = field(default_factory=dict)
+    result: tuple[str, bytes] | None = None
+    error: dict | None = None
 
     def state(self) -> bytes | None:
         """Return the bytes that the driver has for rank 0."""
-        return self._state
+        return self.given
 
     def note_progress(self, values: dict[str, Any]) -> None:
         """Take figures of the program."""
@@ -172,11 +173,8 @@ class ChannelUplink(Uplink):
     """By the channel, while the program runs."""
 
     def __init__(self, line: Line):
-        super().__init__()
+        super().__init__(line.get_json("options"))
         self._line = line
-
-    def options(self):
-        return self._line.get_json("options")
 
     def state(self):
         has = self._line.has("state")

@@ -1,10 +1,10 @@
 """Questions of programs about their Python environment and machine."""
 
 import os
-import socket
 import sys
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.submit import local_address
 
 __all__ = ["detect_conda_env_name", "detect_python_location", "get_node_ip"]
 
@@ -38,9 +38,4 @@ def detect_python_location() -> str:
 
 def get_node_ip() -> str:
     """The address of this machine that others reach, or ``127.0.0.1`` without a network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 1))  # a datagram socket sends nothing by this
-            return probe.getsockname()[0]
-        except OSError:
-            return "127.0.0.1"
+    return local_address()

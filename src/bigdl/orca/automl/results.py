@@ -4,19 +4,14 @@ Charts show how trials learned, and which values were good ones: HTML and SVG wi
 PNG and what else matplotlib knows, with it.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bigdl.common.drawing import Chart, Scale, write_drawing
-from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.common.drawing import Chart, Scale
+from bigdl.common.errors import MissingExtraError
 from bigdl.orca.automl.records import Records
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -31,15 +26,16 @@ def draw_history(records: Records, path: Path) -> None:
     Parameters
     ----------
     records : Records
+        Of a search with a finished trial.
     path : Path
         Its suffix says in which form.
 
     Raises
     ------
     UsageError
-        If no trial is finished, or the file cannot be written.
+        If the file cannot be written.
     """
-    ranked = _ranked(records)
+    ranked = records.ranked()
     lines = [sorted(t.intermediate_values.items()) for t in ranked]
     for trial, line in zip(ranked, lines, strict=True):
         if not line:  # of a search by several metrics
@@ -63,15 +59,16 @@ def draw_parallel_coordinates(records: Records, path: Path) -> None:
     Parameters
     ----------
     records : Records
+        Of a search with a finished trial.
     path : Path
         Its suffix says in which form.
 
     Raises
     ------
     UsageError
-        If no trial is finished, or the file cannot be written.
+        If the file cannot be written.
     """
-    ranked = _ranked(records)
+    ranked = records.ranked()
     configs = [records.json_config(trial) for trial in ranked]
     paths = [path for path in configs[0] if all(path in config for config in configs)]
     axes = {path: [config[path] for config in configs] for path in paths}
@@ -111,13 +108,6 @@ def _draw_axis(chart: Chart, x: float, name: str, marks: list[tuple[str, float]]
         chart.text(label, x - 6, y + 4, "end")
 
 
-def _ranked(records: Records) -> list[FrozenTrial]:
-    ranked = records.ranked()
-    if not ranked:
-        raise UsageError("There is nothing to draw: no trial of the search is finished")
-    return ranked
-
-
 def _write(
     records: Records,
     path: Path,
@@ -131,13 +121,7 @@ def _write(
     for line, name in reversed(others):
         chart.line(line, _OTHER, dots=2.5, title=name)
     chart.line(best[0], _BEST, 2.5, dots=2.5, title=best[1])
-    write_drawing(
-        Path(path),
-        title,
-        as_svg=chart.svg,
-        as_text=lambda: records.table().to_string(),
-        on_figure=chart.draw,
-    )
+    chart.write(path, title, records.table().to_string())
 
 
 # TensorBoard -------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -15,6 +14,8 @@ from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.records import Records, latest_search, new_search
 from bigdl.orca.automl.trial import Job, Step, TrialRun
+from bigdl.orca.cluster.ray import is_connected
+from bigdl.orca.cluster.spark import active_context
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.state import isolated_rng
 from bigdl.tuning import run_trials
@@ -25,19 +26,8 @@ if TYPE_CHECKING:
 
 def choose_backend() -> str:
     """Return ``"ray"`` if it is there, or Spark, on whose nodes it can be started."""
-    if importlib.util.find_spec("ray") is None:
-        return "local"
-    if "ray" in sys.modules:
-        from bigdl.orca.cluster.ray import is_connected
-
-        if is_connected():
-            return "ray"
-    if "pyspark" in sys.modules:
-        from bigdl.orca.cluster.spark import active_context
-
-        if active_context() is not None:
-            return "ray"
-    return "local"
+    has_ray = importlib.util.find_spec("ray") is not None
+    return "ray" if has_ray and (is_connected() or active_context() is not None) else "local"
 
 
 def shared_resources(resources: Mapping[str, float] | None, workers: int) -> list[dict[str, float]]:

@@ -22,7 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, cast
 
 from bigdl.common.errors import MissingExtraError, UsageError
-from bigdl.orca.cluster.spark import is_local, user_import_path
+from bigdl.orca.cluster.spark import is_local
+from bigdl.runtime.engine import user_import_path
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -133,7 +134,7 @@ def zip_modules(file: str | Path, path: Iterable[str] | None = None) -> bool:
     ----------
     file : str or Path
     path : iterable of str, optional
-        Folders to look into; default :func:`bigdl.orca.cluster.spark.user_import_path`.
+        Folders to look into; default :func:`bigdl.runtime.engine.user_import_path`.
 
     Returns
     -------

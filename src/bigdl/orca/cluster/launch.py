@@ -26,8 +26,8 @@ from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
-from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.standalone import StandaloneCluster
+from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.launch import Output
 
 if TYPE_CHECKING:
@@ -115,10 +115,8 @@ class LaunchedSpark:
             java = find_java()
             cleanup.callback(java.close)
             cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
-            readers: list[Output] = []
-            cleanup.callback(_join, readers)
             with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
-                gateway = _launch_gateway(shown, readers if log_output else None)
+                gateway = _launch_gateway(shown, cleanup if log_output else None)
                 cleanup.callback(_shut_down, gateway)
                 sc = _new_context(conf, gateway)
             cleanup.callback(_stop_context_of, gateway)
@@ -277,8 +275,8 @@ def local_environment(python: str) -> dict[str, str]:
     }
 
 
-def _launch_gateway(conf: Any, readers: list[Output] | None) -> Any:
-    """Start a JVM; with a list of `readers`, add the threads that copy its output."""
+def _launch_gateway(conf: Any, readers: contextlib.ExitStack | None) -> Any:
+    """Start a JVM; with `readers`, start the threads that copy its output, which end with it."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
@@ -286,7 +284,7 @@ def _launch_gateway(conf: Any, readers: list[Output] | None) -> Any:
     if readers is not None:
         for name in ("stdout", "stderr"):
             source, pipes[name] = os.pipe()
-            readers.append(Output(FileIO(source), name))
+            readers.callback(Output(FileIO(source), name).join, timeout=1)
     try:
         return launch_gateway(conf, dict(pipes))
     except PySparkRuntimeError as error:
@@ -297,11 +295,6 @@ def _launch_gateway(conf: Any, readers: list[Output] | None) -> Any:
     finally:
         for pipe in pipes.values():
             os.close(pipe)  # the JVM has it now
-
-
-def _join(readers: list[Output]) -> None:
-    for reader in readers:
-        reader.join(timeout=1)  # it ends with the JVM
 
 
 def _new_context(conf: Any, gateway: Any = None) -> SparkContext:

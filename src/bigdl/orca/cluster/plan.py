@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 
-__all__ = ["exchange", "fits_barrier", "is_cached", "is_deterministic", "is_switched_off", "quiet"]
+__all__ = ["fits_barrier", "is_cached", "is_deterministic", "is_switched_off", "quiet"]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -76,11 +76,6 @@ def fits_barrier(frame, num_tasks: int) -> bool | None:
     except Exception as error:  # an internal API
         logger.debug("Cannot tell whether the plan fits a barrier stage: %s", error)
         return None
-
-
-def exchange(frame, num_partitions: int, column: str):
-    """Send every row to the partition that its integer `column` names."""
-    return frame.repartitionById(num_partitions, column)
 
 
 _NOISY = (

@@ -219,14 +219,6 @@ def is_connected() -> bool:
     return ray is not None and ray.is_initialized()
 
 
-_WITHOUT_EFFECT = {
-    "redis_port": "Ray has no Redis any more",
-    "redis_password": "Ray makes a token of its own",
-    "password": "Ray makes a token of its own",
-    "include_webui": "Ray's dashboard stays off",
-}
-
-
 class OrcaRayContext:
     """The Ray of a program; made by ``init_orca_context`` and ``OrcaContext.get_ray_context``.
 
@@ -339,27 +331,7 @@ class OrcaRayContext:
                 return connect_ray(cleanup, address=address, **options)
             cores = check_cores(self.ray_node_cpu_cores)
             return start_ray(cleanup, cores, object_store_memory=memory, options=options)
-        for name, reason in _WITHOUT_EFFECT.items():
-            if options.get(name) is not None:
-                logger.info("%s: no effect, since %s", name, reason)
-        sc = options.get("sc")
-        cluster = SparkCluster(sc) if sc is not None else SparkCluster.from_active()
-        cores = options.get("ray_node_cpu_cores") or cluster.cores_per_node
-        system_config = options.get("system_config")
-        config = {"_system_config": system_config} if system_config else {}
-        if cluster.is_local:
-            return start_ray(cleanup, cores, object_store_memory=memory, options=config)
-        return start_on_spark(
-            cleanup,
-            cluster,
-            nodes=options.get("num_ray_nodes") or cluster.nodes,
-            cores=cores,
-            driver_cores=driver_cores,
-            object_store_memory=memory,
-            env=options.get("env") or {},
-            extra_params=options.get("extra_params") or {},
-            options=config,
-        )
+        return start_on_spark(cleanup, options, memory, driver_cores)
 
     def stop(self) -> None:
         """Stop Ray, or disconnect from one that others started."""

@@ -23,7 +23,8 @@ from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.environment import ship_modules
-from bigdl.orca.cluster.spark import SparkCluster, user_import_path
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.runtime.engine import user_import_path
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -96,8 +97,6 @@ def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]
     ray = require("ray", "ray")
     try:
         context = ray.init(**{"namespace": "bigdl", "logging_level": logging.WARNING, **options})
-    except UsageError:
-        raise
     except Exception as error:
         where = f" at {options['address']}" if options.get("address") else ""
         reason = str(error).strip().split("\n")[0]
@@ -124,8 +123,8 @@ def _end_rest(directory: str) -> None:
         logger.warning("Ray's processes did not end by themselves and were killed")
 
 
-def check_ray_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for ``ray.init``, of which Ray itself would only say that it does not know them."""
+def check_ray_arguments(options: Mapping[str, Any]) -> None:
+    """Refuse arguments that ``ray.init`` has not: Ray would only say that it does not know them."""
     ray = require("ray", "ray")
     known = inspect.signature(inspect.unwrap(ray.init)).parameters
     private = ("_redis_password", "_redis_username", "_system_config", "_metrics_export_port")
@@ -135,7 +134,6 @@ def check_ray_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
                 f'init_orca_context has no argument {name!r} with runtime="ray"; besides cores, '
                 "num_nodes, address and object_store_memory it takes those of ray.init"
             )
-    return dict(options)
 
 
 def _import_path() -> str:
@@ -185,49 +183,51 @@ def _store_size() -> int:
 
 
 _START_S = 120.0  # seconds in which all nodes must have joined
+_WITHOUT_EFFECT = {
+    "redis_port": "Ray has no Redis any more",
+    "redis_password": "Ray makes a token of its own",
+    "password": "Ray makes a token of its own",
+    "include_webui": "Ray's dashboard stays off",
+}
 
 
 def start_on_spark(
     cleanup: contextlib.ExitStack,
-    cluster: SparkCluster,
-    *,
-    nodes: int,
-    cores: int,
-    driver_cores: int = 0,
-    object_store_memory: int | None = None,
-    env: Mapping[str, str] | None = None,
-    extra_params: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any],
+    object_store_memory: int | None,
+    driver_cores: int,
 ) -> dict[str, Any]:
     """Start the head of a Ray here and a node on every executor; returns what it says of itself.
 
-    The nodes notice within seconds that the head was stopped.
+    In local mode Ray has one node, here.  Nodes notice within seconds that the head was stopped.
 
     Parameters
     ----------
     cleanup : contextlib.ExitStack
         What stops it.
-    cluster : SparkCluster
-    nodes : int
-        Number of Ray nodes, at most that of executors.
-    cores : int
-        CPUs of Ray of a node.
-    driver_cores : int
-        CPUs of Ray on the driver's machine.
-    object_store_memory : int, optional
+    options : dict
+        Those for Spark of :class:`~bigdl.orca.cluster.ray.OrcaRayContext`.
+    object_store_memory : int or None
         Bytes of a node.
-    env : dict, optional
-        Environment variables of the nodes.
-    extra_params : dict, optional
-        Further options of ``ray start``, without their dashes.
-    options : dict, optional
-        Further arguments of ``ray.init`` on the driver.
+    driver_cores : int
+        CPUs of Ray on the driver's machine, beside those of the nodes.
 
     Raises
     ------
     UsageError
         When there are fewer executors than nodes, they may go, or a node does not start.
     """
+    for name, reason in _WITHOUT_EFFECT.items():
+        if options.get(name) is not None:
+            logger.info("%s: no effect, since %s", name, reason)
+    sc = options.get("sc")
+    cluster = SparkCluster(sc) if sc is not None else SparkCluster.from_active()
+    cores = options.get("ray_node_cpu_cores") or cluster.cores_per_node
+    system_config = options.get("system_config")
+    config = {"_system_config": system_config} if system_config else {}
+    if cluster.is_local:
+        return start_ray(cleanup, cores, object_store_memory=object_store_memory, options=config)
+    nodes = options.get("num_ray_nodes") or cluster.nodes
     if cluster.dynamic_allocation:
         raise UsageError(
             "Ray needs executors that stay, but Spark may end them by dynamic allocation; set "
@@ -244,12 +244,13 @@ def start_on_spark(
         driver_cores,
         host=None if host == LOOPBACK else host,
         object_store_memory=object_store_memory,
-        options=options,
+        options=config,
     )
+    extra_params = options.get("extra_params") or {}
     order = {
         "head": info["address"],
-        "command": _command(info["address"], cores, object_store_memory, extra_params or {}),
-        "environment": {**shared_environment(), **(env or {})},
+        "command": _command(info["address"], cores, object_store_memory, extra_params),
+        "environment": {**shared_environment(), **(options.get("env") or {})},
     }
     ship_modules(cluster.sc)
     _start_nodes(cluster, nodes, order)

@@ -7,10 +7,8 @@ publicly for that (the number of slots, for one) is looked up in this module onl
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -185,22 +183,6 @@ def active_context() -> SparkContext | None:
 def is_local(master: str) -> bool:
     """Return True if `master` runs its tasks in the driver's JVM."""
     return master == "local" or master.startswith("local[")
-
-
-def user_import_path() -> list[str]:
-    """Entries of ``sys.path`` that are not the interpreter's own, such as the script's folder."""
-    own = {
-        os.path.realpath(sysconfig.get_path(name, vars=variables))
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-        for variables in ({}, {"base": sys.base_prefix, "platbase": sys.base_exec_prefix})
-    }
-    found = []
-    for entry in sys.path:
-        path = os.path.realpath(entry or os.getcwd())
-        is_own = any(path == each or path.startswith(each + os.sep) for each in own)
-        if os.path.exists(path) and not is_own and path not in found and os.pathsep not in path:
-            found.append(path)
-    return found
 
 
 def _local_cluster(master: str) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -84,6 +84,16 @@ class SparkCall:
             wait([self.future], 0.2)
         if not self.future.done():
             logger.warning("Spark did not end a job within %g s after its cancellation", _CANCEL_S)
+
+
+def one_row(values: Iterable[Any], schema: str):
+    """Values as a record batch of Arrow with one row, by Spark's text of its schema."""
+    import pyarrow as pa
+
+    types = {"int": pa.int32(), "long": pa.int64(), "string": pa.string(), "binary": pa.binary()}
+    names, kinds = zip(*(field.split() for field in schema.split(", ")), strict=True)
+    arrays = [pa.array([value], types[k]) for value, k in zip(values, kinds, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names)
 
 
 class JobCancelled(BigDLError, RuntimeError):

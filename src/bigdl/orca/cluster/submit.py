@@ -120,15 +120,14 @@ class Machine:
     modules: str | None = None
 
     @classmethod
-    def this_one(cls, towards: tuple[str, int] | None = None, **more: Any) -> Machine:
+    def this_one(cls, towards: tuple[str, int] | None = None) -> Machine:
         """Describe this process; its address is that of the route to the cluster."""
         return cls(
             environ=dict(os.environ),
             python=sys.executable,
-            address=_local_address(towards),
+            address=local_address(towards),
             program=tuple(sys.argv),
             spark_submit=spark_submit(),
-            **more,
         )
 
 
@@ -224,6 +223,12 @@ def run(command: Iterable[str], environment: Mapping[str, str]) -> int:
             for number, handler in handlers.items():
                 signal.signal(number, handler or signal.SIG_DFL)
     return code if code >= 0 else 128 - code
+
+
+def run_with_java(command: Iterable[str], environment: Mapping[str, str]) -> int:
+    """Do the same for a command of Spark, on a Java that Spark can use."""
+    with contextlib.closing(find_java()) as java:
+        return run(command, {**environment, "JAVA_HOME": str(java.home)})
 
 
 # Properties and variables that are None or empty are left out.
@@ -444,7 +449,8 @@ def standalone_masters(master: str) -> list[Address]:
     return found
 
 
-def _local_address(towards: Address | None) -> str:
+def local_address(towards: Address | None = None) -> str:
+    """The address of this machine on the route to a cluster, or else on its default route."""
     try:
         return own_address(*(towards or ("192.0.2.1", 9)))  # of documentation: the default route
     except OSError:
@@ -497,12 +503,8 @@ def submit_program(request: Request) -> int:
         if family(request.mode) == "yarn" and zip_modules(modules):
             machine = replace(machine, modules=modules)
         described = _prepare(request, machine)
-        java = find_java()
-        try:
-            logger.info("Submitting the program with cluster_mode=%s", request.mode)
-            return run(described.command, {**described.environment, "JAVA_HOME": str(java.home)})
-        finally:
-            java.close()
+        logger.info("Submitting the program with cluster_mode=%s", request.mode)
+        return run_with_java(described.command, described.environment)
 
 
 def _prepare(request: Request, machine: Machine) -> Submission:

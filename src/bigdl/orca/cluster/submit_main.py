@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import submit
-from bigdl.orca.cluster.java import find_java
 
 _PYTHON_PROPERTIES = ("spark.pyspark.python=", "spark.pyspark.driver.python=")
 
@@ -28,15 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         require("pyspark", "orca")
-        java = find_java()
+        environment = python_variables(arguments, os.environ)
+        return submit.run_with_java([submit.spark_submit(), *arguments], environment)
     except UsageError as error:
         print(f"bigdl-submit: {error}", file=sys.stderr)
         return 1
-    try:
-        environment = {"JAVA_HOME": str(java.home), **python_variables(arguments, os.environ)}
-        return submit.run([submit.spark_submit(), *arguments], environment)
-    finally:
-        java.close()
 
 
 def python_variables(arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.ray import RayCluster
-from bigdl.orca.cluster.spark import user_import_path
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     CalledJob,
@@ -85,24 +84,12 @@ def own_directory() -> str:
 
 
 class RayPool:
-    """The actors of one connection to Ray; get it by :meth:`of`."""
-
-    _lock = threading.Lock()
-    _pools: dict[str, RayPool] = {}  # noqa: RUF012 - of this process, by connection
+    """The actors of one connection to Ray; get it by :func:`pool_of`."""
 
     def __init__(self, session: str):
         self._directory = f"bigdl-{session}"
         self._idle: dict[str, list] = {}  # by node
         self._own = threading.Lock()
-
-    @classmethod
-    def of(cls, cluster: RayCluster) -> RayPool:
-        """The pool of a cluster; what belonged to connections that ended is forgotten."""
-        session = cluster.session
-        with cls._lock:
-            if session not in cls._pools:
-                cls._pools = {session: cls(session)}
-            return cls._pools[session]
 
     @contextlib.contextmanager
     def lend(self, number: int, cores: int, patience: float) -> Iterator[list]:
@@ -186,6 +173,12 @@ class RayPool:
                 raise WorkerLost(f"A worker on node {nodes} did not start within {_START_S:g} s")
 
 
+@functools.lru_cache(maxsize=1)
+def pool_of(session: str) -> RayPool:
+    """The pool of a connection to Ray; what belonged to those that ended is forgotten."""
+    return RayPool(session)
+
+
 def kill(actor) -> None:
     """End an actor's process."""
     import ray
@@ -223,9 +216,9 @@ def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
 class RayJob(CalledJob):
     """One program on actors; made by :meth:`RayEngine.open`."""
 
-    def _attempt(self, options, state, on_event):
+    def _attempt(self, *attempt):
         try:
-            return super()._attempt(options, state, on_event)
+            return super()._attempt(*attempt)
         except NoRoom as error:
             self._shrink(*error.args)
             return None
@@ -322,14 +315,9 @@ class RayEngine(Engine):
         self.patience = check_number("patience", patience, above=0)
 
     @property
-    def import_path(self) -> list[str]:
-        """Folders of the user's own modules."""
-        return user_import_path()
-
-    @property
     def pool(self) -> RayPool:
         """The actors of this driver."""
-        return RayPool.of(self.cluster)
+        return pool_of(self.cluster.session)
 
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         """Describe how the workers get the rows of a feed."""

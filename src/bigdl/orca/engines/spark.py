@@ -20,8 +20,8 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
-from bigdl.orca.cluster.spark import SparkCluster, user_import_path
-from bigdl.orca.cluster.spark_calls import SparkCall, job_error, unreachable
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark_calls import SparkCall, job_error, one_row, unreachable
 from bigdl.orca.engines import rank0
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
@@ -34,7 +34,7 @@ from bigdl.runtime.jobs import (
     vanished,
     worker_lost,
 )
-from bigdl.runtime.task import TaskSpec
+from bigdl.runtime.task import TaskSpec, execute
 
 if TYPE_CHECKING:
     from bigdl.runtime.shards.feed import Feed, Ingest
@@ -95,11 +95,6 @@ class SparkEngine(Engine):
         super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
 
     @property
-    def import_path(self) -> list[str]:
-        """Folders of the user's own modules."""
-        return user_import_path()
-
-    @property
     def drops_output(self) -> bool:
         """True in local mode, where the output of a task is that of the driver."""
         return self.cluster.is_local
@@ -155,8 +150,7 @@ class SparkJob(Job):
         ship_modules(self._sc)
         return super()._open_channel()
 
-    def _attempt(self, options, state, on_event):
-        line = self._open_line(options, state)
+    def _attempt(self, line, on_event, options, state):
         stage = self._stage
         if not self._engine.is_driver_reachable:
             spec = replace(self._spec, address=None, options=options, state=state)
@@ -254,11 +248,7 @@ def sql_settings(spark, settings: dict[str, str]):
 
 def _task(spec: TaskSpec):
     def task(batches):
-        import pyarrow as pa
         from pyspark import BarrierTaskContext
-
-        from bigdl.orca.engines import rank0
-        from bigdl.runtime.task import execute
 
         context = BarrierTaskContext.get()
         attempt, place = int(context.getLocalProperty(_ATTEMPT)), context.partitionId()
@@ -271,9 +261,7 @@ def _task(spec: TaskSpec):
                 rows = [(*execute(spec, attempt, batches, place, directory), None)]
             except Unreachable as error:
                 raise unreachable(os.uname().nodename, str(error)) from None
-        types = (pa.int32(), pa.string(), pa.string(), pa.binary())
         for row in rows:
-            arrays = [pa.array([v], t) for v, t in zip(row, types, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, ["rank", "kind", "detail", "data"])
+            yield one_row(row, _ROWS)
 
     return task

@@ -28,9 +28,9 @@ from bigdl.orca.engines.spark import SparkEngine
 from bigdl.orca.parameter_layer.messages import Message, pack, unpack
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
-from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.collectives.base import GradientSync, peers
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.runtime.engine import Engine, PeerLost
+from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import job_number
 from bigdl.runtime.shards.shard import remove_spool
 from bigdl.runtime.worker import Worker
@@ -198,11 +198,9 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
         if rank != sync.rank
         for part in message.parts
     ]
-    try:
-        incoming = torch.empty(sum(sizes), dtype=torch.uint8)
-        dist.all_to_all_single(incoming, torch.from_numpy(np.concatenate(parts)), sizes, sent)
-    except RuntimeError as error:
-        raise PeerLost(str(error).split("\n")[0]) from error
+    incoming, outgoing = torch.empty(sum(sizes), dtype=torch.uint8), np.concatenate(parts)
+    with peers():
+        dist.all_to_all_single(incoming, torch.from_numpy(outgoing), sizes, sent)
     exchanged: list = [part.numpy() for part in incoming.split(sizes)]
     exchanged[sync.rank] = messages[sync.rank]
     return exchanged

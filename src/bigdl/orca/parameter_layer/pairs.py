@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.spark_calls import one_row, reported
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packed_reader
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
 from bigdl.runtime.jobs import active_jobs
@@ -258,22 +259,16 @@ class Rows:
 
 def _send_cells(index, cells):
     """Cells, each under the number of its shard."""
-    for target, *cell in cells:
-        yield key(target)
+    for cell in cells:
+        yield key(cell[0])
         yield pack(cell)
 
 
 def _batches(frames):
     """Cells as the record batches that a reader takes."""
-    import pyarrow as pa
-
-    names = [field.split()[0] for field in CELL.split(", ")][1:]
-    types = (pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.binary())
     for frame in frames:
         *place, data = unpack(frame)
-        values = [*place, data.tobytes()]
-        arrays = [pa.array([v], t) for v, t in zip(values, types, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, names)
+        yield one_row([*place, data.tobytes()], CELL)
 
 
 def _spooler(reader, job, partitions):
@@ -284,7 +279,6 @@ def _spooler(reader, job, partitions):
     def write(index, frames):
         import socket
 
-        from bigdl.orca.cluster.spark_calls import reported
         from bigdl.runtime.shards.feed import SourceError
         from bigdl.runtime.task import describe, read_input
 

@@ -32,14 +32,13 @@ import cloudpickle
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
-from bigdl.orca.cluster.spark import user_import_path
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.parameter_layer.messages import Inbox, Message, codec_for, frames_of, pack
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, key
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, Replica, replica_of
-from bigdl.runtime.engine import Engine
+from bigdl.runtime.engine import Engine, user_import_path
 from bigdl.runtime.jobs import job_number, user_error
 from bigdl.runtime.task import describe, reopen, task_environment
 

@@ -84,17 +84,9 @@ class TorchModel:
         trust : bool
             Such a file is a pickle, which can run any code: say so with ``trust=True``.
         """
-        torch = require("torch", "orca")
-        if not trust:
-            raise UsageError(
-                f"{path!r} holds a pickled module, and loading it can run any code; pass "
-                "trust=True if you know where it comes from"
-            )
-        try:
-            module = torch.load(path, "cpu", weights_only=False)
-        except Exception as error:  # whatever the code in it raises
-            raise UsageError(f"{path!r} cannot be loaded: {error}") from error
-        return TorchModel.from_pytorch(module)
+        from bigdl.orca.inference.runtimes import read_model, torch_module
+
+        return TorchModel(torch_module(read_model(path), path, trust))
 
 
 class TorchLoss:

@@ -65,10 +65,7 @@ class HorovodSync(GradientSync):
         if hvd.is_initialized():  # left by a task that was killed inside a reused process
             hvd.shutdown()
         line = self._worker.line
-        line.set(f"horovod/host/{self.rank}", self._worker.host)
-        line.meet("horovod", self.world_size)
-        hosts = [line.get(f"horovod/host/{rank}").decode() for rank in range(self.world_size)]
-        slots = slots_of(hosts)
+        slots = slots_of(line.all_gather("horovod", self.rank, self._worker.host, self.world_size))
         with contextlib.ExitStack() as stack:
             if self.rank == 0:
                 port = stack.enter_context(_rendezvous(self._worker.host, slots))

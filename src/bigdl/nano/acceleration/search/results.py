@@ -30,7 +30,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from bigdl.common.checks import check_number
-from bigdl.common.drawing import Chart, Scale, write_drawing
+from bigdl.common.drawing import Chart, Scale
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.method import ORIGINAL, Method
@@ -279,13 +279,7 @@ def write_chart(results: Results, path: Path, precisions: Mapping[str, str]) -> 
     trials = [trial for trial in results.values() if trial.usable]
     scored = results.scored and all(math.isfinite(trial.accuracy or 0.0) for trial in trials)
     chart = (_by_accuracy if scored else _in_rows)(trials, precisions)
-    write_drawing(
-        path,
-        "Methods by latency and accuracy",
-        as_svg=chart.svg,
-        as_text=lambda: render(results),
-        on_figure=chart.draw,
-    )
+    chart.write(path, "Methods by latency and accuracy", render(results))
 
 
 def _by_accuracy(trials, precisions: Mapping[str, str]) -> Chart:

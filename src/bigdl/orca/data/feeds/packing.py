@@ -17,8 +17,8 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
-from bigdl.orca.cluster import plan as spark_plan
 from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.cluster.spark_calls import one_row
 from bigdl.runtime.shards.columns import Leaf, decode_batch, float_dtype
 from bigdl.runtime.shards.feed import Feed, Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard
@@ -51,7 +51,7 @@ def packer(part: int, name: str | None, specs, num_workers: int):
         freeze_modules()  # there may be many more partitions than cores
         chunks = (decode_batch(specs, batch) for batch in batches if batch.num_rows)
         for cell in pack(TaskContext.get().partitionId(), chunks):
-            yield _batch(cell)
+            yield one_row(cell, CELL)
 
     return pack_batches
 
@@ -104,7 +104,7 @@ def cell_table(cells):
     """Cells of :func:`rows_packer` as an Arrow table."""
     import pyarrow as pa
 
-    return pa.Table.from_batches(map(_batch, cells))
+    return pa.Table.from_batches(one_row(cell, CELL) for cell in cells)
 
 
 def _pieces(arrays, rows, num_workers, limit):
@@ -112,15 +112,6 @@ def _pieces(arrays, rows, num_workers, limit):
     width = sum(a.nbytes for a in arrays) // rows
     step = max(1, limit // max(width, 1)) * num_workers
     return [(low, min(low + step, rows)) for low in range(0, rows, step)]
-
-
-def _batch(cell):
-    """A cell as a record batch."""
-    import pyarrow as pa
-
-    types = (pa.int32(), pa.int32(), pa.int32(), pa.int64(), pa.string(), pa.binary())
-    arrays = [pa.array([value], type_) for value, type_ in zip(cell, types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, [field.split()[0] for field in CELL.split(", ")])
 
 
 def packed_reader(names, specs):
@@ -238,7 +229,7 @@ def prepare_packed(feeds: Mapping[str, PackedFeed], cluster, num_workers: int) -
             cells = frame if cells is None else cells.union(frame)
         reader = packed_reader(list(feeds), specs)
         if not isinstance(cluster, RayCluster):
-            exchanged = spark_plan.exchange(cells, num_workers, "target")
+            exchanged = cells.repartitionById(num_workers, "target")
             return Ingest(exchanged, reader, opened.pop_all().close)
         from bigdl.orca.data.ray_exchange import cells_to_ray
 

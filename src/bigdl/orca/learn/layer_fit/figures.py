@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.drawing import Chart, Scale, write_drawing
+from bigdl.common.drawing import Chart, Scale
 from bigdl.training.figures import EpochSums, LossRule, summaries_of
 
 PHASES = (
@@ -205,17 +205,10 @@ def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
     rows : sequence of sequence of float
         Records of :data:`GROUP_PHASES`.
     path : Path
-        See :func:`bigdl.common.drawing.write_drawing`.
+        See :meth:`bigdl.common.drawing.Chart.write`.
     """
     bars = _means(rows)
-    chart = _chart(bars)
-    write_drawing(
-        path,
-        "Phases of the parameter layer",
-        as_svg=chart.svg,
-        as_text=lambda: _table(bars),
-        on_figure=chart.draw,
-    )
+    _chart(bars).write(path, "Phases of the parameter layer", _table(bars))
 
 
 def _means(rows) -> list[tuple[int, list[float]]]:
