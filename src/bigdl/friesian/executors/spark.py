@@ -26,8 +26,17 @@ from bigdl.friesian.ops.batches import (
 )
 from bigdl.friesian.ops.cells import HIDDEN
 from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
-from bigdl.friesian.ops.operator import Ask, Fitted, Operator, Program, check_schema, inputs_of
+from bigdl.friesian.ops.operator import (
+    Ask,
+    Fitted,
+    Operator,
+    Program,
+    State,
+    check_schema,
+    inputs_of,
+)
 from bigdl.friesian.ops.spark import F, col, kind_of, schema_of, shared, without_nan
+from bigdl.friesian.ops.targets import target_figures
 from bigdl.friesian.ops.vocabulary import Source, count_values, enough
 
 if TYPE_CHECKING:
@@ -38,11 +47,14 @@ _ACCURACY = 10_000  # of percentile_approx: the rank is exact to one part in so 
 
 def run(df: DataFrame, operator: Operator) -> DataFrame:
     """Return a DataFrame behind an operator that learns from it."""
+    state = learned(df, operator) if operator.is_row_wise else {}
+    return applied(df, operator, schema_of(df), state)
+
+
+def learned(df: DataFrame, operator: Operator) -> State:
+    """Return the state of an operator that learns from a DataFrame."""
     before = schema_of(df)
-    state: Mapping[str, Any] = {}
-    if operator.is_row_wise:
-        state = operator.settled(before, answer(df, operator.requests(before)))
-    return applied(df, operator, before, state)
+    return operator.settled(before, answer(df, operator.requests(before)))
 
 
 def applied(
@@ -134,8 +146,7 @@ def _counts_and_figures(
 
     counted = _counts_of_files(df, counts)
     rest = {key: each for key, each in counts.items() if key not in counted}
-    columns = [each for request in figures.values() for each in _figures(df, request)]
-    named = [each.alias(f"f{i}") for i, each in enumerate(columns)]
+    named = [_figure(df, each).alias(f"f{i}") for i, each in enumerate(figures.values())]
     observation = Observation() if named and rest else None
     rows = df if observation is None else df.observe(observation, *named)
     # cells with several values and others cannot be exploded by the same expression
@@ -147,7 +158,7 @@ def _counts_and_figures(
         row = observation.get
     else:
         row = cast("Row", df.agg(*named).first()).asDict() if named else {}
-    return counted | _read_figures(figures, row)
+    return counted | {key: row[f"f{i}"] or [] for i, key in enumerate(figures)}
 
 
 def _counts_of_files(df: DataFrame, counts: Mapping[Any, Counts]) -> dict[Any, pa.Table]:
@@ -181,8 +192,8 @@ def _tables(counted: DataFrame, fields: Mapping[Any, str]) -> dict[Any, pa.Table
     return tables
 
 
-def _figures(df: DataFrame, request: Extremes | Quantiles) -> list[Column]:
-
+def _figure(df: DataFrame, request: Extremes | Quantiles) -> Column:
+    """The aggregate that answers a request: an array."""
     (name,) = request.columns
     kind = kind_of(df, name)
     value = without_nan(col(name), kind)
@@ -190,31 +201,15 @@ def _figures(df: DataFrame, request: Extremes | Quantiles) -> list[Column]:
         value = F.when(F.abs(value) < float("inf"), value)
     if isinstance(request, Extremes):
         value = value if is_integral(kind) else value.cast("double")
-        return [F.min(value), F.max(value)]
+        return F.array(F.min(value), F.max(value))
     shares = F.array(*map(F.lit, request.shares))
-    return [F.percentile_approx(value.cast("double"), shares, F.lit(_ACCURACY))]
-
-
-def _read_figures(figures: Mapping[Any, Request], row: Mapping[str, Any]) -> dict[Any, Any]:
-    values = iter(row[f"f{i}"] for i in range(len(row)))
-    return {
-        key: (next(values), next(values))
-        if isinstance(request, Extremes)
-        else list(next(values) or [])
-        for key, request in figures.items()
-    }
+    return F.percentile_approx(value.cast("double"), shares, F.lit(_ACCURACY))
 
 
 def _target_sums(df: DataFrame, request: TargetSums) -> pa.Table:
-
     split = len(request.columns) - request.targets
-    keys, targets = request.columns[:split], request.columns[split:]
-    figures = [F.count("*").alias("rows")]
-    for i, name in enumerate(targets):
-        value = without_nan(col(name).cast("double"), kind_of(df, name))
-        figures += [F.sum(value).alias(f"sum_{i}"), F.count(value).alias(f"count_{i}")]
-    named = [col(name).alias(f"key_{i}") for i, name in enumerate(keys)]
-    return df.groupBy(*named).agg(*figures).toArrow()
+    named = [col(name).alias(f"key_{i}") for i, name in enumerate(request.columns[:split])]
+    return df.groupBy(*named).agg(*target_figures(df, request.columns[split:])).toArrow()
 
 
 # -- texts counted in batches ----------------------------------------------------------------------
