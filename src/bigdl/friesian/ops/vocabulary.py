@@ -96,6 +96,11 @@ class Vocabulary:
             return self.values.take(pc.index_in(keys, value_set=self.keys))
         return pa.array(map(self.by_key.get, keys.to_pylist()), self.values.type)
 
+    def find_repeated(self, keys: pa.Array) -> pa.Array:
+        """As :meth:`find`, of keys that occur several times and may be of another type."""
+        codes = keys.cast(self.keys.type).dictionary_encode()
+        return self.find(codes.dictionary).take(codes.indices)
+
 
 class Dictionary:
     """Keys with their values.
@@ -118,7 +123,7 @@ class Dictionary:
         if entries is not None and len(entries) <= DRIVER_KEYS:
             self._tables[kinds.of_arrow(entries["key"].type)] = entries
         self._frames: dict[str, DataFrame] = {}
-        self._shipped: dict[str, Shipped] = {}
+        self._shipped: dict[str, Any] = {}
 
     @property
     def value_type(self) -> str:
@@ -151,14 +156,15 @@ class Dictionary:
             self._frames[kind] = self.df.sparkSession.createDataFrame(table, schema)
         return F.broadcast(self._frames[kind])
 
-    def shipped(self, kind: str, limited: bool = True) -> Shipped | None:
-        """Return the entries for an Arrow function, or None if there are too many keys."""
+    def shipped(self, kind: str, limited: bool = True) -> Any:
+        """A broadcast of the entries as a :class:`Vocabulary`; None if there are too many keys."""
         if kind not in self._shipped:
             table = self._table(kind)
             if table is None and limited:
                 return None
             table = _unique(self._pairs(kind).toArrow()) if table is None else table
-            self._shipped[kind] = Shipped(table, self.df.sparkSession)
+            columns = (column.combine_chunks() for column in table.columns)
+            self._shipped[kind] = shared(Vocabulary(*columns), self.df.sparkSession)
         return self._shipped[kind]
 
     def joined(self, kind: str) -> DataFrame:
@@ -205,22 +211,6 @@ def _unique(pairs: pa.Table) -> pa.Table:
     keys = pairs["key"]
     is_new = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))
     return pairs.filter(pa.concat_arrays([pa.array([True]), is_new.combine_chunks()]))
-
-
-class Shipped:
-    """A dictionary in a worker: sent there once, unpacked once by each Python process."""
-
-    def __init__(self, table: pa.Table, spark: Any):
-        self.key_type = table.schema.field("key").type
-        self._data = shared(table, spark)
-
-    def find(self, keys: pa.Array) -> pa.Array:
-        """The value of every key; null where there is none."""
-        if not hasattr(self._data, "_bigdl_unpacked"):  # lives as long as Spark keeps the bytes
-            columns = (column.combine_chunks() for column in self._data.value.columns)
-            self._data._bigdl_unpacked = Vocabulary(*columns)
-        codes = keys.cast(self.key_type).dictionary_encode()
-        return self._data._bigdl_unpacked.find(codes.dictionary).take(codes.indices)
 
 
 # -- joins -----------------------------------------------------------------------------------------
@@ -328,7 +318,7 @@ def encode_tokens(
             df = _join_tokens(df, name, dictionary, kind, separator)
         else:
             tokens = F.split(col(name).cast("string"), separator)
-            known = partial(_known, shipped)
+            known = partial(_known_of, shipped)
             function = arrow_function(known, f"array<{dictionary.value_type}>")
             df = replace(df, {name: function(tokens.try_cast(f"array<{kind}>"))})
         if smallest:
@@ -376,7 +366,7 @@ def value_features(
             look_ups.append(dictionary.look_up(df, name, output, known))
             continue
         kind = dictionary.meeting_type(inner)
-        shipped = cast("Shipped", dictionary.shipped(kind, limited=False))
+        shipped = dictionary.shipped(kind, limited=False)
         begin, end = "array<" * depth, ">" * depth
         values = partial(_values, shipped, depth, default)
         function = arrow_function(values, f"{begin}{wanted}{end}")
@@ -384,18 +374,22 @@ def value_features(
     return join(df, look_ups, results)
 
 
-def _values(shipped: Shipped, depth: int, default: Any, keys: pa.Array) -> pa.Array:
+def _values(shipped: Any, depth: int, default: Any, keys: pa.Array) -> pa.Array:
     """The values of keys, which may be in nested lists; a default for unknown ones."""
     if not depth:
-        values = shipped.find(keys)
+        values = shipped.value.find_repeated(keys)
         return values if default is None else values.fill_null(default)
     inner = _values(shipped, depth - 1, default, keys.flatten())
     return pa.ListArray.from_arrays(_offsets(keys), inner, mask=keys.is_null())
 
 
-def _known(vocabulary: Vocabulary | Shipped, keys: pa.Array) -> pa.Array:
+def _known_of(shipped: Any, keys: pa.Array) -> pa.Array:
+    return _known(shipped.value, keys)
+
+
+def _known(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
     """The values of the keys in a list, without those of unknown ones; null if there are none."""
-    values = vocabulary.find(keys.flatten())
+    values = vocabulary.find_repeated(keys.flatten())
     known = np.concatenate([[0], np.cumsum(values.is_valid().to_numpy(zero_copy_only=False))])
     offsets = known[_offsets(keys).to_numpy()].astype(np.int32)
     empty = pa.array(offsets[1:] == offsets[:-1])
