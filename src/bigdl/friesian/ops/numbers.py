@@ -422,7 +422,10 @@ class CutBins(NumberOperator):
         self.require_numbers(before)
         counted = {name: bins for name, bins in self.bins.items() if isinstance(bins, int)}
         if self.by_quantiles:
-            return {name: quantiles(name, bins) for name, bins in counted.items()}
+            return {
+                name: Quantiles((name,), tuple(i / bins for i in range(1, bins)))
+                for name, bins in counted.items()
+            }
         return {name: Extremes((name,), is_finite=True) for name in counted}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
@@ -458,11 +461,6 @@ class CutBins(NumberOperator):
     @property
     def dropped(self) -> set[str]:
         return set(self.bins) - set(self.out_cols) if self.drop else set()
-
-
-def quantiles(name: str, parts: int) -> Quantiles:
-    """Return the request for the edges between bins of about as many rows each."""
-    return Quantiles((name,), tuple(i / parts for i in range(1, parts)))
 
 
 def _check_labels(name: str, edges: Sequence[float], words: Sequence[str]) -> None:
