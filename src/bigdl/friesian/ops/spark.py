@@ -18,19 +18,10 @@ from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.kinds import Field, require_kind
 from bigdl.orca.data.transformer.encoding import as_names as as_names
 from bigdl.orca.data.transformer.encoding import check_string as check_string
+from bigdl.orca.data.xshards.frames import F as F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql import functions as F
-else:
-
-    class _Functions:
-        def __getattr__(self, name: str) -> Any:
-            from pyspark.sql import functions
-
-            return getattr(functions, name)
-
-    F = _Functions()
 
 
 # -- what users give -------------------------------------------------------------------------------
