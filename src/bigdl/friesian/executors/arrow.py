@@ -173,10 +173,8 @@ def host_of(host: Any) -> AbstractContextManager[Host]:
 
     None means Spark if it runs, else this machine.
     """
-    return nullcontext(host) if isinstance(host, Host) else _new_host(host)
-
-
-def _new_host(host: Any) -> Host:
+    if isinstance(host, Host):
+        return nullcontext(host)
     if host in (None, "spark"):
         session = _running_session() or (active_spark() if host == "spark" else None)
         if session is not None:
@@ -382,12 +380,6 @@ def clear(path: str, sources: Iterable[str], mode: str) -> None:
     fs.makedirs(folder, exist_ok=True)
 
 
-def mark_complete(path: str) -> None:
-    """Say, as Spark does, that all results are there."""
-    fs, folder = open_file_system(path)
-    fs.touch(f"{folder}/_SUCCESS")
-
-
 def file_of(path: str, place: int) -> str:
     """The file of a folder that :func:`write` writes."""
     return f"{path.rstrip('/')}/part-{place:05d}.parquet"
@@ -470,12 +462,6 @@ def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple
         key: request.answer(request.merged(of_pieces))
         for (key, request), of_pieces in zip(asked.items(), parts, strict=True)
     }
-
-
-def transformed(fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host) -> int:
-    """Write files behind all steps; returns the number of rows."""
-    with exchanged(fitted, pieces, path, host) as (rest, rows):
-        return sum(host.run(partial(_write_rows, rest, path), rows))
 
 
 def _asked(program: Program) -> dict[tuple[int, str], Request]:
@@ -595,13 +581,10 @@ def _buckets_of(path: str, step: AddHistSeq, written: Sequence[list[int]]) -> li
     return [Bucket(place, path, each, step) for place, each in enumerate(filled)]
 
 
-@contextmanager
-def exchanged(
-    fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host
-) -> Iterator[tuple[list[Fitted], Sequence[Rows]]]:
-    """Yield the steps behind the last one that looks at groups, and the rows that they get.
+def transformed(fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host) -> int:
+    """Write files behind all steps; returns the number of rows.
 
-    What is written on the way lies in a hidden folder in `path` while this is open.
+    What is written on the way to steps that look at groups lies in a hidden folder in `path`.
     """
     rest = list(fitted)
     rows: Sequence[Rows] = pieces
@@ -618,4 +601,6 @@ def exchanged(
             step = cast("AddHistSeq", group.step)
             written = host.run(partial(_cut, rest[:at], step, count, place), rows)
             rest, rows = rest[at + 1 :], _buckets_of(place, step, written)
-        yield rest, rows
+        counts = host.run(partial(_write_rows, rest, path), rows)
+    fs.touch(f"{folder}/_SUCCESS")  # as Spark says that all results are there
+    return sum(counts)

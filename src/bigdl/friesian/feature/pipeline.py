@@ -360,9 +360,7 @@ class FeaturePipeline(FeatureMethods):
         arrow.clear(dst, source, mode)
         with host_of(host) as runner:
             pieces = arrow.pieces_of(source, schema, runner.pieces)
-            rows = arrow.transformed(fitted, pieces, os.fspath(dst), runner)
-        arrow.mark_complete(dst)
-        return rows
+            return arrow.transformed(fitted, pieces, os.fspath(dst), runner)
 
     def _check_runs(self, executor: str) -> None:
         others = [step.method for step in self._steps if executor not in step.executors]
