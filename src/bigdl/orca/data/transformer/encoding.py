@@ -62,9 +62,7 @@ class StringIndexer:
             The same columns in the same order; the numbers are int32.
         """
         columns = as_columns(self.inputCol, "inputCol")
-        indices = gen_string_idx(shards, columns)
-        encoded = encode_string(shards, columns, indices)
-        self.indices = indices
+        encoded, self.indices = category_encode(shards, columns)
         return encoded
 
     def transform(self, shards: SparkXShards) -> SparkXShards:
@@ -418,12 +416,10 @@ class StringIndex:
     @property
     def df(self) -> DataFrame:
         if self._df is None:
-            from pyspark.sql import types as T
-
             rows = list(self.to_dict().items())
             schema: Any = [self.col_name, "id"]
             if all(isinstance(value, str) for value, _ in rows):
-                schema = T.StructType().add(self.col_name, "string").add("id", "integer")
+                schema = f"{quoted(self.col_name)} string, id int"
             frame = OrcaContext.get_spark_session().createDataFrame(rows, schema)
             self._df = frame.withColumn("id", F.col("id").cast("int"))
         return self._df
