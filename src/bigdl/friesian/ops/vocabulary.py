@@ -504,6 +504,22 @@ def count_values(
     return enough(counted, (source.at_least for source in sources)), fields
 
 
+def counts_of_sources(counted: DataFrame, fields: Sequence[str]) -> list[pa.Table]:
+    """Tables of ``value`` and ``count`` of each source, from what :func:`count_values` returned."""
+    table = counted.toArrow()
+    parts = (table.filter(pc.equal(table["source"], i)) for i in range(len(fields)))
+    return [
+        part.select([field, "count"]).rename_columns(["value", "count"])
+        for part, field in zip(parts, fields, strict=True)
+    ]
+
+
+def _ranked(counts: pa.Table, order_by_freq: bool) -> pa.Table:
+    """The column of the values, in the order of their numbers."""
+    order = [("count", "descending")] if order_by_freq else []
+    return counts.sort_by([*order, ("value", "ascending")]).select(["value"]).combine_chunks()
+
+
 def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
     """Return the counts that are not below the limit of their ``source``."""
     conditions = [
@@ -531,15 +547,12 @@ def _value_kind(df: DataFrame, source: Source, separator: str | None) -> str:
 def _ranked_on_driver(
     counted: DataFrame, fields: list[str], order_by_freq: bool
 ) -> list[DataFrame]:
-    table = counted.toArrow()
     frames = []
-    for i, field in enumerate(fields):
-        mine = table.filter(pc.equal(table["source"], i)).select([field, "count"])
-        order = [("count", "descending")] if order_by_freq else []
-        values = mine.sort_by([*order, (field, "ascending")])[field]
+    for field, counts in zip(fields, counts_of_sources(counted, fields), strict=True):
+        values = _ranked(counts, order_by_freq)
         ids = pa.array(range(1, len(values) + 1), pa.int32())
-        ranked, kind = pa.table({field: values, "id": ids}), kind_of(counted, field)
-        frames.append(counted.sparkSession.createDataFrame(ranked, f"{field} {kind}, id int"))
+        schema = f"value {kind_of(counted, field)}, id int"
+        frames.append(counted.sparkSession.createDataFrame(values.append_column("id", ids), schema))
     return frames
 
 
@@ -640,28 +653,15 @@ class CategoryEncode(Operator):
     method = "category_encode"
 
     @classmethod
-    def of(
-        cls,
-        columns: Any,
-        freq_limit: Any,
-        order_by_freq: bool,
-        do_split: bool,
-        sep: str,
-        *options: Any,
-    ) -> CategoryEncode:
+    def of(cls, columns: Any, freq_limit: Any, *options: Any) -> CategoryEncode:
         """Return the operator for the arguments that users give."""
         sources = sources_of(columns, freq_limit)
-        return cls(
-            [{"src_cols": list(each.columns), "col_name": each.name} for each in sources],
-            {each.name: each.at_least for each in sources if each.at_least},
-            order_by_freq,
-            do_split,
-            check_string(sep, "sep"),
-            *options,
-        )
+        named = [{"src_cols": list(each.columns), "col_name": each.name} for each in sources]
+        limits = {each.name: each.at_least for each in sources if each.at_least}
+        return cls(named, limits, *options)
 
     def __post_init__(self) -> None:
-        if not self.sep or "\\" in self.sep:
+        if not check_string(self.sep, "sep") or "\\" in self.sep:
             raise UsageError(
                 f"sep should be plain text without a backslash in a pipeline, got {self.sep!r}"
             )
@@ -691,11 +691,7 @@ class CategoryEncode(Operator):
         return requests
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        return {name: self._ranked(counts) for name, counts in answers.items()}
-
-    def _ranked(self, counts: pa.Table) -> pa.Table:
-        order = [("count", "descending")] if self.order_by_freq else []
-        return counts.sort_by([*order, ("value", "ascending")]).select(["value"]).combine_chunks()
+        return {name: _ranked(counts, self.order_by_freq) for name, counts in answers.items()}
 
     def cells(self, before: Schema, state: State | None) -> list[Cell]:
         kind = "array<int>" if self.do_split and not self.keep_most_frequent else "int"
