@@ -1400,7 +1400,7 @@ class FeatureTable(FeatureMethods, Table):
             rows.  One job finds all of them.
         """
         parts = check_integer("parts", parts, 2)
-        operator = CutBins.of(columns, parts, None, None, True, by_quantiles=True)
+        operator = CutBins.of(columns, parts, None, None, drop=True, by_quantiles=True)
         return learned(self.df, operator)["edges"]
 
     # -- targets and counts --------------------------------------------------------------------

@@ -362,30 +362,23 @@ class CutBins(NumberOperator):
     ----------
     bins : dict of str to (int or list of float)
         By column: edges, or how many bins.
-    by_quantiles : bool
-        Whether the bins that are counted have about as many rows each, rather than equal widths.
     labels : dict of str to list of str
         Of some columns.
     out_cols : list of str
+    drop : bool
+    by_quantiles : bool
+        Whether the bins that are counted have about as many rows each, rather than equal widths.
     """
 
     bins: dict[str, Any]
-    by_quantiles: bool
     labels: dict[str, list[str]]
     out_cols: list[str]
     drop: bool
+    by_quantiles: bool = False
     method = "cut_bins"
 
     @classmethod
-    def of(
-        cls,
-        columns: Any,
-        bins: Any,
-        labels: Any,
-        out_cols: Any,
-        drop: bool,
-        by_quantiles: bool = False,
-    ) -> CutBins:
+    def of(cls, columns: Any, bins: Any, labels: Any, out_cols: Any, **options: Any) -> CutBins:
         """Return the operator for the arguments that users give."""
         names = as_names(columns)
         outputs = [f"{name}_bin" for name in names] if out_cols is None else as_names(out_cols)
@@ -402,7 +395,7 @@ class CutBins(NumberOperator):
                 )
             if each is not None:
                 words[name] = list(each)
-        return cls(wanted, by_quantiles, words, outputs, drop)
+        return cls(wanted, words, outputs, **options)
 
     def __post_init__(self) -> None:
         least = 2 if self.by_quantiles else 1
