@@ -160,7 +160,7 @@ class TargetStatistics:
     ----------
     df : pyspark.sql.DataFrame
     encodings : list of Encoding
-    targets : list of str
+        All of the same targets.
     fold_col : str or None
         None if there are no folds.
     means : dict of str to float
@@ -173,12 +173,12 @@ class TargetStatistics:
         self,
         df: DataFrame,
         encodings: Sequence[Encoding],
-        targets: Sequence[str] = (),
         fold_col: str | None = None,
         means: Mapping[str, float] | None = None,
         smooth: float = 0.0,
     ):
-        self.encodings, self.targets, self.smooth = list(encodings), list(targets), float(smooth)
+        self.encodings, self.targets = list(encodings), list(encodings[0].outputs)
+        self.smooth = float(smooth)
         self._fold_col, self._chosen_means = fold_col, means or {}
         columns = list(dict.fromkeys(name for e in encodings for name in e.categories))
         self._key_of = {name: f"key_{i}" for i, name in enumerate(columns)}
@@ -635,7 +635,7 @@ class TargetEncode(GroupEncode):
             Encoding(tuple(group), dict(zip(self.targets, outputs, strict=True)))
             for group, outputs in zip(self.groups, self.out_cols, strict=True)
         ]
-        statistics = of(rows, encodings, self.targets, fold_col, self.target_mean, self.smooth)
+        statistics = of(rows, encodings, fold_col, self.target_mean, self.smooth)
         return statistics.encode(rows).drop(*self.dropped), statistics
 
     def _check(self, df: DataFrame) -> None:
