@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
@@ -38,6 +38,7 @@ from bigdl.friesian.ops.sequences import AddHistSeq
 from bigdl.friesian.ops.spark import active_spark
 from bigdl.orca.data.file import is_local_path, open_file_system
 from bigdl.orca.data.pandas.readers import files_of, split_paths
+from bigdl.orca.data.xshards.shards import hash_values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -172,10 +173,8 @@ def host_of(host: Any) -> AbstractContextManager[Host]:
 
     None means Spark if it runs, else this machine.
     """
-    return nullcontext(host) if isinstance(host, Host) else _new_host(host)
-
-
-def _new_host(host: Any) -> Host:
+    if isinstance(host, Host):
+        return nullcontext(host)
     if host in (None, "spark"):
         session = _running_session() or (active_spark() if host == "spark" else None)
         if session is not None:
@@ -258,12 +257,12 @@ def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
 def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
     """A file, whose columns of text come as dictionaries; `names` are those columns if known."""
     fs, inside = open_file_system(path)
-    source = inside if is_local_path(path) else fs.open(inside)
+    is_local = is_local_path(path)
     # threads of Arrow may hold a Python file for a moment too long for a process that ends
-    options = {"memory_map": True} if is_local_path(path) else {"pre_buffer": False}
+    options = {"filesystem": fs, "memory_map": is_local, "pre_buffer": is_local}
     try:
         file = pq.ParquetFile(
-            source, read_dictionary=names, coerce_int96_timestamp_unit="us", **options
+            inside, read_dictionary=names, coerce_int96_timestamp_unit="us", **options
         )
     except KeyError as error:
         name = error.args[0].decode()
@@ -370,7 +369,6 @@ def clear(path: str, sources: Iterable[str], mode: str) -> None:
     """Make an empty folder for results."""
     check_choice("mode", mode, ("overwrite", "error"))
     fs, folder = open_file_system(path)
-    folder = folder.rstrip("/")
     for source in sources:
         inside = open_file_system(source)[1]
         if inside == folder or inside.startswith(folder + "/"):
@@ -380,12 +378,6 @@ def clear(path: str, sources: Iterable[str], mode: str) -> None:
             raise UsageError(f"{path} exists already; remove it or use mode='overwrite'")
         fs.rm(folder, recursive=True)
     fs.makedirs(folder, exist_ok=True)
-
-
-def mark_complete(path: str) -> None:
-    """Say, as Spark does, that all results are there."""
-    fs, folder = open_file_system(path)
-    fs.touch(f"{folder.rstrip('/')}/_SUCCESS")
 
 
 def file_of(path: str, place: int) -> str:
@@ -408,7 +400,7 @@ def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
     if not is_local_path(path):  # a file of a remote storage appears when it is closed
         with fs.open(name, "wb") as sink:
             return _write(sink, tables)
-    hidden = f"{folder.rstrip('/')}/.part-{place:05d}-{uuid.uuid4().hex}"
+    hidden = f"{folder}/.part-{place:05d}-{uuid.uuid4().hex}"
     try:
         rows = _write(hidden, tables)
         os.replace(hidden, name)
@@ -419,26 +411,22 @@ def write(path: str, place: int, tables: Iterator[pa.Table]) -> int:
 
 
 def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
-
-    writer, rows = None, 0
-    try:
-        for table in tables:
-            if writer is None:
-                texts = [each.name for each in table.schema if pa.types.is_dictionary(each.type)]
-                writer = pq.ParquetWriter(
-                    sink,
-                    table.schema,
-                    use_dictionary=texts or False,
-                    # dictionaries are a matter of the file, not of the type of the column
-                    store_schema=False,
-                    coerce_timestamps="us",
-                    allow_truncated_timestamps=True,
-                )
+    """Write tables, of which there is at least one."""
+    first = next(tables)
+    texts = [each.name for each in first.schema if pa.types.is_dictionary(each.type)]
+    rows = 0
+    with pq.ParquetWriter(
+        sink,
+        first.schema,
+        use_dictionary=texts or False,
+        # dictionaries are a matter of the file, not of the type of the column
+        store_schema=False,
+        coerce_timestamps="us",
+        allow_truncated_timestamps=True,
+    ) as writer:
+        for table in chain([first], tables):
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
             rows += table.num_rows
-    finally:
-        if writer is not None:
-            writer.close()
     return rows
 
 
@@ -474,12 +462,6 @@ def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple
         key: request.answer(request.merged(of_pieces))
         for (key, request), of_pieces in zip(asked.items(), parts, strict=True)
     }
-
-
-def transformed(fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host) -> int:
-    """Write files behind all steps; returns the number of rows."""
-    with exchanged(fitted, pieces, path, host) as (rest, rows):
-        return sum(host.run(partial(_write_rows, rest, path), rows))
 
 
 def _asked(program: Program) -> dict[tuple[int, str], Request]:
@@ -585,15 +567,8 @@ def _buckets(batch: Batch, name: str, count: int) -> np.ndarray:
     import pandas as pd
 
     column = factored(batch[name])
-    kind = column.values.type
-    if pa.types.is_floating(kind) or pa.types.is_integer(kind):
-        values = column.values.cast(pa.float64(), safe=False).fill_null(np.nan)
-        values = values.to_numpy(zero_copy_only=False) + 0.0  # both zeros are equal
-        values[np.isnan(values)] = np.nan
-    else:
-        values = np.array([str(each) for each in column.values.to_pylist()], object)
-    hashed = pd.util.hash_array(values) % np.uint64(count)
-    return hashed.astype(np.int64)[column.codes]
+    values = column.values.to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
+    return (hash_values(values) % np.uint64(count)).astype(np.int64)[column.codes]
 
 
 def _buckets_of(path: str, step: AddHistSeq, written: Sequence[list[int]]) -> list[Bucket]:
@@ -606,13 +581,10 @@ def _buckets_of(path: str, step: AddHistSeq, written: Sequence[list[int]]) -> li
     return [Bucket(place, path, each, step) for place, each in enumerate(filled)]
 
 
-@contextmanager
-def exchanged(
-    fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host
-) -> Iterator[tuple[list[Fitted], Sequence[Rows]]]:
-    """Yield the steps behind the last one that looks at groups, and the rows that they get.
+def transformed(fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host) -> int:
+    """Write files behind all steps; returns the number of rows.
 
-    What is written on the way lies in a hidden folder in `path` while this is open.
+    What is written on the way to steps that look at groups lies in a hidden folder in `path`.
     """
     rest = list(fitted)
     rows: Sequence[Rows] = pieces
@@ -622,11 +594,13 @@ def exchanged(
         while group := next((each for each in rest if isinstance(each.step, AddHistSeq)), None):
             at = rest.index(group)
             name = f".exchange-{uuid.uuid4().hex}"
-            hidden = f"{folder.rstrip('/')}/{name}"
+            hidden = f"{folder}/{name}"
             fs.makedirs(hidden, exist_ok=True)
             stack.callback(fs.rm, hidden, recursive=True)
             place = f"{path.rstrip('/')}/{name}"
             step = cast("AddHistSeq", group.step)
             written = host.run(partial(_cut, rest[:at], step, count, place), rows)
             rest, rows = rest[at + 1 :], _buckets_of(place, step, written)
-        yield rest, rows
+        counts = host.run(partial(_write_rows, rest, path), rows)
+    fs.touch(f"{folder}/_SUCCESS")  # as Spark says that all results are there
+    return sum(counts)

@@ -122,11 +122,17 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
 
 def _pieces(scan: Scan, fields: dict[str, Field], spark: SparkSession) -> list[list[Piece]] | None:
     """The row groups of each task; None if a file has to be read by Spark."""
+    from bigdl.orca.cluster.spark import is_local
+
     paths = list(dict.fromkeys(path for task in scan.tasks for path, _, _ in task))
     look = partial(_row_groups, {n: f.kind for n, f in fields.items()}, scan.keeps_old_dates)
-    groups = _looked(look, paths, spark)
-    if groups is None:
+    # on a cluster its workers look, who have to open the files later
+    is_here = is_local(cast("str", spark.sparkContext.master)) and len(paths) <= _FEW_FILES
+    host = Here() if is_here else SparkTasks(spark)
+    found = host.run(look, [paths[i : i + _OF_TASK] for i in range(0, len(paths), _OF_TASK)])
+    if None in found:
         return None
+    groups: dict[str, list[Group]] = dict(zip(paths, chain(*found), strict=True))
     pieces: list[list[Piece]] = []
     count = 0
     for place, task in enumerate(scan.tasks):
@@ -209,19 +215,6 @@ def _middle(group: Any) -> int:
         for column in columns
     ]
     return min(starts) + sum(column.total_compressed_size for column in columns) // 2
-
-
-def _looked(
-    look: Callable[[Sequence[str]], list[list[Group]] | None], paths: list[str], spark: SparkSession
-) -> dict[str, list[Group]] | None:
-    """Return row groups by path; on a cluster its workers look, who have to open them later."""
-    from bigdl.orca.cluster.spark import is_local
-
-    is_here = is_local(cast("str", spark.sparkContext.master)) and len(paths) <= _FEW_FILES
-    host = Here() if is_here else SparkTasks(spark)
-    parts = [paths[i : i + _OF_TASK] for i in range(0, len(paths), _OF_TASK)]
-    groups = host.run(look, parts)
-    return None if None in groups else dict(zip(paths, chain(*groups), strict=True))
 
 
 # -- plans of Spark that do nothing but read files -------------------------------------------------

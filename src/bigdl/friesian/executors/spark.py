@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bigdl.friesian.executors import scans
 from bigdl.friesian.ops.batches import (
@@ -26,9 +25,18 @@ from bigdl.friesian.ops.batches import (
 )
 from bigdl.friesian.ops.cells import HIDDEN
 from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
-from bigdl.friesian.ops.operator import Ask, Fitted, Operator, Program, check_schema, inputs_of
+from bigdl.friesian.ops.operator import (
+    Ask,
+    Fitted,
+    Operator,
+    Program,
+    State,
+    check_schema,
+    inputs_of,
+)
 from bigdl.friesian.ops.spark import F, col, kind_of, schema_of, shared, without_nan
-from bigdl.friesian.ops.vocabulary import Source, count_values, enough
+from bigdl.friesian.ops.targets import target_figures
+from bigdl.friesian.ops.vocabulary import Source, count_values, counts_of_sources, enough
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -38,11 +46,14 @@ _ACCURACY = 10_000  # of percentile_approx: the rank is exact to one part in so 
 
 def run(df: DataFrame, operator: Operator) -> DataFrame:
     """Return a DataFrame behind an operator that learns from it."""
+    state = learned(df, operator) if operator.is_row_wise else {}
+    return applied(df, operator, schema_of(df), state)
+
+
+def learned(df: DataFrame, operator: Operator) -> State:
+    """Return the state of an operator that learns from a DataFrame."""
     before = schema_of(df)
-    state: Mapping[str, Any] = {}
-    if operator.is_row_wise:
-        state = operator.settled(before, answer(df, operator.requests(before)))
-    return applied(df, operator, before, state)
+    return operator.settled(before, answer(df, operator.requests(before)))
 
 
 def applied(
@@ -132,10 +143,10 @@ def _counts_and_figures(
     """The figures are observed while the values are counted, if rows of Spark are counted."""
     from pyspark.sql import Observation
 
-    counted = _counts_of_files(df, counts)
+    texts = {key: each for key, each in counts.items() if each.separator is None}
+    counted = _counts_of_texts(df, texts, scans.from_files)
     rest = {key: each for key, each in counts.items() if key not in counted}
-    columns = [each for request in figures.values() for each in _figures(df, request)]
-    named = [each.alias(f"f{i}") for i, each in enumerate(columns)]
+    named = [_figure(df, each).alias(f"f{i}") for i, each in enumerate(figures.values())]
     observation = Observation() if named and rest else None
     rows = df if observation is None else df.observe(observation, *named)
     # cells with several values and others cannot be exploded by the same expression
@@ -147,42 +158,22 @@ def _counts_and_figures(
         row = observation.get
     else:
         row = cast("Row", df.agg(*named).first()).asDict() if named else {}
-    return counted | _read_figures(figures, row)
-
-
-def _counts_of_files(df: DataFrame, counts: Mapping[Any, Counts]) -> dict[Any, pa.Table]:
-    """Those of texts that stand in files as they are; nothing if that does not pay or work."""
-    texts = {key: each for key, each in counts.items() if each.separator is None}
-    requests = list(texts.values())
-    counted = count_texts(df, requests, scans.from_files) if pays(df, requests) else None
-    return {} if counted is None else _tables(counted, dict.fromkeys(texts, "value"))
+    return counted | {key: row[f"f{i}"] or [] for i, key in enumerate(figures)}
 
 
 def _counts(
     df: DataFrame, counts: Mapping[Any, Counts], separator: str | None
 ) -> dict[Any, pa.Table]:
-    requests = list(counts.values())
-    if separator is None and pays(df, requests):
-        counted: Any = count_texts(df, requests, scans.from_rows)
-        return _tables(counted, dict.fromkeys(counts, "value"))
+    if separator is None and (found := _counts_of_texts(df, counts, scans.from_rows)):
+        return found
+    requests = counts.values()
     sources = [Source(str(i), each.columns, each.at_least) for i, each in enumerate(requests)]
     counted, fields = count_values(df, sources, separator and re.escape(separator))
-    return _tables(counted, dict(zip(counts, fields, strict=True)))
+    return dict(zip(counts, counts_of_sources(counted, fields), strict=True))
 
 
-def _tables(counted: DataFrame, fields: Mapping[Any, str]) -> dict[Any, pa.Table]:
-    """The counts of each request, given the column that its values are in."""
-
-    table = counted.toArrow()
-    tables = {}
-    for i, (key, field) in enumerate(fields.items()):
-        mine = table.filter(pc.equal(table["source"], i))
-        tables[key] = mine.select([field, "count"]).rename_columns(["value", "count"])
-    return tables
-
-
-def _figures(df: DataFrame, request: Extremes | Quantiles) -> list[Column]:
-
+def _figure(df: DataFrame, request: Extremes | Quantiles) -> Column:
+    """The aggregate that answers a request: an array."""
     (name,) = request.columns
     kind = kind_of(df, name)
     value = without_nan(col(name), kind)
@@ -190,31 +181,15 @@ def _figures(df: DataFrame, request: Extremes | Quantiles) -> list[Column]:
         value = F.when(F.abs(value) < float("inf"), value)
     if isinstance(request, Extremes):
         value = value if is_integral(kind) else value.cast("double")
-        return [F.min(value), F.max(value)]
+        return F.array(F.min(value), F.max(value))
     shares = F.array(*map(F.lit, request.shares))
-    return [F.percentile_approx(value.cast("double"), shares, F.lit(_ACCURACY))]
-
-
-def _read_figures(figures: Mapping[Any, Request], row: Mapping[str, Any]) -> dict[Any, Any]:
-    values = iter(row[f"f{i}"] for i in range(len(row)))
-    return {
-        key: (next(values), next(values))
-        if isinstance(request, Extremes)
-        else list(next(values) or [])
-        for key, request in figures.items()
-    }
+    return F.percentile_approx(value.cast("double"), shares, F.lit(_ACCURACY))
 
 
 def _target_sums(df: DataFrame, request: TargetSums) -> pa.Table:
-
     split = len(request.columns) - request.targets
-    keys, targets = request.columns[:split], request.columns[split:]
-    figures = [F.count("*").alias("rows")]
-    for i, name in enumerate(targets):
-        value = without_nan(col(name).cast("double"), kind_of(df, name))
-        figures += [F.sum(value).alias(f"sum_{i}"), F.count(value).alias(f"count_{i}")]
-    named = [col(name).alias(f"key_{i}") for i, name in enumerate(keys)]
-    return df.groupBy(*named).agg(*figures).toArrow()
+    named = [col(name).alias(f"key_{i}") for i, name in enumerate(request.columns[:split])]
+    return df.groupBy(*named).agg(*target_figures(df, request.columns[split:])).toArrow()
 
 
 # -- texts counted in batches ----------------------------------------------------------------------
@@ -222,44 +197,42 @@ def _target_sums(df: DataFrame, request: TargetSums) -> pa.Table:
 _COLUMNS = 8  # from which it is faster than rows of Spark
 
 
-def pays(df: DataFrame, requests: Sequence[Counts]) -> bool:
-    """Return True if all columns are text, and many."""
-    columns = [name for request in requests for name in request.columns]
-    return len(columns) >= _COLUMNS and all(kind_of(df, name) == "string" for name in columns)
-
-
-def count_texts(
-    df: DataFrame, requests: Sequence[Counts], way: Callable[..., DataFrame | None]
-) -> DataFrame | None:
+def _counts_of_texts(
+    df: DataFrame, counts: Mapping[Any, Counts], way: Callable[..., DataFrame | None]
+) -> dict[Any, pa.Table]:
     """Count the values of columns of text, without nulls.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-    requests : list of Counts
+    counts : dict of object to Counts
         Without separators.
     way : callable
         A function of :mod:`~bigdl.friesian.executors.scans`.
 
     Returns
     -------
-    pyspark.sql.DataFrame or None
-        Columns ``source`` (int), the place of the request, ``value`` and ``count``; values that
-        occur too rarely are left out.  None if the way is none for this DataFrame.
+    dict of object to pyarrow.Table
+        Nothing if not all columns are text and many, or the way is none for this DataFrame.
     """
+    requests = list(counts.values())
+    names = dict.fromkeys(name for request in requests for name in request.columns)
+    if len(names) < _COLUMNS or any(kind_of(df, name) != "string" for name in names):
+        return {}
 
     def count(batch: Batch) -> Iterator[pa.RecordBatch]:
         for place, request in enumerate(requests):
-            counts = request.of_batch(batch)
-            places = pa.repeat(pa.scalar(place, pa.int32()), len(counts))
-            yield from counts.add_column(0, "source", places).to_batches()
+            table = request.of_batch(batch)
+            places = pa.repeat(pa.scalar(place, pa.int32()), len(table))
+            yield from table.add_column(0, "source", places).to_batches()
 
-    names = dict.fromkeys(name for request in requests for name in request.columns)
     rows = way(df.select(*map(col, names)), count, "source int, value string, count bigint")
     if rows is None:
-        return None
+        return {}
     counted = rows.groupBy("source", "value").agg(F.sum("count").alias("count"))
-    return enough(counted, (request.at_least for request in requests))
+    frequent = enough(counted, (request.at_least for request in requests))
+    tables = counts_of_sources(frequent, ["value"] * len(counts))
+    return dict(zip(counts, tables, strict=True))
 
 
 # -- steps in batches ------------------------------------------------------------------------------

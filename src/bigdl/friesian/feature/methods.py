@@ -249,7 +249,7 @@ class FeatureMethods(CellMethods):
         FeatureTable or FeaturePipeline
             A null or NaN is in the bin n + 1, and has the label null.
         """
-        return self._apply(CutBins.of(columns, bins, labels, out_cols, drop))
+        return self._apply(CutBins.of(columns, bins, labels, out_cols, drop=drop))
 
     # -- arrays --------------------------------------------------------------------------------
 

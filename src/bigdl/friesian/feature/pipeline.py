@@ -130,7 +130,8 @@ class FeaturePipeline(FeatureMethods):
         columns, labels, out_cols, drop
             See :meth:`FeatureTable.cut_bins`.
         """
-        return self._apply(CutBins.of(columns, parts, labels, out_cols, drop, by_quantiles=True))
+        options = {"drop": drop, "by_quantiles": True}
+        return self._apply(CutBins.of(columns, parts, labels, out_cols, **options))
 
     def category_encode(
         self,
@@ -360,9 +361,7 @@ class FeaturePipeline(FeatureMethods):
         arrow.clear(dst, source, mode)
         with host_of(host) as runner:
             pieces = arrow.pieces_of(source, schema, runner.pieces)
-            rows = arrow.transformed(fitted, pieces, os.fspath(dst), runner)
-        arrow.mark_complete(dst)
-        return rows
+            return arrow.transformed(fitted, pieces, os.fspath(dst), runner)
 
     def _check_runs(self, executor: str) -> None:
         others = [step.method for step in self._steps if executor not in step.executors]
@@ -603,7 +602,8 @@ def _size(state: State) -> str:
     parts = []
     if tables:
         rows, size = sum(each.num_rows for each in tables), sum(each.nbytes for each in tables)
-        parts.append(f"{rows} rows ({_bytes(size)})")
+        shown = f"{-(-size // 1000)} kB" if size < 1e6 else f"{size / 1e6:.1f} MB"
+        parts.append(f"{rows} rows ({shown})")
     if figures:
         parts.append(f"{figures} figures")
     return ", ".join(parts) or "-"
@@ -612,7 +612,3 @@ def _size(state: State) -> str:
 def _figures(value: Any) -> int:
     values = value.values() if isinstance(value, dict) else value
     return sum(map(_figures, values)) if isinstance(value, dict | list | tuple) else 1
-
-
-def _bytes(size: int) -> str:
-    return f"{-(-size // 1000)} kB" if size < 1e6 else f"{size / 1e6:.1f} MB"

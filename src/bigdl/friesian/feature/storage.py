@@ -24,7 +24,6 @@ def save(
 ) -> None:
     """Write a pipeline; what was in the folder goes."""
     fs, folder = open_file_system(path)
-    folder = folder.rstrip("/")
     if fs.exists(folder):
         if fs.find(folder) and not fs.exists(f"{folder}/{_FILE}"):
             raise UsageError(f"{path} exists and is no pipeline; choose another folder")
@@ -35,8 +34,7 @@ def save(
     def plain(value: Any) -> Any:
         if isinstance(value, pa.Table):
             name = f"state-{next(numbers):03d}.parquet"
-            with fs.open(f"{folder}/{name}", "wb") as file:
-                pq.write_table(value, file)
+            pq.write_table(value, f"{folder}/{name}", filesystem=fs)
             return {_TABLE: name}
         return vars(value) if isinstance(value, Field) else value.item()  # a number of NumPy
 
@@ -54,15 +52,15 @@ def save(
 def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | None]:
     """Read what :func:`save` wrote: steps, fields of the data, and the steps with their states."""
     fs, folder = open_file_system(path)
-    folder = folder.rstrip("/")
 
     def with_tables(value: dict[str, Any]) -> Any:
         if list(value) != [_TABLE]:
             return value
         # Read by threads of Arrow, the Python file may be held by one for a moment longer, and a
         # process that ends then aborts.
-        with fs.open(f"{folder}/{value[_TABLE]}", "rb") as file:
-            return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+        path = f"{folder}/{value[_TABLE]}"
+        with pq.ParquetFile(path, filesystem=fs, pre_buffer=False) as file:
+            return file.read(use_threads=False)
 
     if not fs.exists(f"{folder}/{_FILE}"):
         raise UsageError(f"There is no pipeline at {path}: {_FILE} is missing")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial, reduce
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import MissingExtraError, UsageError
-from bigdl.friesian.executors.spark import answer, run
+from bigdl.friesian.executors.spark import answer, learned, run
 from bigdl.friesian.feature.methods import CellMethods, FeatureMethods
 from bigdl.friesian.ops import kinds, spark, vocabulary
 from bigdl.friesian.ops.batches import Extremes
 from bigdl.friesian.ops.cells import Cast, medians_of
 from bigdl.friesian.ops.kinds import require_columns, require_kind
-from bigdl.friesian.ops.numbers import MinMaxScale, quantiles
+from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
 from bigdl.friesian.ops.spark import (
     F,
@@ -1047,17 +1047,11 @@ class FeatureTable(FeatureMethods, Table):
         """
         names = self.columns if columns is None else as_names(columns)
         require_columns(self.columns, names)
-        figures: dict[str, Column] = {}
-        for i, name in enumerate(names):
-            for figure, column in _figures(col(name), kind_of(self.df, name)).items():
-                figures[f"{i}_{figure}"] = column
-        values: dict[str, Any] = {}
-        if figures:
-            row = self.df.agg(*(column.alias(name) for name, column in figures.items())).first()
-            values = cast("Row", row).asDict()
-        return FeatureSchema(
-            {name: _feature(kind_of(self.df, name), i, values) for i, name in enumerate(names)}
-        )
+        of_columns = {name: kind_of(self.df, name) for name in names}
+        figures = [each for name, kind in of_columns.items() for each in _figures(col(name), kind)]
+        numbered = (each.alias(str(i)) for i, each in enumerate(figures))
+        values = iter(cast("Row", self.df.agg(*numbered).first()) if figures else ())
+        return FeatureSchema({name: _feature(kind, values) for name, kind in of_columns.items()})
 
     # -- functions -----------------------------------------------------------------------------
 
@@ -1405,15 +1399,9 @@ class FeatureTable(FeatureMethods, Table):
             At most ``parts - 1`` ascending edges for each column, exact to a thousandth of the
             rows.  One job finds all of them.
         """
-        names = as_names(columns)
-        check_integer("parts", parts, 2)
-        before = schema_of(self.df)
-        require_kind(before, names, kinds.is_number, "numbers")
-        answers = answer(self.df, {name: quantiles(name, parts) for name in names})
-        empty = [name for name, edges in answers.items() if not edges]
-        if empty:
-            raise UsageError(f"The columns {empty} have no value that bins could be made of")
-        return {name: sorted(set(edges)) for name, edges in answers.items()}
+        parts = check_integer("parts", parts, 2)
+        operator = CutBins.of(columns, parts, None, None, drop=True, by_quantiles=True)
+        return learned(self.df, operator)["edges"]
 
     # -- targets and counts --------------------------------------------------------------------
 
@@ -1807,33 +1795,34 @@ def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
     return getattr(F, function)(col(name))
 
 
-def _figures(value: Column, kind: str) -> dict[str, Column]:
-    """The aggregates that tell the extremes of a column and the lengths at each depth."""
-
-    figures, depth = {}, 0
+def _figures(value: Column, kind: str) -> list[Column]:
+    """The aggregates of a column: the extremes of the lengths at each depth, then of the values."""
+    figures, depth = [], 0
     while kinds.is_array(kind):
         lengths = F.array(F.when(value.isNotNull(), F.size(value)))
         if depth:  # the elements of `value` are the arrays of this depth
             inner = F.filter(value, lambda each: each.isNotNull())
             lengths, value = F.transform(inner, lambda each: F.size(each)), F.flatten(inner)
-        figures[f"shortest_{depth}"] = F.min(F.array_min(lengths))
-        figures[f"longest_{depth}"] = F.max(F.array_max(lengths))
+        figures += [F.min(F.array_min(lengths)), F.max(F.array_max(lengths))]
         kind, depth = kinds.element_of(kind), depth + 1
     if kinds.is_integral(kind):
         low, high = (F.array_min(value), F.array_max(value)) if depth else (value, value)
-        figures |= {"smallest": F.min(low), "largest": F.max(high)}
+        figures += [F.min(low), F.max(high)]
     return figures
 
 
-def _feature(kind: str, i: int, figures: dict) -> Feature:
+def _feature(kind: str, figures: Iterator[Any]) -> Feature:
+    """The feature of a column of a kind, by the values of its :func:`_figures`."""
     shape: list[int | None] = []
     while kinds.is_array(kind):
-        short, long = (figures[f"{i}_{each}_{len(shape)}"] for each in ("shortest", "longest"))
+        short, long = next(figures), next(figures)
         shape.append(short if short == long else None)
         kind = kinds.element_of(kind)
     cardinality = None
-    if kinds.is_integral(kind) and (figures[f"{i}_smallest"] or 0) >= 0:
-        cardinality = (-1 if figures[f"{i}_largest"] is None else figures[f"{i}_largest"]) + 1
+    if kinds.is_integral(kind):
+        smallest, largest = next(figures), next(figures)
+        if (smallest or 0) >= 0:
+            cardinality = 0 if largest is None else largest + 1
     return Feature(kind, cardinality, tuple(shape))
 
 

@@ -24,7 +24,6 @@ from bigdl.friesian.ops.operator import (
     Operator,
     State,
     TableOperator,
-    ValueFunction,
 )
 from bigdl.friesian.ops.spark import F, check_different, check_new_names, col, renamed
 
@@ -302,14 +301,22 @@ def _number(text: str) -> float | None:
     return -number if sign == "-" else number
 
 
-class OfText(ValueFunction):
+class OfText(Function):
     """The number or boolean that a text means, or null."""
+
+    is_costly = True
 
     def __init__(self, kind: str):
         self.kind = kind
         self._of_double = OfNumber(kind).single("double")
 
-    def value(self, value: str | None) -> Any:
+    def array(self, values: pa.Array) -> pa.Array:
+        return pa.array(map(self._value, values.to_pylist()), kinds.to_arrow(self.kind))
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        return self._value
+
+    def _value(self, value: str | None) -> Any:
         text = "" if value is None else value.strip(_SPACE)
         if self.kind == "boolean":
             return _BOOLEANS.get(text.lower())

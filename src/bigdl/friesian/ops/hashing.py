@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops.batches import factored, text_of, texts_of
+from bigdl.friesian.ops.batches import computed, flat, text_of, texts_of
 from bigdl.friesian.ops.kinds import (
     Field,
     Schema,
@@ -167,10 +167,8 @@ class Hash(Function):
         return arrow_function(self._of_distinct, "int")(value)
 
     def _of_distinct(self, values: pa.Array) -> pa.Array:
-        if pa.types.is_nested(values.type):
-            return self.array(values)
-        column = factored(values)
-        return self.array(column.values).take(pa.array(column.codes))
+        is_nested = pa.types.is_nested(values.type)
+        return self.array(values) if is_nested else flat(computed(self, [values]))
 
 
 class Cross(Hash):

@@ -362,30 +362,23 @@ class CutBins(NumberOperator):
     ----------
     bins : dict of str to (int or list of float)
         By column: edges, or how many bins.
-    by_quantiles : bool
-        Whether the bins that are counted have about as many rows each, rather than equal widths.
     labels : dict of str to list of str
         Of some columns.
     out_cols : list of str
+    drop : bool
+    by_quantiles : bool
+        Whether the bins that are counted have about as many rows each, rather than equal widths.
     """
 
     bins: dict[str, Any]
-    by_quantiles: bool
     labels: dict[str, list[str]]
     out_cols: list[str]
     drop: bool
+    by_quantiles: bool = False
     method = "cut_bins"
 
     @classmethod
-    def of(
-        cls,
-        columns: Any,
-        bins: Any,
-        labels: Any,
-        out_cols: Any,
-        drop: bool,
-        by_quantiles: bool = False,
-    ) -> CutBins:
+    def of(cls, columns: Any, bins: Any, labels: Any, out_cols: Any, **options: Any) -> CutBins:
         """Return the operator for the arguments that users give."""
         names = as_names(columns)
         outputs = [f"{name}_bin" for name in names] if out_cols is None else as_names(out_cols)
@@ -402,7 +395,7 @@ class CutBins(NumberOperator):
                 )
             if each is not None:
                 words[name] = list(each)
-        return cls(wanted, by_quantiles, words, outputs, drop)
+        return cls(wanted, words, outputs, **options)
 
     def __post_init__(self) -> None:
         least = 2 if self.by_quantiles else 1
@@ -422,7 +415,10 @@ class CutBins(NumberOperator):
         self.require_numbers(before)
         counted = {name: bins for name, bins in self.bins.items() if isinstance(bins, int)}
         if self.by_quantiles:
-            return {name: quantiles(name, bins) for name, bins in counted.items()}
+            return {
+                name: Quantiles((name,), tuple(i / bins for i in range(1, bins)))
+                for name, bins in counted.items()
+            }
         return {name: Extremes((name,), is_finite=True) for name in counted}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
@@ -458,11 +454,6 @@ class CutBins(NumberOperator):
     @property
     def dropped(self) -> set[str]:
         return set(self.bins) - set(self.out_cols) if self.drop else set()
-
-
-def quantiles(name: str, parts: int) -> Quantiles:
-    """Return the request for the edges between bins of about as many rows each."""
-    return Quantiles((name,), tuple(i / parts for i in range(1, parts)))
 
 
 def _check_labels(name: str, edges: Sequence[float], words: Sequence[str]) -> None:

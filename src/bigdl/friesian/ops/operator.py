@@ -62,29 +62,6 @@ class Function(ABC):
         return of_values
 
 
-class ValueFunction(Function):
-    """A function of values of Python, one by one.
-
-    Attributes
-    ----------
-    kind : str
-        Of the results.
-    """
-
-    is_costly = True
-    kind: str
-
-    @abstractmethod
-    def value(self, value: Any) -> Any:
-        """The result for one value; None is null."""
-
-    def array(self, *values: pa.Array) -> pa.Array:
-        return pa.array(map(self.value, *map(pa.Array.to_pylist, values)), to_arrow(self.kind))
-
-    def single(self, *input_kinds: str) -> Callable[..., Any]:
-        return self.value
-
-
 class NumberFunction(Function):
     """A function of numbers that NumPy computes, of an array of them as of a single one.
 

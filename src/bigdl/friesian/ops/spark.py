@@ -18,19 +18,10 @@ from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.kinds import Field, require_kind
 from bigdl.orca.data.transformer.encoding import as_names as as_names
 from bigdl.orca.data.transformer.encoding import check_string as check_string
+from bigdl.orca.data.xshards.frames import F as F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql import functions as F
-else:
-
-    class _Functions:
-        def __getattr__(self, name: str) -> Any:
-            from pyspark.sql import functions
-
-            return getattr(functions, name)
-
-    F = _Functions()
 
 
 # -- what users give -------------------------------------------------------------------------------
@@ -116,22 +107,15 @@ def names_of_results(
     grid = [out_cols] if isinstance(out_cols, str) else out_cols
     if isinstance(grid, list | tuple) and all(isinstance(each, str) for each in grid):
         grid = [grid] if rows == 1 else [[each] for each in grid]
-    shaped = (
-        isinstance(grid, list | tuple)
-        and len(grid) == rows
-        and all(
-            isinstance(row, list | tuple)
-            and len(row) == columns
-            and all(isinstance(each, str) for each in row)
-            for row in grid
-        )
-    )
-    if not shaped:
+    is_grid = isinstance(grid, list | tuple) and all(isinstance(row, list | tuple) for row in grid)
+    sizes = [len(row) for row in grid] if is_grid else []
+    names = [name for row in grid for name in row] if is_grid else []
+    if sizes != [columns] * rows or not all(isinstance(name, str) for name in names):
         raise UsageError(
             f"out_cols should have {rows} lists, one for each of {of_rows}, of {columns} names, "
             f"one for each of {of_columns}, but got {out_cols!r}"
         )
-    check_different([name for row in grid for name in row], "out_cols")
+    check_different(names, "out_cols")
     return [list(row) for row in grid]
 
 

@@ -73,6 +73,15 @@ def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) 
 # -- means of targets ------------------------------------------------------------------------------
 
 
+def target_figures(df: DataFrame, targets: Sequence[str]) -> list[Column]:
+    """The aggregates of some rows: their number, and of each target the sum and the count."""
+    figures = [F.count("*").alias("rows")]
+    for i, name in enumerate(targets):
+        value = without_nan(col(name).cast("double"), kind_of(df, name))
+        figures += [F.sum(value).alias(f"sum_{i}"), F.count(value).alias(f"count_{i}")]
+    return figures
+
+
 @dataclass(frozen=True)
 class Encoding:
     """A group of category columns, and the name of the result for each target."""
@@ -151,7 +160,7 @@ class TargetStatistics:
     ----------
     df : pyspark.sql.DataFrame
     encodings : list of Encoding
-    targets : list of str
+        All of the same targets.
     fold_col : str or None
         None if there are no folds.
     means : dict of str to float
@@ -164,12 +173,12 @@ class TargetStatistics:
         self,
         df: DataFrame,
         encodings: Sequence[Encoding],
-        targets: Sequence[str] = (),
         fold_col: str | None = None,
         means: Mapping[str, float] | None = None,
         smooth: float = 0.0,
     ):
-        self.encodings, self.targets, self.smooth = list(encodings), list(targets), float(smooth)
+        self.encodings, self.targets = list(encodings), list(encodings[0].outputs)
+        self.smooth = float(smooth)
         self._fold_col, self._chosen_means = fold_col, means or {}
         columns = list(dict.fromkeys(name for e in encodings for name in e.categories))
         self._key_of = {name: f"key_{i}" for i, name in enumerate(columns)}
@@ -181,17 +190,9 @@ class TargetStatistics:
         rows = df.select(
             *(col(name).alias(self._key_of[name]) for name in columns),
             (F.lit(0) if self._fold_col is None else col(self._fold_col)).alias("fold"),
-            *(
-                without_nan(col(name).cast("double"), kind_of(df, name)).alias(f"target_{i}")
-                for i, name in enumerate(self.targets)
-            ),
+            *(col(name).alias(f"target_{i}") for i, name in enumerate(self.targets)),
         )
-        figures = [F.count("*").alias("rows")]
-        for i in range(len(self.targets)):
-            figures += [
-                F.sum(f"target_{i}").alias(f"sum_{i}"),
-                F.count(f"target_{i}").alias(f"count_{i}"),
-            ]
+        figures = target_figures(rows, [f"target_{i}" for i in range(len(self.targets))])
         keys = [self._key_of[name] for name in columns]
         sets = [[*(self._key_of[name] for name in e.categories), "fold"] for e in self.encodings]
         distinct = [list(each) for each in dict.fromkeys(map(tuple, sets))]
@@ -634,7 +635,7 @@ class TargetEncode(GroupEncode):
             Encoding(tuple(group), dict(zip(self.targets, outputs, strict=True)))
             for group, outputs in zip(self.groups, self.out_cols, strict=True)
         ]
-        statistics = of(rows, encodings, self.targets, fold_col, self.target_mean, self.smooth)
+        statistics = of(rows, encodings, fold_col, self.target_mean, self.smooth)
         return statistics.encode(rows).drop(*self.dropped), statistics
 
     def _check(self, df: DataFrame) -> None:

@@ -96,6 +96,11 @@ class Vocabulary:
             return self.values.take(pc.index_in(keys, value_set=self.keys))
         return pa.array(map(self.by_key.get, keys.to_pylist()), self.values.type)
 
+    def find_repeated(self, keys: pa.Array) -> pa.Array:
+        """As :meth:`find`, of keys that occur several times and may be of another type."""
+        codes = keys.cast(self.keys.type).dictionary_encode()
+        return self.find(codes.dictionary).take(codes.indices)
+
 
 class Dictionary:
     """Keys with their values.
@@ -118,7 +123,7 @@ class Dictionary:
         if entries is not None and len(entries) <= DRIVER_KEYS:
             self._tables[kinds.of_arrow(entries["key"].type)] = entries
         self._frames: dict[str, DataFrame] = {}
-        self._shipped: dict[str, Shipped] = {}
+        self._shipped: dict[str, Any] = {}
 
     @property
     def value_type(self) -> str:
@@ -151,14 +156,15 @@ class Dictionary:
             self._frames[kind] = self.df.sparkSession.createDataFrame(table, schema)
         return F.broadcast(self._frames[kind])
 
-    def shipped(self, kind: str, limited: bool = True) -> Shipped | None:
-        """Return the entries for an Arrow function, or None if there are too many keys."""
+    def shipped(self, kind: str, limited: bool = True) -> Any:
+        """A broadcast of the entries as a :class:`Vocabulary`; None if there are too many keys."""
         if kind not in self._shipped:
             table = self._table(kind)
             if table is None and limited:
                 return None
             table = _unique(self._pairs(kind).toArrow()) if table is None else table
-            self._shipped[kind] = Shipped(table, self.df.sparkSession)
+            columns = (column.combine_chunks() for column in table.columns)
+            self._shipped[kind] = shared(Vocabulary(*columns), self.df.sparkSession)
         return self._shipped[kind]
 
     def joined(self, kind: str) -> DataFrame:
@@ -205,22 +211,6 @@ def _unique(pairs: pa.Table) -> pa.Table:
     keys = pairs["key"]
     is_new = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))
     return pairs.filter(pa.concat_arrays([pa.array([True]), is_new.combine_chunks()]))
-
-
-class Shipped:
-    """A dictionary in a worker: sent there once, unpacked once by each Python process."""
-
-    def __init__(self, table: pa.Table, spark: Any):
-        self.key_type = table.schema.field("key").type
-        self._data = shared(table, spark)
-
-    def find(self, keys: pa.Array) -> pa.Array:
-        """The value of every key; null where there is none."""
-        if not hasattr(self._data, "_bigdl_unpacked"):  # lives as long as Spark keeps the bytes
-            columns = (column.combine_chunks() for column in self._data.value.columns)
-            self._data._bigdl_unpacked = Vocabulary(*columns)
-        codes = keys.cast(self.key_type).dictionary_encode()
-        return self._data._bigdl_unpacked.find(codes.dictionary).take(codes.indices)
 
 
 # -- joins -----------------------------------------------------------------------------------------
@@ -328,7 +318,7 @@ def encode_tokens(
             df = _join_tokens(df, name, dictionary, kind, separator)
         else:
             tokens = F.split(col(name).cast("string"), separator)
-            known = partial(_known, shipped)
+            known = partial(_known_of, shipped)
             function = arrow_function(known, f"array<{dictionary.value_type}>")
             df = replace(df, {name: function(tokens.try_cast(f"array<{kind}>"))})
         if smallest:
@@ -376,7 +366,7 @@ def value_features(
             look_ups.append(dictionary.look_up(df, name, output, known))
             continue
         kind = dictionary.meeting_type(inner)
-        shipped = cast("Shipped", dictionary.shipped(kind, limited=False))
+        shipped = dictionary.shipped(kind, limited=False)
         begin, end = "array<" * depth, ">" * depth
         values = partial(_values, shipped, depth, default)
         function = arrow_function(values, f"{begin}{wanted}{end}")
@@ -384,18 +374,22 @@ def value_features(
     return join(df, look_ups, results)
 
 
-def _values(shipped: Shipped, depth: int, default: Any, keys: pa.Array) -> pa.Array:
+def _values(shipped: Any, depth: int, default: Any, keys: pa.Array) -> pa.Array:
     """The values of keys, which may be in nested lists; a default for unknown ones."""
     if not depth:
-        values = shipped.find(keys)
+        values = shipped.value.find_repeated(keys)
         return values if default is None else values.fill_null(default)
     inner = _values(shipped, depth - 1, default, keys.flatten())
     return pa.ListArray.from_arrays(_offsets(keys), inner, mask=keys.is_null())
 
 
-def _known(vocabulary: Vocabulary | Shipped, keys: pa.Array) -> pa.Array:
+def _known_of(shipped: Any, keys: pa.Array) -> pa.Array:
+    return _known(shipped.value, keys)
+
+
+def _known(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
     """The values of the keys in a list, without those of unknown ones; null if there are none."""
-    values = vocabulary.find(keys.flatten())
+    values = vocabulary.find_repeated(keys.flatten())
     known = np.concatenate([[0], np.cumsum(values.is_valid().to_numpy(zero_copy_only=False))])
     offsets = known[_offsets(keys).to_numpy()].astype(np.int32)
     empty = pa.array(offsets[1:] == offsets[:-1])
@@ -510,6 +504,22 @@ def count_values(
     return enough(counted, (source.at_least for source in sources)), fields
 
 
+def counts_of_sources(counted: DataFrame, fields: Sequence[str]) -> list[pa.Table]:
+    """Tables of ``value`` and ``count`` of each source, from what :func:`count_values` returned."""
+    table = counted.toArrow()
+    parts = (table.filter(pc.equal(table["source"], i)) for i in range(len(fields)))
+    return [
+        part.select([field, "count"]).rename_columns(["value", "count"])
+        for part, field in zip(parts, fields, strict=True)
+    ]
+
+
+def _ranked(counts: pa.Table, order_by_freq: bool) -> pa.Table:
+    """The column of the values, in the order of their numbers."""
+    order = [("count", "descending")] if order_by_freq else []
+    return counts.sort_by([*order, ("value", "ascending")]).select(["value"]).combine_chunks()
+
+
 def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
     """Return the counts that are not below the limit of their ``source``."""
     conditions = [
@@ -537,15 +547,12 @@ def _value_kind(df: DataFrame, source: Source, separator: str | None) -> str:
 def _ranked_on_driver(
     counted: DataFrame, fields: list[str], order_by_freq: bool
 ) -> list[DataFrame]:
-    table = counted.toArrow()
     frames = []
-    for i, field in enumerate(fields):
-        mine = table.filter(pc.equal(table["source"], i)).select([field, "count"])
-        order = [("count", "descending")] if order_by_freq else []
-        values = mine.sort_by([*order, (field, "ascending")])[field]
+    for field, counts in zip(fields, counts_of_sources(counted, fields), strict=True):
+        values = _ranked(counts, order_by_freq)
         ids = pa.array(range(1, len(values) + 1), pa.int32())
-        ranked, kind = pa.table({field: values, "id": ids}), kind_of(counted, field)
-        frames.append(counted.sparkSession.createDataFrame(ranked, f"{field} {kind}, id int"))
+        schema = f"value {kind_of(counted, field)}, id int"
+        frames.append(counted.sparkSession.createDataFrame(values.append_column("id", ids), schema))
     return frames
 
 
@@ -646,28 +653,15 @@ class CategoryEncode(Operator):
     method = "category_encode"
 
     @classmethod
-    def of(
-        cls,
-        columns: Any,
-        freq_limit: Any,
-        order_by_freq: bool,
-        do_split: bool,
-        sep: str,
-        *options: Any,
-    ) -> CategoryEncode:
+    def of(cls, columns: Any, freq_limit: Any, *options: Any) -> CategoryEncode:
         """Return the operator for the arguments that users give."""
         sources = sources_of(columns, freq_limit)
-        return cls(
-            [{"src_cols": list(each.columns), "col_name": each.name} for each in sources],
-            {each.name: each.at_least for each in sources if each.at_least},
-            order_by_freq,
-            do_split,
-            check_string(sep, "sep"),
-            *options,
-        )
+        named = [{"src_cols": list(each.columns), "col_name": each.name} for each in sources]
+        limits = {each.name: each.at_least for each in sources if each.at_least}
+        return cls(named, limits, *options)
 
     def __post_init__(self) -> None:
-        if not self.sep or "\\" in self.sep:
+        if not check_string(self.sep, "sep") or "\\" in self.sep:
             raise UsageError(
                 f"sep should be plain text without a backslash in a pipeline, got {self.sep!r}"
             )
@@ -697,11 +691,7 @@ class CategoryEncode(Operator):
         return requests
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
-        return {name: self._ranked(counts) for name, counts in answers.items()}
-
-    def _ranked(self, counts: pa.Table) -> pa.Table:
-        order = [("count", "descending")] if self.order_by_freq else []
-        return counts.sort_by([*order, ("value", "ascending")]).select(["value"]).combine_chunks()
+        return {name: _ranked(counts, self.order_by_freq) for name, counts in answers.items()}
 
     def cells(self, before: Schema, state: State | None) -> list[Cell]:
         kind = "array<int>" if self.do_split and not self.keep_most_frequent else "int"

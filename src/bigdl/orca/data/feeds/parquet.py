@@ -6,6 +6,8 @@ pyarrow and spools it. There is no scan by Spark, so the JVM never sees a row.
 
 The order of the rows is that of the paths as they were given, and within a directory that of the
 files' names.
+
+Needs pyarrow, so it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -29,6 +31,11 @@ from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode
 from bigdl.runtime.shards.feed import Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.values import grouped
+
+require("pyarrow", "orca")
+import pyarrow as pa  # noqa: E402
+import pyarrow.dataset as ds  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 
 if TYPE_CHECKING:
     import pandas
@@ -71,7 +78,6 @@ class ParquetFeed(ColumnFeed):
     kind = "path"
 
     def __init__(self, paths, feature_cols, label_cols=(), config=None, *, name=None):
-        require("pyarrow", "orca")
         super().__init__(feature_cols, label_cols, config, name=name)
         several = isinstance(paths, list | tuple)
         self.paths = [os.fspath(path) for path in (paths if several else [paths])]
@@ -93,7 +99,6 @@ class ParquetFeed(ColumnFeed):
 
     def _look(self, schema, columns):
         """Path, partition values and rows of each row group of every file; all have one schema."""
-        import pyarrow.dataset as ds
 
         def look(fragment):
             keys = dict(ds.get_partition_keys(fragment.partition_expression))
@@ -140,20 +145,8 @@ class ParquetFeed(ColumnFeed):
         return Ingest(None, read)
 
 
-def filesystem_of(url: str):
-    """pyarrow's view of where a path is, and the path there."""
-    import pyarrow.fs as pa_fs
-
-    system, path = open_file_system(url)
-    if is_local_path(url):
-        return pa_fs.LocalFileSystem(), path
-    return pa_fs.PyFileSystem(pa_fs.FSSpecHandler(system)), path
-
-
 def read_pandas(urls: Sequence[str]) -> pandas.DataFrame:
     """All rows of Parquet files, in the order in which workers read them."""
-    import pyarrow as pa
-
     fragments, schema = _open([os.fspath(url) for url in urls])
     tables = [fragment.to_table(schema=schema) for fragment in fragments]
     return pa.concat_tables(tables).to_pandas()
@@ -161,12 +154,9 @@ def read_pandas(urls: Sequence[str]) -> pandas.DataFrame:
 
 def _open(urls):
     """The files under some paths, in order, and the schema of the first."""
-    import pyarrow as pa
-    import pyarrow.dataset as ds
-
     fragments, schema = [], None
     for url in urls:
-        system, path = filesystem_of(url)
+        system, path = open_file_system(url)
         try:
             dataset = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
         except FileNotFoundError:
@@ -199,16 +189,12 @@ def _cut(files, rows, num_workers) -> list[list[_Piece]]:
 
 def _batches(url, specs: Sequence[ColumnSpec], pieces: Sequence[_Piece]):
     """The columns of every record batch of some pieces, in the types of `specs`."""
-    import pyarrow as pa
-    import pyarrow.fs as pa_fs
-    import pyarrow.parquet as pq
-
-    system, _ = filesystem_of(url)
+    system, _ = open_file_system(url)
     # threads of Arrow may hold a Python file for a moment too long for a process that ends
-    ahead = not isinstance(system, pa_fs.PyFileSystem)
+    ahead = is_local_path(url)
     for path, of_file in itertools.groupby(pieces, key=lambda piece: piece.path):
         try:
-            file = pq.ParquetFile(system.open_input_file(path), pre_buffer=ahead)
+            file = pq.ParquetFile(path, filesystem=system, pre_buffer=ahead)
         except FileNotFoundError:
             raise UsageError(
                 f"The worker on {os.uname().nodename} does not see {path}; pass a path that the "
@@ -241,8 +227,6 @@ def _batch_rows(specs):
 
 
 def _cast(spec, column):
-    import pyarrow as pa
-
     if spec.cast == "vector":
         return densified(spec, column)
     wanted = arrow_type_of(spec, column.type)

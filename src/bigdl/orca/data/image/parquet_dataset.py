@@ -10,7 +10,6 @@ It is written block by block, from a generator of any length, and the schema is 
 dataset whose writing did not end is not read.
 """
 
-import io
 import random
 import re
 import secrets
@@ -108,7 +107,8 @@ class ParquetDataset:
             fs, folder = open_file_system(f"{root}/chunk={number}")
             fs.makedirs(folder, exist_ok=True)
             name = f"{folder}/part-{secrets.token_hex(8)}.parquet"
-            fs.pipe_file(name, _parquet(schema, types, block, kwargs))
+            table = _table(schema, types, block)
+            require("pyarrow.parquet", "orca").write_table(table, name, filesystem=fs, **kwargs)
         makedirs(root)
         write_text(f"{root}/{_METADATA}", encode_schema(schema))
 
@@ -184,17 +184,14 @@ def _remove(root: str, folders: Mapping[int, str]) -> None:
         rmdir(folder)
 
 
-def _parquet(schema, types, block, options) -> bytes:
+def _table(schema, types, block):
     import pyarrow as pa
 
     rows = [encode_record(schema, record) for record in block]
     try:
-        made = pa.Table.from_pylist(rows, schema=types)
+        return pa.Table.from_pylist(rows, schema=types)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise UsageError(f"A record does not fit the schema {types.names}: {error}") from error
-    data = io.BytesIO()
-    require("pyarrow.parquet", "orca").write_table(made, data, **options)
-    return data.getvalue()
 
 
 _ROWS = 64  # records that are decoded together
@@ -303,10 +300,7 @@ def read_chunk(files: list[str], schema: Mapping[str, SchemaField]) -> Iterator[
     for name in files:
         fs, inside = open_file_system(name)
         # threads of Arrow may hold a Python file for a moment too long for a process that ends
-        with (
-            fs.open(inside, "rb") as source,
-            parquet.ParquetFile(source, pre_buffer=False) as file,
-        ):
+        with parquet.ParquetFile(inside, filesystem=fs, pre_buffer=False) as file:
             batches = file.iter_batches(_ROWS, columns=list(schema), use_threads=False)
             for batch in batches:
                 for record in batch.to_pylist():

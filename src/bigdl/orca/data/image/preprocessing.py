@@ -23,6 +23,7 @@ from bigdl.orca.data.file import (
     read_bytes,
 )
 from bigdl.orca.data.xshards import SparkXShards
+from bigdl.orca.data.xshards.frames import F
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
@@ -185,8 +186,6 @@ def _read_by_workers(images: Sources, masks: Sources | None) -> RDD:
 
 def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
     """Return an RDD of path and content of every image and of its mask, or None."""
-    from pyspark.sql import functions as F
-
     frame, paths = _listed(*images)
     parts = _partitions(len(paths))
     mask_frame, mask_paths = _listed(*masks) if masks else (None, [])

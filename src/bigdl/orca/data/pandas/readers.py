@@ -11,6 +11,7 @@ from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
+from bigdl.orca.data.utils import process_spark_xshards
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
 from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut
@@ -41,12 +42,10 @@ def for_spark(file_path) -> list[str]:
     """
     is_one_machine = SparkCluster.from_active().is_local
     paths = split_paths(file_path)
-    if not is_one_machine:
-        return paths
-    return [
-        "file://" + open_file_system(path)[1] if is_local_path(path) and exists(path) else path
-        for path in paths
-    ]
+    for i, path in enumerate(paths):
+        if is_one_machine and is_local_path(path) and exists(path):
+            paths[i] = "file://" + open_file_system(path)[1]
+    return paths
 
 
 def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
@@ -165,9 +164,8 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
     rdd = frames_of(frame, names=names)
     if finish is not None:
         rdd = rdd.map(finish)
-    shards, nodes = SparkXShards.lazy(rdd, class_name), SparkCluster.from_active().nodes
-    if shards.num_partitions() < nodes:
-        shards = shards.repartition(nodes)
+    nodes = SparkCluster.from_active().nodes
+    shards = process_spark_xshards(SparkXShards.lazy(rdd, class_name), nodes)
     return SparkXShards(shards.rdd, class_name=shards.type.get("class_name"))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.xshards import SparkXShards
-from bigdl.orca.data.xshards.frames import quoted
+from bigdl.orca.data.xshards.frames import F, quoted
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ class StringIndexer:
             The same columns in the same order; the numbers are int32.
         """
         columns = as_columns(self.inputCol, "inputCol")
-        indices = gen_string_idx(shards, columns)
-        encoded = encode_string(shards, columns, indices)
-        self.indices = indices
+        encoded, self.indices = category_encode(shards, columns)
         return encoded
 
     def transform(self, shards: SparkXShards) -> SparkXShards:
@@ -301,8 +299,6 @@ def _count_shards(shards: SparkXShards, sources: list[Source], split: str | None
 
 
 def _count_spark(df: DataFrame, sources: list[Source], split: str | None) -> Iterator:
-    from pyspark.sql import functions as F
-
     for i, column in _columns(sources):
         value = F.col(quoted(column))
         if split is not None:
@@ -354,8 +350,6 @@ class _Encoder:
 
     def on_spark(self, df: Any, column: str) -> Any:
         """`df` with the column replaced in its place."""
-        from pyspark.sql import functions as F
-
         wanted = "array<int>" if self.split is not None and not self.first else "int"
         value = F.col(quoted(column))
         if self.split is not None or all(isinstance(v, str) for v in self.values):
@@ -422,13 +416,10 @@ class StringIndex:
     @property
     def df(self) -> DataFrame:
         if self._df is None:
-            from pyspark.sql import functions as F
-            from pyspark.sql import types as T
-
             rows = list(self.to_dict().items())
             schema: Any = [self.col_name, "id"]
             if all(isinstance(value, str) for value, _ in rows):
-                schema = T.StructType().add(self.col_name, "string").add("id", "integer")
+                schema = f"{quoted(self.col_name)} string, id int"
             frame = OrcaContext.get_spark_session().createDataFrame(rows, schema)
             self._df = frame.withColumn("id", F.col("id").cast("int"))
         return self._df
@@ -442,8 +433,6 @@ class StringIndex:
 
     def broadcast(self) -> None:
         """Let Spark send :attr:`df` whole to every executor when it is joined."""
-        from pyspark.sql import functions as F
-
         self._df = F.broadcast(self.df)
 
     def __len__(self) -> int:

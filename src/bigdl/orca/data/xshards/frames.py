@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import RDD
     from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+else:
+
+    class _Functions:
+        """The functions of Spark, which is imported when one is used."""
+
+        def __getattr__(self, name: str) -> Any:
+            from pyspark.sql import functions
+
+            return getattr(functions, name)
+
+    F = _Functions()
 
 _CELL_ROWS = 1 << 16
 
@@ -197,7 +209,6 @@ def _unpack_cells(batches: Iterable) -> Iterator:
 def without_vectors(frame: DataFrame) -> DataFrame:
     """Return a Spark DataFrame with arrays in the place of its vectors."""
     from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
 
     vectors = [f.name for f in frame.schema if f.dataType.typeName() == "vectorudt"]
     columns = {name: F.col(quoted(name)) for name in vectors}

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 if TYPE_CHECKING:
     from pyspark import RDD
 
@@ -144,8 +146,6 @@ def partition_by(rdd: RDD, column: str, number: int) -> RDD:
     """Return an RDD of frames where equal values of `column` are in one partition."""
 
     def cut(partition: int, frames: Iterable) -> Iterator:
-        import numpy as np
-
         for i, frame in enumerate(frames):
             targets = hash_values(frame[column]) % np.uint64(number)
             for target in np.unique(targets):
@@ -169,7 +169,6 @@ def _exchange(rdd: RDD, cut: Callable, number: int, join: Callable | None) -> RD
 
 def hash_values(series):
     """A hash of each value: equal for values that are equal, whatever the dtypes of the shards."""
-    import numpy as np
     import pandas as pd
 
     null = series.isna().to_numpy()
@@ -213,8 +212,6 @@ def _join(pieces: list) -> Any:
 
 def join_shards(parts: Sequence, join: Callable[[Sequence], Any] | None = None) -> Any:
     """Return one container of the arrays of `parts`, joined by :func:`numpy.concatenate`."""
-    import numpy as np
-
     join = join or np.concatenate
     first = parts[0]
     if isinstance(first, dict):
@@ -227,7 +224,6 @@ def join_shards(parts: Sequence, join: Callable[[Sequence], Any] | None = None) 
 
 def stack_samples(samples: Iterable) -> Iterator[dict]:
     """Yield the samples of a partition, ``(features, labels)`` or features, as a dict of arrays."""
-    import numpy as np
 
     def stack(values: Sequence) -> np.ndarray:
         return np.stack([np.asarray(value, np.float32) for value in values])

@@ -8,12 +8,15 @@ from functools import reduce
 from operator import and_, itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.xshards import frames, persistence
+from bigdl.orca.data.xshards.frames import F
 from bigdl.orca.data.xshards.shards import (
     DATA_FRAME,
     SERIES,
@@ -30,7 +33,6 @@ from bigdl.orca.data.xshards.shards import (
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from pyspark import RDD
     from pyspark.sql import Column, DataFrame
@@ -128,8 +130,6 @@ class XShards(ABC):
 
 def _count_rows(data: Any) -> int:
     """Return the first dimension of all arrays in `data`."""
-    import numpy as np
-
     arrays = list(arrays_of(data))
     for array in arrays:
         if not isinstance(array, np.ndarray):
@@ -534,8 +534,6 @@ class SparkXShards(XShards):
             Default: all columns.
         ascending : bool or sequence of bool, default True
         """
-        from pyspark.sql import functions as F
-
         frame, columns = self._as_spark()
         names = list(columns) if col_names is None else self._columns(col_names)
         rising = [ascending] * len(names) if isinstance(ascending, bool) else list(ascending)
@@ -552,8 +550,6 @@ class SparkXShards(XShards):
 
     def deduplicates(self) -> SparkXShards:
         """The rows without those that equal an earlier one."""
-        from pyspark.sql import functions as F
-
         frame, columns = self._as_spark()
         first = _placed(frame).groupBy(*frame.columns).agg(F.min(_PLACE).alias(_PLACE))
         return self._from_spark(first.orderBy(_PLACE).select(*frame.columns), columns)
@@ -574,8 +570,6 @@ class SparkXShards(XShards):
         on : str or sequence of str, optional
             Columns of both frames.  Default: all that they have in common.
         """
-        from pyspark.sql import functions as F
-
         if not isinstance(right, SparkXShards):
             raise UsageError(f"right should be a SparkXShards, got {type(right).__name__}")
         if how not in _HOW:
@@ -637,8 +631,6 @@ class SparkXShards(XShards):
             Give every row the results of its group, in the order of the rows.  Otherwise there is
             one row per group, in the order of their keys, null last.
         """
-        from pyspark.sql import functions as F
-
         by = self._columns(columns)
         frame, named = self._as_spark()
         wanted = _aggregates(agg, by, list(named))
@@ -713,8 +705,6 @@ class SparkXShards(XShards):
 
     def unique(self) -> np.ndarray:
         """The different values of shards that are pandas Series, in order of first appearance."""
-        import numpy as np
-
         name = self._get_class_name()
         if name not in (SERIES, None):
             raise UsageError(
@@ -744,8 +734,6 @@ class SparkXShards(XShards):
         features, labels = self._columns(featureCols), self._columns(labelCols)
 
         def assemble(frame: pd.DataFrame) -> dict[str, np.ndarray]:
-            import numpy as np
-
             return {
                 key: np.stack([frame[column].to_numpy() for column in columns], axis=1)
                 for key, columns in (("x", features), ("y", labels))
@@ -821,15 +809,11 @@ _HOW = {"inner": "inner", "left": "left", "right": "right", "outer": "full"}
 
 
 def _placed(frame: DataFrame, place: str = _PLACE) -> DataFrame:
-    from pyspark.sql import functions as F
-
     return frame.withColumn(place, F.monotonically_increasing_id())
 
 
 def _equal(pairs: Iterable[tuple[str, str]]) -> Column:
     """Return the condition that columns are equal in pairs, a null being equal to a null."""
-    from pyspark.sql import functions as F
-
     conditions = (F.col(left).eqNullSafe(F.col(right)) for left, right in pairs)
     return reduce(and_, conditions, F.lit(True))
 
