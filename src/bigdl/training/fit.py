@@ -330,19 +330,73 @@ class Training(ABC):
 
 
 class FitLoop(ABC):
-    """End of a fit and its checkpoints, as triggers ask for them."""
+    """Epochs of a fit, its end and its checkpoints, as triggers ask for them."""
 
     settings: RunSettings
     position: Position
     stop = False  # whether a callback or a trigger has ended the fit
+    _saved: dict | None = None  # position of the newest checkpoint
+
+    # -- what the framework says -----------------------------------------------------------------
 
     @abstractmethod
-    def _is_over(self) -> bool:
-        """Return True if the fit ends here, the same on every rank; maybe a collective."""
+    def fit(self) -> Any:
+        """Train to the end; returns what :meth:`_finish` does."""
+
+    @abstractmethod
+    def _epoch(self) -> None:
+        """Go on to the end of the epoch."""
+
+    @abstractmethod
+    def _files(self) -> dict[str, bytes]:
+        """Return the files of a checkpoint, but for what is a single rank's alone."""
+
+    @abstractmethod
+    def _load(self, files: dict[str, bytes]) -> None:
+        """The inverse of :meth:`_files`, of this or of another backend; the model may be alone."""
+
+    # -- the fit -------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        """Make all epochs."""
+        while not self._is_over():
+            self._epoch()
+
+    @abstractmethod
+    def _finish(self) -> Any:
+        """Leave the final state where the driver finds it."""
 
     @abstractmethod
     def _save_checkpoint(self) -> None:
         """Keep the state as it is now."""
+
+    def _is_over(self) -> bool:
+        """Return True if the fit ends here, the same on every rank; maybe a collective."""
+        return self.settings.goal.is_reached(self.position) or self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        """Return True if a callback or a trigger has ended the fit; maybe a collective."""
+        return self.stop
+
+    def _progress(self, epochs: int, steps: int, loss: float | None) -> dict:
+        """Return how far the fit is, for the progress bar.
+
+        Parameters
+        ----------
+        epochs : int
+            At the end of the fit.
+        steps : int
+            Of an epoch.
+        loss : float or None
+        """
+        position, first = self.position, self.settings.goal.first
+        return {
+            "epoch": position.epoch - first,
+            "epochs": epochs - first,
+            "step": position.step,
+            "steps": steps,
+            "loss": loss,
+        }
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
         return trigger is not None and bool(trigger(state))
@@ -350,6 +404,22 @@ class FitLoop(ABC):
     def _close_epoch(self, entry: dict) -> None:
         """Count an epoch that is whole, with its figures."""
         self.position.close_epoch(entry)
+
+    def _end_epoch(self, entry: dict, is_whole: bool, **figures: Any) -> None:
+        """Keep the figures of an epoch; one that is whole is closed and triggers are asked.
+
+        Parameters
+        ----------
+        entry : dict
+        is_whole : bool
+        **figures
+            See :meth:`_apply_triggers`.
+        """
+        if is_whole:
+            self._close_epoch(entry)
+            self._apply_triggers(epoch_finished=True, **figures)
+        else:
+            self.position.partial = entry
 
     def _apply_triggers(self, **figures: Any) -> None:
         """Take a checkpoint after a step, or stop there, if triggers say so.
@@ -376,18 +446,9 @@ class WorkerLoop(FitLoop):
     _types: list | None  # of the training data, see BatchSource
     _sums: EpochSums
     _directory: CheckpointDirectory | None = None  # without one the snapshots go to the driver
-    _saved: dict | None = None  # position of the newest checkpoint
-    _checkpoint: str | None = None  # its name, on rank 0
+    _checkpoint: str | None = None  # name of the newest one, on rank 0
 
     # -- what the framework keeps ----------------------------------------------------------------
-
-    @abstractmethod
-    def _shared(self) -> dict[str, bytes]:
-        """Return the files of what is the same on every rank."""
-
-    @abstractmethod
-    def _put_shared(self, files: dict[str, bytes]) -> None:
-        """The inverse of :meth:`_shared`; the model may be alone."""
 
     @abstractmethod
     def _own(self) -> dict:
@@ -442,7 +503,7 @@ class WorkerLoop(FitLoop):
                 )
         snapshot = self._agree_on_start()
         files, manifest = snapshot.files, snapshot.manifest
-        self._put_shared(files)
+        self._load(files)
         self._restore_own(files.get("rng.pt"), self._put_own)
         self.position, self._sums = snapshot.position, EpochSums()
         if "windows" in manifest and manifest.get("rows") == list(self._batches.rows):
@@ -459,7 +520,7 @@ class WorkerLoop(FitLoop):
         if self.sync.rank == 0:
             blob = self.worker.state()
             if blob is None:
-                doc, blob = Snapshot(Position().to_json(), self._shared()).pack()
+                doc, blob = Snapshot(Position().to_json(), self._files()).pack()
             else:
                 doc = self.worker.options["snapshot"]
             message = json.dumps(doc).encode()
@@ -473,26 +534,6 @@ class WorkerLoop(FitLoop):
             restore(everyone[self.sync.rank])
 
     # -- on the way ------------------------------------------------------------------------------
-
-    def _report(self, epochs: int, steps: int, loss: float | None) -> None:
-        """Tell the driver how far this worker is.
-
-        Parameters
-        ----------
-        epochs : int
-            At the end of the fit.
-        steps : int
-            Of an epoch.
-        loss : float or None
-        """
-        position, first = self.position, self.settings.goal.first
-        self.worker.progress(
-            epoch=position.epoch - first,
-            epochs=epochs - first,
-            step=position.step,
-            steps=steps,
-            loss=loss,
-        )
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
         answer = super()._fires(trigger, state)
@@ -545,7 +586,7 @@ class WorkerLoop(FitLoop):
             if sync.world_size > 1:
                 files["buffers.pt"] = sync.gather(dumps(self._running.own()))
         with self._running.merged():
-            shared = self._shared() if sync.rank == 0 else {}
+            shared = self._files() if sync.rank == 0 else {}
         if sync.rank != 0:
             return None
         gathered = cast("dict[str, list[bytes]]", files)  # None on the other ranks

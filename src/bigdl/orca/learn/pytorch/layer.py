@@ -174,14 +174,14 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         Runner.__init__(self, place, program.parts.config, settings.callbacks)
         self._take(built)
         optimizer = TorchLayerOptimizer(built, settings.clipping, self)
+        self._records: dict[str, Records] = {}
+        if settings.summary:
+            self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
         if start is not None:
             self._load(start.files)
         flat, sums = _flat(built), settings.forward_pass(built).sums
         LayerLoop.__init__(self, program, ranks, start, flat, optimizer, sums, settings.weighted)
         self.device = next(self.model.parameters()).device
-        self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded
-        if settings.summary:
-            self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
 
     def _replica_program(self):
         settings = replace(self.settings, callbacks=(), metrics=(), trigger=None)
@@ -194,16 +194,6 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         return EvaluateProgram(parts, settings, (), sync)
 
     # -- the fit -------------------------------------------------------------------------------
-
-    def _fit(self):
-        self.first_epoch = self.settings.goal.first
-        self.num_epochs = self.first_epoch + self._epochs_of_fit
-        self.call("before_run")
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
-        is_saved = self._train()
-        self.call("after_run")
-        return self._finish(is_saved)
 
     def _epoch_figures(self) -> dict | None:
         figures = self._figures.entry()
@@ -233,18 +223,6 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
 
     def _weights(self):
         return dumps(self.model.state_dict())
-
-    def _files(self):
-        records = {name: records.dump() for name, records in self._records.items()}
-        return {**self._built.files(), **records}
-
-    def _load(self, files):
-        self._built.load(files)
-
-    def _restore(self, files):
-        for name, records in self._records.items():
-            if name in files:
-                records.load(files[name])
 
 
 class TorchLayerTraining(LayerTraining, TorchTraining):
