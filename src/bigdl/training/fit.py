@@ -129,7 +129,7 @@ class ProgressBar:
             self._bar = None
 
 
-class Training(ABC):
+class Training:
     """The state that an Estimator carries from one call to the next.
 
     Parameters
@@ -173,23 +173,11 @@ class Training(ABC):
         self._resume(snapshot)
         self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
 
-    # -- what a framework says -----------------------------------------------------------------
-
-    @abstractmethod
-    def weights(self, parts: Any) -> bytes:
-        """The model's weights; before the first fit those that it would start from."""
-
-    @abstractmethod
-    def _program(self, parts: Any, settings: RunSettings):
-        """Return the program that the workers run."""
-
-    # -- fit -----------------------------------------------------------------------------------
-
     def fit(
         self,
         engine: Engine,
         feed: Any,
-        parts: Any,
+        program_of: Callable[[Any], Callable],
         settings: RunSettings,
         *,
         seed: int | None,
@@ -204,7 +192,8 @@ class Training(ABC):
         engine : bigdl.runtime.engine.Engine
         feed : bigdl.orca.data.feeds.group.FeedGroup
             ``data`` and perhaps ``validation``.
-        parts : ModelParts or KerasParts
+        program_of : callable
+            Returns the program that the workers run, with settings that are complete.
         settings : RunSettings
 
         Returns
@@ -236,7 +225,7 @@ class Training(ABC):
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
             elif policy.max_failures == 0:
                 settings = replace(settings, trigger=None)  # nobody would use the checkpoints
-            program = self._program(parts, settings)
+            program = program_of(settings)
             self.snapshot = self._train(engine, feed, program, start, policy, show_progress)
             self._is_resumed = False
             end = self.position.epochs_with_figures

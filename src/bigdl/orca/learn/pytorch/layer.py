@@ -17,7 +17,7 @@ from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
-from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs, TorchTraining
+from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
@@ -225,7 +225,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         return dumps(self.model.state_dict())
 
 
-class TorchLayerTraining(LayerTraining, TorchTraining):
-    """:class:`~bigdl.orca.learn.pytorch.loop.TorchTraining` by the parameter layer."""
+class TorchLayerTraining(LayerTraining):
+    """The fits of torch modules by the parameter layer."""
 
     loop = TorchLayerLoop

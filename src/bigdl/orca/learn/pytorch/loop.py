@@ -31,13 +31,11 @@ from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import plan_batches, shuffle_memory
 from bigdl.training.figures import LossRule, Records, score_of, validation_names
-from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop
+from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
 from bigdl.training.state import (
     RunningState,
     capture_rng,
     device_of,
-    dumps,
-    isolated_rng,
     move,
     precision_of,
     restore_rng,
@@ -527,17 +525,3 @@ class FitProgram:
     def __call__(self, worker: Worker) -> dict:
         with tuned_allocator():
             return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
-
-
-class TorchTraining(Training):
-    """:class:`~bigdl.training.fit.Training` of a PyTorch model."""
-
-    def _program(self, parts: ModelParts, settings):
-        return FitProgram(parts, settings, self._sync)
-
-    def weights(self, parts: ModelParts) -> bytes:
-        """The state dict of the model; before the first fit the one that it would start from."""
-        if self.snapshot is not None:
-            return self.snapshot.files["model.pt"]
-        with isolated_rng(self.seed):
-            return dumps(parts.build_model().state_dict())

@@ -17,7 +17,6 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerTraining, check_hooks
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.tf2.layer_optimizer import KerasLayerOptimizer
-from bigdl.orca.learn.tf2.parts import KerasTraining
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import BATCH_HOOKS, WorkerCallbacks
@@ -292,8 +291,8 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
             self._callbacks.put_numbers(self._numbers)
 
 
-class KerasLayerTraining(LayerTraining, KerasTraining):
-    """:class:`~bigdl.orca.learn.tf2.parts.KerasTraining` by the parameter layer."""
+class KerasLayerTraining(LayerTraining):
+    """The fits of Keras models by the parameter layer."""
 
     loop = KerasLayerLoop
 
