@@ -85,6 +85,24 @@ def _values(parameter):
     return parameter.grad._values()
 
 
+@dataclass(kw_only=True)
+class FitSettings(EvaluationSettings, RunSettings):
+    """The arguments of ``fit`` as the workers get them.
+
+    Attributes
+    ----------
+    accumulate : int
+        Batches of an update; k batches of n rows make the update of one batch of k * n rows.
+    summary : bool
+        True if loss, learning rate and throughput of every step are recorded.
+    """
+
+    callbacks: Sequence[Any] = ()
+    clipping: Clipping = field(default_factory=Clipping)
+    accumulate: int = 1
+    summary: bool = False
+
+
 class Update:
     """One step of the optimizer from one batch, or from several that add up.
 
@@ -93,28 +111,16 @@ class Update:
     Parameters
     ----------
     sync : GradientSync
-    optimizer : torch.optim.Optimizer
-    sparse : sequence of torch.nn.Parameter
-        Those that can have sparse gradients.
+    built : BuiltParts
     sums : bool
         True if the loss adds up over samples instead of averaging.
-    clipping : Clipping
-    accumulate : int
-        Batches of an update; k batches of n rows make the update of one batch of k * n rows.
+    settings : FitSettings
     """
 
-    def __init__(
-        self,
-        sync: GradientSync,
-        optimizer: torch.optim.Optimizer,
-        sparse: Sequence[torch.nn.Parameter],
-        *,
-        sums: bool,
-        clipping: Clipping = Clipping(),
-        accumulate: int = 1,
-    ):
-        self._sync, self._optimizer, self._sparse = sync, optimizer, sparse
-        self._sums, self._clipping, self._accumulate = sums, clipping, accumulate
+    def __init__(self, sync: GradientSync, built: BuiltParts, sums: bool, settings: FitSettings):
+        self._sync, self._optimizer, self._sums = sync, built.optimizer, sums
+        self._sparse = may_be_sparse(built.model)
+        self._clipping, self._accumulate = settings.clipping, settings.accumulate
         self._reset()
 
     def _reset(self):
@@ -220,24 +226,6 @@ def may_be_sparse(model: torch.nn.Module) -> list:
     ]
 
 
-@dataclass(kw_only=True)
-class FitSettings(EvaluationSettings, RunSettings):
-    """The arguments of ``fit`` as the workers get them.
-
-    Attributes
-    ----------
-    accumulate : int
-        Batches of one update.
-    summary : bool
-        True if loss, learning rate and throughput of every step are recorded.
-    """
-
-    callbacks: Sequence[Any] = ()
-    clipping: Clipping = field(default_factory=Clipping)
-    accumulate: int = 1
-    summary: bool = False
-
-
 class Buffers(RunningState):
     """The buffers of a module."""
 
@@ -333,6 +321,8 @@ class TorchEpochs(Runner, FitLoop):
 class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
 
+    _records: Mapping[str, StepSummary]
+
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
     ):
@@ -344,14 +334,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._built = built = parts.build(training=True)
         self._take(built)
         self._forward_pass = settings.forward_pass(built)
-        self._update = Update(
-            sync,
-            self.optimizer,
-            may_be_sparse(self.model),
-            sums=self._forward_pass.sums,
-            clipping=settings.clipping,
-            accumulate=settings.accumulate,
-        )
+        self._update = Update(sync, built, self._forward_pass.sums, settings)
         seed_everything(settings.seed, self.rank + 1)
 
         self._start(worker, sync)
