@@ -45,7 +45,6 @@ from bigdl.training.keras.state import (
     set_values,
     values_of,
 )
-from bigdl.training.position import Position
 from bigdl.training.state import capture_rng, restore_rng
 
 
@@ -68,10 +67,6 @@ class KerasFitSettings(EvaluationSettings, RunSettings):
     validation_freq: int | Sequence[int] = 1
     class_weight: dict[int, float] | None = None
     verbose: int | str = 1
-
-    def epoch_number(self, position: Position) -> int:
-        """Return the number of the current epoch, as callbacks count."""
-        return position.epoch - self.goal.first + self.initial_epoch
 
     def validates_after(self, epoch: int) -> bool:
         """Return True if the epoch with this number (from 1) is followed by a validation."""
@@ -171,7 +166,8 @@ class KerasEpochs(FitLoop):
             self._close_epoch(self.position.partial)
 
     def _epoch(self) -> None:
-        number = self.settings.epoch_number(self.position)
+        settings = self.settings  # callbacks count the epochs of their own fit
+        number = settings.initial_epoch + self.position.epoch - settings.goal.first
         self._callbacks.list.on_epoch_begin(number)
         is_whole, entry = self._train_epoch(number)
         self._call_epoch_end(number, dict(entry["logs"]))

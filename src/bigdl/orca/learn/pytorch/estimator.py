@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import os
 import pickle
@@ -663,7 +662,7 @@ RayXShards or a ray.data.Dataset
                 "its weights with entire=False"
             ) from error
         write_bytes(path, data)
-        self._saved.add(hashlib.sha256(data).hexdigest())
+        self._saved.add(digest_of(data))
         return path
 
     def load(self, path: str | None = None, *, trust: bool = False, **old) -> None:
@@ -683,7 +682,7 @@ RayXShards or a ray.data.Dataset
         """
 
         def is_trusted(data):
-            return trust or hashlib.sha256(data).hexdigest() in self._saved
+            return trust or digest_of(data) in self._saved
 
         path = _path(self.load, path, old)
         snapshot, module = read_model(path, is_trusted)

@@ -494,9 +494,7 @@ RayXShards or a ray.data.Dataset
         return super()._feed(data, feature_cols, label_cols, config, name)
 
     def _data_config(self, data_config) -> dict:
-        if data_config is not None and not isinstance(data_config, dict):
-            raise UsageError(f"data_config must be a dict, got {type(data_config).__name__}")
-        return {**self._parts.config, **(data_config or {})}
+        return {**self._parts.config, **config_of(data_config, "data_config")}
 
 
 def _history(figures: list[dict], params: dict, profile: bool) -> dict:
