@@ -348,6 +348,8 @@ class FitLoop(ABC):
 
     def _train(self) -> None:
         """Make all epochs."""
+        if self.position.partial:  # an earlier fit ended inside this epoch
+            self._close_epoch(self.position.partial)
         while not self._is_over():
             self._epoch()
 

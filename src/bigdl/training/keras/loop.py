@@ -162,8 +162,6 @@ class KerasEpochs(FitLoop):
         self._callbacks.list.on_train_begin()
         if self.settings.goal.is_begun(self.position) and self._numbers:
             self._callbacks.put_numbers(self._numbers)
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
 
     def _epoch(self) -> None:
         settings = self.settings  # callbacks count the epochs of their own fit

@@ -268,8 +268,6 @@ class TorchEpochs(Runner, FitLoop):
             self.position, self._plan.steps, settings.accumulate
         )
         self.call("before_run")
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
         self._train()
         self.call("after_run")
         return self._finish()
