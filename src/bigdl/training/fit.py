@@ -277,26 +277,22 @@ class Training:
 
     def _train(self, engine, feed, program, start, policy, show_progress) -> Snapshot:
         """Run the program from `start` until it has ended or the policy gives up."""
-        latest, final = start, None
+        kept: dict[str, Any] = {"checkpoint": start}  # the newest of each topic
         bar = ProgressBar(show_progress)
 
         def on_event(topic, value):
-            nonlocal latest, final
             if topic == "progress":
                 bar.update(value)
             elif topic == "message":
                 doc, blob = value
-                if doc["topic"] == "final":
-                    final = Snapshot.unpack(doc, blob)
-                else:
-                    latest = Snapshot.unpack(doc, blob)
+                kept[doc["topic"]] = Snapshot.unpack(doc, blob)
 
         try:
             with engine.open(program, feed) as opened:
                 while True:
                     options, state = {}, None
-                    if latest is not None:
-                        doc, state = latest.pack()
+                    if kept["checkpoint"] is not None:
+                        doc, state = kept["checkpoint"].pack()
                         options = {"snapshot": doc}
                     try:
                         results = opened.attempt(options, state, on_event)
@@ -304,9 +300,8 @@ class Training:
                     except NoRows:
                         raise UsageError("The training data has no rows") from None
                     except WorkerLost as error:
-                        if self._run is not None:
-                            saved = self._run.latest()
-                            latest = saved[1] if saved else latest
+                        saved = None if self._run is None else self._run.latest()
+                        latest = kept["checkpoint"] = saved[1] if saved else kept["checkpoint"]
                         reason = policy.allow_retry(error)
                         where = Position() if latest is None else latest.position
                         logger.warning("%s; going on from %s (%s)", error, where, reason)
@@ -314,7 +309,7 @@ class Training:
             bar.close()
         name = results[0]["checkpoint"]
         if name is None:
-            return cast("Snapshot", final)
+            return kept["final"]
         return cast("CheckpointDirectory", self._run).read(name)
 
 
@@ -345,6 +340,10 @@ class FitLoop(ABC):
         """The inverse of :meth:`_files`, of this or of another backend; the model may be alone."""
 
     # -- the fit -------------------------------------------------------------------------------
+
+    def _pull(self) -> Any:
+        """Give the model the weights that are trained elsewhere, if they are."""
+        return None
 
     def _train(self) -> None:
         """Make all epochs."""

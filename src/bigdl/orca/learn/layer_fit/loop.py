@@ -373,18 +373,16 @@ class LayerLoop(FitLoop):
         self._inputs = types and types[0]
 
     def _begin(self, snapshot: Snapshot | None) -> Snapshot:
-        """Put the ranks where a snapshot is; the driver's model is there already."""
-        manifest = {} if snapshot is None else snapshot.manifest
-        self.position = Position.of(manifest)
-        self._figures = self._new_figures()
-        if self.position.step and not self.position.partial:
-            self._batches.check(manifest, 0)
-            self._figures.restore(manifest)
+        """Put the driver's model and the ranks where a snapshot is."""
+        begin = snapshot or Snapshot({})
+        self.position, self._figures = begin.position, self._new_figures()
         self._saved = self.position.to_json()
-        files = {} if snapshot is None else snapshot.files
-        if files:
-            self._load(files)
-        residuals = files.get(_RESIDUALS)
+        if self.position.step and not self.position.partial:
+            self._batches.check(begin.manifest, 0)
+            self._figures.restore(begin.manifest)
+        if begin.files:
+            self._load(begin.files)
+        residuals = begin.files.get(_RESIDUALS)
         kept = None if residuals is None else [each.numpy() for each in loads(residuals)]
         self._push(kept)
         return self._snapshot() if snapshot is None else snapshot

@@ -201,11 +201,6 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
             figures |= self._figures.dropped
         return figures
 
-    def _end_training_epoch(self) -> None:
-        if self.callbacks:
-            self._pull()
-        super()._end_training_epoch()
-
     def _after_group(self, steps, seconds):
         if not self._records:
             return

@@ -284,7 +284,9 @@ class TorchEpochs(Runner, FitLoop):
         if self._validation is not None:
             self._validate(entry)
         self.epoch_stats, self.epoch_is_whole = entry, is_whole
-        self._end_training_epoch()
+        if self.callbacks:
+            self._pull()
+        self.call("after_train_epoch")
         self._end_epoch(entry, is_whole, loss=entry["train_loss"], score=score_of(entry))
 
     def _validate(self, entry: dict) -> None:
@@ -297,9 +299,6 @@ class TorchEpochs(Runner, FitLoop):
             worker.update(validation_names(those))
         self.epoch_stats, self.metrics_stats = entry, figures
         self.call("after_val_epoch")
-
-    def _end_training_epoch(self) -> None:
-        self.call("after_train_epoch")
 
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
