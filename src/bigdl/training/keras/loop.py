@@ -133,6 +133,7 @@ class KerasEpochs(FitLoop):
         """
 
     def fit(self) -> Any:
+        """Train to the end; returns what :meth:`_finish` does."""
         optimizer = self.model.optimizer
         self._begin_fit()
         self._train()
@@ -144,6 +145,7 @@ class KerasEpochs(FitLoop):
         return self._finish()
 
     def _attach(self, callbacks: Sequence[Any]) -> None:
+        """Open the callbacks, once the steps of an epoch are known."""
         settings = self.settings
         self._callbacks = self._open_callbacks(
             callbacks,

@@ -261,7 +261,7 @@ class TorchEpochs(Runner, FitLoop):
         """Return what an evaluation of the validation data gave."""
 
     def fit(self) -> Any:
-        """Train to the goal, or until a callback stops."""
+        """Train to the end; returns what :meth:`_finish` does."""
         settings = self.settings
         self.first_epoch = settings.goal.first
         self.num_epochs = settings.goal.last_epoch(
