@@ -50,6 +50,7 @@ class RunSettings:
     batch_size : int
         Rows of a batch over all workers together.
     seed : int
+        :class:`Training` has another one for each of its fits.
     shuffle, drop_last : bool
     trigger : Trigger or None
         When to take a checkpoint before the end.
@@ -66,7 +67,7 @@ class RunSettings:
 
     goal: Goal
     batch_size: int
-    seed: int
+    seed: int = 0
     shuffle: bool = field(default=True, kw_only=True)
     drop_last: bool = field(default=False, kw_only=True)
     trigger: Trigger | None = field(default_factory=EveryEpoch, kw_only=True)

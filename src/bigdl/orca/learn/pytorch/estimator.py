@@ -401,7 +401,6 @@ Ray also RayXShards or a ray.data.Dataset
         settings = FitSettings(
             goal=goal,
             batch_size=check_positive("batch_size", batch_size),
-            seed=0,
             feature_cols=columns.feature_cols,
             label_cols=columns.label_cols,
             shuffle=bool(config.get("shuffle", True)),

@@ -314,7 +314,6 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         settings = KerasFitSettings(
             goal=Goal(epochs=count),
             batch_size=batch_size,
-            seed=0,
             feature_cols=columns.feature_cols,
             label_cols=columns.label_cols,
             num_steps=validation_steps,
