@@ -15,12 +15,13 @@ from torch import nn
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.pytorch.loop import FitSettings, TorchTraining
+from bigdl.orca.learn.pytorch.loop import FitProgram, FitSettings
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot, read_bytes, write_bytes
+from bigdl.training.fit import Training
 from bigdl.training.position import Goal
 
 # -- directories --------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class Run:
     def __init__(self, crew, model_dir=None, shards=SHARDS):
         self._crew = crew
         self.shards = [{"data": shard} for shard in shards]
-        self.training = TorchTraining(
+        self.training = Training(
             None if model_dir is None else str(model_dir), TorchDistributedSync
         )
         self.jobs = 0
@@ -233,7 +234,7 @@ class Run:
         return self.training.fit(
             SimpleNamespace(open=open_job),
             None,
-            PARTS,
+            lambda settings: FitProgram(PARTS, settings, TorchDistributedSync),
             settings,
             seed=seed,
             resume=resume,
@@ -519,14 +520,14 @@ def test_a_run_without_checkpoints_starts_afresh(crew, whole, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
     run = Run(crew, tmp_path)
     run.fit(1)
-    other = TorchTraining(str(tmp_path), TorchDistributedSync)
+    other = Training(str(tmp_path), TorchDistributedSync)
     parts = ModelParts(lambda config: nn.Linear(4, 1).double(), optimizer, nn.MSELoss())
     settings = FitSettings(Goal(2), BATCH, 0, feature_cols=["x"], label_cols=["y"])
     with pytest.raises(UsageError, match="The weights do not fit the model: Error"):
         other.fit(
             SimpleNamespace(open=lambda program, feed: CrewJob(crew, run.shards, program)),
             None,
-            parts,
+            lambda settings: FitProgram(parts, settings, TorchDistributedSync),
             settings,
             seed=7,
             resume="auto",

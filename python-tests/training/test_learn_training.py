@@ -23,11 +23,12 @@ from bigdl.orca.learn.pytorch.callbacks import (
     TensorBoardCallback,
 )
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchTraining
+from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, FitSettings
 from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.failure import FailurePolicy
+from bigdl.training.fit import Training
 from bigdl.training.position import Goal
 from bigdl.training.state import dumps, loads
 
@@ -73,7 +74,7 @@ class Run:
     def __init__(
         self, crew, model_dir=None, sizes=SIZES, model=net, optimizer=sgd, loss=None, **parts
     ):
-        self.training = TorchTraining(model_dir and str(model_dir), TorchDistributedSync)
+        self.training = Training(model_dir and str(model_dir), TorchDistributedSync)
         self.parts = ModelParts(model, optimizer, loss or nn.MSELoss(), **parts)
         self._crew, self._shards = crew, shards_of(sizes)
 
@@ -93,7 +94,7 @@ class Run:
         return self.training.fit(
             SimpleNamespace(open=lambda program, feed: CrewJob(self._crew, feeds, program)),
             None,
-            self.parts,
+            lambda settings: FitProgram(self.parts, settings, TorchDistributedSync),
             FitSettings(
                 goal, batch_size, SEED, feature_cols=["x"], label_cols=list(labels), **settings
             ),

@@ -554,8 +554,8 @@ class BatchSettings:
     """
 
     batch_size: Any
-    feature_cols: Sequence[str] | None
-    label_cols: Sequence[str] | None
+    feature_cols: Sequence[str] | None = None
+    label_cols: Sequence[str] | None = None
     num_steps: int | None = None
     weighted: bool = False
 

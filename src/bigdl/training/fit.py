@@ -50,6 +50,7 @@ class RunSettings:
     batch_size : int
         Rows of a batch over all workers together.
     seed : int
+        :class:`Training` has another one for each of its fits.
     shuffle, drop_last : bool
     trigger : Trigger or None
         When to take a checkpoint before the end.
@@ -66,7 +67,7 @@ class RunSettings:
 
     goal: Goal
     batch_size: int
-    seed: int
+    seed: int = 0
     shuffle: bool = field(default=True, kw_only=True)
     drop_last: bool = field(default=False, kw_only=True)
     trigger: Trigger | None = field(default_factory=EveryEpoch, kw_only=True)
@@ -129,7 +130,7 @@ class ProgressBar:
             self._bar = None
 
 
-class Training(ABC):
+class Training:
     """The state that an Estimator carries from one call to the next.
 
     Parameters
@@ -173,23 +174,11 @@ class Training(ABC):
         self._resume(snapshot)
         self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
 
-    # -- what a framework says -----------------------------------------------------------------
-
-    @abstractmethod
-    def weights(self, parts: Any) -> bytes:
-        """The model's weights; before the first fit those that it would start from."""
-
-    @abstractmethod
-    def _program(self, parts: Any, settings: RunSettings):
-        """Return the program that the workers run."""
-
-    # -- fit -----------------------------------------------------------------------------------
-
     def fit(
         self,
         engine: Engine,
         feed: Any,
-        parts: Any,
+        program_of: Callable[[Any], Callable],
         settings: RunSettings,
         *,
         seed: int | None,
@@ -204,7 +193,8 @@ class Training(ABC):
         engine : bigdl.runtime.engine.Engine
         feed : bigdl.orca.data.feeds.group.FeedGroup
             ``data`` and perhaps ``validation``.
-        parts : ModelParts or KerasParts
+        program_of : callable
+            Returns the program that the workers run, with settings that are complete.
         settings : RunSettings
 
         Returns
@@ -236,7 +226,7 @@ class Training(ABC):
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
             elif policy.max_failures == 0:
                 settings = replace(settings, trigger=None)  # nobody would use the checkpoints
-            program = self._program(parts, settings)
+            program = program_of(settings)
             self.snapshot = self._train(engine, feed, program, start, policy, show_progress)
             self._is_resumed = False
             end = self.position.epochs_with_figures
@@ -288,26 +278,22 @@ class Training(ABC):
 
     def _train(self, engine, feed, program, start, policy, show_progress) -> Snapshot:
         """Run the program from `start` until it has ended or the policy gives up."""
-        latest, final = start, None
+        kept: dict[str, Any] = {"checkpoint": start}  # the newest of each topic
         bar = ProgressBar(show_progress)
 
         def on_event(topic, value):
-            nonlocal latest, final
             if topic == "progress":
                 bar.update(value)
             elif topic == "message":
                 doc, blob = value
-                if doc["topic"] == "final":
-                    final = Snapshot.unpack(doc, blob)
-                else:
-                    latest = Snapshot.unpack(doc, blob)
+                kept[doc["topic"]] = Snapshot.unpack(doc, blob)
 
         try:
             with engine.open(program, feed) as opened:
                 while True:
                     options, state = {}, None
-                    if latest is not None:
-                        doc, state = latest.pack()
+                    if kept["checkpoint"] is not None:
+                        doc, state = kept["checkpoint"].pack()
                         options = {"snapshot": doc}
                     try:
                         results = opened.attempt(options, state, on_event)
@@ -315,9 +301,8 @@ class Training(ABC):
                     except NoRows:
                         raise UsageError("The training data has no rows") from None
                     except WorkerLost as error:
-                        if self._run is not None:
-                            saved = self._run.latest()
-                            latest = saved[1] if saved else latest
+                        saved = None if self._run is None else self._run.latest()
+                        latest = kept["checkpoint"] = saved[1] if saved else kept["checkpoint"]
                         reason = policy.allow_retry(error)
                         where = Position() if latest is None else latest.position
                         logger.warning("%s; going on from %s (%s)", error, where, reason)
@@ -325,24 +310,84 @@ class Training(ABC):
             bar.close()
         name = results[0]["checkpoint"]
         if name is None:
-            return cast("Snapshot", final)
+            return kept["final"]
         return cast("CheckpointDirectory", self._run).read(name)
 
 
 class FitLoop(ABC):
-    """End of a fit and its checkpoints, as triggers ask for them."""
+    """Epochs of a fit, its end and its checkpoints, as triggers ask for them."""
 
     settings: RunSettings
     position: Position
     stop = False  # whether a callback or a trigger has ended the fit
+    _saved: dict | None = None  # position of the newest checkpoint
+
+    # -- what the framework says -----------------------------------------------------------------
 
     @abstractmethod
-    def _is_over(self) -> bool:
-        """Return True if the fit ends here, the same on every rank; maybe a collective."""
+    def fit(self) -> Any:
+        """Train to the end; returns what :meth:`_finish` does."""
+
+    @abstractmethod
+    def _epoch(self) -> None:
+        """Go on to the end of the epoch."""
+
+    @abstractmethod
+    def _files(self) -> dict[str, bytes]:
+        """Return the files of a checkpoint, but for what is a single rank's alone."""
+
+    @abstractmethod
+    def _load(self, files: dict[str, bytes]) -> None:
+        """The inverse of :meth:`_files`, of this or of another backend; the model may be alone."""
+
+    # -- the fit -------------------------------------------------------------------------------
+
+    def _pull(self) -> Any:
+        """Give the model the weights that are trained elsewhere, if they are."""
+        return None
+
+    def _train(self) -> None:
+        """Make all epochs."""
+        if self.position.partial:  # an earlier fit ended inside this epoch
+            self._close_epoch(self.position.partial)
+        while not self._is_over():
+            self._epoch()
+
+    @abstractmethod
+    def _finish(self) -> Any:
+        """Leave the final state where the driver finds it."""
 
     @abstractmethod
     def _save_checkpoint(self) -> None:
         """Keep the state as it is now."""
+
+    def _is_over(self) -> bool:
+        """Return True if the fit ends here, the same on every rank; maybe a collective."""
+        return self.settings.goal.is_reached(self.position) or self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        """Return True if a callback or a trigger has ended the fit; maybe a collective."""
+        return self.stop
+
+    def _progress(self, epochs: int, steps: int, loss: float | None) -> dict:
+        """Return how far the fit is, for the progress bar.
+
+        Parameters
+        ----------
+        epochs : int
+            At the end of the fit.
+        steps : int
+            Of an epoch.
+        loss : float or None
+        """
+        position, first = self.position, self.settings.goal.first
+        return {
+            "epoch": position.epoch - first,
+            "epochs": epochs - first,
+            "step": position.step,
+            "steps": steps,
+            "loss": loss,
+        }
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
         return trigger is not None and bool(trigger(state))
@@ -350,6 +395,22 @@ class FitLoop(ABC):
     def _close_epoch(self, entry: dict) -> None:
         """Count an epoch that is whole, with its figures."""
         self.position.close_epoch(entry)
+
+    def _end_epoch(self, entry: dict, is_whole: bool, **figures: Any) -> None:
+        """Keep the figures of an epoch; one that is whole is closed and triggers are asked.
+
+        Parameters
+        ----------
+        entry : dict
+        is_whole : bool
+        **figures
+            See :meth:`_apply_triggers`.
+        """
+        if is_whole:
+            self._close_epoch(entry)
+            self._apply_triggers(epoch_finished=True, **figures)
+        else:
+            self.position.partial = entry
 
     def _apply_triggers(self, **figures: Any) -> None:
         """Take a checkpoint after a step, or stop there, if triggers say so.
@@ -376,18 +437,9 @@ class WorkerLoop(FitLoop):
     _types: list | None  # of the training data, see BatchSource
     _sums: EpochSums
     _directory: CheckpointDirectory | None = None  # without one the snapshots go to the driver
-    _saved: dict | None = None  # position of the newest checkpoint
-    _checkpoint: str | None = None  # its name, on rank 0
+    _checkpoint: str | None = None  # name of the newest one, on rank 0
 
     # -- what the framework keeps ----------------------------------------------------------------
-
-    @abstractmethod
-    def _shared(self) -> dict[str, bytes]:
-        """Return the files of what is the same on every rank."""
-
-    @abstractmethod
-    def _put_shared(self, files: dict[str, bytes]) -> None:
-        """The inverse of :meth:`_shared`; the model may be alone."""
 
     @abstractmethod
     def _own(self) -> dict:
@@ -442,7 +494,7 @@ class WorkerLoop(FitLoop):
                 )
         snapshot = self._agree_on_start()
         files, manifest = snapshot.files, snapshot.manifest
-        self._put_shared(files)
+        self._load(files)
         self._restore_own(files.get("rng.pt"), self._put_own)
         self.position, self._sums = snapshot.position, EpochSums()
         if "windows" in manifest and manifest.get("rows") == list(self._batches.rows):
@@ -459,7 +511,7 @@ class WorkerLoop(FitLoop):
         if self.sync.rank == 0:
             blob = self.worker.state()
             if blob is None:
-                doc, blob = Snapshot(Position().to_json(), self._shared()).pack()
+                doc, blob = Snapshot(Position().to_json(), self._files()).pack()
             else:
                 doc = self.worker.options["snapshot"]
             message = json.dumps(doc).encode()
@@ -473,26 +525,6 @@ class WorkerLoop(FitLoop):
             restore(everyone[self.sync.rank])
 
     # -- on the way ------------------------------------------------------------------------------
-
-    def _report(self, epochs: int, steps: int, loss: float | None) -> None:
-        """Tell the driver how far this worker is.
-
-        Parameters
-        ----------
-        epochs : int
-            At the end of the fit.
-        steps : int
-            Of an epoch.
-        loss : float or None
-        """
-        position, first = self.position, self.settings.goal.first
-        self.worker.progress(
-            epoch=position.epoch - first,
-            epochs=epochs - first,
-            step=position.step,
-            steps=steps,
-            loss=loss,
-        )
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
         answer = super()._fires(trigger, state)
@@ -545,7 +577,7 @@ class WorkerLoop(FitLoop):
             if sync.world_size > 1:
                 files["buffers.pt"] = sync.gather(dumps(self._running.own()))
         with self._running.merged():
-            shared = self._shared() if sync.rank == 0 else {}
+            shared = self._files() if sync.rank == 0 else {}
         if sync.rank != 0:
             return None
         gathered = cast("dict[str, list[bytes]]", files)  # None on the other ranks

@@ -50,10 +50,10 @@ def check_counts(least: int = 1, **counts: int | None) -> None:
             check_integer(name, value, least)
 
 
-def config_of(config: dict | None) -> dict:
+def config_of(config: dict | None, name: str = "config") -> dict:
     """A copy of the ``config`` that creators get."""
     if config is not None and not isinstance(config, dict):
-        raise UsageError(f"config must be a dict, got {type(config).__name__}")
+        raise UsageError(f"{name} must be a dict, got {type(config).__name__}")
     return dict(config or {})
 
 

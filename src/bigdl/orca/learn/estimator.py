@@ -1,6 +1,7 @@
 """Estimators of every framework: scikit-learn's manners on distributed data."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ class EstimatorOptions:
             self.model_dir = os.fspath(self.model_dir)
 
 
-class TrainingEstimator:
+class TrainingEstimator(ABC):
     """An Estimator that trains: its workers, its data, and what it has trained so far.
 
     Parameters
@@ -65,6 +66,15 @@ class TrainingEstimator:
             workers_per_node=options.workers_per_node,
             log_to_driver=options.log_to_driver,
         )
+
+    def _weights(self) -> bytes:
+        """Return the model's weights; before the first fit those that it would start from."""
+        snapshot = self._training.snapshot
+        return self._first_weights() if snapshot is None else snapshot.files["model.pt"]
+
+    @abstractmethod
+    def _first_weights(self) -> bytes:
+        """Return the weights of a new model; nothing if it does not know the shape of its input."""
 
     # -- data ----------------------------------------------------------------------------------
 
@@ -108,7 +118,7 @@ class TrainingEstimator:
     ) -> Any:
         """Return what a program gives for the rows of a Feed; None where there are no rows."""
         policy = FailurePolicy.of(max_failures, self._backend)
-        weights = self._training.weights(self._parts)
+        weights = self._weights()
         with self._engine().open(program, feed) as job:
             try:
                 return policy.run(lambda: job.attempt(state=weights or None)[0], "evaluating again")

@@ -52,10 +52,7 @@ class EvaluationSettings(BatchSettings):
 
     def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> Assembly:
         """Return what makes the batches of a model."""
-        features, labels = self.feature_cols, self.label_cols
-        return Assembly.of(
-            model, features, labels, weighted=self.weighted, class_weight=class_weight
-        )
+        return Assembly.of(model, self.feature_cols, self.label_cols, self.weighted, class_weight)
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class Assembly:
     outputs: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, model, names, labels=None, *, weighted=False, class_weight=None) -> Assembly:
+    def of(cls, model, names, labels=None, weighted=False, class_weight=None) -> Assembly:
         """Return the assembly for a model and the columns that it is given."""
         by_name = bool(names) and isinstance(_structure_of(model, "input"), dict)
         output, outputs = _structure_of(model, "output"), None

@@ -45,7 +45,6 @@ from bigdl.training.keras.state import (
     set_values,
     values_of,
 )
-from bigdl.training.position import Position
 from bigdl.training.state import capture_rng, restore_rng
 
 
@@ -68,10 +67,6 @@ class KerasFitSettings(EvaluationSettings, RunSettings):
     validation_freq: int | Sequence[int] = 1
     class_weight: dict[int, float] | None = None
     verbose: int | str = 1
-
-    def epoch_number(self, position: Position) -> int:
-        """Return the number of the current epoch, as callbacks count."""
-        return position.epoch - self.goal.first + self.initial_epoch
 
     def validates_after(self, epoch: int) -> bool:
         """Return True if the epoch with this number (from 1) is followed by a validation."""
@@ -122,7 +117,10 @@ class KerasEpochs(FitLoop):
 
     model: Any
     settings: KerasFitSettings
+    rank: int
     _callbacks: WorkerCallbacks
+    _numbers = ""  # what callbacks had counted
+    _epoch_steps: Any  # None for a dataset of unknown length
 
     @abstractmethod
     def _train_epoch(self, number: int) -> tuple[bool, dict]:
@@ -134,31 +132,51 @@ class KerasEpochs(FitLoop):
             Whether the epoch is whole now, and its figures: ``logs`` and those of all frameworks.
         """
 
-    def _begin_fit(self, callback_numbers: str) -> None:
+    def fit(self) -> Any:
+        """Train to the end; returns what :meth:`_finish` does."""
+        optimizer = self.model.optimizer
+        self._begin_fit()
+        self._train()
+        if optimizer is not None:
+            optimizer.finalize_variable_values(self.model.trainable_weights)
+        self._callbacks.list.on_train_end()
+        if not self._callbacks.is_empty or getattr(optimizer, "use_ema", False):
+            self._saved = None  # the weights may have changed since
+        return self._finish()
+
+    def _attach(self, callbacks: Sequence[Any]) -> None:
+        """Open the callbacks, once the steps of an epoch are known."""
+        settings = self.settings
+        self._callbacks = self._open_callbacks(
+            callbacks,
+            epochs=settings.initial_epoch + (settings.goal.epochs or 0) - settings.goal.first,
+            steps=self._epoch_steps,
+            verbose=settings.verbose,
+        )
+
+    def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:
+        """Return the callbacks of this process; those of several may run in one of them."""
+        return WorkerCallbacks(callbacks, self.model, self.rank, **params)
+
+    def _begin_fit(self) -> None:
         """Call the hooks of the begin, and restore what callbacks had counted in this fit."""
         self.model.stop_training = False
         self._callbacks.list.on_train_begin()
-        if self.settings.goal.is_begun(self.position) and callback_numbers:
-            self._callbacks.put_numbers(callback_numbers)
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
+        if self.settings.goal.is_begun(self.position) and self._numbers:
+            self._callbacks.put_numbers(self._numbers)
 
     def _epoch(self) -> None:
-        number = self.settings.epoch_number(self.position)
+        settings = self.settings  # callbacks count the epochs of their own fit
+        number = settings.initial_epoch + self.position.epoch - settings.goal.first
         self._callbacks.list.on_epoch_begin(number)
         is_whole, entry = self._train_epoch(number)
-        self._end_epoch(number, dict(entry["logs"]))
-        entry["logs"] = {
+        self._call_epoch_end(number, dict(entry["logs"]))
+        logs = entry["logs"] = {
             name: value if isinstance(value, list) else float(value)
             for name, value in self._callbacks.logs.items()
             if isinstance(value, numbers.Real | list)
         }
-        if not is_whole:
-            self.position.partial = entry
-            return
-        self._close_epoch(entry)
-        logs = entry["logs"]
-        self._apply_triggers(epoch_finished=True, loss=logs.get("loss"), score=score_of(logs))
+        self._end_epoch(entry, is_whole, loss=logs.get("loss"), score=score_of(logs))
 
     def _entry_of(self, sums: dict, logs: dict, memory: list[int]) -> dict:
         """Return the figures of the epoch as they are kept."""
@@ -171,9 +189,22 @@ class KerasEpochs(FitLoop):
             "profile": {**sums["profile"], "peak_memory_bytes": memory, "ended_at": time.time()},
         }
 
-    def _end_epoch(self, number: int, logs: dict) -> None:
+    def _call_epoch_end(self, number: int, logs: dict) -> None:
         """Call the hooks of an epoch's end."""
         self._callbacks.list.on_epoch_end(number, logs)
+
+    def _files(self) -> dict[str, bytes]:
+        return {
+            "model.pt": dump_weights(self.model),
+            "optimizer.pt": dump_optimizers(self.model),
+            "callbacks.json": self._callbacks.numbers().encode(),
+        }
+
+    def _load(self, files: dict[str, bytes]) -> None:
+        put_weights(self.model, files["model.pt"])
+        if "optimizer.pt" in files:
+            put_optimizers(self.model, files["optimizer.pt"])
+        self._numbers = files.get("callbacks.json", b"").decode()
 
 
 class KerasLoop(KerasEpochs, WorkerLoop):
@@ -209,30 +240,13 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         self._initial_metrics = values_of(self.model.metrics_variables)
         self._running = self._steps.running
         self._epoch_steps = settings.steps_per_epoch or self._data.steps
-        self._callbacks = self._open_callbacks(
-            callbacks,
-            epochs=settings.initial_epoch + (settings.goal.epochs or 0) - settings.goal.first,
-            steps=self._epoch_steps,
-            verbose=settings.verbose,
-        )
+        self._attach(callbacks)
         self._restore()
         window = (self._batches.windows or [0] * self.size)[self.rank]
         self._data.start(self._assembly, settings, self.rank, window)
         self._parts: Iterator[Part] | None = None
 
     # -- the fit -------------------------------------------------------------------------------
-
-    def fit(self) -> dict:
-        """Train to the end; rank 0 returns where the final state is."""
-        self._begin_fit(self._callback_numbers)
-        while not self._is_over():
-            self._epoch()
-        if self.model.optimizer is not None:
-            self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
-        self._callbacks.list.on_train_end()
-        if not self._callbacks.is_empty or getattr(self.model.optimizer, "use_ema", False):
-            self._saved = None  # the weights may have changed since
-        return self._finish()
 
     def _train_epoch(self, number):
         if not self.position.step:
@@ -297,9 +311,6 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             )
         return {f"val_{name}": value for name, value in figures.items()}
 
-    def _is_over(self) -> bool:
-        return self.settings.goal.is_reached(self.position) or self._is_stopped()
-
     def _is_stopped(self) -> bool:
         """Return True if a callback has stopped the training, on any rank; a collective."""
         if not self._callbacks.is_empty:
@@ -311,19 +322,6 @@ class KerasLoop(KerasEpochs, WorkerLoop):
 
     def _facts(self):
         return {**super()._facts(), "example": form_of(self._zero_row[0])}
-
-    def _shared(self):
-        return {
-            "model.pt": dump_weights(self.model),
-            "optimizer.pt": dump_optimizers(self.model),
-            "callbacks.json": self._callbacks.numbers().encode(),
-        }
-
-    def _put_shared(self, files):
-        put_weights(self.model, files["model.pt"])
-        if "optimizer.pt" in files:
-            put_optimizers(self.model, files["optimizer.pt"])
-        self._callback_numbers = files.get("callbacks.json", b"").decode()
 
     def _own(self):
         return {
@@ -358,7 +356,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         )
         self._callbacks.list.on_train_batch_end(number, figures)
         epochs, steps = self.settings.goal.epochs or 0, self._epoch_steps or position.step
-        self._report(epochs, steps, figures.get("loss"))
+        self.worker.progress(**self._progress(epochs, steps, figures.get("loss")))
         return logs
 
     # -- data ----------------------------------------------------------------------------------
@@ -380,15 +378,9 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         if self._validation is not None:
             self._validation.take_types(self._types, self._data)
 
-    # -- hooks for another home of rows and callbacks ------------------------------------------
-
     def _open(self, shard: Any) -> Rows:
-        """Return the rows of one of the worker's shards."""
+        """Return the rows of one of the worker's shards, which may come from elsewhere."""
         return open_rows(self.worker, shard, self.settings, self._config, self.sync)
-
-    def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:
-        """Return the callbacks of this worker."""
-        return WorkerCallbacks(callbacks, self.model, self.rank, **params)
 
 
 # -- evaluation ----------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ class _KerasTrial(KerasLoop, Model):
         # a model as the loop makes it, see bigdl.orca.learn.tf2.parts.KerasParts
         parts = SimpleNamespace(build=lambda training: builder.compiled(config))
         super().__init__(worker, sync, parts, settings, (), config)
-        self._begin_fit("")
+        self._begin_fit()
         self._metrics = job.goal.metrics
 
     def epoch(self):

@@ -213,7 +213,7 @@ class LayerLoop(FitLoop):
         self._on_progress, self._validation = on_progress, validation
         self._policy.run(self._open_rows, "trying again")
         self._latest = self._policy.run(lambda: self._begin(self._start), "trying again")
-        return self._fit()
+        return self.fit()
 
     # -- what a framework says -----------------------------------------------------------------
 
@@ -229,26 +229,6 @@ class LayerLoop(FitLoop):
     def _weights(self) -> bytes:
         """Return all weights as they are now, for replicas and evaluations."""
 
-    @abstractmethod
-    def _fit(self) -> Snapshot:
-        """Train to the end; returns the final state."""
-
-    @abstractmethod
-    def _epoch(self) -> None:
-        """Go on to the end of the epoch."""
-
-    @abstractmethod
-    def _files(self) -> dict[str, bytes]:
-        """Return the files of a checkpoint; those of the optimizer hold the slices of all ranks."""
-
-    @abstractmethod
-    def _load(self, files: dict[str, bytes]) -> None:
-        """Give model and optimizer the state of a checkpoint, of this or of another backend."""
-
-    @abstractmethod
-    def _restore(self, files: dict[str, bytes]) -> None:
-        """Take over what else is in the files of a checkpoint."""
-
     def _after_group(self, steps: list[Step], seconds: float) -> None:
         """Take note of a group that was made."""
 
@@ -256,26 +236,15 @@ class LayerLoop(FitLoop):
         """The pass over the rows that the next step belongs to, and its number in there."""
         return self.position.epoch, self.position.step
 
-    @property
-    def _epochs_of_fit(self) -> int:
-        """Epochs that the fit is to make, for the progress bar."""
-        goal = self.settings.goal
-        return goal.last_epoch(self.position, self._epoch_steps) - goal.first
-
     # -- the fit -------------------------------------------------------------------------------
 
-    def _train(self) -> bool:
-        """Make all epochs; returns True if the newest snapshot is the state that they end with."""
+    def _train(self) -> None:
+        """Make all epochs; the driver's model gets the state that they end with."""
         while True:
             try:
-                while not self._is_over():
-                    self._epoch()
-                manifest = self._latest.manifest
-                is_newest = manifest == {**manifest, **self.position.to_json()}
-                if is_newest and self.settings.goal.is_reached(self.position):
-                    return True
+                super()._train()
                 self._pull()
-                return False
+                return
             except WorkerLost as error:
                 self._restart_from_latest(error)
 
@@ -288,15 +257,12 @@ class LayerLoop(FitLoop):
         except NoRows:
             raise UsageError("The validation data has no rows") from None
 
-    def _finish(self, is_saved: bool) -> Snapshot:
+    def _finish(self) -> Snapshot:
         """Return the final state."""
         self.position.end_fit(self.settings.goal)
-        if not is_saved:
+        if self._saved != self.position.to_json():
             self._save_checkpoint()
         return self._latest
-
-    def _is_over(self) -> bool:
-        return self.settings.goal.is_reached(self.position) or self.stop
 
     def _groups_of_epoch(self) -> bool:
         """Make the groups that are left of the epoch; returns whether it is whole now."""
@@ -311,7 +277,7 @@ class LayerLoop(FitLoop):
         self._figures = self._new_figures()
 
     def _save_checkpoint(self) -> None:
-        self._latest = self._snapshot()
+        self._latest, self._saved = self._snapshot(), self.position.to_json()
         if self._snapshots is not None:
             self._snapshots.write(self._latest)
 
@@ -330,16 +296,8 @@ class LayerLoop(FitLoop):
         for sources in (record["sources"] for record in records[0]):
             self._limit.add(sources)
         self._after_group(steps, seconds)
-        position = self.position
-        self._on_progress(
-            {
-                "epoch": position.epoch - self.settings.goal.first,
-                "epochs": self._epochs_of_fit,
-                "step": position.step,
-                "steps": self._epoch_steps,
-                "loss": self._figures.mean(),
-            }
-        )
+        epochs = self.settings.goal.last_epoch(self.position, self._epoch_steps)
+        self._on_progress(self._progress(epochs, self._epoch_steps, self._figures.mean()))
         return is_due
 
     def _run(self, steps: list[Step]) -> list[list[dict]]:
@@ -415,16 +373,16 @@ class LayerLoop(FitLoop):
         self._inputs = types and types[0]
 
     def _begin(self, snapshot: Snapshot | None) -> Snapshot:
-        """Put the ranks where a snapshot is; the driver's model is there already."""
-        manifest = {} if snapshot is None else snapshot.manifest
-        self.position = Position.of(manifest)
-        self._figures = self._new_figures()
+        """Put the driver's model and the ranks where a snapshot is."""
+        begin = snapshot or Snapshot({})
+        self.position, self._figures = begin.position, self._new_figures()
+        self._saved = self.position.to_json()
         if self.position.step and not self.position.partial:
-            self._batches.check(manifest, 0)
-            self._figures.restore(manifest)
-        files = {} if snapshot is None else snapshot.files
-        self._restore(files)
-        residuals = files.get(_RESIDUALS)
+            self._batches.check(begin.manifest, 0)
+            self._figures.restore(begin.manifest)
+        if begin.files:
+            self._load(begin.files)
+        residuals = begin.files.get(_RESIDUALS)
         kept = None if residuals is None else [each.numpy() for each in loads(residuals)]
         self._push(kept)
         return self._snapshot() if snapshot is None else snapshot
@@ -486,11 +444,7 @@ class LayerLoop(FitLoop):
         logger.warning("%s; going on from %s", error, self._latest.position)
         self.stop = False  # a callback that wanted to stop is asked again
 
-        def begin():
-            self._load(self._latest.files)
-            self._begin(self._latest)
-
-        self._policy.run(begin, "trying again")
+        self._policy.run(lambda: self._begin(self._latest), "trying again")
 
 
 def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = "") -> None:

@@ -107,10 +107,8 @@ class LayerReplica(ABC):
         self.rank, self.world_size = rank, ranks
         self._resources = contextlib.ExitStack()
         self.at_exit, self.close = self._resources.callback, self._resources.close
-        self._settings, self._is_exact = (
-            program.settings,
-            program.settings.layer.sampling == "exact",
-        )
+        self._settings = program.settings
+        self._is_exact = self._settings.layer.sampling == "exact"
         self._order: tuple[int, Any] = (-1, None)  # of an epoch
         self._data = self._open(program, weights, shards["data"])
         if not self._is_exact and not isinstance(self._data, TensorShard):

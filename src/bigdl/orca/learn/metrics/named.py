@@ -48,18 +48,49 @@ class MeanMetric(MergedMetric):
 
     @abstractmethod
     def _terms(self, preds: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the terms of one batch, one per element or row; inputs are on the CPU."""
+        """Return the terms of one batch, one per element or row."""
+
+    def _prepared(self, preds: torch.Tensor, targets: torch.Tensor) -> tuple:
+        """Return what :meth:`_terms` takes: by default float64 of equal shapes."""
+        preds, targets = same_shape(self.get_name(), preds, targets)
+        return preds.double(), targets.double()
 
     def _batch_state(self, preds, targets, weights=None):
         import torch
 
-        terms = self._terms(*cpu_tensors(self.get_name(), preds, targets))
+        terms = self._terms(*self._prepared(*cpu_tensors(self.get_name(), preds, targets)))
         if weights is None:
             return {"total": terms.sum(dtype=torch.float64), "count": torch.tensor(terms.numel())}
         terms = terms.reshape(len(terms), -1)
         weights = row_weights(self.get_name(), weights, len(terms))
         total = (weights[:, None] * terms).sum()
         return {"total": total, "count": weights.sum() * terms.shape[1]}
+
+
+class LabelMetric(MeanMetric):
+    """Base of the metrics of class scores against labels."""
+
+    def _prepared(self, preds, targets):
+        preds, targets, has_classes = class_scores(self.get_name(), preds, targets)
+        if not has_classes:
+            raise UsageError(
+                f"{self.get_name()} expects preds of shape (..., classes) and labels of shape "
+                f"(...), got {tuple(preds.shape)} and {tuple(targets.shape)}"
+            )
+        return preds, targets
+
+
+class DistributionMetric(MeanMetric):
+    """Base of the metrics of class scores against a number for each class."""
+
+    def _prepared(self, preds, targets):
+        if preds.ndim < 2 or preds.shape != targets.shape:
+            raise UsageError(
+                f"{self.get_name()}: preds and targets are expected to have the same shape (..., "
+                f"classes), got {tuple(preds.shape)} and {tuple(targets.shape)}; for integer "
+                "labels use the Sparse variant of the metric"
+            )
+        return preds, targets
 
 
 class Accuracy(MeanMetric):
@@ -80,6 +111,9 @@ class Accuracy(MeanMetric):
     def __init__(self, zero_based_label: bool = True):
         self.zero_based_label = zero_based_label
 
+    def _prepared(self, preds, targets):
+        return preds, targets
+
     def _terms(self, preds, targets):
         preds, targets, has_classes = class_scores(self.get_name(), preds, targets)
         if has_classes:
@@ -91,25 +125,23 @@ class Accuracy(MeanMetric):
         return preds == (targets if self.zero_based_label else targets - 1)
 
 
-class SparseCategoricalAccuracy(MeanMetric):
+class SparseCategoricalAccuracy(LabelMetric):
     """Share of rows whose class of highest score is the label.
 
     Scores are ``(..., C)``, labels ``(...)`` or ``(..., 1)``.
     """
 
     def _terms(self, preds, targets):
-        scores, labels = _scores_and_labels(self.get_name(), preds, targets)
-        return scores.argmax(-1) == labels
+        return preds.argmax(-1) == targets
 
 
-class CategoricalAccuracy(MeanMetric):
+class CategoricalAccuracy(DistributionMetric):
     """Share of rows whose class of highest score is that of the one-hot target.
 
     Both are of shape ``(..., C)``.
     """
 
     def _terms(self, preds, targets):
-        preds, targets = _distributions(self.get_name(), preds, targets)
         return preds.argmax(-1) == targets.argmax(-1)
 
 
@@ -122,11 +154,10 @@ class BinaryAccuracy(MeanMetric):
     """
 
     def _terms(self, preds, targets):
-        preds, targets = same_shape(self.get_name(), preds, targets)
         return (preds > 0.5).long() == targets
 
 
-class Top5Accuracy(MeanMetric):
+class Top5Accuracy(LabelMetric):
     """Share of rows whose label is among the five classes of highest score.
 
     Scores are ``(..., C)``, labels ``(...)`` or ``(..., 1)``.  Of equal scores the class with the
@@ -136,11 +167,10 @@ class Top5Accuracy(MeanMetric):
     def _terms(self, preds, targets):
         import torch
 
-        scores, labels = _scores_and_labels(self.get_name(), preds, targets)
-        classes = scores.shape[-1]
-        labels = labels_below(classes, self.get_name(), labels).unsqueeze(-1)
-        own = scores.gather(-1, labels)
-        ahead = (scores > own) | ((scores == own) & (torch.arange(classes) < labels))
+        classes = preds.shape[-1]
+        labels = labels_below(classes, self.get_name(), targets).unsqueeze(-1)
+        own = preds.gather(-1, labels)
+        ahead = (preds > own) | ((preds == own) & (torch.arange(classes) < labels))
         return (ahead.sum(-1) < 5) & ~own.squeeze(-1).isnan()
 
 
@@ -151,8 +181,7 @@ class MSE(MeanMetric):
     """
 
     def _terms(self, preds, targets):
-        preds, targets = same_shape(self.get_name(), preds, targets)
-        return (preds.double() - targets.double()).square()
+        return (preds - targets).square()
 
 
 class MAE(MeanMetric):
@@ -162,8 +191,7 @@ class MAE(MeanMetric):
     """
 
     def _terms(self, preds, targets):
-        preds, targets = same_shape(self.get_name(), preds, targets)
-        return (preds.double() - targets.double()).abs()
+        return (preds - targets).abs()
 
 
 class BinaryCrossEntropy(MeanMetric):
@@ -174,23 +202,21 @@ class BinaryCrossEntropy(MeanMetric):
     """
 
     def _terms(self, preds, targets):
-        preds, targets = same_shape(self.get_name(), preds, targets)
-        preds, targets = preds.double().clamp(_EPSILON, 1 - _EPSILON), targets.double()
+        preds = preds.clamp(_EPSILON, 1 - _EPSILON)
         return -targets * preds.log() - (1 - targets) * (1 - preds).log()
 
 
-class CategoricalCrossEntropy(MeanMetric):
+class CategoricalCrossEntropy(DistributionMetric):
     """Mean over rows of ``-sum(t log p)``, in nats.
 
     Both are of shape ``(..., C)``; predictions are probabilities, at least 1e-7 after clipping.
     """
 
     def _terms(self, preds, targets):
-        preds, targets = _distributions(self.get_name(), preds, targets)
         return -(targets.double() * preds.double().clamp(min=_EPSILON).log()).sum(-1)
 
 
-class SparseCategoricalCrossEntropy(MeanMetric):
+class SparseCategoricalCrossEntropy(LabelMetric):
     """Mean over rows of ``-log p[label]``, in nats.
 
     Predictions are probabilities ``(..., C)``, at least 1e-7 after clipping; labels are ``(...)``
@@ -198,13 +224,12 @@ class SparseCategoricalCrossEntropy(MeanMetric):
     """
 
     def _terms(self, preds, targets):
-        probabilities, labels = _scores_and_labels(self.get_name(), preds, targets)
-        labels = labels_below(probabilities.shape[-1], self.get_name(), labels)
-        own = probabilities.gather(-1, labels.unsqueeze(-1))
+        labels = labels_below(preds.shape[-1], self.get_name(), targets)
+        own = preds.gather(-1, labels.unsqueeze(-1))
         return -own.double().clamp(min=_EPSILON).log()
 
 
-class KLDivergence(MeanMetric):
+class KLDivergence(DistributionMetric):
     """Mean over rows of ``sum(t log(t / p + 1e-7))``, in nats.
 
     Both are distributions of shape ``(..., C)``; predictions are at least 1e-7 after clipping.  A
@@ -212,7 +237,6 @@ class KLDivergence(MeanMetric):
     """
 
     def _terms(self, preds, targets):
-        preds, targets = _distributions(self.get_name(), preds, targets)
         preds, targets = preds.double().clamp(min=_EPSILON), targets.double()
         return (targets * (targets / preds + _EPSILON).log()).sum(-1)
 
@@ -224,29 +248,7 @@ class Poisson(MeanMetric):
     """
 
     def _terms(self, preds, targets):
-        preds, targets = same_shape(self.get_name(), preds, targets)
-        preds = preds.double()
-        return preds - targets.double() * (preds + _EPSILON).log()
-
-
-def _scores_and_labels(name, preds, targets):
-    preds, targets, has_classes = class_scores(name, preds, targets)
-    if not has_classes:
-        raise UsageError(
-            f"{name} expects preds of shape (..., classes) and labels of shape (...), "
-            f"got {tuple(preds.shape)} and {tuple(targets.shape)}"
-        )
-    return preds, targets
-
-
-def _distributions(name, preds, targets):
-    if preds.ndim < 2 or preds.shape != targets.shape:
-        raise UsageError(
-            f"{name}: preds and targets are expected to have the same shape (..., classes), got "
-            f"{tuple(preds.shape)} and {tuple(targets.shape)}; for integer labels use the Sparse "
-            "variant of the metric"
-        )
-    return preds, targets
+        return preds - targets * (preds + _EPSILON).log()
 
 
 class ConfusionMetric(MergedMetric):

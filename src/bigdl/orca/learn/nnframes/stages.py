@@ -47,6 +47,7 @@ from bigdl.orca.learn.prediction.shipping import digest_of
 from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
 from bigdl.orca.learn.pytorch import PyTorchEstimator
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
+from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.training.position import EveryEpoch, MaxEpoch, MaxIteration, Trigger
 
 T = TypeVar("T")
@@ -777,12 +778,7 @@ def prepared(model: Any, preprocessing: Any) -> Any:
         return Prepared(model, preprocessing)
 
     def create(config):
-        made = model(config)
-        if not isinstance(made, nn.Module):
-            raise UsageError(
-                f"The model creator must return an nn.Module, it returned {type(made).__name__}"
-            )
-        return Prepared(made, preprocessing)
+        return Prepared(ModelParts(model, config=config).build_model(), preprocessing)
 
     return create
 

@@ -617,12 +617,10 @@ def _with_outputs(shard, outputs, output_cols):
     named = _named(outputs, output_cols)
     if is_frame(shard):
         named = {name: _cells(value) for name, value in named.items()}
-        taken = list(shard.columns)
-    else:
-        shard = shard if isinstance(shard, dict) else {"x": shard}
-        taken = list(shard)
+    elif not isinstance(shard, dict):
+        shard = {"x": shard}
     for name in named:
-        if name in taken:
+        if name in shard:
             raise UsageError(
                 f"The shards have '{name}' already; rename it, or name the outputs with "
                 "output_cols="

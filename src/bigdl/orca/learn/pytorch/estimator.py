@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import os
 import pickle
@@ -33,7 +32,7 @@ from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, Tq
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.forward import check_weighted
-from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchTraining
+from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, FitSettings
 from bigdl.orca.learn.pytorch.parts import (
     ModelParts,
     full_state,
@@ -46,7 +45,7 @@ from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validatio
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
-from bigdl.training.fit import is_interactive
+from bigdl.training.fit import Training, is_interactive
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 
@@ -237,7 +236,7 @@ class PyTorchEstimator(TrainingEstimator):
         use_tqdm: bool = False,
         precision: str = "fp32",
     ):
-        training: type[TorchTraining] = TorchTraining
+        training: type[Training] = Training
         if options.backend == "bigdl":
             from bigdl.orca.learn.pytorch.layer import TorchLayerTraining
 
@@ -402,7 +401,6 @@ Ray also RayXShards or a ray.data.Dataset
         settings = FitSettings(
             goal=goal,
             batch_size=check_positive("batch_size", batch_size),
-            seed=0,
             feature_cols=columns.feature_cols,
             label_cols=columns.label_cols,
             shuffle=bool(config.get("shuffle", True)),
@@ -422,7 +420,7 @@ Ray also RayXShards or a ray.data.Dataset
         figures = self._training.fit(
             engine,
             feed,
-            self._parts,
+            lambda settings: FitProgram(self._parts, settings, self._sync),
             settings,
             seed=seed,
             resume=resume,
@@ -581,7 +579,7 @@ RayXShards or a ray.data.Dataset
         def ship_model(data, names, cluster, inputs):
             from bigdl.orca.learn.pytorch.accelerated import Acceleration, sample_of
 
-            weights, sc = self._training.weights(self._parts), cluster.broadcaster
+            weights, sc = self._weights(), cluster.broadcaster
             origin = parts, digest_of(weights)
 
             def snapshot():
@@ -614,7 +612,7 @@ RayXShards or a ray.data.Dataset
         self._need_model()
         with isolated_rng(0):
             model = self._parts.build_model()
-        load_into(model, self._training.weights(self._parts))
+        load_into(model, self._weights())
         return model
 
     def get_state_dict(self) -> dict:
@@ -663,7 +661,7 @@ RayXShards or a ray.data.Dataset
                 "its weights with entire=False"
             ) from error
         write_bytes(path, data)
-        self._saved.add(hashlib.sha256(data).hexdigest())
+        self._saved.add(digest_of(data))
         return path
 
     def load(self, path: str | None = None, *, trust: bool = False, **old) -> None:
@@ -683,7 +681,7 @@ RayXShards or a ray.data.Dataset
         """
 
         def is_trusted(data):
-            return trust or hashlib.sha256(data).hexdigest() in self._saved
+            return trust or digest_of(data) in self._saved
 
         path = _path(self.load, path, old)
         snapshot, module = read_model(path, is_trusted)
@@ -730,6 +728,10 @@ RayXShards or a ray.data.Dataset
         """
         self._need_model()
         self._take(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
+
+    def _first_weights(self):
+        with isolated_rng(self._training.seed):
+            return dumps(self._parts.build_model().state_dict())
 
     def _need_model(self):
         if self._parts.model is None:

@@ -256,7 +256,7 @@ class EvaluationSettings(BatchSettings):
     def forward_pass(self, built: BuiltParts) -> ForwardPass:
         """Return the forward pass of a model on the batches."""
         columns = BatchColumns(self.feature_cols, self.label_cols)
-        return forward_for(built.model, built.criterion, weighted=self.weighted, columns=columns)
+        return forward_for(built.model, built.criterion, columns, self.weighted)
 
 
 def evaluate_shard(
@@ -281,7 +281,7 @@ def evaluate_shard(
     training = forward_pass.model.training
     forward_pass.model.eval()
     with torch.no_grad():
-        sums, logged = _sums(runner, forward_pass, data, settings, sync.world_size, measures)
+        sums, logged = _sums(runner, forward_pass, data, settings, measures)
     forward_pass.model.train(training)
     sums.epoch_s = time.perf_counter() - started
 
@@ -306,10 +306,10 @@ def evaluate_shard(
     return json.loads(cast("bytes", shared))
 
 
-def _sums(runner, forward_pass, data, settings, world_size, measures) -> tuple[EpochSums, dict]:
+def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, dict]:
     """Return the sums of one worker, and those of what a LightningModule logged."""
     sums, logged = EpochSums(), Counter[str]()
-    local = max(1, settings.batch_size // world_size)
+    local = max(1, settings.batch_size // runner.size)
     runner.num_steps = -(-data.rows // local)
     if settings.num_steps is not None:
         runner.num_steps = min(runner.num_steps, settings.num_steps)

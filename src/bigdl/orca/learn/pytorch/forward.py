@@ -257,13 +257,7 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
     return configuration, options["scheduler"], options.get("monitor"), frequency, interval
 
 
-def forward_for(
-    model: Any,
-    criterion: Any,
-    *,
-    weighted: bool = False,
-    columns: BatchColumns | None = None,
-) -> ForwardPass:
+def forward_for(model: Any, criterion: Any, columns: BatchColumns, weighted: bool) -> ForwardPass:
     """Return the forward pass for a model, with or without weights of the rows.
 
     Parameters

@@ -17,7 +17,7 @@ from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
-from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs, TorchTraining
+from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
@@ -174,14 +174,14 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         Runner.__init__(self, place, program.parts.config, settings.callbacks)
         self._take(built)
         optimizer = TorchLayerOptimizer(built, settings.clipping, self)
+        self._records: dict[str, Records] = {}
+        if settings.summary:
+            self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
         if start is not None:
             self._load(start.files)
         flat, sums = _flat(built), settings.forward_pass(built).sums
         LayerLoop.__init__(self, program, ranks, start, flat, optimizer, sums, settings.weighted)
         self.device = next(self.model.parameters()).device
-        self._records: dict[str, Records] = {}  # files of a checkpoint, if steps are recorded
-        if settings.summary:
-            self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
 
     def _replica_program(self):
         settings = replace(self.settings, callbacks=(), metrics=(), trigger=None)
@@ -195,26 +195,11 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
 
     # -- the fit -------------------------------------------------------------------------------
 
-    def _fit(self):
-        self.first_epoch = self.settings.goal.first
-        self.num_epochs = self.first_epoch + self._epochs_of_fit
-        self.call("before_run")
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
-        is_saved = self._train()
-        self.call("after_run")
-        return self._finish(is_saved)
-
     def _epoch_figures(self) -> dict | None:
         figures = self._figures.entry()
         if figures is not None and self._options.drop_stragglers is not None:
             figures |= self._figures.dropped
         return figures
-
-    def _end_training_epoch(self) -> None:
-        if self.callbacks:
-            self._pull()
-        super()._end_training_epoch()
 
     def _after_group(self, steps, seconds):
         if not self._records:
@@ -234,20 +219,8 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     def _weights(self):
         return dumps(self.model.state_dict())
 
-    def _files(self):
-        records = {name: records.dump() for name, records in self._records.items()}
-        return {**self._built.files(), **records}
 
-    def _load(self, files):
-        self._built.load(files)
-
-    def _restore(self, files):
-        for name, records in self._records.items():
-            if name in files:
-                records.load(files[name])
-
-
-class TorchLayerTraining(LayerTraining, TorchTraining):
-    """:class:`~bigdl.orca.learn.pytorch.loop.TorchTraining` by the parameter layer."""
+class TorchLayerTraining(LayerTraining):
+    """The fits of torch modules by the parameter layer."""
 
     loop = TorchLayerLoop

@@ -9,7 +9,7 @@ to go on, whether to write a checkpoint) is computed from figures that are equal
 import contextlib
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,16 +27,15 @@ from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import plan_batches, shuffle_memory
-from bigdl.training.figures import LossRule, score_of, validation_names
-from bigdl.training.fit import FitLoop, RunSettings, Training, WorkerLoop
+from bigdl.training.figures import LossRule, Records, score_of, validation_names
+from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
 from bigdl.training.state import (
     RunningState,
     capture_rng,
     device_of,
-    dumps,
-    isolated_rng,
     move,
     precision_of,
     restore_rng,
@@ -86,6 +85,24 @@ def _values(parameter):
     return parameter.grad._values()
 
 
+@dataclass(kw_only=True)
+class FitSettings(EvaluationSettings, RunSettings):
+    """The arguments of ``fit`` as the workers get them.
+
+    Attributes
+    ----------
+    accumulate : int
+        Batches of an update; k batches of n rows make the update of one batch of k * n rows.
+    summary : bool
+        True if loss, learning rate and throughput of every step are recorded.
+    """
+
+    callbacks: Sequence[Any] = ()
+    clipping: Clipping = field(default_factory=Clipping)
+    accumulate: int = 1
+    summary: bool = False
+
+
 class Update:
     """One step of the optimizer from one batch, or from several that add up.
 
@@ -94,28 +111,16 @@ class Update:
     Parameters
     ----------
     sync : GradientSync
-    optimizer : torch.optim.Optimizer
-    sparse : sequence of torch.nn.Parameter
-        Those that can have sparse gradients.
+    built : BuiltParts
     sums : bool
         True if the loss adds up over samples instead of averaging.
-    clipping : Clipping
-    accumulate : int
-        Batches of an update; k batches of n rows make the update of one batch of k * n rows.
+    settings : FitSettings
     """
 
-    def __init__(
-        self,
-        sync: GradientSync,
-        optimizer: torch.optim.Optimizer,
-        sparse: Sequence[torch.nn.Parameter],
-        *,
-        sums: bool,
-        clipping: Clipping = Clipping(),
-        accumulate: int = 1,
-    ):
-        self._sync, self._optimizer, self._sparse = sync, optimizer, sparse
-        self._sums, self._clipping, self._accumulate = sums, clipping, accumulate
+    def __init__(self, sync: GradientSync, built: BuiltParts, sums: bool, settings: FitSettings):
+        self._sync, self._optimizer, self._sums = sync, built.optimizer, sums
+        self._sparse = may_be_sparse(built.model)
+        self._clipping, self._accumulate = settings.clipping, settings.accumulate
         self._reset()
 
     def _reset(self):
@@ -221,24 +226,6 @@ def may_be_sparse(model: torch.nn.Module) -> list:
     ]
 
 
-@dataclass(kw_only=True)
-class FitSettings(EvaluationSettings, RunSettings):
-    """The arguments of ``fit`` as the workers get them.
-
-    Attributes
-    ----------
-    accumulate : int
-        Batches of one update.
-    summary : bool
-        True if loss, learning rate and throughput of every step are recorded.
-    """
-
-    callbacks: Sequence[Any] = ()
-    clipping: Clipping = field(default_factory=Clipping)
-    accumulate: int = 1
-    summary: bool = False
-
-
 class Buffers(RunningState):
     """The buffers of a module."""
 
@@ -257,6 +244,8 @@ class TorchEpochs(Runner, FitLoop):
 
     settings: FitSettings
     _built: BuiltParts
+    _plan: BatchPlan
+    _records: Mapping[str, Records]  # files of a checkpoint, if steps are recorded
     _validation: Any = None  # what an evaluation works on, if there is one
 
     @abstractmethod
@@ -271,6 +260,18 @@ class TorchEpochs(Runner, FitLoop):
     def _evaluate(self) -> dict | None:
         """Return what an evaluation of the validation data gave."""
 
+    def fit(self) -> Any:
+        """Train to the end; returns what :meth:`_finish` does."""
+        settings = self.settings
+        self.first_epoch = settings.goal.first
+        self.num_epochs = settings.goal.last_epoch(
+            self.position, self._plan.steps, settings.accumulate
+        )
+        self.call("before_run")
+        self._train()
+        self.call("after_run")
+        return self._finish()
+
     def _epoch(self) -> None:
         position = self.position
         self.model.train()
@@ -283,12 +284,10 @@ class TorchEpochs(Runner, FitLoop):
         if self._validation is not None:
             self._validate(entry)
         self.epoch_stats, self.epoch_is_whole = entry, is_whole
-        self._end_training_epoch()
-        if not is_whole:
-            position.partial = entry
-            return
-        self._close_epoch(entry)
-        self._apply_triggers(epoch_finished=True, loss=entry["train_loss"], score=score_of(entry))
+        if self.callbacks:
+            self._pull()
+        self.call("after_train_epoch")
+        self._end_epoch(entry, is_whole, loss=entry["train_loss"], score=score_of(entry))
 
     def _validate(self, entry: dict) -> None:
         self.call("before_val_epoch")
@@ -301,16 +300,25 @@ class TorchEpochs(Runner, FitLoop):
         self.epoch_stats, self.metrics_stats = entry, figures
         self.call("after_val_epoch")
 
-    def _end_training_epoch(self) -> None:
-        self.call("after_train_epoch")
-
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
         self._built.step_scheduler(self, entry)
 
+    def _files(self) -> dict[str, bytes]:
+        records = {name: records.dump() for name, records in self._records.items()}
+        return {**self._built.files(), **records}
+
+    def _load(self, files: dict[str, bytes]) -> None:
+        self._built.load(files)
+        for name, records in self._records.items():
+            if name in files:
+                records.load(files[name])
+
 
 class TorchLoop(TorchEpochs, WorkerLoop):
     """One worker's part of a fit."""
+
+    _records: Mapping[str, StepSummary]
 
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
@@ -323,14 +331,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._built = built = parts.build(training=True)
         self._take(built)
         self._forward_pass = settings.forward_pass(built)
-        self._update = Update(
-            sync,
-            self.optimizer,
-            may_be_sparse(self.model),
-            sums=self._forward_pass.sums,
-            clipping=settings.clipping,
-            accumulate=settings.accumulate,
-        )
+        self._update = Update(sync, built, self._forward_pass.sums, settings)
         seed_everything(settings.seed, self.rank + 1)
 
         self._start(worker, sync)
@@ -339,28 +340,14 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._precision = precision_of(settings.precision, self.device)
         self._prepare_data()
         self._running = Buffers(self.model, sync)
-        self.summary = StepSummary() if settings.summary else None
+        self._records = {"summary.pt": StepSummary()} if settings.summary else {}
         self._restore()
-        self.first_epoch = settings.goal.first
-        self.num_epochs = settings.goal.last_epoch(
-            self.position, self._plan.steps, settings.accumulate
-        )
         local = settings.batch_size // self.size
         self.train_loader = WorkerBatches(self._data, local)
         if self._validation is not None:
             self.val_loader = WorkerBatches(self._validation, local)
 
     # -- the fit -------------------------------------------------------------------------------
-
-    def fit(self) -> dict:
-        """Train to the end; rank 0 returns where the final state is."""
-        self.call("before_run")
-        if self.position.partial:  # an earlier fit ended inside this epoch
-            self._close_epoch(self.position.partial)
-        while not self._is_over():
-            self._epoch()
-        self.call("after_run")
-        return self._finish()
 
     def _run_steps(self) -> bool:
         position, order = self.position, self._order()
@@ -389,27 +376,14 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     # -- the state -----------------------------------------------------------------------------
 
-    def _shared(self):
-        files = self._built.files()
-        if self.summary is not None:
-            files["summary.pt"] = self.summary.dump()
-        return files
-
-    def _put_shared(self, files):
-        self._built.load(files)
-        if self.summary is not None and "summary.pt" in files:
-            self.summary.load(files["summary.pt"])
-
     def _own(self):
         return capture_rng()
 
     def _put_own(self, state):
         restore_rng(state)
 
-    def _is_over(self) -> bool:
-        """Return True if the fit ends here; callbacks may stop it on any rank."""
-        if self.settings.goal.is_reached(self.position):
-            return True
+    def _is_stopped(self) -> bool:
+        """Return True if a callback has stopped the training, on any rank; a collective."""
         if self.callbacks and self.size > 1:
             self.stop = any(vote[0] for vote in self.sync.all_gather([float(self.stop)]))
         return self.stop
@@ -452,11 +426,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             backward_s=computed - forwarded,
             step_s=time.perf_counter() - started,
         )
-        if self.summary is not None:
-            seconds = time.perf_counter() - started
-            self.summary.add_batch(self, parts, batch_rows, seconds, self.updated)
+        for summary in self._records.values():
+            summary.add_batch(self, parts, batch_rows, time.perf_counter() - started)
         self.call("after_train_iter")
-        self._report(self.num_epochs, self._plan.steps, self._sums.mean())
+        self.worker.progress(**self._progress(self.num_epochs, self._plan.steps, self._sums.mean()))
         return self.updated
 
     def _forward(self):
@@ -532,17 +505,3 @@ class FitProgram:
     def __call__(self, worker: Worker) -> dict:
         with tuned_allocator():
             return TorchLoop(worker, self.sync(worker), self.parts, self.settings).fit()
-
-
-class TorchTraining(Training):
-    """:class:`~bigdl.training.fit.Training` of a PyTorch model."""
-
-    def _program(self, parts: ModelParts, settings):
-        return FitProgram(parts, settings, self._sync)
-
-    def weights(self, parts: ModelParts) -> bytes:
-        """The state dict of the model; before the first fit the one that it would start from."""
-        if self.snapshot is not None:
-            return self.snapshot.files["model.pt"]
-        with isolated_rng(self.seed):
-            return dumps(parts.build_model().state_dict())

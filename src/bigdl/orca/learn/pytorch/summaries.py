@@ -30,19 +30,14 @@ class StepSummary(Records):
         self._loss = self._counted = self._samples = self._seconds = 0.0
 
     def add_batch(
-        self,
-        loop: TorchLoop,
-        parts: tuple[float, float],
-        batch_rows: int,
-        seconds: float,
-        updated: bool,
+        self, loop: TorchLoop, parts: tuple[float, float], batch_rows: int, seconds: float
     ) -> None:
         """Add a batch; a collective if it ended in an update."""
         self._loss += parts[0]
         self._counted += parts[1]
         self._samples += batch_rows
         self._seconds += seconds
-        if not updated:
+        if not loop.updated:
             return
         everyone = loop.sync.all_gather([self._loss, self._counted])
         losses, counted = (sum(numbers) for numbers in zip(*everyone, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 import os
 from collections.abc import Callable, Sequence
@@ -25,15 +26,16 @@ from bigdl.orca.learn.layer_fit.figures import PHASES
 from bigdl.orca.learn.prediction.shipping import digest_of, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
-from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot, KerasTraining
+from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.fit import is_interactive
+from bigdl.training.fit import Training, is_interactive
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
-from bigdl.training.keras.loop import EvaluateProgram, KerasFitSettings
+from bigdl.training.keras.loop import EvaluateProgram, KerasFitProgram, KerasFitSettings
+from bigdl.training.keras.state import dump_weights
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 
 if TYPE_CHECKING:
@@ -182,7 +184,7 @@ class KerasEstimator(KerasFiles):
     def __init__(self, parts: KerasParts, options: EstimatorOptions):
         from bigdl.orca.learn.tf2.layer import KerasLayerTraining
 
-        training = KerasLayerTraining if options.backend == "bigdl" else KerasTraining
+        training = KerasLayerTraining if options.backend == "bigdl" else Training
         super().__init__(parts, training, options)
 
     def fit(
@@ -312,7 +314,6 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         settings = KerasFitSettings(
             goal=Goal(epochs=count),
             batch_size=batch_size,
-            seed=0,
             feature_cols=columns.feature_cols,
             label_cols=columns.label_cols,
             num_steps=validation_steps,
@@ -327,10 +328,11 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             layer=layer,
             verbose=verbose,
         )
+        packed = Packed.of(self._parts, callbacks)
         figures = self._training.fit(
             engine,
             feed,
-            (Packed.of(self._parts, callbacks), config),
+            functools.partial(KerasFitProgram, packed, config, self._sync),
             settings,
             seed=seed,
             resume=resume,
@@ -454,9 +456,13 @@ RayXShards or a ray.data.Dataset
         data = _prediction_input(data)
         return self._predict(data, config, feature_cols, size, output_cols, self._ship)
 
+    def _first_weights(self):
+        model = self._parts.build_on_driver(self._training.seed)
+        return dump_weights(model) if model.built else b""
+
     def _ship(self, data, names, cluster, inputs):
         """Broadcast the model, unless it is what was broadcast last."""
-        weights, threads = self._training.weights(self._parts), cluster.threads_per_task
+        weights, threads = self._weights(), cluster.threads_per_task
         if not weights:
             raise UsageError(
                 "The model has no weights yet, since it does not know the shape of its input; fit "
@@ -487,9 +493,7 @@ RayXShards or a ray.data.Dataset
         return super()._feed(data, feature_cols, label_cols, config, name)
 
     def _data_config(self, data_config) -> dict:
-        if data_config is not None and not isinstance(data_config, dict):
-            raise UsageError(f"data_config must be a dict, got {type(data_config).__name__}")
-        return {**self._parts.config, **(data_config or {})}
+        return {**self._parts.config, **config_of(data_config, "data_config")}
 
 
 def _history(figures: list[dict], params: dict, profile: bool) -> dict:

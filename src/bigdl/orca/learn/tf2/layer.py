@@ -17,7 +17,6 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerTraining, check_hooks
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.learn.tf2.layer_optimizer import KerasLayerOptimizer
-from bigdl.orca.learn.tf2.parts import KerasTraining
 from bigdl.training.checkpoint import Snapshot
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import BATCH_HOOKS, WorkerCallbacks
@@ -32,11 +31,9 @@ from bigdl.training.keras.loop import (
 from bigdl.training.keras.reducer import loss_divisor
 from bigdl.training.keras.state import (
     array_of,
-    dump_optimizers,
     dump_weights,
     form_of,
     optimizers_of,
-    put_optimizers,
     put_weights,
     seed_states,
     synchronized_layers,
@@ -44,7 +41,6 @@ from bigdl.training.keras.state import (
     zeros_of,
 )
 
-_NUMBERS = "callbacks.json"
 _METRIC, _LOG, _ROWS = "metric ", "log ", "rows"  # of the sums of a record
 
 
@@ -188,6 +184,7 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
 
     replica = KerasReplica
     settings: KerasFitSettings
+    rank = 0
 
     def __init__(self, program: KerasFitProgram, ranks: int, start: Snapshot | None):
         settings = program.settings
@@ -198,11 +195,10 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
         _check_model(self.model)
         optimizer = KerasLayerOptimizer(self.model.optimizer, self.model.trainable_weights)
         sums = loss_divisor(self.model) == "none"
+        self._callbacks = WorkerCallbacks((), self.model, 0)  # until the first rows are known
         if start is not None:
             self._load(start.files)
         super().__init__(program, ranks, start, _flat(self.model), optimizer, sums)
-        self._callbacks = cast("WorkerCallbacks", None)  # until the first rows are known
-        self._numbers = ""  # what callbacks had counted
 
     def _replica_program(self):
         settings = replace(self.settings, trigger=None)
@@ -215,24 +211,9 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
 
     # -- the fit -------------------------------------------------------------------------------
 
-    def _fit(self):
-        settings, optimizer = self.settings, self.model.optimizer
-        self._callbacks = WorkerCallbacks(
-            self._user_callbacks,
-            self.model,
-            0,
-            epochs=settings.initial_epoch + self._epochs_of_fit,
-            steps=self._epoch_steps,
-            verbose=settings.verbose,
-        )
-        self._begin_fit(self._numbers)
-        is_saved = self._train()
-        if not self._callbacks.is_empty or optimizer.use_ema:  # they may change weights at the end
-            self._pull()
-            is_saved = False
-            optimizer.finalize_variable_values(self.model.trainable_weights)
-        self._callbacks.list.on_train_end()
-        return self._finish(is_saved)
+    def fit(self):
+        self._attach(self._user_callbacks)
+        return super().fit()
 
     def _train_epoch(self, number):
         self._groups_of_epoch()
@@ -245,12 +226,12 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
             entry["logs"].update({f"val_{name}": value for name, value in figures.items()})
         return True, entry
 
-    def _end_epoch(self, number, logs):
+    def _call_epoch_end(self, number, logs):
         if self._callbacks.is_empty:
-            super()._end_epoch(number, logs)
+            super()._call_epoch_end(number, logs)
         else:
             states, before = self._pull(), self._flat.vector()
-            super()._end_epoch(number, logs)
+            super()._call_epoch_end(number, logs)
             if not np.array_equal(before, self._flat.vector()):
                 # the ranks get the weights that a callback has set
                 self._push([state.residual for state in states])
@@ -303,27 +284,15 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
     def _weights(self):
         return dump_weights(self.model)
 
-    def _files(self):
-        files = {"model.pt": self._weights(), "optimizer.pt": dump_optimizers(self.model)}
-        if self._callbacks is not None:
-            files[_NUMBERS] = self._callbacks.numbers().encode()
-        return files
-
     def _load(self, files):
-        put_weights(self.model, files["model.pt"])
-        if "optimizer.pt" in files:
-            put_optimizers(self.model, files["optimizer.pt"])
-
-    def _restore(self, files):
-        self._numbers = files.get(_NUMBERS, b"").decode()
-        if self._callbacks is not None:  # the fit starts again from here
-            self.model.stop_training = False
-            if self._numbers:
-                self._callbacks.put_numbers(self._numbers)
+        super()._load(files)
+        self.model.stop_training = False
+        if self._numbers:  # for callbacks of the fit that starts again from here
+            self._callbacks.put_numbers(self._numbers)
 
 
-class KerasLayerTraining(LayerTraining, KerasTraining):
-    """:class:`~bigdl.orca.learn.tf2.parts.KerasTraining` by the parameter layer."""
+class KerasLayerTraining(LayerTraining):
+    """The fits of Keras models by the parameter layer."""
 
     loop = KerasLayerLoop
 

@@ -67,7 +67,8 @@ class KerasFiles(TrainingEstimator):
     Parameters
     ----------
     parts : KerasParts
-    training : KerasTraining
+    training : callable
+        Class of the Training.
         What is trained so far.
     """
 

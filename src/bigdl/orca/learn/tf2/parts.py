@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
-from bigdl.training.fit import RunSettings, Training
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
 from bigdl.training.keras.data import Assembly
-from bigdl.training.keras.loop import KerasFitProgram, KerasFitSettings
-from bigdl.training.keras.state import dump_weights, put_weights
+from bigdl.training.keras.state import put_weights
 from bigdl.training.state import isolated_rng
 
 if TYPE_CHECKING:
@@ -182,24 +180,6 @@ def _custom_objects(model) -> dict[str, Any]:
 def _is_named(value) -> bool:
     """Return True if an archive refers to a value by a name."""
     return inspect.isfunction(value) or hasattr(type(value), "get_config")
-
-
-class KerasTraining(Training):
-    """:class:`~bigdl.training.fit.Training` of a Keras model."""
-
-    def _program(self, parts: tuple[Packed, dict], settings: RunSettings) -> KerasFitProgram:
-        packed, config = parts
-        return KerasFitProgram(packed, config, self._sync, cast("KerasFitSettings", settings))
-
-    def weights(self, parts: KerasParts) -> bytes:
-        """Return the weights; before the first fit those that it would start from.
-
-        They are empty for a model that learns its input's shape from the first batch only.
-        """
-        if self.snapshot is not None:
-            return self.snapshot.files["model.pt"]
-        model = parts.build_on_driver(self.seed)
-        return dump_weights(model) if model.built else b""
 
 
 # -- prediction ----------------------------------------------------------------------------------
