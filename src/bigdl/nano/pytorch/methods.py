@@ -394,8 +394,6 @@ def _fake_quantized(layer, activations: torch.Tensor) -> torch.Tensor:
 
 
 _FX = (None, "fx", "eager")
-_OPENVINO = openvino_methods(to_openvino, PytorchOpenVINOModel.of)
-_ONNXRUNTIME = onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of, "onnxscript")
 
 METHODS: Mapping[str, Method] = register_methods(
     "torch",
@@ -425,10 +423,8 @@ METHODS: Mapping[str, Method] = register_methods(
         *_both_layouts(
             StaticInt8Method("jit_int8", "int8", "jit", "int8 + jit", variants=(None, "fx"))
         ),
-        *_OPENVINO[:4],
-        *_ONNXRUNTIME[:3],
-        *_OPENVINO[4:],
-        *_ONNXRUNTIME[3:],
+        *openvino_methods(to_openvino, PytorchOpenVINOModel.of),
+        *onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of, "onnxscript"),
         InductorMethod("inductor_fp32", option="inductor", extended=True),
         InductorMethod("inductor_bf16", "bf16", option="bf16 + inductor", extended=True),
         TorchaoMethod(
