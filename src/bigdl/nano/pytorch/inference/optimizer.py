@@ -21,7 +21,7 @@ from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.results import fingerprint
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
-from bigdl.nano.acceleration.structure import Batch, flatten, rows_of
+from bigdl.nano.acceleration.structure import Batch, first_batches, flatten, rows_of
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     InferenceContext,
@@ -127,7 +127,7 @@ class TorchBench(Bench):
         sample, model = arguments["input_sample"], self.model
         # several batches are timed in turn where the user does not want one again and again
         count = _DIFFERENT_BATCHES if arguments["no_cache"] else 1
-        self._elements = _first_elements(model, arguments["training_data"], count)
+        self._elements = _first_elements(arguments["training_data"], count)
         self._batches = [split_batch(model, element) for element in self._elements[:count]]
         if sample is not None:
             self._batches = [Batch(*sample_arguments(model, sample))]
@@ -183,7 +183,7 @@ def _candidate(model: torch.nn.Module) -> Candidate:
     return Candidate(model, lambda: InferenceContext(settings))
 
 
-def _first_elements(model, data, count) -> list:
+def _first_elements(data, count) -> list:
     """As many batches as hold the sample for calibration, and at least `count`."""
     if data is None:
         return []
@@ -194,16 +194,9 @@ def _first_elements(model, data, count) -> list:
             "training_data must be a DataLoader, or a batch of it, that is a tensor, a tuple or a "
             f"dict, not a {type(data).__name__}"
         )
-    elements, rows = [], 0
+    empty = "training_data holds no batch; give at least one"
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
-        for element in data:
-            elements.append(element)
-            rows += rows_of(split_batch(model, element))
-            if rows >= _CALIBRATION_ROWS and len(elements) >= count:
-                break
-    if not elements:
-        raise UsageError("training_data holds no batch; give at least one")
-    return elements
+        return list(first_batches(data, _CALIBRATION_ROWS, count, empty))
 
 
 def _without_workers(data):
