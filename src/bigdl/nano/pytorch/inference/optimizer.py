@@ -16,7 +16,7 @@ import torch
 from bigdl.common.cpu import isa_flags, usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import score_function
-from bigdl.nano.acceleration.keywords import Keywords
+from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.results import fingerprint
@@ -321,7 +321,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             If the arguments name no method, an argument does not apply to it, the method is not
             possible on this machine, or the model cannot be converted.
         """
-        return InferenceOptimizer._trace({**locals()})
+        return InferenceOptimizer._chosen(traced_method, {**locals()})
 
     @staticmethod
     def quantize(
@@ -420,7 +420,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         if calib_dataloader is not None:
             warnings.warn("calib_dataloader is now called calib_data", stacklevel=2)
             arguments["calib_data"] = calib_dataloader if calib_data is None else calib_data
-        return InferenceOptimizer._quantize(arguments)
+        return InferenceOptimizer._chosen(quantized_method, arguments)
 
     def optimize(
         self,
