@@ -8,8 +8,6 @@ processes of a Trainer, a TorchNano or a ``@nano`` are patched as the process is
 before they import anything of the program's; their default type is the same, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -152,17 +150,11 @@ def unpatch_cuda() -> None:
     _cuda.undo()
 
 
-class _Idle:
+class _Idle(contextlib.nullcontext):
     """A stream or an event on which nothing happens."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        pass
-
-    def __enter__(self) -> _Idle:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        pass
+        super().__init__(self)
 
     def query(self) -> bool:
         """Return True: all work is done."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ def accelerate_frozen_prefix(
     return prefix
 
 
-class FrozenPrefix:
+class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
     """The frozen segments of a model. Made by :func:`accelerate_frozen_prefix`.
 
     Attributes
@@ -297,9 +297,6 @@ class FrozenPrefix:
         lines += [f"{name}: left alone, {reason}" for name, reason in self.left_alone]
         lines += self.notes
         return "\n".join(lines or ["The model has no frozen modules."])
-
-    def __enter__(self) -> FrozenPrefix:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
