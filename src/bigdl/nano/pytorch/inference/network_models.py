@@ -130,8 +130,7 @@ def _failure_of(export: Callable[..., None], *arguments: Any) -> str | None:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-        return f"{type(cause).__name__}: {lines[0][:300] if lines else ''}"
+        return f"{type(cause).__name__}: {first_line(cause)}"
     return None
 
 
@@ -335,9 +334,9 @@ def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> N
 
 def _cause(error: Exception) -> str:
     """The line of an error's text that says most."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "No conversion rule" in line or "Error" in line]
-    return (telling or lines or [type(error).__name__])[0][:300]
+    lines = (line.strip() for line in str(error).splitlines())
+    telling = (line[:300] for line in lines if "No conversion rule" in line or "Error" in line)
+    return next(telling, first_line(error))
 
 
 class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
