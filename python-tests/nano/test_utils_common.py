@@ -1,5 +1,6 @@
 """Names of ``bigdl.nano.utils.common``."""
 
+import importlib.metadata
 import operator
 import os
 import subprocess
@@ -141,8 +142,13 @@ def test_a_package_counts_when_it_is_installed(monkeypatch):
     [("2.8.0+cpu", "2.8.1", True), ("2.8.0", "2.13.0", False), (None, "2.13.0", False)],
 )
 def test_ipex_counts_only_beside_its_own_torch(monkeypatch, ipex, torch, fits):
-    versions = {"intel_extension_for_pytorch": ipex, "torch": torch}
-    monkeypatch.setattr(common, "_installed_version", versions.get)
+    def version(package):
+        found = {"intel_extension_for_pytorch": ipex, "torch": torch}[package]
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return found
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
     assert common._ipex_checker() is fits
 
 

@@ -7,9 +7,11 @@ keep catching it.  Its text is one sentence: what was wrong, what was given, wha
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 __all__ = [
     "BigDLError",
+    "LazyModule",
     "MissingExtraError",
     "UsageError",
     "WorkerError",
@@ -117,3 +119,19 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"{package} is not installed; run: pip install 'bigdl[{extra}]'"
         ) from error
+
+
+class LazyModule:
+    """An optional dependency that is imported when something of it is used.
+
+    Parameters
+    ----------
+    module, extra : str
+        As of :func:`require`, whose error is raised where the module is missing.
+    """
+
+    def __init__(self, module: str, extra: str):
+        self._required = module, extra
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(require(*self._required), name)

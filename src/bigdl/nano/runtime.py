@@ -45,7 +45,7 @@ class Setting:
 
 
 @dataclass(eq=False)
-class Tuning:
+class Tuning(AbstractContextManager["Tuning"]):
     """Changes that :func:`tune` made to the process; as a context they are undone at the end.
 
     Attributes
@@ -71,9 +71,6 @@ class Tuning:
         """Put everything back; the second time nothing happens."""
         _lasting.discard(self)
         self._undoing.close()
-
-    def __enter__(self) -> Tuning:
-        return self
 
     def __exit__(self, *exception) -> None:
         self.undo()

@@ -11,6 +11,7 @@ import abc
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -224,12 +225,15 @@ _registered: dict[str, Mapping[str, Method]] = {}
 def register_methods(framework: str, listed: Iterable[Method]) -> Mapping[str, Method]:
     """Register the methods of a framework, in the order in which ``optimize`` tries them.
 
+    Those that only an extended search tries come last.
+
     Returns
     -------
     mapping of str to Method
         Read-only.
     """
-    _registered[framework] = MappingProxyType({method.name: method for method in listed})
+    in_order = sorted(listed, key=attrgetter("extended"))
+    _registered[framework] = MappingProxyType({method.name: method for method in in_order})
     return _registered[framework]
 
 

@@ -19,9 +19,14 @@ import numpy as np
 
 from bigdl.common.cpu import isa_flags
 from bigdl.common.environment import scratch_directory
-from bigdl.common.errors import require
+from bigdl.common.errors import LazyModule, require
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.quiet import quiet
+
+nncf = LazyModule("nncf", "nano")
+onnx = LazyModule("onnx", "nano")
+ort = LazyModule("onnxruntime", "nano")
+quantization = LazyModule("onnxruntime.quantization", "nano")
 
 # Smaller tensors are biases, scales and shapes: little to save, much to lose.
 _LARGE = 1024
@@ -90,7 +95,6 @@ class FloatGraph(OnnxFile):
     """
 
     def __init__(self, original: OnnxFile, feeds: list[dict[str, np.ndarray]]):
-        onnx = require("onnx", "nano")
         self.feeds = feeds
         super().__init__()
         self.ranges = self.path.with_name("ranges.json")
@@ -159,7 +163,6 @@ def _unshare_weights(graph) -> None:
 
 def save(model, path: Path) -> None:
     """Write a model, with its weights in a second file if it is too large for one."""
-    onnx = require("onnx", "nano")
     # the size of all of it cannot be asked of a model that is too large
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _LIMIT:
         onnx.save(model, path)
@@ -169,7 +172,7 @@ def save(model, path: Path) -> None:
 
 def _graph_of(path: Path):
     """Return the graph in a file; its weights are left out where they are in another one."""
-    return require("onnx", "nano").load(path, load_external_data=False).graph
+    return onnx.load(path, load_external_data=False).graph
 
 
 def has_attention(path: Path) -> bool:
@@ -214,7 +217,6 @@ def unsigned_activations(model) -> None:
     model : onnx.ModelProto
         With QuantizeLinear and DequantizeLinear around its operators.
     """
-    onnx = require("onnx", "nano")
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     of_weights: set[str] = set()
     of_activations: set[str] = set()
@@ -235,7 +237,7 @@ def compress_weights(source: Path, target: Path) -> None:
 
     The graph casts them back, which ONNX Runtime does once, when it makes a session.
     """
-    onnx, ml_dtypes = require("onnx", "nano"), require("ml_dtypes", "nano")
+    ml_dtypes = require("ml_dtypes", "nano")
     model = onnx.load(source)
     graph = model.graph
     casts = []
@@ -265,7 +267,6 @@ _PASSED_ON = {
 
 def quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:
     """Quantize weights and activations, the latter with ranges found on calibration data."""
-    quantization = require("onnxruntime.quantization", "nano")
     kinds = quantization.QuantType
     feeds = iter(graph.feeds)
     with quiet():
@@ -295,7 +296,6 @@ def quantize_dynamically(graph: FloatGraph, target: Path, excluded: Collection[s
 
     Linear layers, LSTMs and embeddings are quantized, convolutions are not.
     """
-    quantization = require("onnxruntime.quantization", "nano")
     registry = require("onnxruntime.quantization.registry", "nano")
     # ResNet50 with dynamically quantized convolutions takes 20 times as long as in fp32.
     operators = [kind for kind in registry.IntegerOpsRegistry if kind != "Conv"]
@@ -318,8 +318,6 @@ def quantize_with_nncf(graph: FloatGraph, target: Path, excluded: Collection[str
     Where the graph has attention, outliers of activations are moved into the weights (SmoothQuant,
     Xiao et al., 2022).
     """
-    onnx = require("onnx", "nano")
-    nncf = require("nncf", "nano")
     transformer = nncf.ModelType.TRANSFORMER if has_attention(graph.path) else None
     overflow = nncf.OverflowFix.ENABLE if _may_overflow() else nncf.OverflowFix.DISABLE
     with quiet():
@@ -354,8 +352,6 @@ def _changed(source, quantized) -> list:
 
 def _tensors(path: Path, feed, watched: Collection[str]) -> dict[str, np.ndarray]:
     """Values of inner tensors of a graph, those that it has."""
-    ort = require("onnxruntime", "nano")
-    onnx = require("onnx", "nano")
     model = onnx.load(path)
     made = {name for node in model.graph.node for name in node.output}
     names = sorted(made.intersection(watched))

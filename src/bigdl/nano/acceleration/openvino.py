@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.nano.acceleration.accuracy import keep_accuracy
 from bigdl.nano.acceleration.method import BuildOptions, Method, Source
 from bigdl.nano.acceleration.quiet import refusing
@@ -27,6 +27,8 @@ from bigdl.nano.openvino.network import (
     supports_bf16,
 )
 from bigdl.nano.openvino.quantization import Quantizer
+
+openvino = LazyModule("openvino", "nano")
 
 _KEYWORDS = (
     "data_type",
@@ -102,12 +104,9 @@ def _with_steps(network, keywords: Mapping[str, Any]):
     layout, reverse = keywords.get("layout"), keywords.get("reverse_input_channels")
     if means is None and scales is None and layout is None and not reverse:
         return network
-    openvino = require("openvino", "nano")
-    from openvino.preprocess import PrePostProcessor
-
     layouts = _by_input(layout, network, _layout)
     means, scales = (_by_input(each, network, _numbers) for each in (means, scales))
-    steps = PrePostProcessor(network)
+    steps = openvino.preprocess.PrePostProcessor(network)
     with refusing("mean_value, scale_values or layout do not fit the network", text=reason):
         for position, port in enumerate(network.inputs):
             mean, scale = means.get(position), scales.get(position)

@@ -14,8 +14,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.nano.acceleration.quiet import refusing
+
+yaml = LazyModule("yaml", "nano")
 
 META_FILE = "nano_model_meta.yml"
 # What the runtimes call their threads.
@@ -39,7 +41,6 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
     UsageError
         If the directory cannot be written.
     """
-    yaml = require("yaml", "nano")
     target = Path(path)
     aside = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     with refusing(f"The model cannot be saved at {target}", text=attrgetter("strerror")):
@@ -148,7 +149,6 @@ def class_of(meta: Mapping, base: type, model: Any, framework: str) -> Any:
 
 
 def _read_meta(file: Path) -> dict[str, Any]:
-    yaml = require("yaml", "nano")
     if not file.exists():
         raise UsageError(f"File {META_FILE} is required to load model.")
     with refusing(f"{file} cannot be read", text=str):

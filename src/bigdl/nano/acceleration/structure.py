@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from bigdl.common.errors import UsageError
+
+BatchT = TypeVar("BatchT")
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -346,6 +348,40 @@ def rows_of(batch: Any) -> int:
     """Return the number of samples in a batch: the length of its first tensor, 1 if it has none."""
     leaves, _ = flatten(batch)
     return len(leaves[0]) if leaves and leaves[0].ndim else 1
+
+
+def first_batches(
+    batches: Iterable[BatchT],
+    rows: int,
+    least: int = 1,
+    empty: str = "The calibration data hold no batch; give at least one",
+) -> Iterator[BatchT]:
+    """Yield as many batches as hold so many rows, and at least a number of batches.
+
+    Parameters
+    ----------
+    batches : iterable
+        Nested tensors.
+    rows : int
+        Of all batches together.
+    least : int
+        Number of batches.
+    empty : str
+        The sentence of the error.
+
+    Raises
+    ------
+    UsageError
+        If there is no row.
+    """
+    held = 0
+    for number, batch in enumerate(batches, start=1):
+        yield batch
+        held += rows_of(batch)
+        if held >= rows and number >= least:
+            return
+    if not held:
+        raise UsageError(empty)
 
 
 def as_array(value: Any) -> Any:

@@ -23,7 +23,7 @@ from bigdl.nano.acceleration.search.trial import block, time_alone
 from bigdl.nano.automl.hpo.objects import AutoObject, suggested, with_config
 from bigdl.nano.automl.searching import Searcher, directions_of, split_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
-from bigdl.nano.pytorch.inference.source import Batch, batches_of, sample_arguments
+from bigdl.nano.pytorch.inference.source import Batch, batches_of, evaluating, sample_arguments
 from bigdl.tuning.spaces import Lazy
 from bigdl.tuning.study import quieter
 
@@ -197,7 +197,9 @@ class _Objective:
         pruned = trial if alone and len(self.metrics) == 1 else None
         epochs = _EpochFigures(logged, pruned)
         with quieter(logging.WARNING, *_REPORTS), _interruptible():
-            trainer = self._trial_trainer(epochs)
+            arguments = copy.deepcopy(self.trainer)
+            arguments["callbacks"] = [*_callbacks(arguments), epochs]
+            trainer = self.trainer_class(**arguments)
             trainer.fit(model, **data)
         figures = self._figures(trainer, epochs, logged) if logged else {}
         if pruned is None and len(self.metrics) == 1:
@@ -209,11 +211,6 @@ class _Objective:
             trial.set_user_attr("optimization", runtime)
         values = [figures[metric] for metric in self.metrics]
         return values if len(values) > 1 else values[0]
-
-    def _trial_trainer(self, epochs: Callback) -> Trainer:
-        arguments = copy.deepcopy(self.trainer)
-        arguments["callbacks"] = [*_callbacks(arguments), epochs]
-        return self.trainer_class(**arguments)
 
     def _figures(
         self, trainer: Trainer, epochs: _EpochFigures, logged: list[str]
@@ -376,16 +373,12 @@ def _fastest(
         If there is no sample.
     """
     batch = _sample(model, trainer, input_sample)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         latencies = {_ORIGINAL: _latency(model, batch)}
         for method in _RUNTIMES if acceleration else ():
             built = _built(model, method, batch)
             if built is not None:
                 latencies[method] = _latency(built, batch)
-    finally:
-        model.train(was_training)
     best = min(latencies, key=latencies.__getitem__)
     return best, latencies[best]
 

@@ -21,8 +21,10 @@ import numpy as np
 from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.cpu import usable_cores
 from bigdl.common.environment import scratch_home
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.nano.acceleration.quiet import refusing
+
+openvino = LazyModule("openvino", "nano")
 
 SAVED_NAME = "ov_saved_model"
 """Name, without suffix, of the two files of a network in a directory of its own."""
@@ -41,7 +43,7 @@ _NAMED_VALUE = re.compile(r"\s*(?P<name>[^\[\](),]*?)\s*[\[(](?P<value>[^\[\]()]
 @functools.cache
 def core():
     """The ``openvino.Core`` of this process; it is safe to use from several threads."""
-    return require("openvino", "nano").Core()
+    return openvino.Core()
 
 
 def checked_device(device: str) -> str:
@@ -108,7 +110,6 @@ def read_network(source: Any):
     UsageError
         If there is no such file or it holds no network.
     """
-    openvino = require("openvino", "nano")
     if isinstance(source, openvino.Model):
         return source
     if isinstance(source, tuple) and len(source) == 2:
@@ -148,7 +149,6 @@ def write_network(network, path: str | os.PathLike) -> Path:
     Path
         The ``.xml`` file.
     """
-    openvino = require("openvino", "nano")
     target = Path(path)
     if target.suffix != ".xml":
         target = target / f"{SAVED_NAME}.xml"
@@ -169,7 +169,7 @@ def network_bytes(network, *, half: bool = False) -> tuple[bytes, bytes]:
     """
     with tempfile.TemporaryDirectory(prefix="bigdl-network-", dir=scratch_home()) as folder:
         text = Path(folder, "network.xml")
-        require("openvino", "nano").save_model(network, text, compress_to_fp16=half)
+        openvino.save_model(network, text, compress_to_fp16=half)
         return text.read_bytes(), text.with_suffix(".bin").read_bytes()
 
 
@@ -200,7 +200,6 @@ def parse_shapes(shapes: Any, network) -> dict[int, Any]:
     UsageError
         If there is no such input, or `shapes` cannot be understood.
     """
-    openvino = require("openvino", "nano")
     if isinstance(shapes, str):
         shapes = named_values(shapes)
     elif not isinstance(shapes, Mapping):
@@ -240,7 +239,6 @@ def reshaped(network, shapes: Any):
 
 def loose_shapes(network) -> dict[int, Any]:
     """Return shapes of the inputs with any number of rows, by position; of those that have rows."""
-    openvino = require("openvino", "nano")
     shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
     return {
         position: openvino.PartialShape([-1, *list(shape)[1:]])
@@ -288,7 +286,6 @@ def positions(key: str | int, network: Any) -> list[int]:
 
 
 def _partial_shape(shape: Any):
-    openvino = require("openvino", "nano")
     with refusing(f"{shape!r} is not a shape", text=reason):
         if isinstance(shape, str):
             shape = f"[{shape.strip().strip('[]')}]"
@@ -630,7 +627,6 @@ def _misfit(arrays: dict[int, np.ndarray], now: _Compilation, error: Exception) 
 
 def _numpy_ports(network):
     """The network, with float32 at the inputs and outputs that are in bf16, which numpy lacks."""
-    openvino = require("openvino", "nano")
     bf16, f32 = openvino.Type.bf16, openvino.Type.f32
     ports = (network.inputs, network.outputs)
     if not any(port.get_element_type() == bf16 for side in ports for port in side):
@@ -669,7 +665,6 @@ class ShapedNetwork(CompiledNetwork):
 
     def _compiled_for(self, shapes: tuple, now: _Compilation) -> _Compilation | None:
         """Return a form for these shapes; None if the network does not take them."""
-        openvino = require("openvino", "nano")
         with self._lock:
             if shapes in now.forms:
                 return now.forms[shapes]

@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -28,9 +27,6 @@ def kept_signal_stack() -> Iterator[None]:
     then the next signal that Python handles, such as Ctrl-C or the end of a child process, ends
     the process without a word. NNCF makes several (openvino 2026.4, nncf 3.4).
     """
-    if sys.platform != "linux":
-        yield
-        return
     sigaltstack = ctypes.CDLL(None).sigaltstack
     before = ctypes.create_string_buffer(_SIZE_OF_STACK_T)
     known = sigaltstack(None, before) == 0

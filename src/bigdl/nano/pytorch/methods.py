@@ -11,7 +11,6 @@ for the installed torch; else it compiles the graph with TorchInductor, weights 
 
 import abc
 import copy
-import importlib.metadata
 import logging
 import shutil
 import warnings
@@ -41,6 +40,7 @@ from bigdl.nano.pytorch.inference.network_models import (
     to_openvino,
 )
 from bigdl.nano.pytorch.inference.source import FlatModule, TorchSource
+from bigdl.nano.utils.common import _ipex_checker
 
 _log = logging.getLogger("bigdl.nano")
 _BF16_SETS = ("avx512_bf16", "amx_bf16", "bf16", "avx_ne_convert")
@@ -91,7 +91,7 @@ class _GraphMethod(Method[TorchSource]):
     """A method that makes one graph of a module."""
 
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
-        if self.ipex and _ipex_fits():
+        if self.ipex and _ipex_checker():
             graph = self._with_ipex(source, options)
         else:
             graph = self.graph(source, options)
@@ -172,16 +172,6 @@ class InductorMethod(_GraphMethod):
                 _log.info("%s; its parts are compiled instead", error)
                 return graphs.ModuleGraph(self.prepared(source, options), compiled=True)
             return graphs.CompiledGraph.compile(program, source.inputs.names)
-
-
-@cache
-def _ipex_fits() -> bool:
-    """Return True if an extension is installed that is made for this torch."""
-    try:
-        version = importlib.metadata.version("intel_extension_for_pytorch")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return version.split(".")[:2] == torch.__version__.split(".")[:2]
 
 
 @cache
@@ -394,8 +384,6 @@ def _fake_quantized(layer, activations: torch.Tensor) -> torch.Tensor:
 
 
 _FX = (None, "fx", "eager")
-_OPENVINO = openvino_methods(to_openvino, PytorchOpenVINOModel.of)
-_ONNXRUNTIME = onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of, "onnxscript")
 
 METHODS: Mapping[str, Method] = register_methods(
     "torch",
@@ -425,10 +413,8 @@ METHODS: Mapping[str, Method] = register_methods(
         *_both_layouts(
             StaticInt8Method("jit_int8", "int8", "jit", "int8 + jit", variants=(None, "fx"))
         ),
-        *_OPENVINO[:4],
-        *_ONNXRUNTIME[:3],
-        *_OPENVINO[4:],
-        *_ONNXRUNTIME[3:],
+        *openvino_methods(to_openvino, PytorchOpenVINOModel.of),
+        *onnxruntime_methods(to_onnx, PytorchONNXRuntimeModel.of, "onnxscript"),
         InductorMethod("inductor_fp32", option="inductor", extended=True),
         InductorMethod("inductor_bf16", "bf16", option="bf16 + inductor", extended=True),
         TorchaoMethod(

@@ -8,8 +8,6 @@ processes of a Trainer, a TorchNano or a ``@nano`` are patched as the process is
 before they import anything of the program's; their default type is the same, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -90,9 +88,7 @@ _DEVICE_FACTORIES = """
     sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor
     sparse_csc_tensor sparse_csr_tensor tensor tril_indices triu_indices vander zeros zeros_like
 """
-_DEVICE_METHODS = """
-    new_empty new_full new_ones new_tensor new_zeros
-"""
+_DEVICE_METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to")
 _CUDA_NOTHING = """
     empty_cache init ipc_collect manual_seed manual_seed_all reset_peak_memory_stats seed
     seed_all set_device synchronize
@@ -126,7 +122,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
         owner = getattr(torch, path) if path else torch
         if hasattr(owner, last):
             _cuda.set(owner, last, _on_cpu(getattr(owner, last)))
-    for name in (*_DEVICE_METHODS.split(), "to"):
+    for name in _DEVICE_METHODS:
         _cuda.set(torch.Tensor, name, _on_cpu(getattr(torch.Tensor, name)))
     _cuda.set(torch.nn.Module, "to", _on_cpu(torch.nn.Module.to))
     for owner in (torch.Tensor, torch.nn.Module):
@@ -152,17 +148,11 @@ def unpatch_cuda() -> None:
     _cuda.undo()
 
 
-class _Idle:
+class _Idle(contextlib.nullcontext):
     """A stream or an event on which nothing happens."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        pass
-
-    def __enter__(self) -> _Idle:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        pass
+        super().__init__(self)
 
     def query(self) -> bool:
         """Return True: all work is done."""

@@ -57,9 +57,6 @@ class StaticInt8(QuantizedMethod):
         return QuantizedMethod.build(replace(self, computes=computes), source, options)
 
 
-_OPENVINO = openvino_methods(to_openvino, KerasOpenVINOModel.of)
-_ONNXRUNTIME = onnxruntime_methods(to_onnx, KerasONNXRuntimeModel.of, "tf2onnx", "nano,tf")
-
 _IN_ORDER: tuple[Method, ...] = (
     Original("original", option="original"),
     StaticInt8(
@@ -70,10 +67,8 @@ _IN_ORDER: tuple[Method, ...] = (
         arguments=("device", "openvino_config"),
     ),
     BF16("bf16", precision="bf16", option="bf16"),
-    *_OPENVINO[:4],
-    *_ONNXRUNTIME[:3],
-    *_OPENVINO[4:],
-    *_ONNXRUNTIME[3:],
+    *openvino_methods(to_openvino, KerasOpenVINOModel.of),
+    *onnxruntime_methods(to_onnx, KerasONNXRuntimeModel.of, "tf2onnx", "nano,tf"),
 )
 METHODS: Mapping[str, Method] = register_methods(
     "keras", [replace(method, default=not method.extended) for method in _IN_ORDER]

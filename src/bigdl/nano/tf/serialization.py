@@ -165,7 +165,7 @@ def dumps(value: Any) -> bytes:
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type(_graph_function)):
+        if isinstance(value, tf.types.experimental.PolymorphicFunction):
             options = {
                 "input_signature": value.input_signature,
                 "autograph": getattr(value, "_autograph", True),
@@ -183,11 +183,6 @@ def _dataset(elements: list, spec: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=spec)
 
 
-@tf.function
-def _graph_function() -> None:
-    """Tells what a ``tf.function`` is an object of."""
-
-
 def custom_objects(model: Any) -> dict[str, Any]:
     """Return classes and functions of a model that are not Keras', by their names in files."""
     objects: list[Any] = []
@@ -199,10 +194,11 @@ def custom_objects(model: Any) -> dict[str, Any]:
             if inspect.isfunction(each) and not hasattr(each, "__wrapped__")
         )
         objects += [type(layer), *functions]
-    return _by_names(each for each in objects if not _is_of_keras(each))
+    return _by_names(each for each in objects if not is_of_keras(each))
 
 
-def _is_of_keras(value: Any) -> bool:
+def is_of_keras(value: Any) -> bool:
+    """Return True for a class or function of Keras, or of what Keras stands on."""
     module = getattr(value, "__module__", None) or ""
     return module.partition(".")[0] in ("keras", "tensorflow", "builtins", "numpy")
 

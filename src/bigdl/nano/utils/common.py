@@ -131,10 +131,12 @@ _openvino_checker = functools.partial(_is_installed, "openvino")
 
 def _ipex_checker() -> bool:
     """Return True if IPEX is installed for the torch that is; beside another it fails."""
-    ipex, torch = _installed_version("intel_extension_for_pytorch"), _installed_version("torch")
-    if ipex is None or torch is None:
+    try:
+        packages = ("intel_extension_for_pytorch", "torch")
+        ipex, torch = (Version(importlib.metadata.version(name)) for name in packages)
+    except importlib.metadata.PackageNotFoundError:
         return False
-    return Version(ipex).release[:2] == Version(torch).release[:2]
+    return ipex.release[:2] == torch.release[:2]
 
 
 def get_affinity_core_num() -> int:

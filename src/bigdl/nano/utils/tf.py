@@ -10,7 +10,7 @@ import tensorflow as tf
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.nano.lazy_names import public_names
-from bigdl.nano.tf.serialization import compiled_like
+from bigdl.nano.tf.serialization import compiled_like, is_of_keras
 from bigdl.runtime.launch import launch
 
 KERAS_VERSION_LESS_2_9 = KERAS_VERSION_LESS_2_10 = False
@@ -32,7 +32,7 @@ def patch_attrs(target: Any, source: keras.Model) -> Any:
         `target`.
     """
     source = actual(source)
-    classes = [each for each in type(source).__mro__ if not _is_of_a_library(each)]
+    classes = [each for each in type(source).__mro__ if not is_of_keras(each)]
     names = set(vars(source)).union(*map(vars, classes))
     for name in sorted(names - set(dir(keras.Model()))):
         if not name.startswith("_") and not hasattr(target, name):
@@ -60,10 +60,6 @@ def patch_compiled(target: keras.Model, source: keras.Model) -> keras.Model:
 def patch_compiled_and_attrs(target: keras.Model, source: keras.Model) -> keras.Model:
     """:func:`patch_compiled` and :func:`patch_attrs`."""
     return patch_attrs(patch_compiled(target, source), source)
-
-
-def _is_of_a_library(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in ("keras", "tensorflow", "builtins")
 
 
 class MultiprocessingBackend:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
-from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
+from bigdl.nano.acceleration.keywords import Keywords
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method, find_method
 from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.search.isolation import search
@@ -92,12 +92,11 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         return cls._build(chosen, {**arguments, "model": model, "kwargs": conversion})
 
     @classmethod
-    def _trace(cls, arguments: Mapping[str, Any]) -> Model:
-        return cls._build(traced_method(cls._framework, arguments), arguments)
-
-    @classmethod
-    def _quantize(cls, arguments: Mapping[str, Any]) -> Model:
-        return cls._build(quantized_method(cls._framework, arguments), arguments)
+    def _chosen(
+        cls, choose: Callable[[str, Mapping[str, Any]], Method], arguments: Mapping[str, Any]
+    ) -> Model:
+        """Apply the method that arguments of ``trace`` or ``quantize`` mean."""
+        return cls._build(choose(cls._framework, arguments), arguments)
 
     @classmethod
     def _build(cls, method: Method, arguments: Mapping[str, Any]) -> Model:
@@ -156,7 +155,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         UsageError
             If :meth:`optimize` was not called.
         """
-        print(render(self._searched("result", "summary")))
+        print(render(self._searched("optimization result", "summary")))
 
     def results(self) -> pandas.DataFrame:
         """Return all figures of the search.
@@ -173,7 +172,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         UsageError
             If :meth:`optimize` was not called.
         """
-        return self._searched("result", "results").to_pandas()
+        return self._searched("optimization result", "results").to_pandas()
 
     def plot(self, path: Any) -> None:
         """Draw the methods that work, by latency and accuracy.
@@ -189,7 +188,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             If :meth:`optimize` was not called, or the file cannot be written.
         """
         precisions = {name: method.precision for name, method in self._methods.items()}
-        write_chart(self._searched("result", "plot"), Path(path), precisions)
+        write_chart(self._searched("optimization result", "plot"), Path(path), precisions)
 
     @property
     def optimized_model_dict(self) -> Mapping[str, Mapping[str, Any]]:
@@ -217,7 +216,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             If :meth:`optimize` was not called, or there is no such method, or it was not tried or
             failed.
         """
-        results = self._searched("model", "get_model")
+        results = self._searched("optimized model", "get_model")
         find_method(method_name, self._framework)
         trial = results.get(method_name)
         if trial is None or not trial.usable:
@@ -238,7 +237,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         accuracy_criterion: float | None,
     ) -> tuple[Model, str]:
         """Return the best model of this kind, and its method's option."""
-        results = self._searched("model", "get_best_model")
+        results = self._searched("optimized model", "get_best_model")
         check_member("accelerator", accelerator, ACCELERATORS)
         check_member("precision", precision, PRECISIONS)
         results.check_criterion(accuracy_criterion)
@@ -273,9 +272,8 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
     def _original(self, trial: Trial) -> Model:
         """Return the user's model, as it is returned if nothing is better."""
 
-    def _searched(self, wanted: str, caller: str) -> Results:
+    def _searched(self, noun: str, caller: str) -> Results:
         if self._results is None:
-            noun = "optimization result" if wanted == "result" else "optimized model"
             raise UsageError(f"There is no {noun}. You should call .optimize() before {caller}()")
         return self._results
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
 from bigdl.nano.automl.hpo.objects import SPLITTER, AutoObject, Searchable
+from bigdl.nano.lazy_names import public_names
 from bigdl.tuning.spaces import (
     Assignment,
     Domain,
@@ -26,20 +27,6 @@ from bigdl.tuning.spaces import (
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
-
-__all__ = [
-    "SPLITTER",
-    "AutoObject",
-    "Bool",
-    "Categorical",
-    "Dict",
-    "Int",
-    "List",
-    "NestedSpace",
-    "Real",
-    "SimpleSpace",
-    "Space",
-]
 
 _REPORTABLE = (str, int, float, bool, type(None))
 
@@ -304,3 +291,6 @@ def _labels(choices: Sequence[Any]) -> list[Any]:
 def _name(value: Any) -> str:
     named = isinstance(value, type) or callable(value)
     return getattr(value, "__qualname__", repr(value)) if named else repr(value)
+
+
+__all__ = ["SPLITTER", "AutoObject", *public_names(__name__)]

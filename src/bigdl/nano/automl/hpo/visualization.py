@@ -11,21 +11,8 @@ from typing import Any
 
 from bigdl.common.errors import require
 from bigdl.nano.automl.hpo.objects import SPLITTER
+from bigdl.nano.lazy_names import public_names
 from bigdl.tuning.study import without_experimental_warnings
-
-__all__ = [
-    "is_available",
-    "plot_contour",
-    "plot_edf",
-    "plot_intermediate_values",
-    "plot_optimization_history",
-    "plot_parallel_coordinate",
-    "plot_param_importances",
-    "plot_pareto_front",
-    "plot_rank",
-    "plot_slice",
-    "plot_timeline",
-]
 
 _OLD_ENDING = f"{SPLITTER}choice"
 
@@ -85,3 +72,5 @@ plot_pareto_front = _chart("plot_pareto_front")
 plot_rank = _chart("plot_rank")
 plot_slice = _chart("plot_slice")
 plot_timeline = _chart("plot_timeline")
+
+__all__ = public_names(__name__)

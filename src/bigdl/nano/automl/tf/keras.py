@@ -93,7 +93,8 @@ class Searchable(_ModelStandIn, Searcher):
         UsageError
             If an argument is wrong, or nothing can be searched.
         """
-        options, fit = split_arguments(kwargs, _arguments_of_fit())
+        of_fit = inspect.signature(models.Model.fit).parameters
+        options, fit = split_arguments(kwargs, of_fit.keys() - {"self"})
         target = Target.of(target_metric, target_metric_mode, options, self._compiled_with, fit)
         if n_parallels > 1 and options.get("storage") is None:
             options["n_jobs"], n_parallels = n_parallels, 1
@@ -250,15 +251,12 @@ class Sequential(Searchable):
 
     def __init__(self, layers: list[Any] | None = None, name: str | None = None):
         self._stack = list(layers or [])
-        super().__init__(
-            lambda: AutoObject(
-                _made,
-                "Sequential",
-                layers=self._stack,
-                name=name,
-                cloned=_holds_layers(self._stack),
-            )
-        )
+
+        def recipe() -> AutoObject:
+            cloned = _holds_layers(self._stack)
+            return AutoObject(_made, "Sequential", layers=self._stack, name=name, cloned=cloned)
+
+        super().__init__(recipe)
 
     def add(self, layer: Any) -> None:
         """Put a layer on top."""
@@ -313,11 +311,6 @@ class SearchableClass(Searchable):
     def __init__(self, cls: type, /, *args: Any, **kwargs: Any):
         recipe = AutoObject(cls, *args, **kwargs)
         super().__init__(lambda: recipe)
-
-
-def _arguments_of_fit() -> set[str]:
-    signature = inspect.signature(models.Model.fit)
-    return {name for name in signature.parameters if name != "self"}
 
 
 def _is_layer(value: Any) -> bool:

@@ -172,9 +172,8 @@ class SelectiveBackprop(pl.Callback):
 
 def _part_done(trainer: Any, batch_idx: int) -> float:
     if trainer.max_epochs and trainer.max_epochs > 0:
-        return (trainer.current_epoch + batch_idx / trainer.num_training_batches) / (
-            trainer.max_epochs
-        )
+        epochs = trainer.current_epoch + batch_idx / trainer.num_training_batches
+        return epochs / trainer.max_epochs
     return trainer.global_step / trainer.max_steps if trainer.max_steps > 0 else 0.0
 
 

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING
 from bigdl.nano.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from bigdl.nano.pytorch.frozen.callback import FrozenPrefixCallback
-    from bigdl.nano.pytorch.frozen.features import CachedFeatures
-    from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
-    from bigdl.nano.pytorch.frozen.segment import Segment
+    from bigdl.nano.pytorch.frozen.callback import FrozenPrefixCallback as FrozenPrefixCallback
+    from bigdl.nano.pytorch.frozen.features import CachedFeatures as CachedFeatures
+    from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix as FrozenPrefix
+    from bigdl.nano.pytorch.frozen.prefix import (
+        accelerate_frozen_prefix as accelerate_frozen_prefix,
+    )
+    from bigdl.nano.pytorch.frozen.segment import Segment as Segment
 
 _HOMES = {
     "CachedFeatures": "bigdl.nano.pytorch.frozen.features",
@@ -29,13 +32,5 @@ _HOMES = {
     "Segment": "bigdl.nano.pytorch.frozen.segment",
     "accelerate_frozen_prefix": "bigdl.nano.pytorch.frozen.prefix",
 }
-
-__all__ = [
-    "CachedFeatures",
-    "FrozenPrefix",
-    "FrozenPrefixCallback",
-    "Segment",
-    "accelerate_frozen_prefix",
-]
-
+__all__ = list(_HOMES)
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

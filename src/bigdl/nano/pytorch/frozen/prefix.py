@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import BuildOptions, Method, find_method
+from bigdl.nano.acceleration.structure import first_batches
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.segment import Call, Segment, find_frozen
-from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, rows_of, split_batch
+from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, split_batch
 from bigdl.nano.pytorch.training.steps import undisturbed
 
 # For each precision the methods in the order in which they are tried; the modules themselves,
@@ -94,7 +95,7 @@ def accelerate_frozen_prefix(
     return prefix
 
 
-class FrozenPrefix:
+class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
     """The frozen segments of a model. Made by :func:`accelerate_frozen_prefix`.
 
     Attributes
@@ -207,20 +208,15 @@ class FrozenPrefix:
     def _calibration(self) -> dict[Segment, list[torch.Tensor]]:
         """Return what goes into each segment for the first rows of the data."""
         seen: dict[Segment, list[torch.Tensor]] = {segment: [] for segment in self.segments}
-        rows = 0
         with ExitStack() as hooks, undisturbed(self.model), torch.no_grad():
             for segment, inputs in seen.items():
                 hook = segment.modules[0].register_forward_pre_hook(
                     lambda module, args, inputs=inputs: inputs.append(args[0].detach().clone())
                 )
                 hooks.callback(hook.remove)
-            for batch in batches_of(self.model, self._calib_data):
+            batches = batches_of(self.model, self._calib_data)
+            for batch in first_batches(batches, self._sample_size):
                 self.model(*batch.args, **batch.kwargs)
-                rows += rows_of(batch)
-                if rows >= self._sample_size:
-                    break
-        if not rows:
-            raise UsageError("The calibration data hold no batch; give at least one")
         return seen
 
     def keep_if(self, metric: Callable[[nn.Module], float], tolerance: float) -> None:
@@ -301,9 +297,6 @@ class FrozenPrefix:
         lines += [f"{name}: left alone, {reason}" for name, reason in self.left_alone]
         lines += self.notes
         return "\n".join(lines or ["The model has no frozen modules."])
-
-    def __enter__(self) -> FrozenPrefix:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

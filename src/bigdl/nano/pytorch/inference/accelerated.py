@@ -378,8 +378,6 @@ class NetworkModel(AcceleratedModel):
         """Return what the user's model would, from the flat list of the network's results."""
         if self.output_tensors:
             results = [torch.from_numpy(np.asarray(each, order="C")) for each in results]
-        if self.nano_outputs.kind == "tensor":
-            return results[0]
         return self.nano_outputs.rebuild(results)
 
     def nano_describe(self) -> dict[str, Any]:

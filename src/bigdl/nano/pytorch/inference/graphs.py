@@ -389,10 +389,7 @@ class GraphModel(AcceleratedModel):
             tensors = list(map(_to_layout, tensors))
         lowered = self.bf16 and not torch.is_autocast_enabled("cpu")
         with torch.autocast("cpu", torch.bfloat16) if lowered else nullcontext():
-            results = self.nano_graph(tensors)
-        if self.nano_outputs.kind == "tensor":
-            return results[0]
-        return self.nano_outputs.rebuild(results)
+            return self.nano_outputs.rebuild(self.nano_graph(tensors))
 
     def save_to(self, directory: Path, compression: str) -> dict[str, Any]:
         if compression != "fp32" and not isinstance(self.nano_graph, ModuleGraph):

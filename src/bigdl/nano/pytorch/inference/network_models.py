@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bigdl.common.environment import scratch_home
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import LazyModule, UsageError, first_line, require
 from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
@@ -43,6 +43,8 @@ from bigdl.nano.pytorch.inference.source import (
     TorchSource,
     evaluating,
 )
+
+openvino = LazyModule("openvino", "nano")
 
 _log = logging.getLogger(__name__)
 
@@ -128,8 +130,7 @@ def _failure_of(export: Callable[..., None], *arguments: Any) -> str | None:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-        return f"{type(cause).__name__}: {lines[0][:300] if lines else ''}"
+        return f"{type(cause).__name__}: {first_line(cause)}"
     return None
 
 
@@ -252,7 +253,6 @@ def _converted(source: TorchSource, options: BuildOptions):
 
 def _traced(source: TorchSource):
     """The network of a trace, and the first warning that it depends on the sample's data."""
-    openvino = require("openvino", "nano")
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
     sample = tuple(source.sample_tensors)
@@ -277,7 +277,6 @@ def _traced(source: TorchSource):
 
 
 def _exported(source: TorchSource, options: BuildOptions):
-    openvino = require("openvino", "nano")
     with source.flat_module() as module, quiet():
         program = export_flat(module, source, options.dynamic_axes)
         return _checked(openvino.convert_model(program, share_weights=False), source)
@@ -285,7 +284,6 @@ def _exported(source: TorchSource, options: BuildOptions):
 
 def _scripted(source: TorchSource, options: BuildOptions):
     """The network of a scripted module; only tensors that are arguments themselves are possible."""
-    openvino = require("openvino", "nano")
     inputs, outputs = source.inputs, source.outputs
     flat = outputs.kind == "tensor" or (
         outputs.kind == "tuple" and all(child.kind == "tensor" for child in outputs.children)
@@ -305,7 +303,6 @@ def _scripted(source: TorchSource, options: BuildOptions):
 
 
 def _from_onnx(source: TorchSource, options: BuildOptions):
-    openvino = require("openvino", "nano")
     with tempfile.TemporaryDirectory(prefix="bigdl-onnx-", dir=scratch_home()) as folder, quiet():
         file = Path(folder, "model.onnx")
         to_onnx(source, str(file), replace(options, conversion={}))
@@ -324,7 +321,6 @@ def _checked(network, source: TorchSource):
 
 
 def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> None:
-    openvino = require("openvino", "nano")
     tensors = source.sample_tensors
     shapes = {}
     for position, axes in enumerate(source.dynamic_dimensions(dynamic_axes)):
@@ -338,9 +334,9 @@ def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> N
 
 def _cause(error: Exception) -> str:
     """The line of an error's text that says most."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "No conversion rule" in line or "Error" in line]
-    return (telling or lines or [type(error).__name__])[0][:300]
+    lines = (line.strip() for line in str(error).splitlines())
+    telling = (line[:300] for line in lines if "No conversion rule" in line or "Error" in line)
+    return next(telling, first_line(error))
 
 
 class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):

@@ -16,12 +16,12 @@ import torch
 from bigdl.common.cpu import isa_flags, usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import score_function
-from bigdl.nano.acceleration.keywords import Keywords
+from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.results import fingerprint
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
-from bigdl.nano.acceleration.structure import Batch, flatten, rows_of
+from bigdl.nano.acceleration.structure import Batch, first_batches, flatten, rows_of
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     InferenceContext,
@@ -127,7 +127,7 @@ class TorchBench(Bench):
         sample, model = arguments["input_sample"], self.model
         # several batches are timed in turn where the user does not want one again and again
         count = _DIFFERENT_BATCHES if arguments["no_cache"] else 1
-        self._elements = _first_elements(model, arguments["training_data"], count)
+        self._elements = _first_elements(arguments["training_data"], count)
         self._batches = [split_batch(model, element) for element in self._elements[:count]]
         if sample is not None:
             self._batches = [Batch(*sample_arguments(model, sample))]
@@ -183,7 +183,7 @@ def _candidate(model: torch.nn.Module) -> Candidate:
     return Candidate(model, lambda: InferenceContext(settings))
 
 
-def _first_elements(model, data, count) -> list:
+def _first_elements(data, count) -> list:
     """As many batches as hold the sample for calibration, and at least `count`."""
     if data is None:
         return []
@@ -194,16 +194,9 @@ def _first_elements(model, data, count) -> list:
             "training_data must be a DataLoader, or a batch of it, that is a tensor, a tuple or a "
             f"dict, not a {type(data).__name__}"
         )
-    elements, rows = [], 0
+    empty = "training_data holds no batch; give at least one"
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
-        for element in data:
-            elements.append(element)
-            rows += rows_of(split_batch(model, element))
-            if rows >= _CALIBRATION_ROWS and len(elements) >= count:
-                break
-    if not elements:
-        raise UsageError("training_data holds no batch; give at least one")
-    return elements
+        return list(first_batches(data, _CALIBRATION_ROWS, count, empty))
 
 
 def _without_workers(data):
@@ -328,7 +321,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
             If the arguments name no method, an argument does not apply to it, the method is not
             possible on this machine, or the model cannot be converted.
         """
-        return InferenceOptimizer._trace({**locals()})
+        return InferenceOptimizer._chosen(traced_method, {**locals()})
 
     @staticmethod
     def quantize(
@@ -427,7 +420,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         if calib_dataloader is not None:
             warnings.warn("calib_dataloader is now called calib_data", stacklevel=2)
             arguments["calib_data"] = calib_dataloader if calib_data is None else calib_data
-        return InferenceOptimizer._quantize(arguments)
+        return InferenceOptimizer._chosen(quantized_method, arguments)
 
     def optimize(
         self,

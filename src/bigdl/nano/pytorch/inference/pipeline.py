@@ -188,7 +188,7 @@ class ForwardError(TaskError):
         self.args = (f"{error}\n{self.traceback}",)
 
 
-class MultiInstanceModel(torch.nn.Module):
+class MultiInstanceModel(contextlib.AbstractContextManager, torch.nn.Module):
     """A model that takes many inputs at once and computes them in several processes.
 
     Made by :func:`to_multi_instance`. Calls from several threads take turns. The processes end
@@ -253,9 +253,6 @@ class MultiInstanceModel(torch.nn.Module):
         """End the processes; the object cannot be called afterwards."""
         if self._pool is not None:
             self._pool.close()
-
-    def __enter__(self) -> MultiInstanceModel:
-        return self
 
     def __exit__(self, *exception) -> None:
         self.close()

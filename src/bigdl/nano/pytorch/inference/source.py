@@ -21,8 +21,8 @@ from bigdl.nano.acceleration.structure import (
     CallInputs,
     Structure,
     as_array,
+    first_batches,
     flatten,
-    rows_of,
 )
 
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
@@ -418,11 +418,6 @@ class TorchSource:
                 "Calibration data are needed to quantize to int8; pass calib_data, a DataLoader or "
                 "a batch of the model's input"
             )
-        rows = 0
-        for batch in batches_of(self.model, self.data, self.inputs):
+        batches = batches_of(self.model, self.data, self.inputs)
+        for batch in first_batches(batches, options.sample_size):
             yield list(map(torch.as_tensor, self.inputs.flatten(batch.args, batch.kwargs)))
-            rows += rows_of(batch)
-            if rows >= options.sample_size:
-                break
-        if not rows:
-            raise UsageError("The calibration data hold no batch; give at least one")

@@ -211,10 +211,8 @@ class _LocalDdp(DDPStrategy):
             super(DDPStrategy, self).setup(trainer)
 
     def configure_ddp(self) -> None:
-        if any(
-            parameter.requires_grad
-            for parameter in cast("torch.nn.Module", self.model).parameters()
-        ):
+        model = cast("torch.nn.Module", self.model)
+        if any(parameter.requires_grad for parameter in model.parameters()):
             super().configure_ddp()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.common.environment import scratch_home
-from bigdl.common.errors import UsageError, one_line, require
+from bigdl.common.errors import LazyModule, UsageError, one_line, require
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import BuildOptions
@@ -43,6 +43,8 @@ from bigdl.nano.tf.inference.source import (
     ports_from_json,
 )
 from bigdl.nano.tf.serialization import compiled_like, packed, unpacked
+
+openvino = LazyModule("openvino", "nano")
 
 _REFUSED = (
     *("fit", "train_on_batch", "get_layer", "get_config", "to_json", "to_yaml", "summary"),
@@ -369,9 +371,8 @@ def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
     UsageError
         If OpenVINO cannot convert it, or a keyword of the conversion does not fit.
     """
-    openvino = require("openvino", "nano")
     with tempfile.TemporaryDirectory(prefix="bigdl-keras-", dir=scratch_home()) as folder:
-        network = _converted(openvino, source, Path(folder))
+        network = _converted(source, Path(folder))
     asked = dict(options.conversion)
     if asked and "layout" not in asked:  # images of Keras have their channels last
         pairs = zip(source.graph_names, source.inputs.ports, strict=True)
@@ -407,7 +408,7 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
     return source.graph_names
 
 
-def _converted(openvino: Any, source: KerasSource, folder: Path) -> Any:
+def _converted(source: KerasSource, folder: Path) -> Any:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     try:
@@ -418,7 +419,7 @@ def _converted(openvino: Any, source: KerasSource, folder: Path) -> Any:
         inputs, outputs = (
             [tensor.name for tensor in ends] for ends in (frozen.inputs, frozen.outputs)
         )
-        return _in_order(openvino, network, source, inputs, outputs)
+        return _in_order(network, source, inputs, outputs)
     except Exception as error:
         file = folder / "model.onnx"
         try:
@@ -430,12 +431,10 @@ def _converted(openvino: Any, source: KerasSource, folder: Path) -> Any:
                 f"OpenVINO cannot convert {type(source.model).__name__}: {one_line(error)}"
             ) from error
         outputs = [tensor.name for tensor in source.concrete.outputs]
-        return _in_order(openvino, network, source, inputs, outputs)
+        return _in_order(network, source, inputs, outputs)
 
 
-def _in_order(
-    openvino: Any, network: Any, source: KerasSource, inputs: list[str], outputs: list[str]
-) -> Any:
+def _in_order(network: Any, source: KerasSource, inputs: list[str], outputs: list[str]) -> Any:
     """Return the network with the function's inputs and outputs in its order, and no others.
 
     OpenVINO makes outputs of what nobody reads, and leaves out inputs that nobody reads.

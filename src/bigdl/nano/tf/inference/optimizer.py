@@ -15,7 +15,7 @@ from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.accuracy import score_function
-from bigdl.nano.acceleration.keywords import Keywords
+from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
@@ -218,7 +218,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
             If the arguments name no method, an argument does not apply to it, the method is not
             possible on this machine, or the model cannot be converted.
         """
-        return InferenceOptimizer._trace({**locals()})
+        return InferenceOptimizer._chosen(traced_method, {**locals()})
 
     @staticmethod
     def quantize(
@@ -297,7 +297,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         """
         if approach != "static":
             raise UsageError("Only 'static' approach is supported now.")
-        return InferenceOptimizer._quantize({**locals()})
+        return InferenceOptimizer._chosen(quantized_method, {**locals()})
 
     def optimize(
         self,

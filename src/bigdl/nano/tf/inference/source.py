@@ -21,7 +21,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration import structure as nesting
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.quiet import refusing
-from bigdl.nano.acceleration.structure import Structure, flatten, is_tensor
+from bigdl.nano.acceleration.structure import Structure, first_batches, flatten, is_tensor
 
 _OF_KERAS = ("training", "mask")
 
@@ -238,21 +238,15 @@ def batches_of(
 def rows_as_arrays(
     data: tuple[Any, Any], inputs: CallInputs, count: int, size: int
 ) -> Iterator[list[np.ndarray]]:
-    """Yield flat lists of arrays of the data's inputs, in batches that hold so many rows.
+    """Return flat lists of arrays of the data's inputs, in batches that hold so many rows.
 
     Raises
     ------
     UsageError
         If there is none.
     """
-    rows = 0
-    for arrays, _ in batches_of(data, inputs, size):
-        yield arrays
-        rows += len(arrays[0])
-        if rows >= count:
-            return
-    if not rows:
-        raise UsageError("x holds no row; give at least one")
+    batches = (arrays for arrays, _ in batches_of(data, inputs, size))
+    return first_batches(batches, count, empty="x holds no row; give at least one")
 
 
 def first_rows(data: tuple[Any, Any], inputs: CallInputs, count: int) -> list[np.ndarray]:

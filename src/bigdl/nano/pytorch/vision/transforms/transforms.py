@@ -7,8 +7,6 @@ threads gives each sample a generator of its own, so that the result depends on 
 not on which thread was first.
 """
 
-import bisect
-import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -269,10 +267,9 @@ class RandomChoice(_Group, random=True):
             )
 
     def forward(self, image: Any) -> Any:
-        weights = [1.0] * len(self.transforms) if self.p is None else self.p
-        edges = list(itertools.accumulate(weights))
-        drawn = bisect.bisect_right(edges, _random_uniform(0, edges[-1]))
-        return self.transforms[drawn](image)
+        weights = [1.0] * len(self.transforms) if self.p is None else [*map(float, self.p)]
+        drawn = torch.multinomial(torch.tensor(weights), 1, generator=_generator())
+        return self.transforms[int(drawn)](image)
 
 
 class Resize(Transform, operation=F.resize):
@@ -410,34 +407,30 @@ class _RandomTransform(Transform, random=True):
         return self.changed(image) if _random_bool(vars(self)["p"]) else image
 
 
-class RandomHorizontalFlip(_RandomTransform, operation=F.hflip, scale_free=True):
+class _EverySecond(_RandomTransform):
+    """A transform that is applied to every second image where nothing else is said."""
+
+    p: float = 0.5
+
+
+class RandomHorizontalFlip(_EverySecond, operation=F.hflip, scale_free=True):
     """Mirror left and right with probability `p`."""
 
-    p: float = 0.5
 
-
-class RandomVerticalFlip(_RandomTransform, operation=F.vflip, scale_free=True):
+class RandomVerticalFlip(_EverySecond, operation=F.vflip, scale_free=True):
     """Mirror top and bottom with probability `p`."""
 
-    p: float = 0.5
 
-
-class RandomInvert(_RandomTransform, operation=F.invert, scale_free=True):
+class RandomInvert(_EverySecond, operation=F.invert, scale_free=True):
     """The negative with probability `p`."""
 
-    p: float = 0.5
 
-
-class RandomAutocontrast(_RandomTransform, operation=F.autocontrast):
+class RandomAutocontrast(_EverySecond, operation=F.autocontrast):
     """Stretch each channel from black to white with probability `p`."""
 
-    p: float = 0.5
 
-
-class RandomEqualize(_RandomTransform, operation=F.equalize):
+class RandomEqualize(_EverySecond, operation=F.equalize):
     """Make all values about equally frequent with probability `p`."""
-
-    p: float = 0.5
 
 
 class RandomPosterize(_RandomTransform, operation=F.posterize):
@@ -802,7 +795,7 @@ class LinearTransformation(Transform):
         return (flat @ self.transformation_matrix).reshape(tensor.shape)
 
 
-class RandomErasing(_RandomTransform):
+class RandomErasing(_EverySecond):
     """Overwrite a random rectangle of a tensor (Zhong et al. 2017).
 
     Parameters
@@ -819,7 +812,6 @@ class RandomErasing(_RandomTransform):
         Whether the tensor is changed.
     """
 
-    p: float = 0.5
     scale: Sequence[float] = (0.02, 0.33)
     ratio: Sequence[float] = (0.3, 3.3)
     value: float | Sequence[float] | Literal["random"] = 0
