@@ -6,8 +6,6 @@ Each setting is a generator function: it makes its change, yields what it did, a
 change when it is resumed. One that is not possible raises :class:`_Skipped` with the reason.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -5,8 +5,6 @@ the driver's channel; an :class:`AttemptMonitor` passes on what the workers say,
 :class:`WorkerCalls` runs the attempt where workers are processes that can be called.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

@@ -12,8 +12,6 @@ When a call fails, the items that are under way are finished, and the pool can b
 worker that is lost is replaced at the next run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors

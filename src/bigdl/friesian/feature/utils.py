@@ -1,8 +1,6 @@
 """Tables of features as XShards."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +8,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.feature.table import Table
 from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.spark import as_names
-
-if TYPE_CHECKING:
-    from bigdl.orca.data import SparkXShards
+from bigdl.orca.data import SparkXShards
 
 
 def featuretable_to_xshards(

@@ -8,8 +8,6 @@ group.  What a worker's end means for the others is said by the sockets between 
 rank 0 watches for what the sockets do not see.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
@@ -18,20 +16,16 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import ray
 from ray import tune
+from ray.util.placement_group import PlacementGroup
 
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.orca.automl.trial import TrialRun
+from bigdl.orca.automl.trial import Job, TrialRun
+from bigdl.runtime.channel import Address, Channel, Line
 from bigdl.training.checkpoint import write_bytes
-
-if TYPE_CHECKING:
-    from ray.util.placement_group import PlacementGroup
-
-    from bigdl.orca.automl.trial import Job
-    from bigdl.runtime.channel import Address, Channel, Line
 
 ACTOR = "bigdl_search_actor"
 """The entry of Tune's configurations that names the SearchActor."""

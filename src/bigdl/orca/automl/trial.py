@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +13,9 @@ from bigdl.common.checks import check_number
 from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
-from bigdl.orca.automl.model.base import as_list
+from bigdl.orca.automl.model.base import Builder, as_list
 from bigdl.runtime.worker import Uplink, Worker
 from bigdl.training.state import seed_everything
-
-if TYPE_CHECKING:
-    from bigdl.orca.automl.model.base import Builder
 
 _CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up an error
 

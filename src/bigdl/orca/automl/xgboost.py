@@ -1,9 +1,7 @@
 """Searches for the best parameters of XGBoost."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +11,7 @@ from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.model.base import Builder, Model, figures_of
 from bigdl.orca.automl.model.data import Rows
 from bigdl.orca.automl.pytorch_utils import LR_NAME
-
-if TYPE_CHECKING:
-    from bigdl.orca.automl.trial import Job
+from bigdl.orca.automl.trial import Job
 
 __all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]
 

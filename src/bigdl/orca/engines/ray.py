@@ -11,8 +11,6 @@ which nodes its workers are.  So idle workers never keep another program, a Ray 
 a Ray dataset from running.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging
@@ -20,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, WorkerLost
@@ -34,9 +32,7 @@ from bigdl.runtime.jobs import (
     lost_workers,
     worker_lost,
 )
-
-if TYPE_CHECKING:
-    from bigdl.runtime.shards.feed import Feed, Ingest
+from bigdl.runtime.shards.feed import Feed, Ingest
 
 logger = logging.getLogger("bigdl.orca")
 

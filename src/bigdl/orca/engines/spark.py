@@ -6,15 +6,13 @@ between driver and workers goes through the :mod:`~bigdl.runtime.channel`, since
 ``barrier()`` and ``allGather()`` look once a second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, WorkerLost
@@ -34,10 +32,8 @@ from bigdl.runtime.jobs import (
     vanished,
     worker_lost,
 )
+from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec, execute
-
-if TYPE_CHECKING:
-    from bigdl.runtime.shards.feed import Feed, Ingest
 
 __all__ = ["NoRows", "SparkEngine", "SparkJob"]
 

@@ -1,10 +1,10 @@
 """Keras models that are searched before they are trained."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import keras
 
 from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import StandIn
@@ -13,9 +13,6 @@ from bigdl.nano.automl.searching import Searcher, split_arguments
 from bigdl.nano.automl.tf.objective import KerasObjective, Target, compiled
 from bigdl.nano.tf.keras import models
 from bigdl.tuning.spaces import Lazy, holds_lazy
-
-if TYPE_CHECKING:
-    import keras
 
 __all__ = ["Model", "Searchable", "SearchableClass", "Sequential"]
 

@@ -6,20 +6,23 @@ to it says in which processes the fit runs. Both strategies apply the same setti
 trainer and model are as if it had run here.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence, Sized
+from typing import Any, cast
 
 import torch
 from lightning_fabric.utilities.seed import reset_seed
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSamplerWrapper
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from pytorch_lightning.strategies import (
+    DDPStrategy,
+    ParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
 from pytorch_lightning.strategies.launchers.launcher import _Launcher
 from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from pytorch_lightning.utilities.data import _is_dataloader_shuffled, _update_dataloader
@@ -35,11 +38,6 @@ from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import run_processes
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps
-
-if TYPE_CHECKING:
-    from collections.abc import Sized
-
-    from pytorch_lightning.strategies import ParallelStrategy
 
 _OF_LIGHTNING = frozenset(vars(LightningModule())) - frozenset(vars(torch.nn.Module()))
 _METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of a trainer

@@ -5,16 +5,13 @@ whole batch, so a batch costs them one operation; a function of the user is call
 its results are stacked.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from bigdl.common.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = [
     "ArrayToTensor",

@@ -3,22 +3,18 @@
 Arrays and tensors hold bytes in 0…255 or floats in 0…1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from enum import Enum
 from numbers import Number
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
+from typing_extensions import TypeIs
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
 
 ImageT = TypeVar(
     "ImageT", np.ndarray, Image.Image, torch.Tensor
