@@ -1,11 +1,14 @@
 """Records as a dataset of PyTorch; needs torch, so it is imported where it is used."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from bigdl.orca.data.image.parquet_dataset import RecordReader
+if TYPE_CHECKING:
+    from bigdl.orca.data.image.parquet_dataset import RecordReader
 
 
 class TorchRecords(IterableDataset):
