@@ -19,8 +19,8 @@ from bigdl.orca import arguments, init_orca_context
 from bigdl.orca.cluster import environment, spark, standalone, submit, submit_main
 from bigdl.orca.cluster.environment import environment_hash, packed_environment, zip_modules
 from bigdl.orca.cluster.submit import (
+    ContextRequest,
     Machine,
-    Request,
     check_reachable,
     kubernetes_address,
     resource_managers,
@@ -55,7 +55,9 @@ MACHINE = Machine(
 
 def made(mode, machine=MACHINE, conf=None, **options):
     needed = {**NEEDED[submit.family(mode)], **options}
-    request = Request(mode, cores=3, memory="5g", num_nodes=4, conf=conf or {}, options=needed)
+    request = ContextRequest(
+        mode, cores=3, memory="5g", num_nodes=4, conf=conf or {}, options=needed
+    )
     return submission(request, machine)
 
 
@@ -157,9 +159,9 @@ def test_yarn_ships_the_environment_and_its_python(mode):
     assert found.environment["HADOOP_CONF_DIR"] == "/etc/hadoop"
     given = made(mode, penv_archive="hdfs:///e.tar.gz").properties["spark.yarn.dist.archives"]
     assert given == "hdfs:///e.tar.gz#python_env"
-    assert Request(mode).packs_environment
-    assert not Request(mode, options={"penv_archive": "e"}).packs_environment
-    assert not Request(mode, conf={"spark.pyspark.python": "/p"}).packs_environment
+    assert ContextRequest(mode).packs_environment
+    assert not ContextRequest(mode, options={"penv_archive": "e"}).packs_environment
+    assert not ContextRequest(mode, conf={"spark.pyspark.python": "/p"}).packs_environment
 
 
 def test_yarn_takes_the_user_from_the_argument_then_the_environment():

@@ -20,7 +20,7 @@ from bigdl.common.errors import require
 from bigdl.orca import arguments
 from bigdl.orca.cluster import launch, spark, submit
 from bigdl.orca.cluster.ray import OrcaRayContext
-from bigdl.orca.cluster.submit import Request
+from bigdl.orca.cluster.submit import ContextRequest
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class _State:
 
     lock = threading.RLock()
     launched: launch.LaunchedSpark | None = None
-    request: Request | None = None  # the arguments that `launched` was started with
+    request: ContextRequest | None = None  # the arguments that `launched` was started with
     pid: int | None = None  # the process that registered `stop_orca_context` for its exit
 
 
@@ -156,7 +156,7 @@ def init_orca_context(
     given |= {name for name, is_given in values.items() if is_given}
     if not is_local and cores is None:
         cores = arguments.CORES_OF_A_NODE
-    request = Request(
+    request = ContextRequest(
         mode,
         arguments.check_cores(cores),
         arguments.check_memory(memory),
@@ -313,7 +313,7 @@ def _stop_launched() -> None:
         launched.stop()
 
 
-def _start_local(request: Request) -> SparkContext:
+def _start_local(request: ContextRequest) -> SparkContext:
     if launch.has_foreign_gateway():
         logger.warning(
             'cluster_mode="local" takes the place of the master of the spark-submit command, whose '
@@ -342,7 +342,7 @@ def _start(properties: Mapping[str, str], environment: Mapping[str, str]) -> Spa
     return _State.launched.sc
 
 
-def _start_on_cluster(request: Request) -> SparkContext:
+def _start_on_cluster(request: ContextRequest) -> SparkContext:
     if request.is_cluster_mode:
         code = submit.submit_program(request)
         logger.info("The program has run on the cluster and ended with exit code %d", code)

@@ -21,7 +21,7 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.model.base import Builder
 from bigdl.orca.automl.model.data import trial_data
-from bigdl.orca.automl.records import Records
+from bigdl.orca.automl.records import TrialRecords
 from bigdl.orca.automl.results import (
     draw_history,
     draw_parallel_coordinates,
@@ -35,7 +35,7 @@ from bigdl.orca.automl.search import (
     shared_resources,
 )
 from bigdl.orca.automl.strategy import Strategy, from_ray
-from bigdl.orca.automl.trial import Goal, Job
+from bigdl.orca.automl.trial import SearchGoal, TrialJob
 from bigdl.orca.data.feeds import names_of
 from bigdl.tuning.spaces import SearchSpace
 from bigdl.tuning.study import quieter
@@ -118,7 +118,7 @@ class AutoEstimator:
         self._bundles = shared_resources(resources_per_trial, workers_per_trial)
         self.remote_dir = remote_dir
         self.backend = backend
-        self._records: Records | None = None
+        self._records: TrialRecords | None = None
 
     @staticmethod
     def from_torch(
@@ -271,7 +271,7 @@ class AutoEstimator:
             metric = builder.default_metric(
                 lambda: space.resolve(space.random_parameters(seed, 0), seed, 0)
             )
-        goal = Goal.of(metric, metric_mode, metric_threshold, known=builder.knows)
+        goal = SearchGoal.of(metric, metric_mode, metric_threshold, known=builder.knows)
         strategy = Strategy(search_alg, search_alg_params, scheduler, scheduler_params)
         on_ray = (self.backend or choose_backend()) == "ray"
         workers = len(self._bundles)
@@ -303,8 +303,8 @@ class AutoEstimator:
                 logger.warning("Without validation_data the metric is that of the training data")
             else:
                 validation = read("validation_data", validation_data)
-            job = Job(builder, train, validation, goal, epochs, seed, self._bundles)
-            records = Records(
+            job = TrialJob(builder, train, validation, goal, epochs, seed, self._bundles)
+            records = TrialRecords(
                 search_folder(self.logs_dir / self.name, resume),
                 space,
                 job,
@@ -418,7 +418,7 @@ class AutoEstimator:
         """
         draw_parallel_coordinates(self._fitted(), Path(path))
 
-    def _fitted(self) -> Records:
+    def _fitted(self) -> TrialRecords:
         if self._records is None:
             raise UsageError("You must call fit() before asking for what came of it")
         return self._records

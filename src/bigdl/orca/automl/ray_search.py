@@ -2,7 +2,7 @@
 
 Tune starts trials, gives them their resources and stops those that its scheduler ends.  It asks
 :class:`_TuneSearch` for configurations and tells it their results, which are written to the
-:class:`~bigdl.orca.automl.records.Records`, which alone know how the search stands.
+:class:`~bigdl.orca.automl.records.TrialRecords`, which alone know how the search stands.
 
 A :class:`~bigdl.orca.automl.ray_workers.SearchActor` lives on the driver's machine: it hands out
 the reference of the job, which is in Ray's object store once, and writes the weights that trials
@@ -30,9 +30,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError, first_line
 from bigdl.orca.automl.ray_workers import ACTOR, SearchActor, TuneTrial
-from bigdl.orca.automl.records import Records
+from bigdl.orca.automl.records import TrialRecords
 from bigdl.orca.automl.strategy import Strategy, parameters_from_ray
-from bigdl.orca.automl.trial import Job
+from bigdl.orca.automl.trial import TrialJob
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.tuning import create_sampler
 from bigdl.tuning.study import quieter, record_process
@@ -53,8 +53,8 @@ _SETTINGS = {
 
 
 def run_on_ray(
-    records: Records,
-    job: Job,
+    records: TrialRecords,
+    job: TrialJob,
     strategy: Strategy,
     concurrency: int | None,
     remote_dir: str | None,
@@ -63,8 +63,8 @@ def run_on_ray(
 
     Parameters
     ----------
-    records : Records
-    job : Job
+    records : TrialRecords
+    job : TrialJob
     strategy : Strategy
     concurrency : int, optional
         Trials at the same time.
@@ -171,7 +171,7 @@ def _name(trial: Any) -> str:
 
 
 @contextlib.contextmanager
-def _search_actor(records: Records, job: Job) -> Iterator[tuple[Any, str]]:
+def _search_actor(records: TrialRecords, job: TrialJob) -> Iterator[tuple[Any, str]]:
     """Start the actor of a search; its job leaves Ray's object store with it."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     name = f"bigdl-search-{secrets.token_hex(8)}"
@@ -204,7 +204,7 @@ class _TuneSearch(tune.Callback):
 
     Attributes
     ----------
-    records : Records
+    records : TrialRecords
     actor : SearchActor
     name : str
         Of the actor.
@@ -220,7 +220,7 @@ class _TuneSearch(tune.Callback):
         Epochs that are reported.
     """
 
-    records: Records
+    records: TrialRecords
     actor: Any
     name: str
     scheduler: Any

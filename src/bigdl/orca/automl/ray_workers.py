@@ -23,7 +23,7 @@ from ray import tune
 from ray.util.placement_group import PlacementGroup
 
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.orca.automl.trial import Job, TrialRun
+from bigdl.orca.automl.trial import TrialJob, TrialRun
 from bigdl.runtime.channel import Address, Channel, Line
 from bigdl.training.checkpoint import write_bytes
 
@@ -173,7 +173,7 @@ class TuneTrial(tune.Trainable):
         """Begin the trial if it has not begun; the placement group has a bundle for each worker."""
         if not self._is_begun:
             reference: list = ray.get(self._actor.job.remote())
-            self._job: Job = ray.get(reference[0])
+            self._job: TrialJob = ray.get(reference[0])
             if self._member is None:
                 self._start(len(self._job.bundles))
             self._number += 1

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.automl.trial import Job, Step
+from bigdl.orca.automl.trial import EpochResult, TrialJob
 from bigdl.tuning import open_study
 from bigdl.tuning.spaces import SearchSpace, json_value
 from bigdl.tuning.study import RETRY_OF, propose_again
@@ -73,7 +73,7 @@ def _searches(folder: Path) -> dict[int, Path]:
 # Records -----------------------------------------------------------------------------------------
 
 
-class Records:
+class TrialRecords:
     """Trials of a search: what is planned, what has come of them, and their weights.
 
     Parameters
@@ -81,7 +81,7 @@ class Records:
     folder : Path
         Of :func:`new_search`, or of a search that goes on.
     space : SearchSpace
-    job : Job
+    job : TrialJob
     sampler, pruner : optional
         Of Optuna.
     algorithm : str
@@ -97,7 +97,7 @@ class Records:
         self,
         folder: Path,
         space: SearchSpace,
-        job: Job,
+        job: TrialJob,
         *,
         sampler: BaseSampler | None = None,
         pruner: BasePruner | None = None,
@@ -192,12 +192,12 @@ class Records:
 
     # Outcomes of trials -------------------------------------------------------------------------
 
-    def report(self, trial: Trial, step: Step) -> None:
+    def report(self, trial: Trial, step: EpochResult) -> None:
         """Write down an epoch of a trial that runs."""
         if self.goal.is_single:
             trial.report(step.figures[0], step.epoch)
 
-    def set_result(self, trial: Trial, step: Step) -> list[float]:
+    def set_result(self, trial: Trial, step: EpochResult) -> list[float]:
         """Write down the result of a trial, of which `step` was the last.
 
         Returns
@@ -218,7 +218,7 @@ class Records:
                 raise UsageError(f"The metric {name} is nan after each epoch")
         return best
 
-    def end(self, trial: Trial, step: Step) -> None:
+    def end(self, trial: Trial, step: EpochResult) -> None:
         """Write down that a trial has ended, or was stopped early."""
         try:
             best = self.set_result(trial, step)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bigdl.common.drawing import Chart, Scale
 from bigdl.common.errors import MissingExtraError
-from bigdl.orca.automl.records import Records
+from bigdl.orca.automl.records import TrialRecords
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -20,12 +20,12 @@ _BEST, _OTHER = "#ff725c", "#9aa5b8"
 _MOST_TICKS = 6
 
 
-def draw_history(records: Records, path: Path) -> None:
+def draw_history(records: TrialRecords, path: Path) -> None:
     """Draw the first metric of each trial after each epoch; the best trial stands out.
 
     Parameters
     ----------
-    records : Records
+    records : TrialRecords
         Of a search with a finished trial.
     path : Path
         Its suffix says in which form.
@@ -53,12 +53,12 @@ def draw_history(records: Records, path: Path) -> None:
     _write(records, path, "Trials by their epochs", chart, places, titles)
 
 
-def draw_parallel_coordinates(records: Records, path: Path) -> None:
+def draw_parallel_coordinates(records: TrialRecords, path: Path) -> None:
     """Draw each finished trial as a line through its values and its figure.
 
     Parameters
     ----------
-    records : Records
+    records : TrialRecords
         Of a search with a finished trial.
     path : Path
         Its suffix says in which form.
@@ -109,7 +109,7 @@ def _draw_axis(chart: Chart, x: float, name: str, marks: list[tuple[str, float]]
 
 
 def _write(
-    records: Records,
+    records: TrialRecords,
     path: Path,
     title: str,
     chart: Chart,
@@ -127,12 +127,12 @@ def _write(
 # TensorBoard -------------------------------------------------------------------------------------
 
 
-def write_leaderboard(records: Records, folder: Path) -> None:
+def write_leaderboard(records: TrialRecords, folder: Path) -> None:
     """Write event files of all finished trials, in place of those of an earlier search.
 
     Parameters
     ----------
-    records : Records
+    records : TrialRecords
     folder : Path
         Gets a folder for each trial.
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.automl.records import Records, latest_search, new_search
-from bigdl.orca.automl.trial import Job, Step, TrialRun
+from bigdl.orca.automl.records import TrialRecords, latest_search, new_search
+from bigdl.orca.automl.trial import EpochResult, TrialJob, TrialRun
 from bigdl.orca.cluster.ray import is_connected
 from bigdl.orca.cluster.spark import active_context
 from bigdl.training.checkpoint import write_bytes
@@ -79,7 +79,7 @@ def search_folder(folder: Path, resume: bool | str) -> Path:
     return latest or new_search(folder)
 
 
-def check_that_one_is_finished(records: Records) -> None:
+def check_that_one_is_finished(records: TrialRecords) -> None:
     """Raise the first error of the trials if none of them has finished."""
     if records.finished():
         return
@@ -94,14 +94,14 @@ def check_that_one_is_finished(records: Records) -> None:
     raise problem
 
 
-def run_locally(records: Records, job: Job, concurrency: int | None) -> None:
+def run_locally(records: TrialRecords, job: TrialJob, concurrency: int | None) -> None:
     """Run the trials that wait in this process, or in several.
 
     Parameters
     ----------
-    records : Records
+    records : TrialRecords
         Their study's pruner stops trials.
-    job : Job
+    job : TrialJob
     concurrency : int, optional
         Trials at the same time; with one, they run in this process.
     """
@@ -120,8 +120,8 @@ def run_locally(records: Records, job: Job, concurrency: int | None) -> None:
 class _Objective:
     """The objective of Optuna: it trains a configuration, and leaves its weights and result."""
 
-    records: Records
-    job: Job
+    records: TrialRecords
+    job: TrialJob
 
     def __call__(self, trial: Trial) -> list[float]:
         try:
@@ -134,7 +134,7 @@ class _Objective:
             raise require("optuna", "automl").TrialPruned
         return best
 
-    def _run(self, trial: Trial) -> Step:
+    def _run(self, trial: Trial) -> EpochResult:
         records = self.records
         config = records.begin(trial)
         with closing(TrialRun(self.job, config)) as run:

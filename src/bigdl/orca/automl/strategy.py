@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
     from ray.tune.search import Searcher
 
-    from bigdl.orca.automl.trial import Goal
+    from bigdl.orca.automl.trial import SearchGoal
 
 _RANDOM = ("random", "variant_generator")
 _SAMPLERS = {
@@ -229,7 +229,7 @@ class Strategy:
                 f"scheduler {scheduler!r} cannot be made of {params!r}: {error}"
             ) from error
 
-    def ray_searcher(self, space: SearchSpace, goal: Goal) -> Searcher | None:
+    def ray_searcher(self, space: SearchSpace, goal: SearchGoal) -> Searcher | None:
         """Return the searcher of Ray Tune over parameters; None where chance or Optuna proposes.
 
         Raises

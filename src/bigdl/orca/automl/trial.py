@@ -21,7 +21,7 @@ _CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up an erro
 
 
 @dataclass(frozen=True)
-class Metric:
+class SearchMetric:
     """A figure of the predictions for a validation set.
 
     Attributes
@@ -65,21 +65,21 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Goal:
+class SearchGoal:
     """Metrics of a search, and the value of the first one that is good enough.
 
     Attributes
     ----------
-    metrics : sequence of Metric
+    metrics : sequence of SearchMetric
     threshold : float, optional
         A trial that reaches it ends; of the first metric.
     """
 
-    metrics: Sequence[Metric]
+    metrics: Sequence[SearchMetric]
     threshold: float | None = None
 
     @property
-    def first(self) -> Metric:
+    def first(self) -> SearchMetric:
         """The metric by which the epochs of a trial are compared."""
         return self.metrics[0]
 
@@ -107,7 +107,7 @@ class Goal:
         metric_threshold: float | None = None,
         *,
         known: Callable[[str], tuple[bool, str | None]] = lambda name: (False, None),
-    ) -> Goal:
+    ) -> SearchGoal:
         """Return the goal that the arguments of ``fit`` name.
 
         Parameters
@@ -140,13 +140,15 @@ class Goal:
         return cls(goal, metric_threshold)
 
 
-def _metric(metric: Any, mode: Any, known: Callable[[str], tuple[bool, str | None]]) -> Metric:
+def _metric(
+    metric: Any, mode: Any, known: Callable[[str], tuple[bool, str | None]]
+) -> SearchMetric:
     if mode not in (None, "min", "max"):
         raise UsageError(f"metric_mode must be 'min' or 'max', got {mode!r}")
     if isinstance(metric, str):
         is_of_model, model_mode = known(metric)
         mode = mode or model_mode or Evaluator.get_metric_mode(metric)
-        return Metric(metric if is_of_model else Evaluator.check_metric(metric), mode)
+        return SearchMetric(metric if is_of_model else Evaluator.check_metric(metric), mode)
     if not callable(metric) or isinstance(metric, type):
         raise UsageError(f"metric must be a name or a function of (y_true, y_pred), got {metric!r}")
     if mode is None:
@@ -154,7 +156,7 @@ def _metric(metric: Any, mode: Any, known: Callable[[str], tuple[bool, str | Non
             "You must specify `metric_mode` for your metric function; pass metric_mode='min' or "
             "'max' to AutoEstimator.fit()"
         )
-    return Metric(_name(metric), mode, metric)
+    return SearchMetric(_name(metric), mode, metric)
 
 
 def _name(metric: Any) -> str:
@@ -162,7 +164,7 @@ def _name(metric: Any) -> str:
 
 
 @dataclass
-class Job:
+class TrialJob:
     """Parts that all trials of a search have in common.
 
     Attributes
@@ -171,7 +173,7 @@ class Job:
     train, validation : object
         Of :func:`~bigdl.orca.automl.model.data.trial_data`. Without `validation` the metrics are
         those of the training data.
-    goal : Goal
+    goal : SearchGoal
     epochs : int
     seed : int
         Of the random numbers of every trial, so that trials differ by their configurations alone.
@@ -182,7 +184,7 @@ class Job:
     builder: Builder
     train: Any
     validation: Any
-    goal: Goal
+    goal: SearchGoal
     epochs: int = 1
     seed: int = 0
     bundles: Sequence[Mapping[str, float]] = ({},)
@@ -194,7 +196,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Step:
+class EpochResult:
     """Outcome of an epoch.
 
     Attributes
@@ -225,7 +227,7 @@ class TrialRun:
 
     Parameters
     ----------
-    job : Job
+    job : TrialJob
     config : dict
     rank, size : int
         Of several workers, all of which make the same calls.
@@ -234,9 +236,9 @@ class TrialRun:
     """
 
     def __init__(
-        self, job: Job, config: Mapping[str, Any], rank: int = 0, size: int = 1, **place: Any
+        self, job: TrialJob, config: Mapping[str, Any], rank: int = 0, size: int = 1, **place: Any
     ):
-        self._job, self._last = job, Step()
+        self._job, self._last = job, EpochResult()
         self._worker = Worker(
             rank,
             size,
@@ -256,13 +258,13 @@ class TrialRun:
         """Free what the trial has opened, and leave the other workers."""
         self._worker.clean_up(patience)
 
-    def step(self) -> Step:
+    def step(self) -> EpochResult:
         """Train for one epoch and compute its figures."""
         job, last, start = self._job, self._last, time.perf_counter()
         figures = self.model.epoch()
         seconds = last.seconds + time.perf_counter() - start
         is_best = job.goal.first.is_better(figures[0], last.best[0] if last.best else None)
-        self._last = Step(
+        self._last = EpochResult(
             last.epoch + 1,
             figures,
             figures if is_best or not last.best else last.best,

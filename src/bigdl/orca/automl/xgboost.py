@@ -8,10 +8,10 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.auto_estimator import AutoEstimator
-from bigdl.orca.automl.model.base import Builder, Model, figures_of
+from bigdl.orca.automl.model.base import Builder, TrialModel, figures_of
 from bigdl.orca.automl.model.data import Rows
 from bigdl.orca.automl.pytorch_utils import LR_NAME
-from bigdl.orca.automl.trial import Job
+from bigdl.orca.automl.trial import TrialJob
 
 __all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]
 
@@ -96,7 +96,7 @@ def _parameters_of(config) -> dict[str, Any]:
     return parameters
 
 
-class _XGBoostModel(Model):
+class _XGBoostModel(TrialModel):
     """A model of XGBoost in training.
 
     The trees are grown in as many parts as there are epochs.
@@ -105,10 +105,10 @@ class _XGBoostModel(Model):
     ----------
     builder : XGBoostModelBuilder
     parameters : dict
-    job : Job
+    job : TrialJob
     """
 
-    def __init__(self, builder: XGBoostModelBuilder, parameters: dict[str, Any], job: Job):
+    def __init__(self, builder: XGBoostModelBuilder, parameters: dict[str, Any], job: TrialJob):
         self._builder, self._parameters, self._job = builder, parameters, job
         trees = check_positive("n_estimators", parameters.pop("n_estimators"))
         self._parts = [len(part) for part in np.array_split(range(int(trees)), job.epochs)]

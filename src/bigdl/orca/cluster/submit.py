@@ -1,6 +1,6 @@
 """From the arguments of ``init_orca_context`` to what Spark is told.
 
-:func:`submission` is a pure function: a :class:`Request`, which holds the arguments, and a
+:func:`submission` is a pure function: a :class:`ContextRequest`, which holds the arguments, and a
 :class:`Machine`, which describes where the program runs, give a :class:`Submission`.
 :func:`connect` starts Spark on the cluster, which it looks for first, and :func:`submit_program`
 runs this program there again.
@@ -41,7 +41,7 @@ _SCRIPT_ELSEWHERE = ("local:", "hdfs:", "http:", "https:", "s3a:", "gs:", "abfs:
 
 
 @dataclass(frozen=True)
-class Request:
+class ContextRequest:
     """What the caller of ``init_orca_context`` asked for, checked.
 
     Attributes
@@ -151,7 +151,7 @@ class Submission:
     command: tuple[str, ...] = ()
 
 
-def submission(request: Request, machine: Machine) -> Submission:
+def submission(request: ContextRequest, machine: Machine) -> Submission:
     """Make the configuration of Spark, and the command of a cluster mode.
 
     Raises
@@ -234,7 +234,7 @@ def run_with_java(command: Iterable[str], environment: Mapping[str, str]) -> int
 # Properties and variables that are None or empty are left out.
 
 
-def _common(request: Request) -> dict[str, str | None]:
+def _common(request: ContextRequest) -> dict[str, str | None]:
     return {
         **launch.EVERYWHERE,
         "spark.submit.deployMode": "cluster" if request.is_cluster_mode else "client",
@@ -253,7 +253,7 @@ def _common(request: Request) -> dict[str, str | None]:
     }
 
 
-def _yarn(request: Request, machine: Machine) -> tuple[dict, dict]:
+def _yarn(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
     directory = hadoop_conf(request, machine.environ)
     user = request.get("hadoop_user_name") or machine.environ.get("HADOOP_USER_NAME") or "root"
     archive = request.get("penv_archive") or machine.environment_archive
@@ -275,7 +275,7 @@ def _yarn(request: Request, machine: Machine) -> tuple[dict, dict]:
     }
 
 
-def hadoop_conf(request: Request, environ: Mapping[str, str]) -> str:
+def hadoop_conf(request: ContextRequest, environ: Mapping[str, str]) -> str:
     """The directory of Hadoop's configuration files."""
     directory = request.get("hadoop_conf") or environ.get("HADOOP_CONF_DIR")
     if not directory:
@@ -286,7 +286,7 @@ def hadoop_conf(request: Request, environ: Mapping[str, str]) -> str:
     return directory
 
 
-def _kubernetes(request: Request, machine: Machine) -> tuple[dict, dict]:
+def _kubernetes(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
     master = request.master
     image = request.get("container_image") or request.conf.get("spark.kubernetes.container.image")
     if not master or not master.startswith("k8s://"):
@@ -314,7 +314,7 @@ def _kubernetes(request: Request, machine: Machine) -> tuple[dict, dict]:
     return properties, {"PYSPARK_PYTHON": request.python_on_nodes or python}
 
 
-def _standalone(request: Request, machine: Machine) -> tuple[dict, dict]:
+def _standalone(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
     properties = {
         "spark.master": request.master,
         "spark.cores.max": str(request.cores * request.num_nodes),
@@ -327,7 +327,9 @@ def _unpacked_as(archive: str | None) -> str | None:
     return archive if not archive or "#" in archive else f"{archive}#{ENVIRONMENT}"
 
 
-def _command(request: Request, machine: Machine, properties: Mapping[str, str]) -> tuple[str, ...]:
+def _command(
+    request: ContextRequest, machine: Machine, properties: Mapping[str, str]
+) -> tuple[str, ...]:
     script, *arguments = machine.program
     if not script or not script.endswith(".py"):
         raise UsageError(
@@ -470,7 +472,7 @@ def _hadoop_properties(file: Path) -> Mapping[str, str]:
     }
 
 
-def connect(request: Request, *, log_output: bool = False) -> launch.LaunchedSpark:
+def connect(request: ContextRequest, *, log_output: bool = False) -> launch.LaunchedSpark:
     """Start Spark with this process as the driver.
 
     Raises
@@ -487,7 +489,7 @@ def connect(request: Request, *, log_output: bool = False) -> launch.LaunchedSpa
     )
 
 
-def submit_program(request: Request) -> int:
+def submit_program(request: ContextRequest) -> int:
     """Run this program again on the cluster; returns the exit code of ``spark-submit``.
 
     Raises
@@ -507,14 +509,14 @@ def submit_program(request: Request) -> int:
         return run_with_java(described.command, described.environment)
 
 
-def _prepare(request: Request, machine: Machine) -> Submission:
+def _prepare(request: ContextRequest, machine: Machine) -> Submission:
     if request.packs_environment:
         archive = packed_environment(conda_prefix(request.get("conda_name")))
         machine = replace(machine, environment_archive=archive)
     return submission(request, machine)
 
 
-def _reach(request: Request) -> Address:
+def _reach(request: ContextRequest) -> Address:
     """Find the cluster within seconds; Spark would try for minutes."""
     cluster = family(request.mode)
     if cluster == "yarn":
@@ -538,7 +540,7 @@ def _reach(request: Request) -> Address:
     )
 
 
-def _start_standalone(request: Request, log_output: bool) -> launch.LaunchedSpark:
+def _start_standalone(request: ContextRequest, log_output: bool) -> launch.LaunchedSpark:
     prefixes: list[list[str]] = [[]]
     if request.get("enable_numa_binding"):
         prefixes = numa_prefixes(request.num_nodes)
@@ -569,7 +571,7 @@ def _start_standalone(request: Request, log_output: bool) -> launch.LaunchedSpar
     return launched
 
 
-def _local_directory(request: Request) -> str | None:
+def _local_directory(request: ContextRequest) -> str | None:
     """Where the cluster keeps what does not fit in memory: where the user wants such files."""
     asked = os.environ.get("SPARK_LOCAL_DIRS") or request.conf.get("spark.local.dir")
     if not asked:

@@ -12,7 +12,7 @@ from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.learn.backends import BACKENDS, cluster_of
 from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
-from bigdl.orca.learn.prediction.shipping import Shipped
+from bigdl.orca.learn.prediction.shipping import ShippedModel
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
@@ -56,7 +56,7 @@ class TrainingEstimator(ABC):
         self._parts, self._options = parts, options
         self._backend, self._sync = options.backend, BACKENDS[options.backend].sync()
         self._training = training(options.model_dir, self._sync, options.num_to_keep)
-        self._shipped: Shipped | None = None  # what predict has broadcast last
+        self._shipped: ShippedModel | None = None  # what predict has broadcast last
 
     def _engine(self, min_workers: int | None = None) -> Engine:
         """Return the engine whose workers train and evaluate."""
@@ -132,7 +132,7 @@ class TrainingEstimator(ABC):
         feature_cols: Any,
         batch_size: int,
         output_cols: Any,
-        ship: Callable[[Any, list[str], Any, list | None], tuple[Shipped, list | None]],
+        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
     ) -> Any:
         """Predict by tasks.
 

@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Network:
-    """A network as :class:`~bigdl.orca.learn.prediction.shipping.Shipped` broadcasts it.
+    """A network as :class:`~bigdl.orca.learn.prediction.shipping.ShippedModel` broadcasts it.
 
     Attributes
     ----------

@@ -54,7 +54,7 @@ AWAY = "bigdl-rows-away:"
 
 
 @dataclass(frozen=True)
-class Shipped:
+class TaskConstants:
     """Constant parts of the tasks of one training; shipped with every one of them.
 
     Attributes
@@ -81,7 +81,7 @@ class Work:
 
     Parameters
     ----------
-    shipped : Shipped
+    shipped : TaskConstants
     rank : int
     frames : iterable of bytes-like
     lines : sequence of int
@@ -95,7 +95,7 @@ class Work:
         Frames on their way, each after the key of the partition that it goes to.
     """
 
-    def __init__(self, shipped: Shipped, rank: int, frames: Any, lines: Sequence[int]):
+    def __init__(self, shipped: TaskConstants, rank: int, frames: Any, lines: Sequence[int]):
         self._shipped, self._number, self.ranks = shipped, rank, range(shipped.plan.ranks)
         self._rank, self.items = Rank(shipped.plan, rank), cast("list[bytes]", [])
         with self._rank.reading():
@@ -219,7 +219,7 @@ class _Task:
 
     Attributes
     ----------
-    shipped : Shipped
+    shipped : TaskConstants
     work : callable
         ``work(Work, *arguments)``
     arguments : tuple
@@ -229,7 +229,7 @@ class _Task:
         Lines besides 0 whose frames are for it.
     """
 
-    shipped: Shipped
+    shipped: TaskConstants
     work: Callable
     arguments: tuple = ()
     line: int = 0
@@ -315,7 +315,7 @@ class ShuffleTransport(Transport):
             number = opened.enter_context(job_number())
             shipped = self._sc.broadcast(cloudpickle.dumps(program))
             opened.callback(shipped.unpersist)
-            self._shipped = Shipped(
+            self._shipped = TaskConstants(
                 secrets.token_hex(8), plan, shipped, threads, tuple(user_import_path())
             )
             self._rows = self._call(lambda: Rows(cluster, self._pairs, feed, number))

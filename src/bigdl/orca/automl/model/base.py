@@ -1,9 +1,10 @@
 """Builders and models of a search.
 
 A **builder** is picklable and makes a model of a configuration, wherever a trial runs.  The
-**model** trains epoch by epoch: a trial calls :meth:`Model.epoch`, keeps :meth:`Model.weights` when
-an epoch was the best one so far, and :meth:`Model.state` where the search may move a trial or go
-back.  Models of PyTorch and Keras are the loops of their Estimators, in the process of the trial.
+**model** trains epoch by epoch: a trial calls :meth:`TrialModel.epoch`, keeps
+:meth:`TrialModel.weights` when an epoch was the best one so far, and :meth:`TrialModel.state` where
+the search may move a trial or go back.  Models of PyTorch and Keras are the loops of their
+Estimators, in the process of the trial.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bigdl.orca.automl.trial import Job, Metric
+    from bigdl.orca.automl.trial import SearchMetric, TrialJob
     from bigdl.runtime.worker import Worker
 
 
@@ -30,13 +31,13 @@ class Builder(ABC):
     takes_workers = False
 
     @abstractmethod
-    def build(self, config: dict[str, Any], job: Job, worker: Worker) -> Model:
+    def build(self, config: dict[str, Any], job: TrialJob, worker: Worker) -> TrialModel:
         """Return a model that has not been trained.
 
         Parameters
         ----------
         config : dict
-        job : Job
+        job : TrialJob
             What all trials have in common, with its data at hand.
         worker : Worker
             Of the trial; one of several only where :attr:`takes_workers`. Its shards are the job's
@@ -67,7 +68,7 @@ class Builder(ABC):
         return False, None
 
 
-class Model(ABC):
+class TrialModel(ABC):
     """A model in training; the workers of a trial make all calls together."""
 
     @abstractmethod
@@ -97,7 +98,7 @@ def joined(batches: Sequence[Sequence[Any]]) -> list[np.ndarray]:
     return [np.concatenate(parts) for parts in zip(*batches, strict=True)]
 
 
-def figures_of(y_true: list, y_pred: list, metrics: Sequence[Metric]) -> list[float]:
+def figures_of(y_true: list, y_pred: list, metrics: Sequence[SearchMetric]) -> list[float]:
     """Return metrics of one or several outputs.
 
     A prediction of shape (n, 1) is that of targets of shape (n,), and the reverse.

@@ -11,7 +11,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
-from bigdl.orca.automl.model.base import Builder, Model, as_list, figures_of, joined
+from bigdl.orca.automl.model.base import Builder, TrialModel, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import Rows, batch_size_of, of_config, part_of
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.keras.data import (
@@ -25,7 +25,7 @@ from bigdl.training.keras.state import dump_optimizers, dump_weights, put_optimi
 from bigdl.training.position import Goal, Position
 
 if TYPE_CHECKING:
-    from bigdl.orca.automl.trial import Job, Metric
+    from bigdl.orca.automl.trial import SearchMetric, TrialJob
     from bigdl.runtime.worker import Worker
 
 _MODES = {"loss": "min", "acc": "max", "auc": "max"}
@@ -89,7 +89,7 @@ class KerasModelBuilder(Builder):
         return model
 
 
-class _KerasTrial(KerasLoop, Model):
+class _KerasTrial(KerasLoop, TrialModel):
     """A Keras model in training.
 
     Parameters
@@ -98,12 +98,12 @@ class _KerasTrial(KerasLoop, Model):
     config : dict
         ``batch_size`` (default 32) cuts arrays; ``shuffle`` (default True) says whether their rows
         are shuffled.
-    job : Job
+    job : TrialJob
     worker : Worker
     """
 
     def __init__(
-        self, builder: KerasModelBuilder, config: dict[str, Any], job: Job, worker: Worker
+        self, builder: KerasModelBuilder, config: dict[str, Any], job: TrialJob, worker: Worker
     ):
         train, self._seen = (of_config(worker.shards[k], config) for k in ("data", "validation"))
         worker.shards = {"data": train}  # Keras computes the figures of the other by itself
@@ -167,7 +167,7 @@ class _KerasTrial(KerasLoop, Model):
             figures.update(zip((m.name for m in others), values, strict=True))
         return [float(figures[metric.name]) for metric in self._metrics]
 
-    def _evaluated(self, metrics: Sequence[Metric]) -> dict[str, float]:
+    def _evaluated(self, metrics: Sequence[SearchMetric]) -> dict[str, float]:
         arguments: dict[str, Any] = {"x": self._seen}
         if isinstance(self._seen, Rows):
             arguments = dict(zip("xy", self._arrays(self._seen), strict=True))

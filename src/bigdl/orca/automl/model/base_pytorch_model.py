@@ -10,7 +10,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl import pytorch_utils
-from bigdl.orca.automl.model.base import Builder, Model, as_list, figures_of, joined
+from bigdl.orca.automl.model.base import Builder, TrialModel, as_list, figures_of, joined
 from bigdl.orca.automl.model.data import batch_size_of, of_config, part_of
 from bigdl.orca.learn.metrics.metric import TorchMetric
 from bigdl.orca.learn.pytorch.loop import Buffers, FitSettings, TorchLoop
@@ -21,7 +21,7 @@ from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
     from bigdl.orca.automl.model.data import LoaderPart, RowsPart
-    from bigdl.orca.automl.trial import Metric
+    from bigdl.orca.automl.trial import SearchMetric
     from bigdl.runtime.worker import Worker
 
 
@@ -106,7 +106,7 @@ class _Settings(FitSettings):
         return part_of(shard, worker)
 
 
-class _TorchTrial(TorchLoop, Model):
+class _TorchTrial(TorchLoop, TrialModel):
     """A model of PyTorch in training."""
 
     def epoch(self):
@@ -134,13 +134,13 @@ class _Predictions(TorchMetric):
 
     Parameters
     ----------
-    metrics : sequence of Metric
+    metrics : sequence of SearchMetric
     """
 
     NAME = "figures"
     reductions = {"batches": "cat", "sizes": "cat"}  # noqa: RUF012 - of the class
 
-    def __init__(self, metrics: Sequence[Metric]):
+    def __init__(self, metrics: Sequence[SearchMetric]):
         self._metrics = metrics
         super().__init__(self.NAME)
 

@@ -23,7 +23,7 @@ from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, map_arrays
-from bigdl.orca.learn.prediction.shipping import Ready, Shipped
+from bigdl.orca.learn.prediction.shipping import Ready, ShippedModel
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
 from bigdl.runtime.shards.feed import SourceError
@@ -215,14 +215,14 @@ def _joined(arrays):
 
 
 def predict_dataframe(
-    frame: DataFrame, shipped: Shipped, options: PredictOptions, threads: int = 1
+    frame: DataFrame, shipped: ShippedModel, options: PredictOptions, threads: int = 1
 ) -> DataFrame:
     """Return `frame` with a column ``prediction``, or one for each output that has a name.
 
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
-    shipped : Shipped
+    shipped : ShippedModel
     options : PredictOptions
     threads : int
         Threads of torch in each task.
@@ -461,7 +461,7 @@ def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size
 
 def predict_any(
     data: Any,
-    shipped: Shipped,
+    shipped: ShippedModel,
     options: PredictOptions,
     cluster: SparkCluster | RayCluster | LocalMachine,
 ) -> Any:
@@ -577,7 +577,7 @@ def _concatenated(pieces):
 
 
 def predictor(
-    shipped: Shipped, options: PredictOptions, threads: int
+    shipped: ShippedModel, options: PredictOptions, threads: int
 ) -> Callable[[Iterable], Iterator]:
     """Return what predicts the shards of a partition, for ``RDD.mapPartitions``."""
     model_of_task, names = shipped.in_task(threads), list(options.feature_cols)
@@ -643,7 +643,7 @@ def _cells(value):
     return value if value.ndim == 1 else list(value)
 
 
-def predict_ray(data: Any, kind: str, shipped: Shipped, options: PredictOptions) -> Any:
+def predict_ray(data: Any, kind: str, shipped: ShippedModel, options: PredictOptions) -> Any:
     """Return predictions in the form of the input, of the same rows in the same order.
 
     Those of RayXShards are computed in the background, a ray.data.Dataset is lazy.

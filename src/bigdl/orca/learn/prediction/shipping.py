@@ -38,7 +38,7 @@ class Ready(Protocol):
         """What the model returns for a batch of numpy columns."""
 
 
-class Shipped:
+class ShippedModel:
     """A model as prediction ships it; what a DataFrame's plan holds of it never changes.
 
     Parameters
@@ -95,14 +95,16 @@ class Shipped:
             return _load(self.broadcast.value, torch.device("cpu"))
 
 
-def shipped_of(make: Callable[[], Any], previous: Shipped | None, sc: Any, *origin: Any) -> Shipped:
+def shipped_of(
+    make: Callable[[], Any], previous: ShippedModel | None, sc: Any, *origin: Any
+) -> ShippedModel:
     """Broadcast a model, unless it is what was broadcast last.
 
     Parameters
     ----------
     make : callable
         Makes the model.
-    previous : Shipped, optional
+    previous : ShippedModel, optional
         What was broadcast last.
     sc : pyspark.SparkContext
     *origin
@@ -110,7 +112,7 @@ def shipped_of(make: Callable[[], Any], previous: Shipped | None, sc: Any, *orig
     """
     if previous is not None and previous.is_of(sc, *origin):
         return previous
-    return Shipped(make(), sc, origin)
+    return ShippedModel(make(), sc, origin)
 
 
 def digest_of(data: bytes) -> str:

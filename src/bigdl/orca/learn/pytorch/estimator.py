@@ -26,7 +26,7 @@ from bigdl.orca.learn.backends import BACKENDS, backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
 from bigdl.orca.learn.layer_fit.figures import draw_phases, phase_summaries
 from bigdl.orca.learn.metrics import Metric
-from bigdl.orca.learn.prediction.shipping import Shipped, digest_of, shipped_of
+from bigdl.orca.learn.prediction.shipping import ShippedModel, digest_of, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
@@ -248,7 +248,7 @@ class PyTorchEstimator(TrainingEstimator):
         self._clipping = Clipping()
         self._events: EventFiles | None = None
         self._saved: set[str] = set()  # digests of the files that this Estimator wrote
-        self._shipped_fast: Shipped | None = None  # as _shipped, of an accelerated model
+        self._shipped_fast: ShippedModel | None = None  # as _shipped, of an accelerated model
 
     # -- fit -----------------------------------------------------------------------------------
 
