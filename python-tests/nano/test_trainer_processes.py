@@ -103,6 +103,17 @@ def test_trainer_and_callbacks_are_as_if_the_fit_had_run_here(fitted):
         assert stop.best_score.item() == pytest.approx(min(diary.losses))
 
 
+def test_the_folder_that_lightning_has_chosen_for_checkpoints_comes_home(tmp_path, recwarn):
+    run = trainer(
+        num_processes=2, max_epochs=1, enable_checkpointing=True, default_root_dir=tmp_path
+    )
+    run.fit(Regression(), DataLoader(ROWS, batch_size=4))
+    keep = run.checkpoint_callback
+    assert os.path.dirname(keep.best_model_path) == keep.dirpath
+    assert os.path.exists(keep.best_model_path)
+    assert not [each for each in recwarn if "dirpath" in str(each.message)]
+
+
 def test_optimizers_come_home_and_refer_to_the_module_of_the_caller(fitted):
     module, run, *_ = fitted[2]
     (optimizer,) = run.optimizers

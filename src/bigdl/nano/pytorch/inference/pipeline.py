@@ -166,7 +166,7 @@ def _cores(wanted: list[int | None]) -> list[list[int]]:
         warnings.warn(
             f"The stages ask for {asked + unsaid} physical cores and {len(units)} may be used: "
             "workers share cores and slow each other down; lower cores_per_worker or worker_num",
-            stacklevel=5,
+            stacklevel=4,
         )
     even = iter([rest // unsaid + (i < rest % unsaid) for i in range(unsaid)])
     cores, start = [], 0

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from lightning_fabric.utilities.seed import reset_seed
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import LambdaCallback
+from pytorch_lightning.callbacks import LambdaCallback, ModelCheckpoint
 from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSamplerWrapper
 from pytorch_lightning.strategies import (
     DDPStrategy,
@@ -363,6 +363,8 @@ def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
     for name, metrics in state["metrics"].items():
         getattr(trainer._logger_connector, name).update(metrics)
     for callback, callback_state in zip(_callbacks(trainer), state["callbacks"], strict=False):
+        if isinstance(callback, ModelCheckpoint):
+            callback.dirpath = callback_state["dirpath"]  # else it takes no figures of the fit
         if callback_state:
             callback.load_state_dict(callback_state)
     loop = trainer.fit_loop
