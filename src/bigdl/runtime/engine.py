@@ -64,7 +64,7 @@ def user_import_path() -> list[str]:
 
 
 class Engine(ABC):
-    """Runs programs on the workers of a cluster; an engine sets `_job_class`, that of its jobs.
+    """Runs programs on the workers of a cluster; every engine has its own class of jobs.
 
     Parameters
     ----------

@@ -179,7 +179,7 @@ class AttemptMonitor:
     @property
     def first_error(self) -> dict | None:
         """The cause: what the worker reported that failed before all others."""
-        return min(self.errors, key=lambda doc: doc["place"], default=None)
+        return min(self.errors, key=lambda doc: doc["order"], default=None)
 
 
 def await_survivors(line: Line, world_size: int) -> None:
@@ -213,8 +213,9 @@ PROCESS_ENDED = (
 class Job(contextlib.AbstractContextManager):
     """One program on N workers, run once or, after a WorkerLost, again.
 
-    An attempt has a line of the channel with what the workers are told.  An engine's job calls
-    :meth:`_answers` when no worker is left; what it means that there are none, the engine knows.
+    Every attempt has a line of the channel, which says what the workers are to do.  When no worker
+    of an attempt is left, an engine's job calls :meth:`_answers`; if results are missing, it finds
+    out why.
 
     Parameters
     ----------

@@ -304,9 +304,9 @@ def _make_caller() -> Callable[[tuple[Callable, tuple]], Any]:
 class LocalProcesses:
     """The worker processes of this program: those that wait for work are used again.
 
-    Executors such as loky's give a task to whichever process is free; here worker r is pinned to
-    its cores before it loads anything, one that dies is known by its rank while the others go on,
-    and all end with this process, however it ends.
+    An executor such as loky's gives a task to any free process. A worker needs more: it is pinned
+    to its own cores before it loads anything, its death is known at once and by its rank, and it
+    ends with this process, however that ends.
     """
 
     def __init__(self):

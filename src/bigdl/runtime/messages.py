@@ -1,11 +1,10 @@
 """Python objects on their way between two processes of one machine, through a pipe.
 
-The pipe is a duplex one of :mod:`multiprocessing`. Large objects do not go through it. Their
-bytes, with arrays and tensors apart, lie in a
-memory file that has no name (``memfd_create``), and the pipe carries its descriptor: the sender
-copies once, the receiver maps the file and works on arrays in place. Nothing of it can stay behind
-in ``/dev/shm``, whose size, 64 MB in most containers, does not matter either. Small objects, and
-all where there are no memory files, travel in the message itself.
+The pipe is a duplex one of :mod:`multiprocessing`. It carries small objects, and all objects where
+there are no memory files. The bytes of a large object lie in a memory file without a name
+(``memfd_create``), and the pipe carries its descriptor: the sender copies once, the receiver maps
+the file and works on arrays in place. Nothing can stay behind in ``/dev/shm``, nor does its size
+matter, which is 64 MB in most containers.
 
 A :class:`Message` can be passed on without being opened.
 """

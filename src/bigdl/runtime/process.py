@@ -91,8 +91,8 @@ class WorkerProcess:
         Number of the worker, for messages.
     slot : CpuSlot
     make : Message
-        A function without arguments, which makes the function of all calls. That is the first
-        call, whose answer is None.
+        A function without arguments that returns the function of all calls. It is the first call
+        itself, with the answer None.
     env : mapping of str to str or None, optional
         Additions to the environment of this process; None removes a variable.
     captured : bool

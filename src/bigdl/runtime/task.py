@@ -148,7 +148,8 @@ class TaskSpec:
         Jobs whose spools are in use.
     world_size, threads, timeout : see Worker
     drops_output : bool
-        Whether what a program prints is not written to the output of its process, too.
+        True if what a program prints only goes to the driver, False if to the process's own output,
+        too.
     log_to_driver : bool
     import_path : tuple of str
         The driver's own folders of modules; used where they exist.
@@ -211,7 +212,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
         line = address.connect(attempt)
         if line.count(f"enter/{place}", 1) > 1:
             line.count("failed", 1)  # nobody shall wait for this task
-            return place, "void", "Spark ran this task again"
+            return place, "void", "The cluster ran this task again"
         with captured(spec.log_to_driver, spec.drops_output) as log:
             task = Task(spec, place, local_dir, line, address, ChannelUplink(line))
             watcher = Watcher(address.connect(attempt), place, task.worker, log)
@@ -344,9 +345,9 @@ class Task:
     def _fail(self, error):
         """Release the peers, then report the error; the driver ends workers that hang."""
         worker = self.worker
-        place = worker.uplink.failing()
+        order = worker.uplink.failing()
         worker.clean_up(_CLEAN_UP_S)
-        worker.uplink.report({"place": place, "rank": worker.rank, **describe(error)})
+        worker.uplink.report({"order": order, "rank": worker.rank, **describe(error)})
         remove_spools(worker.shards)
 
 

@@ -157,10 +157,10 @@ class Uplink:
         self.result = kind, data
 
     def failing(self) -> int:
-        """Say that this worker fails, before anything is cleaned up; returns its place.
+        """Say that this worker fails; returns how many have failed by now, this one included.
 
-        Cleaning up breaks the peers' collectives, which may then fail in user code: the first place
-        is the cause.
+        It is said before anything is cleaned up. Cleaning up breaks the collectives of the other
+        workers, which then fail, too: the cause of all is the error of the first.
         """
         return 1
 

@@ -1,1 +1,1 @@
-"""Parts of a fit that all frameworks share: position, checkpoints, triggers, failures, figures."""
+"""Parts of a fit that all frameworks share: position, checkpoints, triggers, figures, retries."""

@@ -18,8 +18,8 @@ from bigdl.training.state import dumps, loads
 class EpochSums:
     """Sums over the steps of an epoch in one worker; part of a checkpoint inside an epoch.
 
-    ``loss`` adds up so that the sum over the workers divided by the sum of what they count is the
-    mean loss of the samples; a sample counts 1 or its weight.
+    A sample counts 1, or its weight. ``loss`` is the sum of the samples' losses times their counts,
+    so the mean loss is the sum of ``loss`` over the workers divided by that of ``counted``.
     """
 
     loss: float = 0.0

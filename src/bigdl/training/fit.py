@@ -1,8 +1,8 @@
 """A fit: its settings, the epochs of a worker, and the driver's retries, progress and state.
 
-A :class:`FitLoop` closes epochs and asks the triggers.  The steps of a :class:`WorkerLoop` are made
-where it runs, in a worker; those of :class:`bigdl.orca.learn.layer_fit.loop.LayerLoop` in the ranks
-of the parameter layer.
+A :class:`FitLoop` closes epochs and asks the triggers.  A :class:`WorkerLoop` runs in a worker and
+makes the steps itself.  :class:`bigdl.orca.learn.layer_fit.loop.LayerLoop` runs in the driver and
+lets the ranks of the parameter layer make them.
 
 :class:`Training` is what an Estimator carries from one fit to the next.  After every
 :class:`~bigdl.common.errors.WorkerLost` it asks the :class:`FailurePolicy`; what user code raised
@@ -50,7 +50,7 @@ class RunSettings:
     batch_size : int
         Rows of a batch over all workers together.
     seed : int
-        :class:`Training` has another one for each of its fits.
+        Set by :meth:`Training.fit`: what it was given, else the seed of the fits before.
     shuffle, drop_last : bool
     trigger : Trigger or None
         When to take a checkpoint before the end.
@@ -334,16 +334,16 @@ class FitLoop(ABC):
 
     @abstractmethod
     def _files(self) -> dict[str, bytes]:
-        """Return the files of a checkpoint, but for what is a single rank's alone."""
+        """Return the files of a checkpoint that are the same for all ranks."""
 
     @abstractmethod
     def _load(self, files: dict[str, bytes]) -> None:
-        """The inverse of :meth:`_files`, of this or of another backend; the model may be alone."""
+        """Take over what :meth:`_files` of any backend returned, or the model's file alone."""
 
     # -- the fit -------------------------------------------------------------------------------
 
     def _pull(self) -> Any:
-        """Give the model the weights that are trained elsewhere, if they are."""
+        """Bring the model of this process up to date where other processes train it."""
         return None
 
     def _train(self) -> None:
@@ -467,8 +467,9 @@ class WorkerLoop(FitLoop):
         Parameters
         ----------
         known : dict
-            JSON-able: ``types`` and ``rows`` of the training data, ``validation``, the number of
-            rows to validate, or 1 without, and what the framework wants.
+            Of this worker, JSON-able: ``types`` and ``rows`` of its training data;
+            ``validation``, the number of its rows of the validation data, 1 if there is no such
+            data; and whatever else the framework needs to know of all workers.
         """
         everyone = all_gather_json(self.sync, known)
         if not sum(each["validation"] for each in everyone):

@@ -89,7 +89,7 @@ class Position:
     epoch : int
         Finished epochs.
     step : int
-        Batches done of the epoch after those.
+        Batches of the current epoch that are done.
     global_step : int
         Optimizer steps done.
     history : list of dict
@@ -98,7 +98,7 @@ class Position:
     partial : dict, optional
         Figures of the epoch in which a fit ended.
     ends : dict of str to int
-        For each fit that ended before its goal, the goal's key and the epoch of its last figures.
+        By a goal's key: how many epochs had figures when that fit ended before its goal.
     """
 
     epoch: int = 0

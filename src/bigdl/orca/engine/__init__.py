@@ -1,4 +1,4 @@
-"""Who runs the N workers of a distributed program."""
+"""The engines under their public names; they are at home in ``orca.engines`` and ``runtime``."""
 
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.engines.spark import SparkEngine

@@ -148,7 +148,7 @@ class LayerPlan:
         Parts of the rows, each of which contributes to every step.
     compression : str
         Name of a codec.
-    sums : bool
+    loss_is_sum : bool
         True if the loss adds up over the rows instead of averaging.
     clamp : tuple of (float, float), optional
         Every element of the gradient is brought into this range.
@@ -170,7 +170,7 @@ class LayerPlan:
     optimizer: type
     ranks: int
     compression: str = "fp32"
-    sums: bool = False
+    loss_is_sum: bool = False
     clamp: tuple[float, float] | None = None
     norm: float | None = None
     slices: int | None = None

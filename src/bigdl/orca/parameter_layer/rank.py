@@ -300,7 +300,10 @@ class Rank:
         low, high = self._geometry.bounds[self.rank]
         gradient = _weighted_sum(
             [self._codec.decode(each.gradient) for each in present],
-            [np.float32(1.0 if self._plan.sums else each.counted / total) for each in present],
+            [
+                np.float32(1.0 if self._plan.loss_is_sum else each.counted / total)
+                for each in present
+            ],
             high - low,
         )
         absent = set(range(len(self._plan.sizes)))

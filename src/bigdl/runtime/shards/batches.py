@@ -65,8 +65,8 @@ class BatchPlan:
     def _taken(self, step: int) -> np.ndarray:
         """Rows of each shard among the first `step` batches.
 
-        Row i of a shard of n rows stands at the place ``(i + 1/2) / n`` of the epoch; the first
-        c rows by place (ties by rank) are the first batches.
+        Row i of a shard of n rows gets the number ``(i + 1/2) / n``. The rows of all shards, in the
+        order of these numbers (equal ones by rank), are the order of the epoch.
         """
         if step == self._last[0]:
             return self._last[1]

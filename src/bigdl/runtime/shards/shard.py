@@ -253,7 +253,7 @@ class SpoolWriter:
                 raise
             raise UsageError(
                 f"The disk of {os.path.dirname(self.path)} is full after {self.rows} rows of a "
-                "worker's input; point spark.local.dir to a larger one"
+                "worker's input; point spark.local.dir or TMPDIR to a larger one"
             ) from error
 
 

@@ -44,7 +44,7 @@ class LayerFigures:
     ranks : int
     weighted : bool
         True if rows count their weights instead of 1.
-    sums : bool
+    loss_is_sum : bool
         True if the loss adds up over the rows.
 
     Attributes
@@ -62,8 +62,8 @@ class LayerFigures:
         Of the last group: mean seconds per step, at least of :data:`GROUP_PHASES`.
     """
 
-    def __init__(self, ranks: int, *, weighted: bool, sums: bool):
-        self._rule = LossRule(weighted, sums)
+    def __init__(self, ranks: int, *, weighted: bool, loss_is_sum: bool):
+        self._rule = LossRule(weighted, loss_is_sum)
         self.of_ranks = [EpochSums() for _ in range(ranks)]
         self._steps, self._totals = 0, dict.fromkeys(_OF_STEPS, 0.0)
         self.dropped = {"dropped_contributions": 0, "dropped_rows": 0, "discarded_steps": 0}

@@ -131,7 +131,7 @@ class LayerLoop(FitLoop):
         The driver's own: ``hyper()`` gives the numbers of the next step, ``pass_step()`` counts
         one, ``state()`` and ``put_state()`` move the state of every trained weight by its number.
         The other attributes are those of :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
-    sums : bool
+    loss_is_sum : bool
         True if the loss adds up over the rows.
     weighted : bool
         True if rows count their weights instead of 1.
@@ -156,7 +156,7 @@ class LayerLoop(FitLoop):
         start: Snapshot | None,
         flat: FlatModel,
         optimizer: Any,
-        sums: bool,
+        loss_is_sum: bool,
         weighted: bool = False,
     ):
         self._program, self.settings = program, program.settings
@@ -170,7 +170,7 @@ class LayerLoop(FitLoop):
             optimizer.sliced,
             ranks,
             options.compression,
-            sums,
+            loss_is_sum,
             optimizer.clamp,
             optimizer.norm,
             max_drop=1.0 if rule is None else rule.max_drop_percentage,
@@ -181,7 +181,9 @@ class LayerLoop(FitLoop):
         if self.settings.run_url is not None:
             self._snapshots = CheckpointDirectory(self.settings.run_url, self.settings.keep)
         self._limit = StragglerLimit(rule)
-        self._new_figures = functools.partial(LayerFigures, ranks, weighted=weighted, sums=sums)
+        self._new_figures = functools.partial(
+            LayerFigures, ranks, weighted=weighted, loss_is_sum=loss_is_sum
+        )
         self._figures = self._new_figures()
 
     def replicas(self) -> Callable[[int, dict], LayerReplica]:

@@ -148,13 +148,14 @@ class Runner:
     call_hook = call
 
     def run_forward(self, forward: Callable[[], tuple], hook: str) -> None:
-        """Make a forward pass: what a hook of the MainCallback does, or :meth:`forward`.
+        """Make a forward pass, by a hook of the MainCallback if there is one.
 
         Parameters
         ----------
         forward : callable
-            What :meth:`forward` does; it returns output, target and loss.
+            Returns output, target and loss; :meth:`forward`, which the hook may call, calls it.
         hook : str
+            Name of the hook.
         """
         self._forward_by = forward
         if self.main is None:
@@ -221,7 +222,7 @@ class WorkerBatches:
 
     Parameters
     ----------
-    data : TensorShard
+    data : BatchSource
     batch_size : int
         Of this worker.
     """
@@ -332,7 +333,7 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, di
         if loss is not None:
             counted = forward_pass.denominator(output, target, rows)
         # a batch of ignored labels has a loss of nan
-        summed = float(loss) * (1.0 if forward_pass.sums else counted) if counted else 0.0
+        summed = float(loss) * (1.0 if forward_pass.loss_is_sum else counted) if counted else 0.0
         sums.add(summed, counted, rows, step_s=0.0, forward_s=forward_s)
         logged.update({name: value * rows for name, value in forward_pass.logged().items()})
         if measures and output is None:

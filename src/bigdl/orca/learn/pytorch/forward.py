@@ -111,12 +111,12 @@ class ForwardPass(ABC):
     Attributes
     ----------
     criterion : callable or None
-    sums : bool
+    loss_is_sum : bool
         Whether the loss adds up over samples instead of averaging.
     """
 
     criterion: Any = None
-    sums = False
+    loss_is_sum = False
 
     def __init__(self, model: Any, columns: BatchColumns | None = None):
         self.model, self.columns = model, columns or BatchColumns()
@@ -134,7 +134,7 @@ class ForwardPass(ABC):
         return None
 
     def denominator(self, output: Any, target: Any, rows: int) -> float:
-        """Return the divisor of a batch's loss, up to a factor that all batches share."""
+        """Return what this worker's part of a batch counts in the mean loss: its rows."""
         return rows
 
     def logged(self) -> dict[str, float]:
@@ -287,7 +287,7 @@ class PlainForward(ForwardPass):
     def __init__(self, model: Any, criterion: Any, columns: BatchColumns | None = None):
         super().__init__(model, columns)
         self.criterion = criterion
-        self.sums = getattr(criterion, "reduction", "mean") == "sum"
+        self.loss_is_sum = getattr(criterion, "reduction", "mean") == "sum"
         self._elementwise = isinstance(criterion, _ELEMENTWISE)
         self._over_classes = isinstance(criterion, _OVER_CLASSES)
 
@@ -304,7 +304,7 @@ class PlainForward(ForwardPass):
         return self.model(*inputs, **named)
 
     def denominator(self, output: Any, target: Any, rows: int) -> float:
-        """Return the divisor of a batch's loss, up to a factor that all batches share.
+        """Return what this worker's part of a batch counts in the mean loss.
 
         That is the number of rows, except where classes have weights or labels are ignored.
         """
@@ -385,7 +385,7 @@ class WeightedForward(PlainForward):
 
     def __init__(self, model: Any, criterion: Any, columns: BatchColumns | None = None):
         super().__init__(model, criterion, columns)
-        self._each, self.sums = _per_row(criterion)
+        self._each, self.loss_is_sum = _per_row(criterion)
         self._counted = 0.0
 
     def denominator(self, output: Any, target: Any, rows: int) -> float:
@@ -414,7 +414,7 @@ class WeightedForward(PlainForward):
         total = (weights * losses).sum()
         counted = (weights * counts).sum()
         self._counted = float(counted)
-        if self.sums:
+        if self.loss_is_sum:
             return total
         return total / counted if self._counted else total * 0.0
 

@@ -179,8 +179,10 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
             self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
         if start is not None:
             self._load(start.files)
-        flat, sums = _flat(built), settings.forward_pass(built).sums
-        LayerLoop.__init__(self, program, ranks, start, flat, optimizer, sums, settings.weighted)
+        flat, loss_is_sum = _flat(built), settings.forward_pass(built).loss_is_sum
+        LayerLoop.__init__(
+            self, program, ranks, start, flat, optimizer, loss_is_sum, settings.weighted
+        )
         self.device = next(self.model.parameters()).device
 
     def _replica_program(self):

@@ -112,13 +112,15 @@ class Update:
     ----------
     sync : GradientSync
     built : BuiltParts
-    sums : bool
+    loss_is_sum : bool
         True if the loss adds up over samples instead of averaging.
     settings : FitSettings
     """
 
-    def __init__(self, sync: GradientSync, built: BuiltParts, sums: bool, settings: FitSettings):
-        self._sync, self._optimizer, self._sums = sync, built.optimizer, sums
+    def __init__(
+        self, sync: GradientSync, built: BuiltParts, loss_is_sum: bool, settings: FitSettings
+    ):
+        self._sync, self._optimizer, self._loss_is_sum = sync, built.optimizer, loss_is_sum
         self._sparse = may_be_sparse(built.model)
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
         self._reset()
@@ -145,7 +147,7 @@ class Update:
         self._total += total
         if loss is None:
             return
-        if self._sums:
+        if self._loss_is_sum:
             self._weight = 1.0
             loss.backward()
         elif self._accumulate == 1:
@@ -164,7 +166,7 @@ class Update:
         """Sum the gradients over the ranks, limit them and update the weights; a collective."""
         parameters = self.parameters
         self._sync.reduce(parameters, self._weight, self._sparse)
-        if self._accumulate > 1 and not self._sums and self._total:
+        if self._accumulate > 1 and not self._loss_is_sum and self._total:
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(self._total)
@@ -190,8 +192,7 @@ class Update:
             See :meth:`add`. The weights of the ranks' losses add up to 1, so gradients that an
             earlier pass has summed already stay what they are.
         """
-        weight = float(counted > 0) if self._sums else counted / total if total else 0.0
-
+        weight = float(counted > 0) if self._loss_is_sum else counted / total if total else 0.0
         parameters, queued = self.parameters, False
 
         def reduce():
@@ -331,7 +332,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._built = built = parts.build(training=True)
         self._take(built)
         self._forward_pass = settings.forward_pass(built)
-        self._update = Update(sync, built, self._forward_pass.sums, settings)
+        self._update = Update(sync, built, self._forward_pass.loss_is_sum, settings)
         seed_everything(settings.seed, self.rank + 1)
 
         self._start(worker, sync)
@@ -413,7 +414,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         computed = time.perf_counter()
         self._running.rows += rows
         loss = self.loss.item() if counted and self.loss is not None else 0.0
-        rule = LossRule(self.settings.weighted, self._forward_pass.sums)
+        rule = LossRule(self.settings.weighted, self._forward_pass.loss_is_sum)
         parts = rule.parts(loss, counted, total, rows, batch_rows)
         if self.updated:
             position.global_step += 1

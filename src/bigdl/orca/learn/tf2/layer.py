@@ -194,11 +194,11 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
         self.model = self._parts.build_on_driver(settings.seed, training=True)
         _check_model(self.model)
         optimizer = KerasLayerOptimizer(self.model.optimizer, self.model.trainable_weights)
-        sums = loss_divisor(self.model) == "none"
+        loss_is_sum = loss_divisor(self.model) == "none"
         self._callbacks = WorkerCallbacks((), self.model, 0)  # until the first rows are known
         if start is not None:
             self._load(start.files)
-        super().__init__(program, ranks, start, _flat(self.model), optimizer, sums)
+        super().__init__(program, ranks, start, _flat(self.model), optimizer, loss_is_sum)
 
     def _replica_program(self):
         settings = replace(self.settings, trigger=None)
@@ -273,7 +273,7 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
         # metrics have variables once the model has seen a batch
         example = next(each["example"] for each in self._described if each["example"])
         build_for(self.model, zeros_of(example))
-        if self.plan.sums and self.model.losses:
+        if self.plan.loss_is_sum and self.model.losses:
             raise UsageError(
                 "A loss with reduction='sum' does not go with regularization, which every worker "
                 "would add; use reduction='sum_over_batch_size'"

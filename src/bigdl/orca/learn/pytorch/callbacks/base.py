@@ -1,4 +1,4 @@
-"""The hooks of callbacks written for BigDL 2.0."""
+"""Callbacks of a fit, and the MainCallback that makes its steps; with the hooks of BigDL 2.x."""
 
 from __future__ import annotations
 
