@@ -5,6 +5,7 @@ local Spark (`orca_spark`), and the tests that need real executors (`local_clust
 others, on a second one that takes its place.
 """
 
+import functools
 import logging
 import os
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 from quick_jvm import QUICK_JVM
+
+HERE = Path(__file__).parent
 
 
 def pytest_configure(config):
@@ -25,6 +28,19 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "local_cluster: runs late, with the tests that use the fixture of this name"
     )
+
+
+def pytest_itemcollected(item):
+    """Mark as slow what `slow_tests.txt` lists."""
+    path = item.path.relative_to(HERE).as_posix()
+    if f"{path}::{item.nodeid.partition('::')[2]}" in slow_tests():
+        item.add_marker(pytest.mark.slow)
+
+
+@functools.cache
+def slow_tests() -> set[str]:
+    lines = (HERE / "slow_tests.txt").read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if line and not line.startswith("#")}
 
 
 @pytest.hookimpl(optionalhook=True)
