@@ -156,7 +156,7 @@ def test_static_int8_agrees_with_the_original_and_is_saved(model, quantized, tmp
 
 
 @pytest.mark.slow
-def test_static_int8_leaves_out_layers_to_keep_the_accuracy(model):
+def test_static_int8_leaves_out_layers_to_keep_the_accuracy(model, quantized):
     x = images(32, seed=2)
     y = eager(model, x)
 
@@ -165,9 +165,9 @@ def test_static_int8_leaves_out_layers_to_keep_the_accuracy(model):
 
     data = [(x, y)]
     kept = InferenceOptimizer.quantize(
-        model, calib_data=data, metric=closeness, accuracy_criterion={"absolute": 1e-4}
+        model, calib_data=data, metric=closeness, accuracy_criterion={"absolute": 2e-3}
     )
-    assert closeness(kept(x), y) >= 1 - 2e-4
+    assert closeness(quantized(x), y) < 1 - 2e-3 <= closeness(kept(x), y)
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ def test_several_metrics_have_a_front_of_best_trials(tmp_path):
         assert (number in best) == (not beaten.any())
     with pytest.raises(UsageError, match="several best models"):
         est.get_best_model()
-    assert mse(est.get_model(front[0]["trial"]), VALIDATION) == pytest.approx(front[0]["mse"])
+    assert mse(est.get_model(front[0]), VALIDATION) == pytest.approx(front[0]["mse"])
 
 
 def test_a_trial_that_fails_does_not_end_the_search(tmp_path):

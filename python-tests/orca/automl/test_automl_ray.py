@@ -31,10 +31,11 @@ def on_ray():
 
 
 @pytest.mark.slow
-def test_ray_finds_what_this_machine_finds(tmp_path):
+def test_ray_finds_what_this_machine_finds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     local = fit(search(tmp_path / "local"))
     before = signal.getsignal(signal.SIGINT), dict(os.environ)
-    est = fit(search(tmp_path / "ray", backend=None), concurrency=None)
+    est = fit(search("ray", backend=None), concurrency=None)
     assert (signal.getsignal(signal.SIGINT), dict(os.environ)) == before
     table = est.trials()
     assert table["status"].tolist() == ["finished"] * 3

@@ -24,6 +24,7 @@ from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, batch_of
 from bigdl.friesian.ops.kinds import Field
 from bigdl.friesian.ops.spark import shared
+from bigdl.orca.cluster.spark_calls import silent_when_closed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +61,7 @@ def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
         for table in _gathered(batches):
             yield from function(batch_of({name: table[name] for name in table.column_names}))
 
-    return df.mapInArrow(work, schema)
+    return df.mapInArrow(silent_when_closed(work), schema)
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -117,7 +118,8 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
                 raise UsageError(message) from None
 
     count = len(pieces)
-    return df.sparkSession.range(0, count, 1, count).mapInArrow(work, schema)
+    numbers = df.sparkSession.range(0, count, 1, count)
+    return numbers.mapInArrow(silent_when_closed(work), schema)
 
 
 def _pieces(scan: Scan, fields: dict[str, Field], spark: SparkSession) -> list[list[Piece]] | None:

@@ -39,6 +39,7 @@ from bigdl.friesian.ops.spark import (
 )
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode, TargetStatistics, without_twins
 from bigdl.friesian.ops.vocabulary import Dictionary, number_column
+from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.pandas.readers import for_spark
 
 if TYPE_CHECKING:
@@ -1094,8 +1095,8 @@ class FeatureTable(FeatureMethods, Table):
             results = on_values(*series)
             return results if isinstance(results, pd.Series) else pd.Series(results)
 
-        # pyspark's stubs lack a default
-        function = F.pandas_udf(on_series, dtype) if vectorized else F.udf(on_values, dtype)  # type: ignore[call-overload]
+        udf: Any = F.pandas_udf if vectorized else F.udf
+        function = udf(silent_when_closed(on_series if vectorized else on_values), dtype)
         return self._clone(replace(self.df, {out_col: function(*map(col, names))}))
 
     def string_embed(
@@ -1827,7 +1828,6 @@ def _feature(kind: str, figures: Iterator[Any]) -> Feature:
 
 
 def _embedding_function(encoder: Callable) -> Callable:
-    # without annotations: those of this module are text, which pandas_udf does not read
     def embed(texts):
         import pandas as pd
 
@@ -1837,7 +1837,7 @@ def _embedding_function(encoder: Callable) -> Callable:
         cells = [vectors.get(text) if isinstance(text, str) else None for text in texts]
         return pd.Series(cells, dtype=object)
 
-    return F.pandas_udf(embed, "array<double>")  # type: ignore[call-overload]  # pyspark's stubs lack a default
+    return F.pandas_udf(silent_when_closed(embed), "array<double>")  # type: ignore[call-overload]  # pyspark's stubs lack a default
 
 
 @cache

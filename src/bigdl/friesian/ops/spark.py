@@ -16,6 +16,7 @@ from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.kinds import Field, require_kind
+from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.transformer.encoding import as_names as as_names
 from bigdl.orca.data.transformer.encoding import check_string as check_string
 from bigdl.orca.data.xshards.frames import F as F
@@ -181,12 +182,7 @@ def or_error(value: Column, is_good: Column, message: str, kind: str) -> Column:
 
 def arrow_function(function: Callable, kind: str) -> Callable[..., Column]:
     """A function of arrays of Arrow as one of columns."""
-
-    # without annotations: those of this module are text, which arrow_udf does not read
-    def apply(*values):
-        return function(*values)
-
-    return F.arrow_udf(apply, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
+    return F.arrow_udf(silent_when_closed(function), kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
 
 
 def as_number(time: Column, kind: str) -> Column:

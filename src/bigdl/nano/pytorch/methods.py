@@ -353,6 +353,9 @@ def _by_harm(source: TorchSource, tensors: list[torch.Tensor]) -> list[str]:
 
     def measure(name):
         def hook(layer, inputs, output):
+            if name in errors:  # of the call below, or the layer's second place in the model
+                return
+            errors[name] = 0.0
             rounded = _fake_quantized(layer, inputs[0])
             errors[name] = relative_error([output.float().numpy()], [rounded.float().numpy()])
 

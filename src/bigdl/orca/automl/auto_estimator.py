@@ -108,7 +108,7 @@ class AutoEstimator:
             raise UsageError(f"name must be the name of a folder, got {name!r}")
         self.model_builder = model_builder
         self.name = name
-        self.logs_dir = Path(logs_dir).expanduser()
+        self.logs_dir = Path(logs_dir).expanduser().absolute()  # Ray Tune takes no other
         check_positive("workers_per_trial", workers_per_trial)
         if workers_per_trial > 1 and not model_builder.takes_workers:
             raise UsageError(
@@ -370,20 +370,27 @@ class AutoEstimator:
             for trial in best
         ]
 
-    def get_model(self, trial: int) -> Any:
+    def get_model(self, trial: int | dict) -> Any:
         """Return the model of a finished trial, with the weights of its best epoch.
 
         Parameters
         ----------
-        trial : int
-            Its number.
+        trial : int or dict
+            Its number, or what :meth:`get_best_trials` tells of it.
+
+        Raises
+        ------
+        UsageError
+            If no trial that has finished has this number.
         """
         records = self._fitted()
-        finished = {each.number: each for each in records.finished()}
-        if trial not in finished:
-            raise UsageError(f"There is no finished trial {trial!r}; there are {sorted(finished)}")
-        weights = records.weights_file(trial).read_bytes()
-        return self.model_builder.load(records.config_of(finished[trial]), weights)
+        number = trial.get("trial") if isinstance(trial, dict) else trial
+        found = [each for each in records.finished() if each.number == number]
+        if not found:
+            numbers = sorted(each.number for each in records.finished())
+            raise UsageError(f"There is no finished trial {trial!r}; there are {numbers}")
+        weights = records.weights_file(found[0].number).read_bytes()
+        return self.model_builder.load(records.config_of(found[0]), weights)
 
     def trials(self) -> pd.DataFrame:
         """Return all trials, one in each row.

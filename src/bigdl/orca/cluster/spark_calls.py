@@ -5,8 +5,10 @@ import json
 import logging
 import re
 import secrets
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any
@@ -94,6 +96,33 @@ def one_row(values: Iterable[Any], schema: str):
     names, kinds = zip(*(field.split() for field in schema.split(", ")), strict=True)
     arrays = [pa.array([value], types[k]) for value, k in zip(values, kinds, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def silent_when_closed(function: Callable) -> Callable:
+    """A function for ``mapInArrow`` or a UDF whose process ends silently when nobody reads on.
+
+    ``show``, ``limit`` and ``take`` end a task when they have enough rows.  Spark's daemon for
+    Python would print a traceback of ``BrokenPipeError`` then.
+    """
+
+    def work(*values):  # without annotations, which Spark would read
+        daemon: Any = sys.modules["__main__"]  # that forked this process, unless Spark uses none
+        if hasattr(daemon, "manager") and getattr(daemon, "traceback", None) is traceback:
+            daemon.traceback = _SilentTraceback()
+        return function(*values)
+
+    return work
+
+
+class _SilentTraceback:
+    """The module ``traceback`` for Spark's daemon, silent when nobody reads on."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(traceback, name)
+
+    def print_exc(self, *args: Any, **options: Any) -> None:
+        if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
+            traceback.print_exc(*args, **options)
 
 
 class JobCancelled(BigDLError, RuntimeError):

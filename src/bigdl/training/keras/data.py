@@ -349,7 +349,9 @@ def build_for(model: Any, batch: tuple) -> None:
     try:
         model._symbolic_build(data_batch=keras.tree.map_structure(array, batch))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        raise UsageError(f"The model does not take rows of this form: {one_line(error)}") from error
+        cause = str(error).rpartition("Exception encountered:")[2]  # after advice of Keras
+        shown = one_line(type(error)(cause.replace("\033[1m", "").replace("\033[0m", "")))
+        raise UsageError(f"The model does not take rows of this form: {shown}") from error
 
 
 def _check_texts(model: Any, inputs: Any) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.xshards import SparkXShards
 from bigdl.orca.data.xshards.frames import F, quoted
@@ -354,8 +355,7 @@ class _Encoder:
         value = F.col(quoted(column))
         if self.split is not None or all(isinstance(v, str) for v in self.values):
             value = value.cast("string")
-        # without annotations: those of this module are text, which pandas_udf does not read
-        encode = F.pandas_udf(lambda values: self(values), wanted)  # type: ignore[call-overload]
+        encode = F.pandas_udf(silent_when_closed(self), wanted)  # type: ignore[call-overload]
         return df.withColumn(column, encode(value))
 
 

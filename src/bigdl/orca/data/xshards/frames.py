@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds.arrow_types import for_spark
 from bigdl.orca.data.xshards import persistence
 from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name
@@ -90,7 +91,7 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
 
     cells = persistence.hold(rdd.flatMap(pack), rdd)
     packed = spark.createDataFrame(cells, "data binary", verifySchema=False)
-    return packed.mapInArrow(_unpack_cells, from_arrow_schema(schema)), columns
+    return packed.mapInArrow(silent_when_closed(_unpack_cells), from_arrow_schema(schema)), columns
 
 
 def _column_types(shard: Any) -> dict[Any, pa.DataType] | str:

@@ -4,6 +4,7 @@ import functools
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.cluster.spark_calls import silent_when_closed
 
 
 class NNImageReader:
@@ -52,7 +53,7 @@ class NNImageReader:
             return frame
         require("PIL", "nano")
         resized = functools.partial(_resized, height=resizeH, width=resizeW)
-        return frame.mapInArrow(resized, frame.schema)
+        return frame.mapInArrow(silent_when_closed(resized), frame.schema)
 
 
 def _resized(batches, height, width):

@@ -20,6 +20,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, map_arrays
@@ -247,7 +248,7 @@ def predict_dataframe(
     columns.check(frame.columns)
     ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
     task = _task(shipped.in_task(threads), specs, kept, inputs, columns, options.batch_size)
-    result = ready.mapInArrow(task, columns.schema(plain.schema))
+    result = ready.mapInArrow(silent_when_closed(task), columns.schema(plain.schema))
     return result.toDF(*frame.columns, *columns.names)
 
 
