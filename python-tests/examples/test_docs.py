@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 CLUSTERS = ROOT / "docs" / "clusters"  # whose programs need a cluster of their own
-QUICK = {"docs/friesian/index.md", "docs/nano/runtime.md"}
+QUICK = {"docs/nano/runtime.md"}
 SECONDS = 280
 
 

@@ -162,7 +162,8 @@ class RayCluster:
         try:
             return [element for elements in ray.get(calls) for element in elements]
         except KeyboardInterrupt:
-            for call in calls:
+            _, running = ray.wait(calls, num_returns=len(calls), timeout=0)
+            for call in running:
                 ray.cancel(call, force=True)
             raise
 

@@ -174,13 +174,14 @@ def _on_ray(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
         cores = max(len(slots), core_count())
         ray.init(num_cpus=cores, include_dashboard=False, logging_level="error")
     ranks: dict[Any, int] = {}
+    running: list[Any] = []
     try:
         content = ray.put(cloudpickle.dumps(order))
         # A process that has trained ends: another may not take over its group and its cores.
         task = ray.remote(num_cpus=1, max_retries=0, max_calls=1)(_ray_task)
         for rank, slot in enumerate(slots):
-            ranks[task.remote(content, rank, slot, sys.path, _environment())] = rank
-        running = list(ranks)
+            running.append(task.remote(content, rank, slot, sys.path, _environment()))
+            ranks[running[-1]] = rank
         while running:
             [done], running = ray.wait(running)
             try:
@@ -188,7 +189,7 @@ def _on_ray(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
             except ray.exceptions.RayError as error:
                 raise WorkerLost(f"worker {ranks[done]} was lost by Ray: {error}") from error
     finally:
-        for reference in ranks:
+        for reference in running:  # those that are done end by themselves; Ray would abort
             ray.cancel(reference, force=True)
         if started:
             ray.shutdown()
