@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -58,7 +59,12 @@ class Cluster:
         (folder / "program.py").write_text(variable + textwrap.dedent(PROGRAM))
         self.process = subprocess.Popen(
             [sys.executable, str(folder / "program.py")],
-            env={**os.environ, "BIGDL_TEST": self.mark, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={
+                **os.environ,
+                "BIGDL_TEST": self.mark,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # as below a program with a local Ray
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=open(folder / "stderr", "w"),  # noqa: SIM115 - as long as the process
@@ -70,8 +76,9 @@ class Cluster:
         for line in self.process.stdout:
             if line.startswith("["):
                 return json.loads(line)
-        with open(os.path.join(self.mark, "stderr")) as file:
-            raise AssertionError(file.read()[-3000:])
+        logs = [*Path(self.mark, "local").rglob("bigdl-ray-node-*.log")]
+        texts = [each.read_text()[-3000:] for each in [Path(self.mark, "stderr"), *logs]]
+        raise AssertionError("\n".join(texts))
 
     def go_on(self):
         self.process.stdin.write("\n")

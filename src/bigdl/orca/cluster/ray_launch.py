@@ -36,7 +36,7 @@ ENVIRONMENT = {
     # the workers of an engine take no CPUs while they wait, and see what their node has
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's name for "this machine only"
+_SEVERAL_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0" keeps Ray on the loopback interface
 TOKEN = "RAY_AUTH_TOKEN"
 _token = secrets.token_hex(32)  # one for this process: Ray reads it once
 
@@ -65,7 +65,8 @@ def start_ray(
         Further arguments of ``ray.init``.
     """
     require("ray", "ray")
-    loopback = _ON_LOOPBACK if host == LOOPBACK else {}
+    # one that was inherited from a program with a Ray of its own does not count
+    loopback = {_SEVERAL_NODES: "0" if host == LOOPBACK else None}
     debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
     before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
     cleanup.callback(set_environment, {**before, **debugger})
@@ -150,7 +151,7 @@ def _authentication() -> dict[str, str]:
 
 def shared_environment() -> dict[str, str]:
     """The variables that other processes need to join the Ray of this one, its token too."""
-    names = (*ENVIRONMENT, *_ON_LOOPBACK, TOKEN, "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
+    names = (*ENVIRONMENT, _SEVERAL_NODES, TOKEN, "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
@@ -168,8 +169,7 @@ def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
     before = set_variables(values)
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-    (loopback,) = _ON_LOOPBACK
-    ray_constants.ENABLE_RAY_CLUSTER = os.environ.get(loopback) != "0"
+    ray_constants.ENABLE_RAY_CLUSTER = os.environ.get(_SEVERAL_NODES) != "0"
     return before
 
 
