@@ -128,10 +128,10 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
             hidden = [f"{HIDDEN}{len(asked)}_{i}" for i in range(len(request.columns))]
             df = df.withColumns(dict(zip(hidden, map(col, request.columns), strict=True)))
             asked[each.step, name] = replace(request, columns=tuple(hidden))
-    for each in asked.values():
-        if not isinstance(each, Counts | Extremes | Quantiles | TargetSums):
+    for request in asked.values():
+        if not isinstance(request, Counts | Extremes | Quantiles | TargetSums):
             raise TypeError(
-                f"No plan of Spark answers {type(each).__name__}; it has to be added here"
+                f"No plan of Spark answers {type(request).__name__}; it has to be added here"
             )
     df = df.select(*(name for request in asked.values() for name in request.columns))
     counts = {key: each for key, each in asked.items() if isinstance(each, Counts)}
