@@ -130,9 +130,7 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
             asked[each.step, name] = replace(request, columns=tuple(hidden))
     for request in asked.values():
         if not isinstance(request, Counts | Extremes | Quantiles | TargetSums):
-            raise TypeError(
-                f"No plan of Spark answers {type(request).__name__}; it has to be added here"
-            )
+            raise TypeError(f"Spark has no plan for {type(request).__name__}; add it here")
     df = df.select(*(name for request in asked.values() for name in request.columns))
     counts = {key: each for key, each in asked.items() if isinstance(each, Counts)}
     figures = {key: each for key, each in asked.items() if isinstance(each, Extremes | Quantiles)}

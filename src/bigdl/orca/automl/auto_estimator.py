@@ -387,8 +387,8 @@ class AutoEstimator:
         number = trial.get("trial") if isinstance(trial, dict) else trial
         found = [each for each in records.finished() if each.number == number]
         if not found:
-            numbers = sorted(each.number for each in records.finished())
-            raise UsageError(f"There is no finished trial {trial!r}; there are {numbers}")
+            known = sorted(each.number for each in records.finished())
+            raise UsageError(f"There is no finished trial {trial!r}; there are {known}")
         weights = records.weights_file(found[0].number).read_bytes()
         return self.model_builder.load(records.config_of(found[0]), weights)
 
