@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from io import FileIO
 from typing import TYPE_CHECKING, Any, cast
@@ -83,6 +83,7 @@ class LaunchedSpark:
         *,
         log_output: bool = False,
         resources: contextlib.ExitStack | None = None,
+        prepare: Callable[[Any], Mapping[str, str]] | None = None,
     ) -> LaunchedSpark:
         """Start a JVM and a SparkContext in it.
 
@@ -99,6 +100,8 @@ class LaunchedSpark:
             a notebook shows, and not to the file descriptors it inherited.
         resources : contextlib.ExitStack, optional
             What is closed at the end, or if it does not start.
+        prepare : callable, optional
+            Called with the JVM before Spark starts in it; returns Spark properties that it changes.
 
         Raises
         ------
@@ -118,6 +121,8 @@ class LaunchedSpark:
             with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
                 gateway = _launch_gateway(shown, cleanup if log_output else None)
                 cleanup.callback(_shut_down, gateway)
+                if prepare is not None:
+                    conf.setAll(list(prepare(gateway.jvm).items()))
                 sc = _new_context(conf, gateway)
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
@@ -127,6 +132,26 @@ class LaunchedSpark:
     def stop(self) -> None:
         """Stop the context, the JVM and the cluster; no process is left when this returns."""
         self._cleanup.close()
+
+
+@contextlib.contextmanager
+def hadoop_jvm(environment: Mapping[str, str]) -> Iterator[Any]:
+    """A JVM with Spark's and Hadoop's classes and no SparkContext, which ends afterwards.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        Its environment variables, ``HADOOP_CONF_DIR`` above all.
+    """
+    from pyspark import SparkConf
+
+    with contextlib.closing(find_java()) as java:
+        with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
+            gateway = _launch_gateway(SparkConf(loadDefaults=False), None)
+        try:
+            yield gateway.jvm
+        finally:
+            _shut_down(gateway)
 
 
 def _stop_context_of(gateway: Any) -> None:
