@@ -15,8 +15,8 @@ DIR/admin.conf is the KUBECONFIG of an administrator. The API server is https://
 nodes are 10.77.0.11 and on, pods 10.79.N.0/24, services 10.78.0.0/24; all of this stays on this
 machine, and there is one such cluster at a time.
 
-Needs root and Debian's containerd, runc, containernetworking-plugins, iptables, conntrack, iproute2
-and openssl. All parts of Kubernetes are one program, kubelab, which BIGDL_CLUSTERS has or Go builds.
+Needs root and, of Debian, containerd, runc, containernetworking-plugins, iptables, conntrack and
+iproute2. All parts of Kubernetes are one program, kubelab, which BIGDL_CLUSTERS has or Go builds.
 """
 
 import argparse
