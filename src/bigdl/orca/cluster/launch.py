@@ -330,7 +330,10 @@ def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
         return SparkContext(conf=conf, gateway=gateway)
     except Py4JJavaError as error:
         # The text of the Java exception lies in the JVM, which is about to be shut down.
-        reason = error.java_exception.toString()
+        causes = [error.java_exception]
+        while (cause := causes[-1].getCause()) is not None:
+            causes.append(cause)
+        reason = ", caused by ".join(dict.fromkeys(str(each.toString()) for each in causes))
     raise UsageError(f"Spark refused to start: {reason}")
 
 

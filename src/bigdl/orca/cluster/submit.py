@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster import launch, yarn
+from bigdl.orca.cluster import kubernetes, launch, yarn
 from bigdl.orca.cluster.environment import conda_prefix, packed_environment, zip_modules
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import LOOPBACK, StandaloneCluster, numa_prefixes, spark_home
@@ -494,9 +494,16 @@ def connect(request: ContextRequest, *, log_output: bool = False) -> launch.Laun
             properties=described.properties,
             packed=machine.environment_archive,
         )
-    return launch.LaunchedSpark.launch(
+    launched = launch.LaunchedSpark.launch(
         described.properties, described.environment, log_output=log_output, prepare=prepare
     )
+    if family(request.mode) == "k8s":
+        try:
+            kubernetes.await_executors(launched.sc, request.num_nodes)
+        except BaseException:
+            launched.stop()
+            raise
+    return launched
 
 
 def submit_program(request: ContextRequest) -> int:
