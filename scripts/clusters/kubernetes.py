@@ -9,7 +9,11 @@ python scripts/clusters/kubernetes.py node-start DIR NODE
 python scripts/clusters/kubernetes.py node-cut DIR NODE    # its network is down; its processes live
 python scripts/clusters/kubernetes.py node-mend DIR NODE
 python scripts/clusters/kubernetes.py load DIR FILE ...    # archives of images, to every node
+python scripts/clusters/kubernetes.py machine DIR          # the image localhost/machine:1
 python scripts/clusters/kubernetes.py kubectl DIR ARG ...
+
+The image localhost/machine:1 is nothing but links: pods that are made by the template DIR/pod.json
+have this machine's own /usr, Python and BigDL, so that nothing is built and little is loaded.
 
 DIR/admin.conf is the KUBECONFIG of an administrator. The API server is https://10.77.0.1:6443, the
 nodes are 10.77.0.11 and on, pods 10.79.N.0/24, services 10.78.0.0/24; all of this stays on this
@@ -28,6 +32,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +41,11 @@ from pathlib import Path
 
 import psutil
 from binaries import HERE, find, missing
-from daemons import Daemons
+from daemons import Daemons, java_home, spark_home
 
 ADDRESS, API = "10.77.0.1", "https://10.77.0.1:6443"
 SERVICES, PODS = "10.78.0.0/24", "10.79.0.0/16"
-BRIDGE, PAUSE = "kubelab0", "localhost/pause:1"
+BRIDGE, PAUSE, MACHINE = "kubelab0", "localhost/pause:1", "localhost/machine:1"
 CGROUPS = ("blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "memory", "pids")
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "dns")
 _PROGRAMS = ("containerd", "runc", "iptables", "conntrack", "ip", "openssl", "nsenter", "unshare")
@@ -427,6 +432,40 @@ def load(folder: Path, *files: str) -> None:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+def machine(folder: Path) -> None:
+    """Load an image that has the programs of this machine, and write the template of its pods."""
+    files = {
+        **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")},
+        "etc": None,
+        "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n",
+        "etc/group": b"root:x:0:\n",
+        "opt": None,
+        "opt/entrypoint.sh": HERE.parents[1] / "docker" / "entrypoint.sh",
+        "tmp": None,
+    }
+    environment = {
+        "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/usr/sbin",
+        "SPARK_HOME": str(spark_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        "JAVA_HOME": str(java_home()),
+    }
+    pairs = [f"{name}={value}" for name, value in environment.items()]
+    load(folder, str(image(folder / "machine.tar", MACHINE, files, ["/opt/entrypoint.sh"], pairs)))
+    java = Path("/etc") / java_home().name.replace("-amd64", "")
+    shown = [Path("/usr"), java, Path(sys.base_prefix), Path(sys.prefix), HERE.parents[1] / "src"]
+    volumes = {f"v{place}": str(path) for place, path in enumerate(shown) if path.exists()}
+    mounts = [{"name": n, "mountPath": path, "readOnly": True} for n, path in volumes.items()]
+    template = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "spec": {
+            "containers": [{"name": "main", "volumeMounts": mounts}],
+            "volumes": [{"name": n, "hostPath": {"path": path}} for n, path in volumes.items()],
+        },
+    }
+    _write(folder / "pod.json", json.dumps(template, indent=1))
+
+
 def image(
     path: Path,
     reference: str,
@@ -545,6 +584,7 @@ def main() -> None:
         "node-cut": node_cut,
         "node-mend": node_mend,
         "load": load,
+        "machine": machine,
         "kubectl": run_kubectl,
     }
     parser = argparse.ArgumentParser(
