@@ -73,3 +73,50 @@ def test_a_program_in_cluster_mode_prints_here(yarn, tmp_path):
     assert "the sum is 45" in done.stdout
     assert "ValueError: the program's own error" in done.stderr
     assert done.stderr.count("Traceback (most recent call last)") == 1, done.stderr
+
+
+ON_HDFS = """
+    import json, sys
+    import numpy as np, pandas as pd, torch
+    from bigdl.orca import init_orca_context, stop_orca_context
+    from bigdl.orca.data import file
+    from bigdl.orca.data.pandas import read_csv, read_parquet
+    from bigdl.orca.learn.pytorch import Estimator
+
+    init_orca_context(**ARGUMENTS)
+    folder = "hdfs:///data"
+    x = np.random.default_rng(0).normal(size=(64, 2))
+    rows = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": x.sum(1)}).astype("float32")
+    rows.to_parquet("rows.parquet")
+    rows.to_csv("rows.csv", index=False)
+    for name in ("rows.parquet", "rows.csv"):
+        assert file.put_local_file_to_remote(name, f"{folder}/{name}") == 0
+    counts = [len(read(f"{folder}/rows.{kind}").to_spark_df().toPandas())
+              for read, kind in ((read_parquet, "parquet"), (read_csv, "csv"))]
+
+    def estimator(**options):
+        torch.manual_seed(0)
+        return Estimator.from_torch(
+            model=lambda config: torch.nn.Linear(2, 1),
+            optimizer=lambda model, config: torch.optim.Adam(model.parameters(), 0.1),
+            loss=torch.nn.MSELoss(), **options)
+
+    fit = {"batch_size": 16, "seed": 1, "feature_cols": ["a", "b"], "label_cols": ["y"]}
+    data = f"{folder}/rows.parquet"
+    whole = estimator().fit(data, epochs=4, **fit)
+    estimator(model_dir=f"{folder}/run").fit(data, epochs=2, **fit)
+    rest = estimator(model_dir=f"{folder}/run").fit(data, epochs=4, resume="auto", **fit)
+    names = file.listdir(f"{folder}/run")
+    stop_orca_context()
+    losses = [found[-1]["train_loss"] for found in (whole, rest)]
+    print(json.dumps({"counts": counts, "losses": losses, "names": names}))
+"""
+
+
+@pytest.mark.slow
+def test_data_and_checkpoints_are_on_hdfs(yarn, tmp_path):
+    variables = {**ENVIRONMENT, "HADOOP_CONF_DIR": str(yarn / "conf")}
+    found = last_line(run(tmp_path / "there", ON_HDFS, on_yarn(yarn), variables))
+    assert found["counts"] == [64, 64]
+    assert found["losses"][0] == found["losses"][1]
+    assert all(name.startswith("hdfs:///data/run/") for name in found["names"])
