@@ -56,10 +56,7 @@ def by_web(url: str) -> tuple[WebHdfs, str]:
     else:
         options["user"] = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
     refused: Exception = FileNotFoundError("no name node is known; set HADOOP_CONF_DIR")
-    is_default = authority == default.netloc
-    for host, port in _name_nodes(
-        settings, authority, *(_HTTPS if is_secure else _HTTP), is_default
-    ):
+    for host, port in _name_nodes(settings, authority, *(_HTTPS if is_secure else _HTTP)):
         files = WebHdfs(host, port, **options)
         try:
             files.info("/")
