@@ -120,7 +120,9 @@ def processes(host: str) -> list[psutil.Process]:
 def stop(folder: Path) -> None:
     for host in json.loads((folder / "hosts.json").read_text()):
         end_processes(processes(host), 2)
-        subprocess.run(["ip", "netns", "del", namespace(host)], capture_output=True, check=False)
+        # a link would go with the namespace, but some time later
+        for what in (["link", "del", _link(host)], ["netns", "del", namespace(host)]):
+            subprocess.run(["ip", *what], capture_output=True, check=False)
         shutil.rmtree(Path("/etc/netns", namespace(host)), ignore_errors=True)
     subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
 

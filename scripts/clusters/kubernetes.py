@@ -400,7 +400,9 @@ def _node_remove(folder: Path, name: str) -> None:
     for kind in (*CGROUPS, "systemd", "unified"):
         for path, _, _ in os.walk(f"/sys/fs/cgroup/{kind}/{name}", topdown=False):
             _until(f"empty cgroup {path}", lambda path=path: _removed(path), 10)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    # a link would go with the namespace, but some time later
+    for what in (["link", "del", _link(name)], ["netns", "del", name]):
+        subprocess.run(["ip", *what], capture_output=True, check=False)
 
 
 def _removed(folder: str) -> bool:
@@ -539,6 +541,8 @@ def check() -> None:
 
 def start(folder: Path, count: str = "2") -> None:
     check()
+    if Path("/sys/class/net", BRIDGE).exists():
+        raise SystemExit(f"There is a cluster already: {BRIDGE} is up; stop it first")
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"node{number}" for number in range(1, int(count) + 1)]
     try:
@@ -555,7 +559,8 @@ def start(folder: Path, count: str = "2") -> None:
 
 
 def stop(folder: Path) -> None:
-    for name in _nodes(folder):
+    networks = [path.name for path in Path("/run/netns").glob("node[1-9]")]  # of any start
+    for name in dict.fromkeys([*_nodes(folder), *networks]):
         _node_remove(folder, name)
     Daemons(folder).stop()
     subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)

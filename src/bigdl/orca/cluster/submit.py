@@ -12,7 +12,6 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -541,16 +540,14 @@ def _submit_to_yarn(request: ContextRequest, machine: Machine) -> int:
             described = submission(replace(request, conf=conf), machine)
             code = run_with_java(described.command, described.environment)
             printed = yarn.driver_output(jvm, tag)
-    sys.stdout.write(printed.get("stdout", ""))
-    if code:
-        sys.stderr.write(_reason(printed.get("stderr", "")))
+    output, log = printed.get("stdout", ""), printed.get("stderr", "")
+    sys.stdout.write(output)  # with what Python has written to its standard error
+    if code and "\nTraceback " not in output:
+        sys.stderr.write("".join(log.splitlines(keepends=True)[-_SHOWN_LINES:]))
     return code
 
 
-def _reason(log: str) -> str:
-    """The last traceback in the log of a driver, or else the log's last lines."""
-    tracebacks = re.findall(r"^Traceback .*?^\S[^\n]*\n", log, re.DOTALL | re.MULTILINE)
-    return tracebacks[-1] if tracebacks else "".join(log.splitlines(keepends=True)[-20:])
+_SHOWN_LINES = 20  # of the log of a driver that failed without a traceback
 
 
 def _with_environment(request: ContextRequest, machine: Machine) -> Machine:

@@ -7,8 +7,8 @@ same uploads nothing, and YARN's nodes still have it, unpacked.
 
 import hashlib
 import logging
+import operator
 import re
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping
@@ -131,7 +131,7 @@ def driver_output(jvm: Any, tag: str) -> dict[str, str]:
         tags.add(tag)
         request.setApplicationTags(tags)
         containers = [
-            (report.getApplicationId().toString(), attempt.getAMContainerId().toString())
+            (str(attempt.getAMContainerId().toString()), report)
             for report in client.getApplications(request)
             for attempt in client.getApplicationAttempts(report.getApplicationId())
         ]
@@ -139,24 +139,35 @@ def driver_output(jvm: Any, tag: str) -> dict[str, str]:
         client.stop()
     end = time.monotonic() + _LOGS_S
     while containers and time.monotonic() < end:
-        found = _logs(jvm, configuration, *max(containers))
+        container, report = max(containers, key=operator.itemgetter(0))
+        found = _logs(jvm, configuration, report, container)
         if found:
             return found
         time.sleep(1)
     return {}
 
 
-def _logs(jvm: Any, configuration: Any, application: str, container: str) -> dict[str, str]:
-    with tempfile.TemporaryDirectory(prefix="bigdl-logs-") as folder:
-        command = ["-applicationId", application, "-containerId", container, "-out", folder]
-        arguments = jvm.java.lang.reflect.Array.newInstance(
-            jvm.java.lang.Class.forName("java.lang.String"), len(command)
-        )
-        for place, argument in enumerate(command):
-            arguments[place] = argument
-        cli = jvm.org.apache.hadoop.yarn.client.cli.LogsCLI()
-        cli.setConf(configuration)
-        cli.run(arguments)
-        texts = [path.read_text(errors="replace") for path in Path(folder).rglob(f"*{container}*")]
+def _logs(jvm: Any, configuration: Any, report: Any, container: str) -> dict[str, str]:
+    """The logs of a container by their names, if YARN has collected them."""
+    from py4j.protocol import Py4JJavaError
+
+    aggregation = jvm.org.apache.hadoop.yarn.logaggregation
+    request = aggregation.ContainerLogsRequest()
+    request.setAppId(report.getApplicationId())
+    request.setAppOwner(report.getUser())
+    request.setAppFinished(True)
+    request.setContainerId(container)
+    names = jvm.java.util.HashSet()
+    for name in ("stdout", "stderr"):
+        names.add(name)
+    request.setLogTypes(names)
+    request.setBytes(jvm.java.lang.Long.MAX_VALUE)
+    output = jvm.java.io.ByteArrayOutputStream()
+    factory = aggregation.filecontroller.LogAggregationFileControllerFactory(configuration)
+    try:
+        controller = factory.getFileControllerForRead(report.getApplicationId(), report.getUser())
+        controller.readAggregatedLogs(request, output)
+    except Py4JJavaError as error:  # they are not there yet
+        logger.debug("The logs of %s cannot be read: %s", container, error)
     pattern = r"^LogType:(\w+)\n.*?^LogContents:\n(.*?)^End of LogType:\1"
-    return dict(re.findall(pattern, "".join(texts), re.DOTALL | re.MULTILINE))
+    return dict(re.findall(pattern, str(output.toString("UTF-8")), re.DOTALL | re.MULTILINE))
