@@ -105,7 +105,7 @@ def test_a_quota_that_allows_no_pod_is_named(account, tmp_path):
     finally:
         kubectl(account, "-n", NAMESPACE, "delete", "quota", "none")
     assert done.returncode == 0, done.stderr
-    assert "the quota none allows {'pods': '0'}" in done.stdout
+    assert "the quota none of the namespace bigdl allows {'pods': '0'}" in done.stdout
 
 
 @pytest.mark.slow

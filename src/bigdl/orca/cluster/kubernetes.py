@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bigdl.orca")
 
+NAMESPACE = "spark.kubernetes.namespace"
+
 START_S = 600.0
 """Seconds in which executors must start; an image may have to be pulled."""
 
@@ -43,14 +45,15 @@ def await_executors(sc: "SparkContext", number: int) -> None:
     UsageError
         If none can start, with what the cluster says of their pods.
     """
-    namespace = sc.getConf().get("spark.kubernetes.namespace") or "default"
+    namespace = sc.getConf().get(NAMESPACE) or "default"
     begin = time.monotonic()
     while _registered(sc) < 1:
         waited = time.monotonic() - begin
         pods = _pods(sc, namespace)
         reasons = dict.fromkeys(each for pod in pods if (each := _trouble(pod, waited)))
         if not pods and waited > _PATIENCE_S:
-            reasons = {_no_pods(sc, namespace): None}
+            none = "no pod could be created, and Spark's log says why"
+            reasons = dict.fromkeys(filter(None, [none, quotas(sc._jvm, namespace)]))
         if waited > START_S and not reasons:
             reasons = dict.fromkeys(f"{pod['name']} is {pod['phase']}" for pod in pods)
         if reasons:
@@ -65,14 +68,13 @@ def _registered(sc: "SparkContext") -> int:
     return len(sc._jsc.sc().statusTracker().getExecutorInfos()) - 1  # type: ignore[union-attr]
 
 
-def _client(sc: "SparkContext") -> Any:
-    jvm: Any = sc._jvm
+def _client(jvm: Any) -> Any:
     return jvm.io.fabric8.kubernetes.client.KubernetesClientBuilder().build()
 
 
 def _pods(sc: "SparkContext", namespace: str) -> list[dict]:
     """Name, phase and reason of each executor's pod."""
-    client = _client(sc)
+    client = _client(sc._jvm)
     try:
         pods = client.pods().inNamespace(namespace).withLabel("spark-role", "executor")
         mine = pods.withLabel("spark-app-selector", sc.applicationId).list().getItems()
@@ -116,24 +118,23 @@ def _trouble(pod: dict, waited: float) -> str | None:
     return None
 
 
-def _no_pods(sc: "SparkContext", namespace: str) -> str:
-    """Why there are no pods at all: a quota, most often."""
-    client = _client(sc)
+def quotas(jvm: Any, namespace: str) -> str:
+    """What the quotas of a namespace allow, which may be why there are no pods."""
+    client = _client(jvm)
     try:
-        quotas = client.resourceQuotas().inNamespace(namespace).list().getItems()
-        texts = [
-            f"the quota {quota.getMetadata().getName()} allows "
-            f"{dict(_amounts(quota.getStatus().getHard()))}, of which "
-            f"{dict(_amounts(quota.getStatus().getUsed()))} is used"
-            for quota in quotas
-        ]
+        found = client.resourceQuotas().inNamespace(namespace).list().getItems()
+        return "; ".join(
+            f"the quota {quota.getMetadata().getName()} of the namespace {namespace} allows "
+            f"{_amounts(quota.getStatus().getHard())}, of which "
+            f"{_amounts(quota.getStatus().getUsed())} is used"
+            for quota in found
+        )
     except Exception as error:  # the account may not look at quotas
         logger.debug("Cannot list the quotas: %s", error)
-        texts = []
+        return ""
     finally:
         client.close()
-    return "; ".join(["no pod could be created, and Spark's log says why", *texts])
 
 
-def _amounts(quantities: Any) -> list[tuple[str, str]]:
-    return [(str(name), str(value)) for name, value in quantities.items()]
+def _amounts(quantities: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in quantities.items()}

@@ -84,6 +84,7 @@ class LaunchedSpark:
         log_output: bool = False,
         resources: contextlib.ExitStack | None = None,
         prepare: Callable[[Any], Mapping[str, str]] | None = None,
+        explain: Callable[[Any], str] = lambda jvm: "",
     ) -> LaunchedSpark:
         """Start a JVM and a SparkContext in it.
 
@@ -102,6 +103,8 @@ class LaunchedSpark:
             What is closed at the end, or if it does not start.
         prepare : callable, optional
             Called with the JVM before Spark starts in it; returns Spark properties that it changes.
+        explain : callable, optional
+            Called with the JVM when Spark does not start; returns more about the reason, or "".
 
         Raises
         ------
@@ -123,7 +126,11 @@ class LaunchedSpark:
                 cleanup.callback(_shut_down, gateway)
                 if prepare is not None:
                     conf.setAll(list(prepare(gateway.jvm).items()))
-                sc = _new_context(conf, gateway)
+                try:
+                    sc = _new_context(conf, gateway)
+                except UsageError as error:
+                    more = explain(gateway.jvm)
+                    raise (UsageError(f"{error}; {more}") if more else error) from None
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
             ship_modules(sc)

@@ -486,15 +486,18 @@ def connect(request: ContextRequest, *, log_output: bool = False) -> launch.Laun
         return _start_standalone(request, log_output)
     machine = _with_environment(request, Machine.this_one(_reach(request)))
     described = submission(request, machine)
-    prepare = None
+    callbacks: dict[str, Any] = {}
     if family(request.mode) == "yarn":
-        prepare = functools.partial(
+        callbacks["prepare"] = functools.partial(
             yarn.kept_on_cluster,
             properties=described.properties,
             packed=machine.environment_archive,
         )
+    if family(request.mode) == "k8s":
+        namespace = described.properties.get(kubernetes.NAMESPACE, "default")
+        callbacks["explain"] = functools.partial(kubernetes.quotas, namespace=namespace)
     launched = launch.LaunchedSpark.launch(
-        described.properties, described.environment, log_output=log_output, prepare=prepare
+        described.properties, described.environment, log_output=log_output, **callbacks
     )
     if family(request.mode) == "k8s":
         try:
