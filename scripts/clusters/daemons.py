@@ -1,12 +1,13 @@
 """Daemons of a test cluster, which outlive the command that starts them."""
 
+import argparse
 import contextlib
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -78,6 +79,13 @@ class Daemons:
         for name in names:
             (self._pids / name).unlink(missing_ok=True)
 
+    def kill(self, name: str) -> None:
+        """End a daemon at once, as a crash does."""
+        process = self.process(name)
+        if process:
+            process.kill()
+            psutil.wait_procs([process], 10)
+
 
 def end_processes(processes: Sequence[psutil.Process], patience: float) -> None:
     """Ask processes to end, and kill those that run on."""
@@ -92,6 +100,26 @@ def end_processes(processes: Sequence[psutil.Process], patience: float) -> None:
 def _signal(process: psutil.Process, number: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
+
+
+def run_command(description: str, commands: Mapping[str, Callable[..., None]]) -> None:
+    """Run ``COMMAND FOLDER ARGUMENT ...`` of this program's arguments.
+
+    Parameters
+    ----------
+    description : str
+        For ``--help``.
+    commands : mapping of str to callable
+        Each takes the folder of a cluster and the arguments that follow.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("folder", type=lambda path: Path(path).resolve())
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    commands[options.command](options.folder, *options.arguments)
 
 
 def free_ports(count: int) -> list[int]:

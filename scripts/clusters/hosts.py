@@ -12,7 +12,6 @@ Needs root and iproute2. This machine is 10.76.1.1 to them. Nothing leaves it: t
 from the bridge to anywhere else.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import psutil
 from binaries import missing
-from daemons import end_processes
+from daemons import end_processes, run_command
 
 BRIDGE, NETWORK = "bigdl-hosts0", "10.76.1"
 _BURST = "256kb"  # of a limited link
@@ -136,14 +135,7 @@ def main() -> None:
         "limit": limit,
         "stop": stop,
     }
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", choices=commands)
-    parser.add_argument("folder", type=lambda path: Path(path).resolve())
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
-    commands[options.command](options.folder, *options.arguments)
+    run_command(__doc__ or "", commands)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,12 @@ A topic is created with four partitions when it is first used. The JARs come fro
 by Maven, and those that Kafka shares with Spark from pyspark.
 """
 
-import argparse
 import socket
 import subprocess
 from pathlib import Path
 
-import psutil
 from binaries import HERE, by_maven, find
-from daemons import Daemons, free_ports, java_home, spark_home
+from daemons import Daemons, free_ports, java_home, run_command, spark_home
 
 BROKER = "broker"
 _START_S = 60
@@ -86,10 +84,7 @@ def status(folder: Path) -> None:
 
 
 def kill(folder: Path) -> None:
-    process = Daemons(folder).process(BROKER)
-    if process:
-        process.kill()
-        psutil.wait_procs([process], 10)
+    Daemons(folder).kill(BROKER)
 
 
 def stop(folder: Path) -> None:
@@ -98,13 +93,7 @@ def stop(folder: Path) -> None:
 
 def main() -> None:
     commands = {"start": start, "status": status, "kill": kill, "stop": stop}
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", choices=commands)
-    parser.add_argument("folder", type=lambda path: Path(path).resolve())
-    options = parser.parse_args()
-    commands[options.command](options.folder)
+    run_command(__doc__ or "", commands)
 
 
 if __name__ == "__main__":

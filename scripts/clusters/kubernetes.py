@@ -23,7 +23,6 @@ Needs root and, of Debian, containerd, runc, containernetworking-plugins, iptabl
 iproute2. All parts of Kubernetes are one program, kubelab, which BIGDL_CLUSTERS has or Go builds.
 """
 
-import argparse
 import hashlib
 import io
 import json
@@ -41,7 +40,7 @@ from pathlib import Path
 
 import psutil
 from binaries import HERE, find, missing
-from daemons import Daemons, java_home, spark_home
+from daemons import Daemons, java_home, run_command, spark_home
 
 ADDRESS, API = "10.77.0.1", "https://10.77.0.1:6443"
 SERVICES, PODS = "10.78.0.0/24", "10.79.0.0/16"
@@ -592,14 +591,7 @@ def main() -> None:
         "machine": machine,
         "kubectl": run_kubectl,
     }
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", choices=commands)
-    parser.add_argument("folder", type=lambda path: Path(path).resolve())
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
-    commands[options.command](options.folder, *options.arguments)
+    run_command(__doc__ or "", commands)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ DIR/conf is HADOOP_CONF_DIR, and DIR/urls.json has the addresses. The NodeManage
 and 127.0.0.3, so that Spark sees two hosts. The JARs come from BIGDL_CLUSTERS or by Maven.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,7 +23,7 @@ from xml.sax.saxutils import escape
 
 import psutil
 from binaries import HERE, by_maven, find
-from daemons import Daemons, end_processes, free_ports, java_home, spark_home
+from daemons import Daemons, end_processes, free_ports, java_home, run_command, spark_home
 
 NODES = {"nm1": "127.0.0.2", "nm2": "127.0.0.3"}
 _YARN = "org.apache.hadoop.yarn.server"
@@ -281,10 +280,7 @@ def status(folder: Path) -> None:
 
 
 def kill(folder: Path, name: str) -> None:
-    process = Daemons(folder).process(name)
-    if process:
-        process.kill()
-        psutil.wait_procs([process], 10)
+    Daemons(folder).kill(name)
 
 
 def stop(folder: Path) -> None:
@@ -322,14 +318,7 @@ def main() -> None:
         "run": run,
         "cli": cli,
     }
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", choices=commands)
-    parser.add_argument("folder", type=lambda path: Path(path).resolve())
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
-    commands[options.command](options.folder, *options.arguments)
+    run_command(__doc__ or "", commands)
 
 
 if __name__ == "__main__":
