@@ -8,10 +8,10 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 # Two processes: a test waits for Spark more than it computes. One that dies ends the run: its tests
 # are lost, and the rest can wait for it without end.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
-LINTED := src python-tests examples benchmarks docs/conf.py setup.py
+LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint size docs test test-all bench clean distclean
+.PHONY: help install demo lint size docs test test-all test-clusters bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test: install lint docs ## lint, documentation, and every test that is not slow
 
 test-all: install lint docs ## lint, documentation, and every test
 	$(PYTEST)
+
+test-clusters: install ## the tests on real clusters, one cluster after another
+	$(BIN)/python -m pytest -m "yarn or kubernetes" python-tests/clusters
 
 bench: install ## measure the data path against its alternatives, side by side
 	$(BIN)/python benchmarks/feed.py

@@ -7,10 +7,13 @@ classpath="$SPARK_CONF_DIR:$SPARK_HOME/jars/*"
 [ -n "$SPARK_EXTRA_CLASSPATH" ] && classpath="$classpath:$SPARK_EXTRA_CLASSPATH"
 [ -n "$HADOOP_CONF_DIR" ] && classpath="$HADOOP_CONF_DIR:$classpath"
 
+init=()
+command -v tini >/dev/null && init=(tini -s --)
+
 case "$1" in
 driver)
     shift
-    exec tini -s -- "$SPARK_HOME/bin/spark-submit" \
+    exec "${init[@]}" "$SPARK_HOME/bin/spark-submit" \
         --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" \
         --conf "spark.executorEnv.SPARK_DRIVER_POD_IP=$SPARK_DRIVER_BIND_ADDRESS" \
         --deploy-mode client "$@"
@@ -20,7 +23,7 @@ executor)
     while IFS= read -r line; do
         options+=("${line#*=}")
     done < <(env | grep '^SPARK_JAVA_OPT_' | sort -t_ -k4 -n)
-    exec tini -s -- "$JAVA_HOME/bin/java" "${options[@]}" \
+    exec "${init[@]}" "$JAVA_HOME/bin/java" "${options[@]}" \
         "-Xms$SPARK_EXECUTOR_MEMORY" "-Xmx$SPARK_EXECUTOR_MEMORY" -cp "$classpath:$PWD" \
         org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \
         --driver-url "$SPARK_DRIVER_URL" \
@@ -32,6 +35,6 @@ executor)
         --podName "$SPARK_EXECUTOR_POD_NAME"
     ;;
 *)
-    exec tini -s -- "$@"
+    exec "${init[@]}" "$@"
     ;;
 esac

@@ -1,5 +1,6 @@
 """From arguments to Spark's configuration, for every cluster mode; nothing is started here."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.dllib import nncontext
 from bigdl.orca import arguments, init_orca_context
-from bigdl.orca.cluster import environment, spark, standalone, submit, submit_main
+from bigdl.orca.cluster import environment, launch, spark, standalone, submit, submit_main, yarn
 from bigdl.orca.cluster.environment import environment_hash, packed_environment, zip_modules
 from bigdl.orca.cluster.submit import (
     ContextRequest,
@@ -545,8 +546,14 @@ def test_a_command_gives_its_exit_code_and_its_environment(capfd):
     assert submit.run([sys.executable, "-c", kill], {}) == 128 + signal.SIGKILL
 
 
-def test_a_cluster_mode_ends_with_the_exit_code_of_the_command(no_context, tmp_path, monkeypatch):
-    """With a stand-in for ``spark-submit``, and something that listens in YARN's place."""
+def test_a_cluster_mode_ends_with_the_exit_code_of_the_command(
+    no_context, tmp_path, monkeypatch, capsys
+):
+    """With stand-ins for ``spark-submit`` and the JVM, and what listens in YARN's place."""
+    log = "".join(f"line {number}\n" for number in range(100))
+    monkeypatch.setattr(launch, "hadoop_jvm", lambda variables: contextlib.nullcontext())
+    monkeypatch.setattr(yarn, "kept_on_cluster", lambda *_: {"spark.yarn.archive": "hdfs:///kept"})
+    monkeypatch.setattr(yarn, "driver_output", lambda *_: {"stdout": "there\n", "stderr": log})
     home = tmp_path / "spark"
     (home / "bin").mkdir(parents=True)
     command = home / "bin" / "spark-submit"
@@ -569,6 +576,10 @@ def test_a_cluster_mode_ends_with_the_exit_code_of_the_command(no_context, tmp_p
     told = (tmp_path / "told").read_text().splitlines()
     assert told[:4] == ["--master", "yarn", "--deploy-mode", "cluster"]
     assert told[-3:] == [os.path.abspath("train.py"), "--epochs", "2"]
+    assert "spark.yarn.archive=hdfs:///kept" in told
+    printed = capsys.readouterr()
+    assert printed.out == "there\n"
+    assert printed.err == log[log.index("line 80") :]
 
 
 # The names of BigDL 2.x --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from io import FileIO
 from typing import TYPE_CHECKING, Any, cast
@@ -83,6 +83,8 @@ class LaunchedSpark:
         *,
         log_output: bool = False,
         resources: contextlib.ExitStack | None = None,
+        prepare: Callable[[Any], Mapping[str, str]] | None = None,
+        explain: Callable[[Any], str] = lambda jvm: "",
     ) -> LaunchedSpark:
         """Start a JVM and a SparkContext in it.
 
@@ -99,6 +101,10 @@ class LaunchedSpark:
             a notebook shows, and not to the file descriptors it inherited.
         resources : contextlib.ExitStack, optional
             What is closed at the end, or if it does not start.
+        prepare : callable, optional
+            Called with the JVM before Spark starts in it; returns Spark properties that it changes.
+        explain : callable, optional
+            Called with the JVM when Spark does not start; returns more about the reason, or "".
 
         Raises
         ------
@@ -118,7 +124,13 @@ class LaunchedSpark:
             with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
                 gateway = _launch_gateway(shown, cleanup if log_output else None)
                 cleanup.callback(_shut_down, gateway)
-                sc = _new_context(conf, gateway)
+                if prepare is not None:
+                    conf.setAll(list(prepare(gateway.jvm).items()))
+                try:
+                    sc = _new_context(conf, gateway)
+                except UsageError as error:
+                    more = explain(gateway.jvm)
+                    raise (UsageError(f"{error}; {more}") if more else error) from None
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
             ship_modules(sc)
@@ -127,6 +139,26 @@ class LaunchedSpark:
     def stop(self) -> None:
         """Stop the context, the JVM and the cluster; no process is left when this returns."""
         self._cleanup.close()
+
+
+@contextlib.contextmanager
+def hadoop_jvm(environment: Mapping[str, str]) -> Iterator[Any]:
+    """A JVM with Spark's and Hadoop's classes and no SparkContext, which ends afterwards.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        Its environment variables, ``HADOOP_CONF_DIR`` above all.
+    """
+    from pyspark import SparkConf
+
+    with contextlib.closing(find_java()) as java:
+        with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
+            gateway = _launch_gateway(SparkConf(loadDefaults=False), None)
+        try:
+            yield gateway.jvm
+        finally:
+            _shut_down(gateway)
 
 
 def _stop_context_of(gateway: Any) -> None:
@@ -305,7 +337,10 @@ def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
         return SparkContext(conf=conf, gateway=gateway)
     except Py4JJavaError as error:
         # The text of the Java exception lies in the JVM, which is about to be shut down.
-        reason = error.java_exception.toString()
+        causes = [error.java_exception]
+        while (cause := causes[-1].getCause()) is not None:
+            causes.append(cause)
+        reason = ", caused by ".join(dict.fromkeys(str(each.toString()) for each in causes))
     raise UsageError(f"Spark refused to start: {reason}")
 
 

@@ -9,6 +9,7 @@ runs this program there again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster import launch
+from bigdl.orca.cluster import kubernetes, launch, yarn
 from bigdl.orca.cluster.environment import conda_prefix, packed_environment, zip_modules
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import LOOPBACK, StandaloneCluster, numa_prefixes, spark_home
@@ -482,11 +484,28 @@ def connect(request: ContextRequest, *, log_output: bool = False) -> launch.Laun
     """
     if family(request.mode) == "standalone" and not request.master:
         return _start_standalone(request, log_output)
-    address = _reach(request)
-    described = _prepare(request, Machine.this_one(address))
-    return launch.LaunchedSpark.launch(
-        described.properties, described.environment, log_output=log_output
+    machine = _with_environment(request, Machine.this_one(_reach(request)))
+    described = submission(request, machine)
+    callbacks: dict[str, Any] = {}
+    if family(request.mode) == "yarn":
+        callbacks["prepare"] = functools.partial(
+            yarn.kept_on_cluster,
+            properties=described.properties,
+            packed=machine.environment_archive,
+        )
+    if family(request.mode) == "k8s":
+        namespace = described.properties.get(kubernetes.NAMESPACE, "default")
+        callbacks["explain"] = functools.partial(kubernetes.quotas, namespace=namespace)
+    launched = launch.LaunchedSpark.launch(
+        described.properties, described.environment, log_output=log_output, **callbacks
     )
+    if family(request.mode) == "k8s":
+        try:
+            kubernetes.await_executors(launched.sc, request.num_nodes)
+        except BaseException:
+            launched.stop()
+            raise
+    return launched
 
 
 def submit_program(request: ContextRequest) -> int:
@@ -500,20 +519,46 @@ def submit_program(request: ContextRequest) -> int:
     machine = Machine.this_one()
     described = submission(request, machine)  # complain before anything is packed
     _reach(request)
+    logger.info("Submitting the program with cluster_mode=%s", request.mode)
+    if family(request.mode) == "yarn":
+        return _submit_to_yarn(request, machine)
+    return run_with_java(described.command, described.environment)
+
+
+def _submit_to_yarn(request: ContextRequest, machine: Machine) -> int:
+    """Run the program there, and print here what its driver has printed."""
+    tag = f"bigdl-{uuid.uuid4().hex}"
     with tempfile.TemporaryDirectory(prefix="bigdl-submit-") as directory:
         modules = str(Path(directory) / "modules.zip")
-        if family(request.mode) == "yarn" and zip_modules(modules):
-            machine = replace(machine, modules=modules)
-        described = _prepare(request, machine)
-        logger.info("Submitting the program with cluster_mode=%s", request.mode)
-        return run_with_java(described.command, described.environment)
+        machine = _with_environment(
+            request, replace(machine, modules=modules if zip_modules(modules) else None)
+        )
+        described = submission(request, machine)
+        with launch.hadoop_jvm(described.environment) as jvm:
+            conf = {
+                **request.conf,
+                **yarn.kept_on_cluster(jvm, described.properties, machine.environment_archive),
+                "spark.yarn.tags": join(request.conf.get("spark.yarn.tags"), tag),
+            }
+            described = submission(replace(request, conf=conf), machine)
+            code = run_with_java(described.command, described.environment)
+            printed = yarn.driver_output(jvm, tag)
+    output, log = printed.get("stdout", ""), printed.get("stderr", "")
+    sys.stdout.write(output)  # with what Python has written to its standard error
+    if code and "\nTraceback " not in output:
+        sys.stderr.write("".join(log.splitlines(keepends=True)[-_SHOWN_LINES:]))
+    return code
 
 
-def _prepare(request: ContextRequest, machine: Machine) -> Submission:
-    if request.packs_environment:
-        archive = packed_environment(conda_prefix(request.get("conda_name")))
-        machine = replace(machine, environment_archive=archive)
-    return submission(request, machine)
+_SHOWN_LINES = 20  # of the log of a driver that failed without a traceback
+
+
+def _with_environment(request: ContextRequest, machine: Machine) -> Machine:
+    """The machine with a packed environment, if one is to be shipped."""
+    if not request.packs_environment:
+        return machine
+    archive = packed_environment(conda_prefix(request.get("conda_name")))
+    return replace(machine, environment_archive=archive)
 
 
 def _reach(request: ContextRequest) -> Address:

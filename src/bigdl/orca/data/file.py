@@ -206,12 +206,23 @@ def open_file_system(path: str) -> tuple[Any, str]:
     except OSError as error:
         if scheme[1] not in _HDFS:
             raise
-        reason = str(error).partition("\n")[0]  # the others are places without a libjvm.so
-        raise UsageError(
-            f"The path {path!r} cannot be opened ({reason}); HDFS needs a Hadoop client: set "
-            "HADOOP_HOME and JAVA_HOME, and CLASSPATH to the output of `hadoop classpath --glob`"
-        ) from error
+        fs, inside = _hdfs_by_web(path, error)
     return fs, inside.rstrip("/") or inside
+
+
+def _hdfs_by_web(path: str, without: OSError) -> tuple[Any, str]:
+    """HDFS by HTTP, where libhdfs cannot be used."""
+    from bigdl.orca.data.hdfs import by_web
+
+    try:
+        return by_web(path)
+    except OSError as error:
+        reasons = [str(each).partition("\n")[0] for each in (error, without)]
+        raise UsageError(
+            f"The path {path!r} cannot be opened, neither by WebHDFS ({reasons[0]}) nor by libhdfs "
+            f"({reasons[1]}); set HADOOP_CONF_DIR to the directory of Hadoop's configuration "
+            "files, and check that the name node runs"
+        ) from error
 
 
 def _find_hadoop_classes() -> None:

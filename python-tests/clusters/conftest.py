@@ -1,0 +1,22 @@
+"""Real clusters on this machine, each started once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_clusters import control, running
+
+
+@pytest.fixture(scope="session")
+def yarn(tmp_path_factory) -> Iterator[Path]:
+    """The folder of a YARN of two hosts with HDFS."""
+    with running("yarn.py", tmp_path_factory.mktemp("yarn")) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def kubernetes(tmp_path_factory) -> Iterator[Path]:
+    """The folder of a Kubernetes of two nodes, with an image that has this machine's programs."""
+    with running("kubernetes.py", tmp_path_factory.mktemp("kubernetes")) as folder:
+        control("kubernetes.py", "machine", folder)
+        yield folder

@@ -1,0 +1,104 @@
+"""Start a cluster of `scripts/clusters` for a test, and run programs on it."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "clusters"
+MISSING = 3  # exit status of a script whose cluster cannot run on this machine
+
+
+def control(script: str, verb: str, folder: Path, *arguments: str) -> str:
+    """Run a command of a cluster; returns what it prints."""
+    command = [sys.executable, str(SCRIPTS / script), verb, str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def running(script: str, folder: Path, *arguments: str) -> Iterator[Path]:
+    """Start a cluster in a folder; the test is skipped where it cannot run."""
+
+    command = [sys.executable, str(SCRIPTS / script), "start", str(folder), *arguments]
+    started = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if started.returncode == MISSING:
+        pytest.skip(started.stderr.strip())
+    assert started.returncode == 0, started.stderr
+    try:
+        yield folder
+    finally:
+        control(script, "stop", folder)
+
+
+# A program with ARGUMENTS of init_orca_context and WORKERS, arguments of the Estimator.
+FIT = """
+    import json, os
+    import torch
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+    from bigdl.orca.learn.pytorch import Estimator
+
+    sc = init_orca_context(**ARGUMENTS)
+    places = sc.range(8, numSlices=8).map(lambda _: (os.getcwd(), os.uname().nodename))
+    folders, hosts = map(sorted, map(set, zip(*places.collect())))
+    rows = OrcaContext.get_spark_session().range(64, numPartitions=2).selectExpr(
+        "array(float(sin(id)), float(sin(2 * id)), float(sin(3 * id))) AS x",
+        "float(sin(id) + 2 * cos(id)) AS y",
+    )
+    torch.manual_seed(0)
+    estimator = Estimator.from_torch(
+        model=lambda config: torch.nn.Linear(3, 1),
+        optimizer=lambda model, config: torch.optim.SGD(model.parameters(), 0.1),
+        loss=torch.nn.MSELoss(),
+        **WORKERS,
+    )
+    estimator.fit(
+        rows, epochs=3, batch_size=16, feature_cols=["x"], label_cols=["y"], seed=7
+    )
+    weight, bias = estimator.get_model().parameters()
+    jars = sc.getConf().get("spark.yarn.archive", "")
+    result = {
+        "weights": [*weight.detach().reshape(-1).tolist(), bias.item()],
+        "folders": folders,
+        "hosts": hosts,
+        "jars": jars,
+    }
+    stop_orca_context()
+    print(json.dumps(result))
+"""
+
+
+def run(
+    folder: Path,
+    program: str,
+    arguments: dict,
+    environment: dict[str, str] | None = None,
+    *,
+    workers: dict | None = None,
+) -> subprocess.CompletedProcess:
+    """Run a program in a new folder."""
+    folder.mkdir()
+    settings = f"ARGUMENTS, WORKERS = {arguments!r}, {workers or {}!r}\n"
+    (folder / "program.py").write_text(settings + textwrap.dedent(program), encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env={**os.environ, "SPARK_LOCAL_DIRS": str(folder), **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def last_line(done: subprocess.CompletedProcess) -> dict:
+    """The JSON that a program wrote at the end."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
