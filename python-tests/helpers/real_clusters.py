@@ -25,17 +25,24 @@ def control(script: str, verb: str, folder: Path, *arguments: str) -> str:
 
 @contextmanager
 def running(script: str, folder: Path, *arguments: str) -> Iterator[Path]:
-    """Start a cluster in a folder; the test is skipped where it cannot run."""
+    """Start a cluster in a folder; the test is skipped where it cannot run.
 
-    command = [sys.executable, str(SCRIPTS / script), "start", str(folder), *arguments]
-    started = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if started.returncode == MISSING:
-        pytest.skip(started.stderr.strip())
-    assert started.returncode == 0, started.stderr
+    The cluster stops when this process ends, also by SIGKILL.
+    """
+    command = [sys.executable, str(SCRIPTS / script), "hold", str(folder), *arguments]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    holder = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+    assert holder.stdout
+    is_ready = any(line == "ready\n" for line in holder.stdout)
     try:
-        yield folder
+        if is_ready:
+            yield folder
     finally:
-        control(script, "stop", folder)
+        _, printed = holder.communicate(timeout=120)
+    if holder.returncode == MISSING:
+        pytest.skip(printed.strip())
+    assert is_ready, printed
+    assert holder.returncode == 0, printed
 
 
 # A program with ARGUMENTS of init_orca_context and WORKERS, arguments of the Estimator.
@@ -46,7 +53,8 @@ FIT = """
     from bigdl.orca.learn.pytorch import Estimator
 
     sc = init_orca_context(**ARGUMENTS)
-    places = sc.range(8, numSlices=8).map(lambda _: (os.getcwd(), os.uname().nodename))
+    places = sc.range(2, numSlices=2).barrier()  # two tasks at once, when both executors are there
+    places = places.mapPartitions(lambda _: [(os.getcwd(), os.uname().nodename)])
     folders, hosts = map(sorted, map(set, zip(*places.collect())))
     rows = OrcaContext.get_spark_session().range(64, numPartitions=2).selectExpr(
         "array(float(sin(id)), float(sin(2 * id)), float(sin(3 * id))) AS x",

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -110,8 +111,19 @@ def run_command(description: str, commands: Mapping[str, Callable[..., None]]) -
     description : str
         For ``--help``.
     commands : mapping of str to callable
-        Each takes the folder of a cluster and the arguments that follow.
+        Each takes the folder of a cluster and the arguments that follow. ``hold`` is added: start
+        a cluster, say so, and stop it when the standard input ends, however its writer ended.
     """
+
+    def hold(folder: Path, *arguments: str) -> None:
+        commands["start"](folder, *arguments)
+        try:
+            print("ready", flush=True)
+            sys.stdin.read()
+        finally:
+            commands["stop"](folder)
+
+    commands = {**commands, "hold": hold}
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -23,6 +23,7 @@ Needs root and, of Debian, containerd, runc, containernetworking-plugins, iptabl
 iproute2. All parts of Kubernetes are one program, kubelab, which BIGDL_CLUSTERS has or Go builds.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -540,8 +541,9 @@ def check() -> None:
 
 def start(folder: Path, count: str = "2") -> None:
     check()
-    if Path("/sys/class/net", BRIDGE).exists():
-        raise SystemExit(f"There is a cluster already: {BRIDGE} is up; stop it first")
+    if other := _running_cluster():
+        missing(f"One Kubernetes can run here at a time, and one runs in {other}; stop that first")
+    stop(folder)  # networks that a killed cluster has left
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"node{number}" for number in range(1, int(count) + 1)]
     try:
@@ -555,6 +557,15 @@ def start(folder: Path, count: str = "2") -> None:
         stop(folder)
         raise
     print(f"KUBECONFIG={folder / 'admin.conf'}")
+
+
+def _running_cluster() -> str | None:
+    """The folder of the cluster that runs on this machine."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.name() == "kubelab":
+                return process.cwd()
+    return None
 
 
 def stop(folder: Path) -> None:

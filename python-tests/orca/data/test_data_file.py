@@ -272,4 +272,4 @@ def test_hdfs_without_a_client_says_what_it_needs(tmp_path):
     )
     last = run.stderr.strip().splitlines()[-1]
     assert last.startswith("bigdl.common.errors.UsageError: The path 'hdfs://localhost:1/x'")
-    assert "HADOOP_HOME" in last
+    assert "set HADOOP_CONF_DIR" in last
