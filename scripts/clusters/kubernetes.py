@@ -572,7 +572,7 @@ def stop(folder: Path) -> None:
     networks = [path.name for path in Path("/run/netns").glob("node[1-9]")]  # of any start
     for name in dict.fromkeys([*_nodes(folder), *networks]):
         _node_remove(folder, name)
-    Daemons(folder).stop()
+    Daemons(folder).stop(patience=3)  # an API server waits for those who watch
     subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
 
 

@@ -284,7 +284,7 @@ def kill(folder: Path, name: str) -> None:
 
 
 def stop(folder: Path) -> None:
-    Daemons(folder).stop()
+    Daemons(folder).stop(patience=3)  # a NodeManager looks for its ResourceManager for long
     end_processes(containers(folder), 1)
 
 
