@@ -89,6 +89,80 @@ FIT = """
 """
 
 
+# A program with ARGUMENTS of init_orca_context, WORKERS_PER_NODE, and FOLDER for what it saves. What
+# it prints is the same on every cluster, to the last bit.
+WHOLE = """
+    import json
+    import torch
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+    from bigdl.orca.learn.pytorch import Estimator
+
+    init_orca_context(**ARGUMENTS)
+    rows = OrcaContext.get_spark_session().range(240, numPartitions=4).selectExpr(
+        "id",
+        "array(float(sin(id)), float(sin(2 * id)), float(sin(3 * id))) AS x",
+        "float(sin(id) + 2 * cos(id)) AS y",
+    )
+
+    def model(config):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        )
+
+    def estimator(**options):
+        return Estimator.from_torch(
+            model=model,
+            optimizer=lambda model, config: torch.optim.Adam(model.parameters(), 0.05),
+            loss=torch.nn.MSELoss(),
+            workers_per_node=WORKERS_PER_NODE,
+            **options,
+        )
+
+    def weights(estimator):
+        return [tensor.tolist() for tensor in estimator.get_model().state_dict().values()]
+
+    data = {"feature_cols": ["x"], "label_cols": ["y"]}
+    fit = {"batch_size": 24, "seed": 7, **data}
+    whole = estimator()
+    whole.fit(rows, epochs=4, validation_data=rows, **fit)
+    predicted = whole.predict(rows, batch_size=50, feature_cols=["x"])
+    predicted = predicted.selectExpr("id", "prediction AS y").orderBy("id").toPandas()
+    whole.save(f"{FOLDER}/model.pt")
+    loaded = estimator()
+    loaded.load(f"{FOLDER}/model.pt")
+    estimator(model_dir=f"{FOLDER}/run").fit(rows, epochs=2, **fit)
+    resumed = estimator(model_dir=f"{FOLDER}/run")
+    resumed.fit(rows, epochs=4, resume="auto", **fit)
+    result = {
+        "weights": weights(whole),
+        "loaded": weights(loaded),
+        "resumed": weights(resumed),
+        "evaluated": whole.evaluate(rows, batch_size=50, **data),
+        "predicted": predicted["y"].tolist(),
+    }
+    stop_orca_context()
+    print(json.dumps(result))
+"""
+
+
+def run_whole(
+    folder: Path,
+    arguments: dict,
+    environment: dict[str, str] | None = None,
+    *,
+    workers_per_node: int = 1,
+    saved: str = "saved",
+) -> dict:
+    """What WHOLE prints, with what it says of itself checked."""
+    head = f"WORKERS_PER_NODE, FOLDER = {workers_per_node}, {saved!r}\n"
+    result = last_line(run(folder, head + textwrap.dedent(WHOLE), arguments, environment))
+    assert result["weights"] == result["loaded"]
+    assert result["weights"] == result["resumed"]
+    assert len(result["predicted"]) == 240
+    return result
+
+
 def fitted_weights() -> np.ndarray:
     """The weights and the bias that FIT ends with."""
     ids = np.arange(64)
