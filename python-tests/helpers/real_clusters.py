@@ -89,8 +89,8 @@ FIT = """
 """
 
 
-# A program with ARGUMENTS of init_orca_context, WORKERS_PER_NODE, and FOLDER for what it saves. What
-# it prints is the same on every cluster, to the last bit.
+# A program with ARGUMENTS of init_orca_context, WORKERS_PER_NODE, and FOLDER for what it saves.
+# What it prints is the same on every cluster, to the last bit.
 WHOLE = """
     import json
     import torch
