@@ -186,11 +186,13 @@ def run(
     """Run a program in a new folder to its end."""
     process = start(folder, program, arguments, environment, python=python)
     try:
-        output, errors = process.communicate(timeout=280)
+        output, errors = process.communicate(timeout=400)
     except subprocess.TimeoutExpired:
         process.kill()
         output, errors = process.communicate()
         raise AssertionError(f"The program did not end:\n{output}\n{errors}") from None
+    (folder / "stdout").write_text(output)
+    (folder / "stderr").write_text(errors)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
