@@ -191,7 +191,7 @@ def test_movielens_on_hdfs(yarn, tmp_path):
     program = f"EXAMPLES = {str(examples)!r}\n" + textwrap.dedent(program)
     variables = {**ENVIRONMENT, "HADOOP_CONF_DIR": str(yarn / "conf")}
     found = last_line(run(tmp_path / "there", program, on_yarn(yarn), variables))
-    assert found["AUC"] > 0.6
+    assert found["auc"] > 0.6
 
 
 FASHION = """
