@@ -162,6 +162,17 @@ def reported(doc: dict) -> RuntimeError:
     return RuntimeError(_REPORT + json.dumps(doc) + "\n")
 
 
+def _said_of_container(text: str) -> str:
+    """What Kubernetes says of a container that ended, as the end of a sentence."""
+    if re.search(r"OOMKilled|possible container OOM", text):
+        return (
+            "; its container was killed for its memory: ask for more with "
+            "extra_executor_memory_for_ray"
+        )
+    found = re.search(r"The API gave the following message: (?!N/A|null)([^\n]+)", text)
+    return f"; {found[1].strip()}" if found else ""
+
+
 def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
     """A lost worker, the input's own failure, or what else ended a Spark job.
 
@@ -189,7 +200,8 @@ def job_error(error: BaseException, vanished: list[dict]) -> BaseException:
     if found is None:
         for pattern, reasons in _LOST:
             if re.search(pattern, text, re.IGNORECASE):
-                return worker_lost(vanished, *reasons)
+                said = _said_of_container(text)
+                return worker_lost(vanished, *(f"{reason}{said}" for reason in reasons))
         if _CANCELLED.search(text):
             return JobCancelled("The Spark job was cancelled before it was done")
     cause = (found.group(1) if found else text.split("\n\tat ")[0]).strip()
