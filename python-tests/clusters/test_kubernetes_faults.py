@@ -22,7 +22,11 @@ from test_kubernetes import (
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 # Spark takes an executor for lost after two minutes of silence; here it has not to wait so long.
-QUICK = {"spark.network.timeout": "30s", "spark.executor.heartbeatInterval": "3s"}
+QUICK = {
+    "spark.network.timeout": "30s",
+    "spark.network.timeoutInterval": "5s",
+    "spark.executor.heartbeatInterval": "3s",
+}
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +141,9 @@ def test_a_container_that_is_killed_for_its_memory(account, tmp_path):
     first = textwrap.indent(textwrap.dedent(THE_JVM_FIRST), " " * 8)
     program = textwrap.dedent(TOO_MUCH).replace("        model.kept", f"{first}        model.kept")
     program = f"PLACE, ONCE = '/nothing', False\n{program}"
-    done = run(tmp_path / "there", program, on_kubernetes(account), environment(account))
+    conf = {"spark.executor.extraJavaOptions": "-XX:+AlwaysPreTouch"}
+    arguments = on_kubernetes(account, memory="2g", conf=conf)
+    done = run(tmp_path / "there", program, arguments, environment(account))
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert "memory" in last, done.stderr
@@ -157,7 +163,8 @@ TOO_MANY_ROWS = """
         optimizer=lambda model, config: torch.optim.SGD(model.parameters(), 0.0),
         loss=torch.nn.MSELoss(),
     )
-    estimator.fit(rows, epochs=1000, batch_size=3000, feature_cols=["x"], label_cols=["y"])
+    columns = {"feature_cols": ["x"], "label_cols": ["y"]}
+    estimator.fit(rows, epochs=1000, batch_size=3000, max_failures=0, **columns)
 """
 
 
@@ -202,7 +209,8 @@ def test_a_driver_that_is_killed_leaves_nothing(account, tmp_path, trial, record
     began = time.monotonic()
     while time.monotonic() < began + 30:
         left: list = [each for each in family if each.is_running()] + in_pods()
-        left += kubectl(account, "-n", NAMESPACE, "get", "pods", "-o", "name").split()
+        pods = ("get", "pods", "-l", "spark-role=executor", "-o", "name")
+        left += kubectl(account, "-n", NAMESPACE, *pods).split()
         if not left:
             break
         time.sleep(0.1)

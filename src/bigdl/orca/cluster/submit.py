@@ -308,6 +308,8 @@ def _kubernetes(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
         "spark.master": master,
         "spark.kubernetes.container.image": image,
         "spark.archives": _unpacked_as(archive),
+        # The FailurePolicy decides; Spark would end the program after two losses of an executor.
+        "spark.executor.maxNumFailures": str(10 * request.num_nodes),
     }
     if not request.is_cluster_mode:
         properties["spark.driver.host"] = machine.address

@@ -173,7 +173,7 @@ class SparkJob(Job):
         gone = vanished(line, self.num_workers)
         if failure is None:
             return self._without_results(rows, outcomes, details, gone)
-        cause = job_error(failure, gone)
+        cause = job_error(failure, gone, self._engine.cluster.is_kubernetes)
         if self._engine.give_up_driver(cause):
             return None
         raise cause from None
