@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cluster_programs import TOO_MUCH
 from real_clusters import InAStep, control, last_line, run, undisturbed
 from test_yarn import ENVIRONMENT, hadoop, on_yarn, processes_of_containers
 
@@ -84,39 +85,6 @@ def test_a_lost_node_is_replaced_by_the_other(yarn, tmp_path, weights):
         assert last_line(program.end()) == weights, (node, of_master)
     finally:
         bring_back(yarn, node)
-
-
-TOO_MUCH = """
-    import json, os
-    from pathlib import Path
-    import numpy as np, torch
-    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
-    from bigdl.orca.learn.pytorch import Estimator
-
-    def model(config):
-        place = Path(PLACE)
-        if not place.exists():
-            if ONCE:
-                place.touch()
-            model.kept = np.ones((3 << 30) // 8)
-        return torch.nn.Linear(3, 1)
-
-    sc = init_orca_context(**ARGUMENTS)
-    rows = OrcaContext.get_spark_session().range(96, numPartitions=2).selectExpr(
-        "array(float(sin(id)), float(sin(2 * id)), float(sin(3 * id))) AS x",
-        "float(sin(id) + 2 * cos(id)) AS y",
-    )
-    estimator = Estimator.from_torch(
-        model=model,
-        optimizer=lambda model, config: torch.optim.Adam(model.parameters(), 0.05),
-        loss=torch.nn.MSELoss(),
-    )
-    history = estimator.fit(
-        rows, epochs=2, batch_size=32, feature_cols=["x"], label_cols=["y"], seed=7
-    )
-    stop_orca_context()
-    print(json.dumps({"epochs": len(history)}))
-"""
 
 
 @pytest.mark.parametrize("once", [True, False])

@@ -211,7 +211,7 @@ def start(
     return subprocess.Popen(
         [python, "program.py"],
         cwd=folder,
-        env={**os.environ, "SPARK_LOCAL_DIRS": str(folder), **(environment or {})},
+        env={**os.environ, "SPARK_LOCAL_DIRS": str(folder / "local"), **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
