@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from real_clusters import FIT, control, fitted_weights, last_line, run, run_whole
+from real_clusters import FIT, SEARCH, control, fitted_weights, last_line, run, run_whole
 
 from bigdl.orca.cluster.standalone import spark_home
 
@@ -135,34 +135,8 @@ def test_ray_runs_on_both_nodes_and_is_gone(yarn, tmp_path):
 
 @pytest.mark.slow
 def test_a_search_of_hyperparameters(yarn, tmp_path):
-    program = """
-        import json
-        import numpy as np, torch
-        from torch.utils.data import DataLoader, TensorDataset
-        from bigdl.orca import init_orca_context, stop_orca_context
-        from bigdl.orca.automl import hp
-        from bigdl.orca.automl.auto_estimator import AutoEstimator
-
-        def loader(config):
-            x = torch.from_numpy(np.random.default_rng(0).normal(size=(64, 3)).astype("float32"))
-            return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
-
-        if __name__ == "__main__":
-            init_orca_context(**ARGUMENTS)
-            search = AutoEstimator.from_torch(
-                model_creator=lambda config: torch.nn.Linear(3, 1),
-                optimizer="SGD", loss="MSELoss", logs_dir="logs", name="search",
-            )
-            search.fit(
-                loader, epochs=2, validation_data=loader, metric="mse", metric_mode="min",
-                n_sampling=4, search_space={"lr": hp.choice([1e-4, 1e-1])},
-            )
-            best = search.get_best_config()
-            stop_orca_context()
-            print(json.dumps(best))
-    """
     arguments = on_yarn(yarn, init_ray_on_spark=True, extra_executor_memory_for_ray="2g")
-    assert last_line(run(tmp_path / "there", program, arguments, ENVIRONMENT))["lr"] == 0.1
+    assert last_line(run(tmp_path / "there", SEARCH, arguments, ENVIRONMENT))["lr"] == 0.1
 
 
 @pytest.mark.slow

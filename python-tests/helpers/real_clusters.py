@@ -147,6 +147,35 @@ WHOLE = """
 """
 
 
+# A search on the Ray of a cluster; 0.1 is the better of both.
+SEARCH = """
+    import json
+    import numpy as np, torch
+    from torch.utils.data import DataLoader, TensorDataset
+    from bigdl.orca import init_orca_context, stop_orca_context
+    from bigdl.orca.automl import hp
+    from bigdl.orca.automl.auto_estimator import AutoEstimator
+
+    def loader(config):
+        x = torch.from_numpy(np.random.default_rng(0).normal(size=(64, 3)).astype("float32"))
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
+
+    if __name__ == "__main__":
+        init_orca_context(**ARGUMENTS)
+        search = AutoEstimator.from_torch(
+            model_creator=lambda config: torch.nn.Linear(3, 1),
+            optimizer="SGD", loss="MSELoss", logs_dir="logs", name="search",
+        )
+        search.fit(
+            loader, epochs=2, validation_data=loader, metric="mse", metric_mode="min",
+            n_sampling=4, search_space={"lr": hp.choice([1e-4, 1e-1])},
+        )
+        best = search.get_best_config()
+        stop_orca_context()
+        print(json.dumps(best))
+"""
+
+
 def run_whole(
     folder: Path,
     arguments: dict,
@@ -154,10 +183,12 @@ def run_whole(
     *,
     workers_per_node: int = 1,
     saved: str = "saved",
+    python: str = sys.executable,
 ) -> dict:
     """What WHOLE prints, with what it says of itself checked."""
     head = f"WORKERS_PER_NODE, FOLDER = {workers_per_node}, {saved!r}\n"
-    result = last_line(run(folder, head + textwrap.dedent(WHOLE), arguments, environment))
+    program = head + textwrap.dedent(WHOLE)
+    result = last_line(run(folder, program, arguments, environment, python=python))
     assert result["weights"] == result["loaded"]
     assert result["weights"] == result["resumed"]
     assert len(result["predicted"]) == 240
@@ -301,6 +332,7 @@ class InAStep:
         step: int = 5,
         options: dict | None = None,
         fit: dict | None = None,
+        python: str = sys.executable,
     ):
         self.folder = folder
         head = (
@@ -308,7 +340,7 @@ class InAStep:
             f"OPTIONS, FIT = {options or {}!r}, {fit or {}!r}\n"
         )
         program = head + textwrap.dedent(IN_A_STEP)
-        self.process = start(folder, program, arguments, environment)
+        self.process = start(folder, program, arguments, environment, python=python)
 
     def waiting(self) -> int:
         """The pid of the worker that waits."""
