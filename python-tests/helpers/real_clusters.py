@@ -154,10 +154,12 @@ def run_whole(
     *,
     workers_per_node: int = 1,
     saved: str = "saved",
+    python: str = sys.executable,
 ) -> dict:
     """What WHOLE prints, with what it says of itself checked."""
     head = f"WORKERS_PER_NODE, FOLDER = {workers_per_node}, {saved!r}\n"
-    result = last_line(run(folder, head + textwrap.dedent(WHOLE), arguments, environment))
+    program = head + textwrap.dedent(WHOLE)
+    result = last_line(run(folder, program, arguments, environment, python=python))
     assert result["weights"] == result["loaded"]
     assert result["weights"] == result["resumed"]
     assert len(result["predicted"]) == 240
@@ -303,6 +305,7 @@ class InAStep:
         step: int = 5,
         options: dict | None = None,
         fit: dict | None = None,
+        python: str = sys.executable,
     ):
         self.folder = folder
         head = (
@@ -310,7 +313,7 @@ class InAStep:
             f"OPTIONS, FIT = {options or {}!r}, {fit or {}!r}\n"
         )
         program = head + textwrap.dedent(IN_A_STEP)
-        self.process = start(folder, program, arguments, environment)
+        self.process = start(folder, program, arguments, environment, python=python)
 
     def waiting(self) -> int:
         """The pid of the worker that waits."""
