@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,19 +180,39 @@ def run(
     program: str,
     arguments: dict,
     environment: dict[str, str] | None = None,
+    *,
+    python: str = sys.executable,
 ) -> subprocess.CompletedProcess:
-    """Run a program in a new folder."""
+    """Run a program in a new folder to its end."""
+    process = start(folder, program, arguments, environment, python=python)
+    try:
+        output, errors = process.communicate(timeout=280)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+        raise AssertionError(f"The program did not end:\n{output}\n{errors}") from None
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def start(
+    folder: Path,
+    program: str,
+    arguments: dict,
+    environment: dict[str, str] | None = None,
+    *,
+    python: str = sys.executable,
+) -> subprocess.Popen:
+    """Start a program in a new folder."""
     folder.mkdir()
     settings = f"ARGUMENTS = {arguments!r}\n"
     (folder / "program.py").write_text(settings + textwrap.dedent(program), encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, "program.py"],
+    return subprocess.Popen(
+        [python, "program.py"],
         cwd=folder,
         env={**os.environ, "SPARK_LOCAL_DIRS": str(folder), **(environment or {})},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=280,
-        check=False,
     )
 
 
@@ -199,3 +220,129 @@ def last_line(done: subprocess.CompletedProcess) -> dict:
     """The JSON that a program wrote at the end."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+# A program that stops in the middle of a step: the worker of RANK writes its pid to PLACE/waiting
+# and goes on when PLACE/done is there. PLACE is a folder that all hosts see.
+IN_A_STEP = """
+    import json, os, time
+    from pathlib import Path
+    import torch
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+    from bigdl.orca.learn.pytorch import Estimator
+
+    def wait():
+        place = Path(PLACE)
+        if not (place / "waiting").exists():
+            (place / "part").write_text(str(os.getpid()))
+            (place / "part").rename(place / "waiting")
+        while not (place / "done").exists():
+            time.sleep(0.1)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = torch.nn.Linear(3, 1)
+            self.steps = 0
+
+        def forward(self, x):
+            self.steps += 1
+            if self.steps == STEP and torch.distributed.get_rank() == RANK:
+                wait()
+            return self.linear(x)
+
+    def fit():
+        rows = OrcaContext.get_spark_session().range(96, numPartitions=2).selectExpr(
+            "array(float(sin(id)), float(sin(2 * id)), float(sin(3 * id))) AS x",
+            "float(sin(id) + 2 * cos(id)) AS y",
+        )
+        estimator = Estimator.from_torch(
+            model=lambda config: Model(),
+            optimizer=lambda model, config: torch.optim.Adam(model.parameters(), 0.05),
+            loss=torch.nn.MSELoss(),
+            **OPTIONS,
+        )
+        estimator.fit(
+            rows, epochs=5, batch_size=32, feature_cols=["x"], label_cols=["y"], seed=7, **FIT
+        )
+        return [tensor.tolist() for tensor in estimator.get_model().state_dict().values()]
+
+    if __name__ == "__main__":
+        sc = init_orca_context(**ARGUMENTS)
+        result = fit()
+        stop_orca_context()
+        print(json.dumps(result))
+"""
+
+
+class InAStep:
+    """A run of the program IN_A_STEP.
+
+    Parameters
+    ----------
+    folder : Path
+        New, and seen by all hosts.
+    arguments : dict
+        Of init_orca_context.
+    rank, step : int
+        Of the worker that waits, and when.
+    options, fit : dict
+        More arguments of the Estimator and of its fit.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: dict,
+        environment: dict[str, str] | None = None,
+        *,
+        rank: int = 1,
+        step: int = 5,
+        options: dict | None = None,
+        fit: dict | None = None,
+    ):
+        self.folder = folder
+        head = (
+            f"PLACE, RANK, STEP = {str(folder)!r}, {rank}, {step}\n"
+            f"OPTIONS, FIT = {options or {}!r}, {fit or {}!r}\n"
+        )
+        program = head + textwrap.dedent(IN_A_STEP)
+        self.process = start(folder, program, arguments, environment)
+
+    def waiting(self) -> int:
+        """The pid of the worker that waits."""
+        end = time.monotonic() + 180
+        while not (self.folder / "waiting").exists():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end, self.fail()
+            time.sleep(0.1)
+        return int((self.folder / "waiting").read_text())
+
+    def go_on(self) -> None:
+        (self.folder / "done").touch()
+
+    def fail(self) -> str:
+        """End the program; returns what it has printed."""
+        self.process.kill()
+        output, errors = self.process.communicate()
+        return f"{output}\n{errors}"
+
+    def end(self, seconds: float = 240) -> subprocess.CompletedProcess:
+        """Wait for the program's end."""
+        try:
+            output, errors = self.process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"The program did not end:\n{self.fail()}") from None
+        done = subprocess.CompletedProcess([], self.process.returncode, output, errors)
+        (self.folder / "stdout").write_text(output)
+        (self.folder / "stderr").write_text(errors)
+        return done
+
+
+def undisturbed(folder: Path, workers: int = 2) -> list:
+    """The weights that IN_A_STEP ends with when nothing happens."""
+    options = {"workers_per_node": workers}
+    run = InAStep(folder, {"cores": workers}, options=options)
+    run.go_on()
+    return last_line(run.end())
