@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from pathlib import Path
 
 # Paths below site-packages; `*` also matches slashes.
 RULES = {
-    "tests": ["*/test/*", "*/tests/*"],
+    "tests": ["*/tests/*", "onnx/backend/test/*", "onnx/test/*", "torch/test/*"],
     "what only compilers use": [
         "*/include/*",
         "*.a",
@@ -44,9 +45,8 @@ RULES = {
         "torch/lib/libjitbackend_test.so",
         "torch/lib/libtorchbind_test.so",
     ],
-    "Arrow Flight and Substrait": [
+    "Arrow Flight": [
         "pyarrow/*flight*",
-        "pyarrow/*substrait*",
     ],
     "Scala shells, examples and R of Spark": [
         "pyspark/examples/*",
@@ -64,23 +64,10 @@ KEPT = [
 ]
 
 PROCESSORS = {"x86_64": {"amd64", "linux64"}, "aarch64": {"aarch64"}}
-OTHERS = {
-    *(
-        "amd64",
-        "linux64",
-        "aarch64",
-        "arm",
-        "armv6",
-        "armv7",
-        "i386",
-        "x86",
-        "linux32",
-        "loongarch64",
-    ),
-    *("mips64", "ppc", "ppc64", "ppc64le", "riscv64", "s390x", "musl", "android"),
-    *("aix", "darwin", "freebsd", "mac", "macos", "osx", "sunos", "win", "windows"),
-    *("windows32", "windows64"),
-}
+OTHERS = re.compile(
+    r"aarch64|amd64|arm(v\d)?|i386|linux(32|64)|loongarch64|mips64|ppc(64(le)?)?|riscv64|s390x|x86"
+    r"|musl|aix|android|darwin|freebsd|mac(os)?|osx|sunos|win(dows(32|64)?)?"
+)
 SAME = {"x86_64": "amd64", "aarch_64": "aarch64", "arm64": "aarch64"}
 LIBRARIES = (".so", ".dll", ".dylib", ".jnilib", ".a", ".exe")
 
@@ -102,8 +89,8 @@ def is_foreign(entry: str, machine: str) -> bool:
     name = entry.lower()
     for written, known in SAME.items():
         name = name.replace(written, known)
-    words = set(re.split(r"[^a-z0-9]+", name))
-    return bool(words & (OTHERS - PROCESSORS[machine]))
+    words = set(re.split(r"[^a-z0-9]+", name)) - PROCESSORS[machine]
+    return any(OTHERS.fullmatch(word) for word in words)
 
 
 def files(folder: Path) -> Iterator[Path]:
@@ -174,17 +161,37 @@ def strip_symbols(folder: Path) -> int:
     strip = shutil.which("strip")
     freed = 0
     for path in files(folder) if strip else ():
-        if ".so" not in path.name or path.is_symlink() or path.read_bytes()[:4] != b"\x7fELF":
+        if ".so" not in path.name or path.is_symlink() or not _is_elf(path):
             continue
         with tempfile.TemporaryDirectory(dir=path.parent) as aside:
             smaller = Path(aside, path.name)
             command = [strip, "--strip-unneeded", "-o", smaller, path]
             done = subprocess.run(command, capture_output=True, check=False)
-            gain = path.stat().st_size - smaller.stat().st_size if done.returncode == 0 else 0
+            # strip spoils some of the libraries whose names of others patchelf has changed
+            if done.returncode or not _is_aligned(smaller):
+                continue
+            gain = path.stat().st_size - smaller.stat().st_size
             if gain > 0:
                 smaller.replace(path)
                 freed += gain
     return freed
+
+
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(5) == b"\x7fELF\x02"  # of 64 bits
+
+
+def _is_aligned(path: Path) -> bool:
+    """Return True if the segments of a library lie where they can be mapped to memory."""
+    content = path.read_bytes()
+    (table,) = struct.unpack_from("<Q", content, 32)
+    size, count = struct.unpack_from("<HH", content, 54)
+    for place in range(table, table + size * count, size):
+        kind, _, offset, address, *_, alignment = struct.unpack_from("<IIQQQQQQ", content, place)
+        if kind == 1 and (address - offset) % alignment:  # 1: what the loader maps
+            return False
+    return True
 
 
 def trim(folder: Path, machine: str = "") -> dict[str, int]:
