@@ -66,7 +66,7 @@ KEPT = [
 PROCESSORS = {"x86_64": {"amd64", "linux64"}, "aarch64": {"aarch64"}}
 OTHERS = re.compile(
     r"aarch64|amd64|arm(v\d)?|i386|linux(32|64)|loongarch64|mips64|ppc(64(le)?)?|riscv64|s390x|x86"
-    r"|musl|aix|android|darwin|freebsd|mac(os)?|osx|sunos|win(dows(32|64)?)?"
+    r"|musl|aix|android|darwin|freebsd|mac(os)?|osx|sunos|win(dows)?(32|64)?"
 )
 SAME = {"x86_64": "amd64", "aarch_64": "aarch64", "arm64": "aarch64"}
 LIBRARIES = (".so", ".dll", ".dylib", ".jnilib", ".a", ".exe")
