@@ -13,7 +13,7 @@ from cluster_programs import TOO_MUCH
 from real_clusters import InAStep, control, last_line, run, undisturbed
 from test_yarn import ENVIRONMENT, hadoop, on_yarn, processes_of_containers
 
-pytestmark = [pytest.mark.yarn, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.yarn, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -317,7 +317,7 @@ class InAStep:
 
     def waiting(self) -> int:
         """The pid of the worker that waits."""
-        end = time.monotonic() + 180
+        end = time.monotonic() + 400
         while not (self.folder / "waiting").exists():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < end, self.fail()
@@ -333,7 +333,7 @@ class InAStep:
         output, errors = self.process.communicate()
         return f"{output}\n{errors}"
 
-    def end(self, seconds: float = 240) -> subprocess.CompletedProcess:
+    def end(self, seconds: float = 400) -> subprocess.CompletedProcess:
         """Wait for the program's end."""
         try:
             output, errors = self.process.communicate(timeout=seconds)
