@@ -121,8 +121,13 @@ def test_the_error_of_a_worker_is_told_here_and_in_the_logs(yarn, tmp_path):
     assert "KeyError: 'no such setting'" in done.stderr
     application = done.stdout.split("APPLICATION ")[1].split()[0]
     assert application.startswith("application_")
-    logs = hadoop(yarn, "fs", "-cat", f"/tmp/logs/root/*/*/{application}/*")
-    assert "no such setting" in logs
+    end = time.monotonic() + 60
+    logs = f"/tmp/logs/root/*/*/{application}/*"
+    while application not in hadoop(yarn, "fs", "-ls", "-R", "/tmp/logs"):
+        assert time.monotonic() < end
+        time.sleep(1)
+    time.sleep(5)  # until all nodes have written theirs
+    assert "no such setting" in hadoop(yarn, "fs", "-cat", logs)
 
 
 def test_a_driver_on_the_cluster_goes_on_after_its_loss(yarn, tmp_path, weights):
