@@ -20,3 +20,19 @@ def kubernetes(tmp_path_factory) -> Iterator[Path]:
     with running("kubernetes.py", tmp_path_factory.mktemp("kubernetes")) as folder:
         control("kubernetes.py", "machine", folder)
         yield folder
+
+
+@pytest.fixture(scope="session")
+def account(kubernetes) -> Path:
+    """The same Kubernetes, with the namespace and the account of the documentation."""
+    file = Path(__file__).parents[2] / "docker" / "kubernetes" / "account.yaml"
+    control("kubernetes.py", "kubectl", kubernetes, "apply", "-f", str(file))
+    return kubernetes
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory) -> Iterator[Path]:
+    """The folder of four hosts and a driver's, with a standalone cluster of Spark on them."""
+    with running("hosts.py", tmp_path_factory.mktemp("hosts")) as folder:
+        control("hosts.py", "spark", folder)
+        yield folder

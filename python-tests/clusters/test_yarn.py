@@ -1,14 +1,17 @@
 """Programs on a real YARN of two hosts with HDFS."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from cluster_programs import FASHION, MOVIELENS, ON_RAY, OTHER_BACKEND, SEARCH
 from real_clusters import FIT, control, fitted_weights, last_line, run, run_whole
 
 from bigdl.orca.cluster.standalone import spark_home
@@ -36,6 +39,18 @@ ENVIRONMENT = {"SPARK_LOCAL_IP": "127.0.0.1"}
 def hadoop(yarn: Path, *command: str) -> str:
     """What a command of Hadoop prints."""
     return control("yarn.py", "cli", yarn, *command)
+
+
+def processes_of_containers(yarn: Path) -> list[psutil.Process]:
+    """What runs in containers or was started there."""
+    nodes = (f"{yarn}/nm1/", f"{yarn}/nm2/")
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            places = (process.environ().get("LOCAL_DIRS", ""), process.cwd())
+            if any(place.startswith(nodes) for place in places):
+                found.append(process)
+    return found
 
 
 def kept_files(yarn: Path) -> list[str]:
@@ -70,37 +85,7 @@ def test_results_equal_those_of_this_machine(yarn, tmp_path, cores):
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ray", "bigdl"])
 def test_other_backends_learn_the_same(yarn, tmp_path, backend):
-    program = """
-        import json
-        import torch
-        from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
-        from bigdl.orca.learn.pytorch import Estimator
-
-        init_orca_context(**ARGUMENTS)
-        rows = OrcaContext.get_spark_session().range(64, numPartitions=2).selectExpr(
-            "array(float(sin(id)), float(sin(2 * id)), float(sin(3 * id))) AS x",
-            "array(float(sin(id) + 2 * cos(id))) AS y",
-        )
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 1)
-        torch.nn.init.zeros_(model.weight)
-        torch.nn.init.zeros_(model.bias)
-        estimator = Estimator.from_torch(
-            model=model if BACKEND == "bigdl" else lambda config: model,
-            optimizer=torch.optim.SGD(model.parameters(), 0.1)
-            if BACKEND == "bigdl"
-            else lambda model, config: torch.optim.SGD(model.parameters(), 0.1),
-            loss=torch.nn.MSELoss(),
-            backend=BACKEND,
-        )
-        estimator.fit(rows, epochs=3, batch_size=64, feature_cols=["x"], label_cols=["y"])
-        predicted = estimator.predict(rows, feature_cols=["x"]).count()
-        weight, bias = estimator.get_model().parameters()
-        stop_orca_context()
-        weights = [*weight.detach().reshape(-1).tolist(), bias.item()]
-        print(json.dumps({"weights": weights, "predicted": predicted}))
-    """
-    program = f"BACKEND = {backend!r}\n" + textwrap.dedent(program)
+    program = f"BACKEND = {backend!r}\n" + textwrap.dedent(OTHER_BACKEND)
     arguments = on_yarn(yarn, extra_executor_memory_for_ray="2g")
     found = last_line(run(tmp_path / "there", program, arguments, ENVIRONMENT))
     assert found["predicted"] == 64
@@ -109,60 +94,19 @@ def test_other_backends_learn_the_same(yarn, tmp_path, backend):
 
 @pytest.mark.slow
 def test_ray_runs_on_both_nodes_and_is_gone(yarn, tmp_path):
-    program = """
-        import json, os
-        import ray
-        from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
-
-        init_orca_context(**ARGUMENTS)
-        OrcaContext.get_ray_context()
-
-        @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
-        def place():
-            return os.getcwd(), ray.get_runtime_context().get_node_id()
-
-        nodes = [node for node in ray.nodes() if node["Resources"].get("CPU")]
-        places = ray.get([place.remote() for _ in range(8)])
-        stop_orca_context()
-        addresses = [node["NodeManagerAddress"] for node in nodes]
-        print(json.dumps({"addresses": addresses, "nodes": sorted({node for _, node in places})}))
-    """
     arguments = on_yarn(yarn, init_ray_on_spark=True, extra_executor_memory_for_ray="2g")
-    found = last_line(run(tmp_path / "there", program, arguments, ENVIRONMENT))
+    found = last_line(run(tmp_path / "there", ON_RAY, arguments, ENVIRONMENT))
     assert len(found["nodes"]) == 2
-    assert "raylet" not in {process.name() for process in psutil.process_iter()}
+    end = time.monotonic() + 10
+    while left := [each for each in processes_of_containers(yarn) if each.name() == "raylet"]:
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
 
 
 @pytest.mark.slow
 def test_a_search_of_hyperparameters(yarn, tmp_path):
-    program = """
-        import json
-        import numpy as np, torch
-        from torch.utils.data import DataLoader, TensorDataset
-        from bigdl.orca import init_orca_context, stop_orca_context
-        from bigdl.orca.automl import hp
-        from bigdl.orca.automl.auto_estimator import AutoEstimator
-
-        def loader(config):
-            x = torch.from_numpy(np.random.default_rng(0).normal(size=(64, 3)).astype("float32"))
-            return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16)
-
-        if __name__ == "__main__":
-            init_orca_context(**ARGUMENTS)
-            search = AutoEstimator.from_torch(
-                model_creator=lambda config: torch.nn.Linear(3, 1),
-                optimizer="SGD", loss="MSELoss", logs_dir="logs", name="search",
-            )
-            search.fit(
-                loader, epochs=2, validation_data=loader, metric="mse", metric_mode="min",
-                n_sampling=4, search_space={"lr": hp.choice([1e-4, 1e-1])},
-            )
-            best = search.get_best_config()
-            stop_orca_context()
-            print(json.dumps(best))
-    """
     arguments = on_yarn(yarn, init_ray_on_spark=True, extra_executor_memory_for_ray="2g")
-    assert last_line(run(tmp_path / "there", program, arguments, ENVIRONMENT))["lr"] == 0.1
+    assert last_line(run(tmp_path / "there", SEARCH, arguments, ENVIRONMENT))["lr"] == 0.1
 
 
 @pytest.mark.slow
@@ -172,78 +116,12 @@ def test_movielens_on_hdfs(yarn, tmp_path):
         pytest.skip("BIGDL_DATA names no folder with ml-100k")
     hadoop(yarn, "fs", "-mkdir", "-p", "/ml-100k")
     hadoop(yarn, "fs", "-put", "-f", f"{data}/ml-100k/u.data", "/ml-100k/u.data")
-    program = """
-        import json, sys
-        sys.path.insert(0, EXAMPLES)
-        import neumf
-        import train_dataframe
-        from bigdl.orca import init_orca_context, stop_orca_context
-
-        neumf.start = lambda options: init_orca_context(**ARGUMENTS)
-        report = train_dataframe.main([
-            "--data-dir", "hdfs:///ml-100k", "--users", "100", "--epochs", "2",
-            "--workers_per_node", "1", "--output", "hdfs:///ncf", "--fused",
-        ])
-        stop_orca_context()
-        print(json.dumps({name: float(value) for name, value in report.items()}))
-    """
     examples = Path(__file__).parents[2] / "examples" / "orca" / "ncf"
-    program = f"EXAMPLES = {str(examples)!r}\n" + textwrap.dedent(program)
+    head = f"EXAMPLES, DATA, OUTPUT = {str(examples)!r}, 'hdfs:///ml-100k', 'hdfs:///ncf'\n"
+    program = head + textwrap.dedent(MOVIELENS)
     variables = {**ENVIRONMENT, "HADOOP_CONF_DIR": str(yarn / "conf")}
     found = last_line(run(tmp_path / "there", program, on_yarn(yarn), variables))
     assert found["auc"] > 0.6
-
-
-FASHION = """
-    import argparse, json, os
-    import numpy as np
-    import torch
-    import torch.nn as nn
-    import torch.optim as optim
-    from torch.utils.data import DataLoader, TensorDataset
-    from bigdl.orca import init_orca_context, stop_orca_context
-    from bigdl.orca.learn.metrics import Accuracy
-    from bigdl.orca.learn.pytorch import Estimator
-
-    def images(seed, size):
-        labels = np.random.default_rng(seed).integers(0, 10, size)
-        pixels = np.zeros((size, 1, 28, 28), np.float32)
-        for row, label in enumerate(labels):
-            pixels[row, 0, 2 * label : 2 * label + 4] = 1
-        return TensorDataset(torch.from_numpy(pixels), torch.from_numpy(labels))
-
-    def train_data_creator(config, batch_size):
-        return DataLoader(images(0, 640), batch_size=batch_size, shuffle=True, num_workers=0)
-
-    def validation_data_creator(config, batch_size):
-        return DataLoader(images(1, 160), batch_size=batch_size, num_workers=0)
-
-    def model_creator(config):
-        return nn.Sequential(
-            nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Flatten(), nn.Linear(864, 10)
-        )
-
-    def optimizer_creator(model, config):
-        return optim.SGD(model.parameters(), lr=config.get("lr", 0.05), momentum=0.9)
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cluster_mode", default="yarn-client")
-    options = parser.parse_args()
-    if options.cluster_mode == "bigdl-submit":
-        init_orca_context(cluster_mode="bigdl-submit")
-    else:
-        init_orca_context(**{**ARGUMENTS, "cluster_mode": options.cluster_mode})
-    orca_est = Estimator.from_torch(
-        model=model_creator, optimizer=optimizer_creator, loss=nn.CrossEntropyLoss(),
-        metrics=[Accuracy()], model_dir=MODEL_DIR, backend="spark",
-        config={"lr": 0.05}, use_tqdm=True, workers_per_node=1,
-    )
-    orca_est.fit(data=train_data_creator, epochs=3, batch_size=32,
-                 validation_data=validation_data_creator)
-    result = orca_est.evaluate(data=validation_data_creator, batch_size=32)
-    stop_orca_context()
-    print(json.dumps({name: float(value) for name, value in result.items()}))
-"""
 
 
 @pytest.mark.slow

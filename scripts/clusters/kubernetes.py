@@ -450,6 +450,7 @@ def machine(folder: Path) -> None:
         "SPARK_HOME": str(spark_home()),
         "PYSPARK_PYTHON": sys.executable,
         "JAVA_HOME": str(java_home()),
+        "PYTHONPATH": str(HERE.parents[1] / "src"),
     }
     pairs = [f"{name}={value}" for name, value in environment.items()]
     load(folder, str(image(folder / "machine.tar", MACHINE, files, ["/opt/entrypoint.sh"], pairs)))

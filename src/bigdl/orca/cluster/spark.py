@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster import kubernetes
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 _SLOTS_S = 120.0  # seconds that executors get to register, or to come back
+_LOOK_S = 5.0  # seconds between two looks at the pods of executors that do not
 
 NO_CONTEXT = "No active SparkContext. Please create a SparkContext first"
 
@@ -97,6 +99,11 @@ class SparkCluster:
         return is_local(self.master)
 
     @property
+    def is_kubernetes(self) -> bool:
+        """Return True if executors are pods of Kubernetes."""
+        return self.master.startswith("k8s://")
+
+    @property
     def driver_host(self) -> str:
         """The address at which executors reach the driver."""
         return self._conf("spark.driver.host", "127.0.0.1")
@@ -153,11 +160,19 @@ class SparkCluster:
 
         Spark itself would look every 15 s only.
         """
-        end = time.monotonic() + _SLOTS_S
-        while (slots := self.slots()) < number and time.monotonic() < end:
+        begin = looked = time.monotonic()
+        while (slots := self.slots()) < number and time.monotonic() < begin + _SLOTS_S:
             if (cancelled or threading.Event()).wait(0.1):
                 break
+            if self.is_kubernetes and time.monotonic() > looked + _LOOK_S:
+                kubernetes.remove_lost_executors(self.sc)
+                looked = time.monotonic()
         return slots
+
+    def shortage(self) -> str:
+        """What the cluster says of executors that it does not start, as the end of a sentence."""
+        reasons = kubernetes.shortage(self.sc) if self.is_kubernetes else ""
+        return f": {reasons}" if reasons else ""
 
     def _conf(self, key: str, default: str = "") -> str:
         return self.sc.getConf().get(key, default)

@@ -308,6 +308,8 @@ def _kubernetes(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
         "spark.master": master,
         "spark.kubernetes.container.image": image,
         "spark.archives": _unpacked_as(archive),
+        # The FailurePolicy decides; Spark would end the program after two losses of an executor.
+        "spark.executor.maxNumFailures": str(10 * request.num_nodes),
     }
     if not request.is_cluster_mode:
         properties["spark.driver.host"] = machine.address
@@ -517,12 +519,28 @@ def submit_program(request: ContextRequest) -> int:
         If the cluster cannot be reached or something that it needs is missing.
     """
     machine = Machine.this_one()
-    described = submission(request, machine)  # complain before anything is packed
+    submission(request, machine)  # complain before anything is packed
     _reach(request)
     logger.info("Submitting the program with cluster_mode=%s", request.mode)
     if family(request.mode) == "yarn":
         return _submit_to_yarn(request, machine)
-    return run_with_java(described.command, described.environment)
+    return _submit_to_kubernetes(request, machine)
+
+
+def _submit_to_kubernetes(request: ContextRequest, machine: Machine) -> int:
+    """Run the program there, and print here what its driver prints."""
+    label = f"bigdl-{uuid.uuid4().hex}"
+    conf = {
+        **request.conf,
+        f"spark.kubernetes.driver.label.{kubernetes.SUBMISSION}": label,
+        "spark.kubernetes.submission.waitAppCompletion": "false",
+    }
+    described = submission(replace(request, conf=conf), machine)
+    code = run_with_java(described.command, described.environment)
+    if code:
+        return code
+    with launch.hadoop_jvm(described.environment) as jvm:
+        return kubernetes.follow_driver(jvm, described.properties, label)
 
 
 def _submit_to_yarn(request: ContextRequest, machine: Machine) -> int:

@@ -63,8 +63,11 @@ def start(role, order, *, replies=False):
     -------
     subprocess.Popen
     """
+    script = [__file__]
+    if not os.path.exists(__file__):  # in a zip file, which a driver has sent
+        script = ["-c", __loader__.get_source(__name__)]
     process = subprocess.Popen(
-        [sys.executable, "-P", __file__, role],
+        [sys.executable, "-P", *script, role],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE if replies else subprocess.DEVNULL,
         stderr=None if replies else subprocess.DEVNULL,

@@ -35,8 +35,6 @@ from bigdl.runtime.jobs import (
 from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec, execute
 
-__all__ = ["NoRows", "SparkEngine", "SparkJob"]
-
 logger = logging.getLogger("bigdl.orca")
 
 _RENDEZVOUS = ("auto", "driver", "rank0")
@@ -127,6 +125,12 @@ class SparkEngine(Engine):
                     cluster.sc, lambda: cluster.await_slots(num_workers, call.cancelled)
                 )
                 slots = call.wait()
+                reasons = cluster.shortage() if slots < num_workers else ""
+                if reasons:
+                    raise UsageError(
+                        f"{num_workers} workers were asked for but the cluster can run {slots} "
+                        f"tasks at once{reasons}"
+                    )
         return slots
 
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
@@ -167,7 +171,7 @@ class SparkJob(Job):
         gone = vanished(line, self.num_workers)
         if failure is None:
             return self._without_results(rows, outcomes, details, gone)
-        cause = job_error(failure, gone)
+        cause = job_error(failure, gone, self._engine.cluster.is_kubernetes)
         if self._engine.give_up_driver(cause):
             return None
         raise cause from None
@@ -183,6 +187,7 @@ class SparkJob(Job):
                     raise WorkerLost(
                         f"{self.num_workers} workers are needed but the cluster can only run "
                         f"{slots} tasks at once since executors were lost"
+                        f"{self._engine.cluster.shortage()}"
                     )
                 return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
             except BaseException:
