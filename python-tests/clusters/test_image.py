@@ -194,7 +194,7 @@ def trimmed_python(trim, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "program",
     [
@@ -212,7 +212,7 @@ def test_programs_run_with_trimmed_packages(trimmed_python, tmp_path, program):
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stderr
