@@ -5,7 +5,7 @@ python docker/trim.py SITE_PACKAGES            # changes that folder; prints wha
 
 docker/Dockerfile runs it. What goes: tests, headers and static libraries, which only a compiler
 uses, symbols of shared libraries, second copies of them, libraries of other processors inside of
-JARs, Arrow Flight, and the Scala shells of Spark. Hive, Kerberos, MLlib, Spark Connect and YARN
+JARs, Arrow Flight, the Scala shells of Spark and its Connect server. Hive, Kerberos, MLlib and YARN
 stay. It needs the standard library alone, and `strip` of binutils for the symbols, which stay
 without it.
 """
@@ -48,12 +48,14 @@ RULES = {
     "Arrow Flight": [
         "pyarrow/*flight*",
     ],
-    "Scala shells, examples and R of Spark": [
+    "shells of Scala, examples, R and the Connect server of Spark": [
         "pyspark/examples/*",
         "pyspark/R/*",
         "pyspark/jars/connect-repl/*",
         "pyspark/jars/jline-*",
         "pyspark/jars/scala-compiler-*",
+        "pyspark/jars/spark-connect_*",
+        "pyspark/jars/spark-pipelines_*",
         "pyspark/jars/spark-repl_*",
     ],
 }

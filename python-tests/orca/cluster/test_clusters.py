@@ -659,3 +659,14 @@ def test_an_active_context_is_the_one_of_nncontext(orca_spark):
     assert sc._jsc is not None
     with pytest.raises(UsageError, match="conf must be a SparkConf, a dict"):
         nncontext.init_nncontext(conf=3)
+
+
+def test_another_spark_in_spark_home_is_named(tmp_path, monkeypatch):
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.5.4-amzn-0.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with (
+        pytest.raises(UsageError, match=r"holds Spark 3\.5\.4-amzn-0, but .* unset SPARK_HOME"),
+        launch.hadoop_jvm({}),
+    ):
+        pass

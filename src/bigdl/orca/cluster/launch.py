@@ -20,13 +20,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from io import FileIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
-from bigdl.orca.cluster.standalone import StandaloneCluster
+from bigdl.orca.cluster.standalone import StandaloneCluster, spark_home
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.launch import Output
 
@@ -312,6 +313,7 @@ def _launch_gateway(conf: Any, readers: contextlib.ExitStack | None) -> Any:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
+    _check_spark_home()
     pipes = {}
     if readers is not None:
         for name in ("stdout", "stderr"):
@@ -327,6 +329,19 @@ def _launch_gateway(conf: Any, readers: contextlib.ExitStack | None) -> Any:
     finally:
         for pipe in pipes.values():
             os.close(pipe)  # the JVM has it now
+
+
+def _check_spark_home() -> None:
+    """Refuse a SPARK_HOME, such as that of a platform, with another Spark than the PySpark here."""
+    import pyspark
+
+    home, wanted = spark_home(), pyspark.__version__
+    cores = [jar.stem.split("-", 2)[-1] for jar in Path(home, "jars").glob("spark-core_*.jar")]
+    if cores and not any(each.startswith(f"{wanted.rpartition('.')[0]}.") for each in cores):
+        raise UsageError(
+            f"SPARK_HOME={home} holds Spark {cores[0]}, but the installed PySpark is {wanted}: "
+            "unset SPARK_HOME, or let it name the same Spark"
+        )
 
 
 def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
