@@ -63,8 +63,10 @@ def start(role, order, *, replies=False):
     -------
     subprocess.Popen
     """
+    # on an executor this module may lie in a zip file, which holds no script for Python
+    script = [__file__] if os.path.isfile(__file__) else ["-c", __loader__.get_source(__name__)]
     process = subprocess.Popen(
-        [sys.executable, "-P", __file__, role],
+        [sys.executable, "-P", *script, role],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE if replies else subprocess.DEVNULL,
         stderr=None if replies else subprocess.DEVNULL,
