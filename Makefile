@@ -47,7 +47,7 @@ test-all: install lint docs ## lint, documentation, and every test
 	$(PYTEST)
 
 test-clusters: install ## the tests on real clusters, one cluster after another
-	$(BIN)/python -m pytest -m "yarn or kubernetes" python-tests/clusters
+	$(BIN)/python -m pytest -m "yarn or kubernetes or hosts" python-tests/clusters
 
 bench: install ## measure the data path against its alternatives, side by side
 	$(BIN)/python benchmarks/feed.py

@@ -10,6 +10,7 @@ ORCA = [
     "numpy>=2.0,<3",
     "pandas>=2.2,<4",
     "fsspec>=2024.2",
+    "requests>=2.28",
     "tqdm>=4.60",
     "torch>=2.6,<3",
     "cloudpickle>=3.0",

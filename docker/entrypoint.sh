@@ -7,6 +7,13 @@ classpath="$SPARK_CONF_DIR:$SPARK_HOME/jars/*"
 [ -n "$SPARK_EXTRA_CLASSPATH" ] && classpath="$classpath:$SPARK_EXTRA_CLASSPATH"
 [ -n "$HADOOP_CONF_DIR" ] && classpath="$HADOOP_CONF_DIR:$classpath"
 
+# A cluster may run the image as a user whom /etc/passwd does not have, and Hadoop asks for a name.
+if ! getent passwd "$(id -u)" >/dev/null; then
+    names=$(mktemp)
+    printf 'spark:x:%s:%s::%s:/bin/false\n' "$(id -u)" "$(id -g)" "$HOME" | cat - /etc/passwd >"$names"
+    export LD_PRELOAD=libnss_wrapper.so NSS_WRAPPER_PASSWD=$names NSS_WRAPPER_GROUP=/etc/group
+fi
+
 init=()
 command -v tini >/dev/null && init=(tini -s --)
 

@@ -23,7 +23,7 @@ from bigdl.orca.parameter_layer.rank import Contribution
 
 from .validate import Calibration, Point
 
-__all__ = ["POINTS", "measured"]
+__all__ = ["POINTS", "Layer", "measured"]
 
 _SLEEP_S = 0.02
 _WORKERS = 8
@@ -160,7 +160,7 @@ def _empty_jobs(sc, repeats: int = 7):
 def _take_turns(points, seconds, found, computing, say):
     """Rounds of a group of every point, until the time is over."""
     with contextlib.ExitStack() as opened:
-        layers = {point: opened.enter_context(_Layer(point)) for point in points}
+        layers = {point: opened.enter_context(Layer(point)) for point in points}
         spent = 0.0
         for number in range(_ROUNDS + 1):
             begun = time.perf_counter()
@@ -176,8 +176,13 @@ def _take_turns(points, seconds, found, computing, say):
                 break
 
 
-class _Layer:
-    """The parameter layer of one point, open for groups of steps."""
+class Layer:
+    """The parameter layer of one point, open for groups of steps.
+
+    Parameters
+    ----------
+    point : Point
+    """
 
     def __init__(self, point: Point):
         import torch
@@ -204,20 +209,30 @@ class _Layer:
         )
         self._done = 0
 
-    def group(self) -> tuple[float, list[float]]:
-        """Seconds of a group, and those that every rank computed in every step."""
-        numbers = range(self._done, self._done + self._point.group_size)
+    def group(self, steps: int | None = None) -> tuple[float, list[float]]:
+        """Seconds of a group, and those that every rank computed in every step.
+
+        Parameters
+        ----------
+        steps : int, optional
+            Default: those of the point.
+        """
+        numbers = range(self._done, self._done + (steps or self._point.group_size))
         started = time.perf_counter()
         records = self._transport.run([Step(0, number, self._hyper) for number in numbers])
         taken = time.perf_counter() - started
         self._done = numbers.stop
         return taken, [s["compute_s"] for step in records[0] for s in step["sources"]]
 
+    def close(self) -> None:
+        """Remove what the transport has kept."""
+        self._transport.close()
+
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self._transport.close()
+        self.close()
 
 
 def _opened(transport, plan, program, feed):

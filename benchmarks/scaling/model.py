@@ -59,6 +59,9 @@ class Cluster:
         That a task has under way at once.
     others : float
         Processes of other programs that compete for the cores of a node.
+    machines : int, optional
+        That the nodes are on, where several have a network of their own each but share cores, of
+        which `cores` is the number on a machine then. Default: one for each node.
     """
 
     nodes: int
@@ -67,6 +70,7 @@ class Cluster:
     latency_s: float = 0.0
     requests: int = 4
     others: float = 0.0
+    machines: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@
                 (``transport="shuffle"`` of the parameter layer)
 ``barrier``     a barrier stage runs K iterations, in which tasks talk to each other
                 (``transport="barrier"``)
+``ring``        no jobs: an all-reduce in a ring (``torch.distributed`` on gloo)
 ``driver``      ``RDD.reduce``: all gradients go to the driver, weights by torrent broadcast
 ``tree``        ``RDD.treeReduce`` of depth 2
 ==============  ================================================================================
@@ -161,6 +162,19 @@ class Parts:
                 self.work("schedule", state),
             )
 
+    def ring(self, _first: bool, _last: bool) -> Iterator:
+        """Every task sends a part of the vector to the next one, in as many rounds as it takes."""
+        costs, cluster = self.costs, self.cluster
+        workers = self.workload.workers
+        part = self.workload.vector_bytes / workers
+        work = costs.block_s + part * costs.byte_s
+        legs = (
+            Leg("gradients", Server.NOBODY, cluster.latency_s / 2),
+            Leg("gradients", Server.NETWORK, part / cluster.bandwidth),
+            Leg("gradients", Server.CORE, work),
+        )
+        yield self._together(_COMPUTE, *(legs * (2 * (workers - 1))))
+
     def driver(self, _first: bool, _last: bool) -> Iterator:
         size = self.workload.vector_bytes
         yield self.launch()
@@ -191,6 +205,7 @@ POLICIES = {
     "plain": Parts.plain,
     "group": Parts.group,
     "barrier": Parts.barrier,
+    "ring": Parts.ring,
     "driver": Parts.driver,
     "tree": Parts.tree,
 }

@@ -110,7 +110,9 @@ class _Player:
         factors = jitter.draw(self._random, part.tasks) if draws else np.ones(part.tasks)
         compute = (factors * self._workload.compute_s).tolist()
         cluster = self._cluster
-        found = run_stage(part.legs, compute, cluster.nodes, cluster.cores, cluster.others)
+        found = run_stage(
+            part.legs, compute, cluster.nodes, cluster.cores, cluster.others, cluster.machines
+        )
         if not draws:
             self._played[part] = found
         return found

@@ -53,6 +53,7 @@ def run_stage(
     nodes: int,
     cores: int,
     others: float = 0.0,
+    machines: int | None = None,
 ) -> dict[str, float]:
     """Run the tasks of a stage.
 
@@ -62,7 +63,7 @@ def run_stage(
         Of every task.
     compute : sequence of float
         The seconds of computing, for each task.
-    nodes, cores, others
+    nodes, cores, others, machines
         See :class:`~.model.Cluster`.
 
     Returns
@@ -71,7 +72,8 @@ def run_stage(
         Seconds by phase of the task that ended last; their sum is the time of the stage.
     """
     ends = [[0.0] * (len(legs) + 1) for _ in compute]
-    of_nodes = [_Cores(cores, others) for _ in range(min(nodes, len(compute)))]
+    machines = machines or min(nodes, len(compute))
+    of_machines = [_Cores(cores, others) for _ in range(machines)]
     free: dict[object, float] = {}
     events = [(0.0, task, 0) for task in range(len(compute))]  # sorted, so a heap
     last = 0
@@ -85,7 +87,7 @@ def run_stage(
         if leg.server is Server.NOBODY:
             end = now + seconds
         elif leg.server is Server.CORE:
-            end = of_nodes[task % nodes].end(now, seconds)
+            end = of_machines[task % nodes % machines].end(now, seconds)
         else:
             server = task % nodes if leg.server is Server.NETWORK else leg.server
             end = free[server] = max(now, free.get(server, 0.0)) + seconds

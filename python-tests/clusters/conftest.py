@@ -28,3 +28,11 @@ def account(kubernetes) -> Path:
     file = Path(__file__).parents[2] / "docker" / "kubernetes" / "account.yaml"
     control("kubernetes.py", "kubectl", kubernetes, "apply", "-f", str(file))
     return kubernetes
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory) -> Iterator[Path]:
+    """The folder of four hosts and a driver's, with a standalone cluster of Spark on them."""
+    with running("hosts.py", tmp_path_factory.mktemp("hosts")) as folder:
+        control("hosts.py", "spark", folder)
+        yield folder

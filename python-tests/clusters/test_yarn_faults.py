@@ -11,9 +11,9 @@ import psutil
 import pytest
 from cluster_programs import TOO_MUCH
 from real_clusters import InAStep, control, last_line, run, undisturbed
-from test_yarn import ENVIRONMENT, hadoop, on_yarn
+from test_yarn import ENVIRONMENT, hadoop, on_yarn, processes_of_containers
 
-pytestmark = [pytest.mark.yarn, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.yarn, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +27,6 @@ def executor_of(pid: int) -> psutil.Process:
     return next(each for each in psutil.Process(pid).parents() if each.name() == "java")
 
 
-def containers(yarn: Path) -> list[psutil.Process]:
-    """The processes of all containers."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.cwd().startswith((f"{yarn}/nm1/", f"{yarn}/nm2/")):
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
-
-
 def node_of(yarn: Path, process: psutil.Process) -> str:
     """The name of the NodeManager whose container a process runs in."""
     return Path(process.cwd()).relative_to(yarn).parts[0]
@@ -47,7 +35,7 @@ def node_of(yarn: Path, process: psutil.Process) -> str:
 def lose(yarn: Path, node: str) -> None:
     """End a NodeManager and all containers on its node at once."""
     control("yarn.py", "kill", yarn, node)
-    for process in containers(yarn):
+    for process in processes_of_containers(yarn):
         with contextlib.suppress(psutil.Error):
             if node_of(yarn, process) == node:
                 process.kill()
@@ -67,7 +55,7 @@ def master(yarn: Path) -> psutil.Process:
     kinds = ("spark.deploy.yarn.ApplicationMaster", "spark.deploy.yarn.ExecutorLauncher")
     return next(
         each
-        for each in containers(yarn)
+        for each in processes_of_containers(yarn)
         if each.name() == "java" and any(word.endswith(kinds) for word in each.cmdline())
     )
 
@@ -196,7 +184,7 @@ def test_a_driver_that_is_killed_leaves_nothing(yarn, tmp_path, trial, record_pr
     program.process.wait()
     began = time.monotonic()
     while time.monotonic() < began + 30:
-        left = [each for each in family[1:] if each.is_running()] + containers(yarn)
+        left = [each for each in family[1:] if each.is_running()] + processes_of_containers(yarn)
         if not left:
             break
         time.sleep(0.1)

@@ -30,7 +30,7 @@ def test_the_places_that_the_guide_names_exist():
         assert any((root / place).exists() for root in roots), place
 
 
-def fitted(data, backend="local", rate=0.1, workers=2):
+def fitted(data, backend="local", rate=0.1, workers=2, epochs=2, **options):
     """The weights of a linear model after two epochs."""
 
     def model(config):
@@ -44,7 +44,7 @@ def fitted(data, backend="local", rate=0.1, workers=2):
         backend=backend,
         workers_per_node=workers,
     )
-    est.fit(data, epochs=2, batch_size=8, seed=0)
+    est.fit(data, epochs=epochs, batch_size=8, seed=0, **options)
     return torch.cat([p.detach().flatten() for p in est.get_model().parameters()])
 
 
@@ -85,6 +85,17 @@ def test_a_gradient_sync(monkeypatch):
     monkeypatch.setitem(backends.BACKENDS, "doubled", DoubledBackend())
     doubled = fitted((X, Y), "doubled", rate=0.05)
     assert torch.allclose(doubled, fitted((X, Y), rate=0.1), atol=1e-6)
+
+
+def test_a_trigger():
+    from bigdl.orca.learn.trigger import Trigger
+
+    class LowLoss(Trigger):
+        def __call__(self, state):
+            return state.loss is not None and state.epoch >= 2
+
+    ended = fitted((X, Y), epochs=5, end_trigger=LowLoss())
+    assert torch.equal(ended, fitted((X, Y), epochs=2))
 
 
 def test_an_engine(monkeypatch):

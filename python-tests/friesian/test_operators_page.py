@@ -88,18 +88,12 @@ OPERATORS = """
     min_max_scale one_hot_encode pad reindex sample_listwise target_encode
     target_encode_by_time transform_min_max_scale
 """
-LEARNING = re.compile(r"tbl\.(\w*(category|joint|count|target)_encode|encode_string|add_value)")
 EXAMPLES = list(examples(PAGE.read_text(encoding="utf-8")))
 
 
-def _cases():
-    """Operators with jobs of their own are slow."""
-    for example in EXAMPLES:
-        marks = [pytest.mark.slow] if LEARNING.match(example[0]) else []
-        yield pytest.param(*example, id=example[0], marks=marks)
-
-
-@pytest.mark.parametrize(("call", "named", "rows"), list(_cases()))
+@pytest.mark.parametrize(
+    ("call", "named", "rows"), [pytest.param(*example, id=example[0]) for example in EXAMPLES]
+)
 def test_an_operator_does_what_its_table_shows(make, call, named, rows):
     header, *rows = rows
     middle = header.index(ARROW)

@@ -154,10 +154,12 @@ def run_whole(
     *,
     workers_per_node: int = 1,
     saved: str = "saved",
+    python: str = sys.executable,
 ) -> dict:
     """What WHOLE prints, with what it says of itself checked."""
     head = f"WORKERS_PER_NODE, FOLDER = {workers_per_node}, {saved!r}\n"
-    result = last_line(run(folder, head + textwrap.dedent(WHOLE), arguments, environment))
+    program = head + textwrap.dedent(WHOLE)
+    result = last_line(run(folder, program, arguments, environment, python=python))
     assert result["weights"] == result["loaded"]
     assert result["weights"] == result["resumed"]
     assert len(result["predicted"]) == 240
@@ -186,11 +188,13 @@ def run(
     """Run a program in a new folder to its end."""
     process = start(folder, program, arguments, environment, python=python)
     try:
-        output, errors = process.communicate(timeout=280)
+        output, errors = process.communicate(timeout=400)
     except subprocess.TimeoutExpired:
         process.kill()
         output, errors = process.communicate()
         raise AssertionError(f"The program did not end:\n{output}\n{errors}") from None
+    (folder / "stdout").write_text(output)
+    (folder / "stderr").write_text(errors)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
@@ -301,6 +305,7 @@ class InAStep:
         step: int = 5,
         options: dict | None = None,
         fit: dict | None = None,
+        python: str = sys.executable,
     ):
         self.folder = folder
         head = (
@@ -308,11 +313,11 @@ class InAStep:
             f"OPTIONS, FIT = {options or {}!r}, {fit or {}!r}\n"
         )
         program = head + textwrap.dedent(IN_A_STEP)
-        self.process = start(folder, program, arguments, environment)
+        self.process = start(folder, program, arguments, environment, python=python)
 
     def waiting(self) -> int:
         """The pid of the worker that waits."""
-        end = time.monotonic() + 180
+        end = time.monotonic() + 400
         while not (self.folder / "waiting").exists():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < end, self.fail()
@@ -328,7 +333,7 @@ class InAStep:
         output, errors = self.process.communicate()
         return f"{output}\n{errors}"
 
-    def end(self, seconds: float = 240) -> subprocess.CompletedProcess:
+    def end(self, seconds: float = 400) -> subprocess.CompletedProcess:
         """Wait for the program's end."""
         try:
             output, errors = self.process.communicate(timeout=seconds)

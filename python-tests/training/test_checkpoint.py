@@ -228,7 +228,7 @@ class Run:
             0,
             feature_cols=["x"],
             label_cols=["y"],
-            trigger=trigger or EveryEpoch(),
+            checkpoint_trigger=trigger or EveryEpoch(),
             **settings,
         )
         return self.training.fit(

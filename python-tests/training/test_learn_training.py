@@ -196,9 +196,9 @@ def test_accumulation_minds_class_weights(crew):
 def test_a_run_that_accumulates_can_be_resumed(crew, tmp_path):
     whole = Run(crew)
     whole.fit(4, accumulate=2)
-    Run(crew, tmp_path).fit(4, steps=3, accumulate=2, trigger=SeveralIteration(1))
+    Run(crew, tmp_path).fit(4, steps=3, accumulate=2, checkpoint_trigger=SeveralIteration(1))
     again = Run(crew, tmp_path)
-    again.fit(4, resume="auto", accumulate=2, trigger=SeveralIteration(1))
+    again.fit(4, resume="auto", accumulate=2, checkpoint_trigger=SeveralIteration(1))
     assert largest_difference(again.weights, whole.weights) == 0
 
 
@@ -373,7 +373,7 @@ def test_a_schedule_goes_on_after_an_interruption(crew, tmp_path):
     parts["scheduler_creator"].add(schedule.Poly(1.0, 20), 20)
     whole = Run(crew, **parts)
     whole.fit(4)
-    Run(crew, tmp_path, **parts).fit(steps=5, trigger=SeveralIteration(1))
+    Run(crew, tmp_path, **parts).fit(steps=5, checkpoint_trigger=SeveralIteration(1))
     again = Run(crew, tmp_path, **parts)
     again.fit(4, resume="auto")
     assert largest_difference(again.weights, whole.weights) == 0
@@ -623,7 +623,7 @@ def test_every_update_is_recorded_once(crew, tmp_path):
     rows = losses(whole)
     assert [r[0] for r in rows] == [1, 2, 3, 4, 5, 6]
     Run(crew, tmp_path, scheduler_creator=schedule.Step(2, 0.5)).fit(
-        steps=4, summary=True, trigger=SeveralIteration(1)
+        steps=4, summary=True, checkpoint_trigger=SeveralIteration(1)
     )
     again = Run(crew, tmp_path, scheduler_creator=schedule.Step(2, 0.5))
     again.fit(resume="auto", summary=True)

@@ -10,7 +10,6 @@ import sys
 import tarfile
 import types
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -660,56 +659,3 @@ def test_an_active_context_is_the_one_of_nncontext(orca_spark):
     assert sc._jsc is not None
     with pytest.raises(UsageError, match="conf must be a SparkConf, a dict"):
         nncontext.init_nncontext(conf=3)
-
-
-# The image ---------------------------------------------------------------------------------------
-
-
-def test_the_image_starts_an_executor_as_spark_asks(tmp_path):
-    entrypoint = Path(__file__).parents[3] / "docker" / "entrypoint.sh"
-    for name in ("bin/tini", "home/bin/java"):
-        program = tmp_path / name
-        program.parent.mkdir(parents=True)
-        # tini passes the command on; java shows what it was told
-        text = 'shift 2; exec "$@"' if name.endswith("tini") else 'printf "%s\\n" "$@"'
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
-    variables = {
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-        "JAVA_HOME": f"{tmp_path}/home",
-        "SPARK_HOME": "/opt/spark/home",
-        "SPARK_CONF_DIR": "/opt/spark/conf",
-        "SPARK_EXECUTOR_MEMORY": "3g",
-        "SPARK_DRIVER_URL": "spark://d:1",
-        "SPARK_EXECUTOR_ID": "7",
-        "SPARK_EXECUTOR_CORES": "2",
-        "SPARK_APPLICATION_ID": "app",
-        "SPARK_EXECUTOR_POD_IP": "10.1.1.1",
-        "SPARK_RESOURCE_PROFILE_ID": "0",
-        "SPARK_EXECUTOR_POD_NAME": "pod",
-        **{f"SPARK_JAVA_OPT_{n}": f"-Dn={n} x=y" for n in range(11)},
-    }
-    command = ["bash", str(entrypoint), "executor"]
-    told = subprocess.check_output(command, env=variables, text=True).splitlines()
-    assert told[:11] == [f"-Dn={n} x=y" for n in range(11)]
-    assert told[11:14] == ["-Xms3g", "-Xmx3g", "-cp"]
-    assert told[14].startswith("/opt/spark/conf:/opt/spark/home/jars/*:")
-    assert told[16:] == [
-        "--driver-url",
-        "spark://d:1",
-        "--executor-id",
-        "7",
-        "--cores",
-        "2",
-        "--app-id",
-        "app",
-        "--hostname",
-        "10.1.1.1",
-        "--resourceProfileId",
-        "0",
-        "--podName",
-        "pod",
-    ]
-    assert subprocess.check_output(["bash", str(entrypoint), "echo", "a b"], env=variables) == (
-        b"a b\n"
-    )

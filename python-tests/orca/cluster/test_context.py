@@ -77,19 +77,16 @@ def no_context(monkeypatch):
 
 def test_import_is_light_and_changes_nothing():
     program = """
-        import json, os, sys, time, threading
+        import json, os, sys, threading
         environment = dict(os.environ)
-        start = time.perf_counter()
         import bigdl.orca, bigdl.orca.common
-        seconds = time.perf_counter() - start
         heavy = {"torch", "pyspark", "py4j", "pandas", "numpy", "pyarrow"} & set(sys.modules)
         changed = dict(os.environ) != environment
-        print(json.dumps([seconds, sorted(heavy), changed, threading.active_count()]))
+        print(json.dumps([sorted(heavy), changed, threading.active_count()]))
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    runs = [json.loads(subprocess.check_output(command, env=environment())) for _ in range(3)]
-    assert min(seconds for seconds, *_ in runs) < 0.3
-    assert runs[0][1:] == [[], False, 1]
+    found = json.loads(subprocess.check_output(command, env=environment()))
+    assert found == [[], False, 1]
 
 
 def test_old_import_path_has_the_same_objects():

@@ -305,7 +305,7 @@ def test_the_rows_of_an_orca_dataset(orca_spark, rows):
 
 @pytest.mark.parametrize(
     "name",
-    ["m.keras", *(pytest.param(name, marks=pytest.mark.slow) for name in ("m.h5", "folder"))],
+    ["m.keras", "m.h5", "folder"],
 )
 def test_a_saved_model_is_loaded_without_its_creator(trained, frame, tmp_path, name):
     import tensorflow as tf

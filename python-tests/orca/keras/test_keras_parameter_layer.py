@@ -365,11 +365,7 @@ def test_a_training_step_of_two_updates_is_refused(drawn_rows):
 
 @pytest.mark.parametrize(
     "reduction",
-    [
-        "mean_with_sample_weight",
-        pytest.param("sum", marks=pytest.mark.slow),
-        pytest.param("sum_over_batch_size", marks=pytest.mark.slow),
-    ],
+    ["mean_with_sample_weight", "sum", "sum_over_batch_size"],
 )
 def test_weights_of_rows_and_of_classes(drawn_rows, reduction):
     import keras
@@ -391,7 +387,6 @@ def test_weights_of_rows_and_of_classes(drawn_rows, reduction):
         np.testing.assert_allclose(array_of(own), array_of(expected), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_batch_normalization_of_one_rank_is_that_of_keras():
     check_equal(rows_of([8], dtype="float32"), normed)
 
@@ -423,7 +418,6 @@ def test_nothing_depends_on_groups_and_a_run_goes_on_as_if_it_had_not_stopped(tm
         assert own["logs"] == pytest.approx(known["logs"])
 
 
-@pytest.mark.slow
 def test_an_epoch_of_so_many_steps_goes_on_where_the_last_one_ended(drawn_rows):
     whole, _ = fitted(drawn_rows, net, epochs=2)  # 5 steps each
     pieces, _ = fitted(drawn_rows, net, epochs=5, steps_per_epoch=2)
@@ -544,7 +538,6 @@ def test_barrier_stages_make_the_same_bits_and_resume_goes_on(orca_spark, tmp_pa
     assert found["loss"] == pytest.approx(known["loss"], rel=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["xshards", "loader", "pandas"])
 def test_input_of_any_kind_trains(frame, kind):
     data, columns = frame.toPandas(), COLUMNS

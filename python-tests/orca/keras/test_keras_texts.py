@@ -197,7 +197,6 @@ def test_the_parameter_layer_trains_the_same(frame, trained):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_as_if_nothing_had_been(frame, trained, tmp_path):
     options = {"batch_size": BATCH, "seed": 3, "validation_data": frame, **COLUMNS}
     first = estimator(model_dir=str(tmp_path))
@@ -207,7 +206,6 @@ def test_a_run_goes_on_as_if_nothing_had_been(frame, trained, tmp_path):
     assert_equal(weights(second), weights(trained[0]))
 
 
-@pytest.mark.slow
 def test_a_function_may_return_texts(orca_spark, table):
     def rows(config, batch_size):
         import tensorflow as tf

@@ -267,7 +267,7 @@ FILES = [
     (lambda e, d: e.load(another(d)), "do not fit the model: Error(s) in loading state_dict"),
     (lambda e, d: e.load(None), "load needs the path of a file, got None"),
     (lambda e, d: e.load(str(d), truste=True), "load has no argument 'truste'; did you mean trust"),
-    (lambda e, d: e.load("nowhere://a/b"), "The location 'nowhere://a/b' cannot be opened"),
+    (lambda e, d: e.load("nowhere://a/b"), "The path 'nowhere://a/b' cannot be opened"),
     (lambda e, d: e.load_checkpoint(damaged(d)), "is not a file that torch can load"),
     (lambda e, d: e.load_state_dict([1]), "state_dict should be a dict such as get_state_dict"),
     (lambda e, d: e.load_state_dict({"w": 1}), "do not fit the model"),

@@ -209,8 +209,8 @@ def loader():
     "kind",
     [
         "loader",
-        pytest.param("xshards", marks=pytest.mark.slow),
-        pytest.param("parquet", marks=pytest.mark.slow),
+        "xshards",
+        "parquet",
     ],
 )
 def test_input_of_any_kind_trains(frame, tmp_path, kind):

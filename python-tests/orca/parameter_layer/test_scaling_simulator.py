@@ -81,6 +81,12 @@ def test_nodes_do_not_share_their_networks():
     assert run_stage(legs, [0.0] * 6, nodes=2, cores=1) == {"weights": 3.0}
 
 
+def test_nodes_of_one_machine_share_its_cores():
+    legs = [Leg("weights", Server.CORE, 1.0)]
+    assert run_stage(legs, [0.0] * 4, nodes=4, cores=2) == {"weights": 1.0}
+    assert run_stage(legs, [0.0] * 4, nodes=4, cores=2, machines=1) == {"weights": 2.0}
+
+
 # -- closed forms ----------------------------------------------------------------------------------
 
 
@@ -113,6 +119,12 @@ def test_reducing_at_the_driver_is_linear_in_workers():
         for n in (1, 10, 100, 400)
     ]
     assert np.allclose(seconds, np.array([1, 10, 100, 400]) * 4e6 / 1e9)
+
+
+def test_a_ring_sends_a_part_of_the_vector_in_every_round():
+    cluster = Cluster(4, bandwidth=1e9, latency_s=0.02)
+    found = run(4, "ring", FREE, jitter=Jitter(), cluster=cluster, iterations=1)
+    assert np.allclose(found.seconds, 0.5 + 6 * (1e6 / 1e9 + 0.01))
 
 
 def test_slices_move_the_bytes_of_a_ring():

@@ -80,6 +80,8 @@ def _pickled(error: BaseException) -> bytes | None:
 class FailurePolicy:
     """Retry from the latest checkpoint, at most a number of times within a window.
 
+    What counts are attempts of one call that failed, not the workers that each of them lost.
+
     Parameters
     ----------
     max_failures : int
@@ -107,7 +109,7 @@ class FailurePolicy:
         By default 3 losses are retried, with ``backend="bigdl"`` 5 within 120 seconds.
         """
         if value is None:
-            return cls(5, 120.0) if backend == "bigdl" else cls(3)
+            return cls(5, 120.0) if backend == "bigdl" else cls()
         if isinstance(value, FailurePolicy):
             return replace(value)
         return cls(value)

@@ -518,16 +518,16 @@ def plan_batches(settings: RunSettings, known: Sequence[dict]) -> tuple[BatchPla
     UsageError
         If there would be no batch at all.
     """
-    batches = BatchLayout.of(settings, known, any(each["drop_last"] for each in known))
-    if not sum(batches.rows):
+    layout = BatchLayout.of(settings, known, any(each["drop_last"] for each in known))
+    if not sum(layout.rows):
         raise UsageError("The training data has no rows")
-    plan = BatchPlan(batches.rows, settings.batch_size, batches.drop_last)
+    plan = BatchPlan(layout.rows, settings.batch_size, layout.drop_last)
     if not plan.steps:
         raise UsageError(
-            f"drop_last leaves no batch: the data has {sum(batches.rows)} rows and batch_size is "
+            f"drop_last leaves no batch: the data has {sum(layout.rows)} rows and batch_size is "
             f"{settings.batch_size}"
         )
-    return plan, batches
+    return plan, layout
 
 
 def all_gather_json(sync: GradientSync, own: Any) -> list:

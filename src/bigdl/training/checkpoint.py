@@ -32,7 +32,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
+from bigdl.common.storage import open_file_system
 from bigdl.training.position import Position
 
 logger = logging.getLogger("bigdl.orca")
@@ -89,7 +90,7 @@ class CheckpointDirectory:
     """
 
     def __init__(self, url: str, keep: int = 2):
-        self._fs, self._root = _open(url)
+        self._fs, self._root = open_file_system(url)
         # a relative path would be another one where a worker has another working directory
         self.url = self._root if _is_local(self._fs) else url.rstrip("/")
         self.keep = keep
@@ -114,7 +115,7 @@ class CheckpointDirectory:
     @classmethod
     def latest_run(cls, model_dir: str, keep: int = 2) -> CheckpointDirectory | None:
         """The newest run below `model_dir` that has a complete checkpoint, or None."""
-        for name in sorted(_names_in(*_open(model_dir)), reverse=True):
+        for name in sorted(_names_in(*open_file_system(model_dir)), reverse=True):
             if name.startswith("run-"):
                 directory = cls(f"{model_dir.rstrip('/')}/{name}", keep)
                 if directory.names():
@@ -244,15 +245,6 @@ def find_checkpoint(path: str, version: int | None = None) -> Snapshot:
     return run.read(names[version])
 
 
-def _open(url):
-    fsspec = require("fsspec", "orca")
-    try:
-        fs, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"The location {url!r} cannot be opened: {error}") from error
-    return fs, path.rstrip("/")
-
-
 def _is_local(fs) -> bool:
     return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
@@ -266,7 +258,7 @@ def _names_in(fs, folder: str) -> list[str]:
 
 def read_bytes(url: str) -> bytes:
     """The content of a file on any fsspec URL, or a UsageError that names it."""
-    fs, path = _open(url)
+    fs, path = open_file_system(url)
     try:
         return fs.cat_file(path)
     except OSError as error:
@@ -275,7 +267,7 @@ def read_bytes(url: str) -> bytes:
 
 def write_bytes(url: str, data: bytes) -> None:
     """Write a file on any fsspec URL; a local one is written aside and renamed."""
-    fs, path = _open(url)
+    fs, path = open_file_system(url)
     try:
         parent = posixpath.dirname(path)
         if parent:
@@ -292,13 +284,13 @@ def write_bytes(url: str, data: bytes) -> None:
 
 def file_exists(url: str) -> bool:
     """Return True if a file is there, on any fsspec URL."""
-    fs, path = _open(url)
+    fs, path = open_file_system(url)
     return fs.isfile(path)
 
 
 def remove_file(url: str) -> None:
     """Remove a file on any fsspec URL, if it is there."""
-    fs, path = _open(url)
+    fs, path = open_file_system(url)
     if fs.isfile(path):
         fs.rm_file(path)
 
@@ -312,7 +304,7 @@ class RemoteFolder:
     """
 
     def __init__(self, url: str):
-        self._fs, self._root = _open(url)
+        self._fs, self._root = open_file_system(url)
         self._folder = tempfile.TemporaryDirectory(prefix="callback-")
         self._times: dict[str, int] = {}  # when what was uploaded had been changed
         self.path = self._folder.name

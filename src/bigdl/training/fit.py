@@ -52,9 +52,9 @@ class RunSettings:
     seed : int
         Set by :meth:`Training.fit`: what it was given, else the seed of the fits before.
     shuffle, drop_last : bool
-    trigger : Trigger or None
+    checkpoint_trigger : Trigger or None
         When to take a checkpoint before the end.
-    end : Trigger or None
+    end_trigger : Trigger or None
         When to stop before the goal. It sees losses and scores at the end of epochs only, since
         those of a batch differ between the workers.
     run_url : str or None
@@ -70,8 +70,8 @@ class RunSettings:
     seed: int = 0
     shuffle: bool = field(default=True, kw_only=True)
     drop_last: bool = field(default=False, kw_only=True)
-    trigger: Trigger | None = field(default_factory=EveryEpoch, kw_only=True)
-    end: Trigger | None = field(default=None, kw_only=True)
+    checkpoint_trigger: Trigger | None = field(default_factory=EveryEpoch, kw_only=True)
+    end_trigger: Trigger | None = field(default=None, kw_only=True)
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)
     layer: Any = field(default=None, kw_only=True)
@@ -206,7 +206,7 @@ class Training:
             self._is_resumed = False
             self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
         else:
-            self._load(resume)
+            self._load_resumed(resume)
         first, goal = self._epochs, settings.goal
         goal = Goal(
             None if goal.epochs is None else self._epochs + goal.epochs,
@@ -225,9 +225,12 @@ class Training:
             if self._run is not None:
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
             elif policy.max_failures == 0:
-                settings = replace(settings, trigger=None)  # nobody would use the checkpoints
+                # nobody would use the checkpoints
+                settings = replace(settings, checkpoint_trigger=None)
             program = program_of(settings)
-            self.snapshot = self._train(engine, feed, program, start, policy, show_progress)
+            self.snapshot = self._attempt_until_done(
+                engine, feed, program, start, policy, show_progress
+            )
             self._is_resumed = False
             end = self.position.epochs_with_figures
         figures = self.position.figures(first, end)
@@ -235,7 +238,7 @@ class Training:
         self._steps = figures[-1]["global_step"] if figures else self.position.global_step
         return figures
 
-    def _load(self, resume) -> None:
+    def _load_resumed(self, resume) -> None:
         """Take over the checkpoint that `resume` names, if there is one."""
         if not isinstance(resume, str):
             raise UsageError(f'resume should be "auto" or the path of a checkpoint, got {resume!r}')
@@ -276,7 +279,7 @@ class Training:
         if self._run is None or self._run.newest() > here:
             self._run = CheckpointDirectory.create(self._model_dir)
 
-    def _train(self, engine, feed, program, start, policy, show_progress) -> Snapshot:
+    def _attempt_until_done(self, engine, feed, program, start, policy, show_progress) -> Snapshot:
         """Run the program from `start` until it has ended or the policy gives up."""
         kept: dict[str, Any] = {"checkpoint": start}  # the newest of each topic
         bar = ProgressBar(show_progress)
@@ -346,7 +349,7 @@ class FitLoop(ABC):
         """Bring the model of this process up to date where other processes train it."""
         return None
 
-    def _train(self) -> None:
+    def _run_epochs(self) -> None:
         """Make all epochs."""
         if self.position.partial:  # an earlier fit ended inside this epoch
             self._close_epoch(self.position.partial)
@@ -421,9 +424,9 @@ class FitLoop(ABC):
             At the end of an epoch, see :class:`~bigdl.training.position.TriggerState`.
         """
         state = TriggerState(self.position.epoch, self.position.global_step, **figures)
-        if self._fires(self.settings.end, state):
+        if self._fires(self.settings.end_trigger, state):
             self.stop = True
-        if self._fires(self.settings.trigger, state):
+        if self._fires(self.settings.checkpoint_trigger, state):
             self._save_checkpoint()
 
 
@@ -433,7 +436,7 @@ class WorkerLoop(FitLoop):
     worker: Worker
     sync: GradientSync
     _running: RunningState
-    _batches: BatchLayout
+    _layout: BatchLayout
     _types: list | None  # of the training data, see BatchSource
     _sums: EpochSums
     _directory: CheckpointDirectory | None = None  # without one the snapshots go to the driver
@@ -498,11 +501,11 @@ class WorkerLoop(FitLoop):
         self._load(files)
         self._restore_own(files.get("rng.pt"), self._put_own)
         self.position, self._sums = snapshot.position, EpochSums()
-        if "windows" in manifest and manifest.get("rows") == list(self._batches.rows):
+        if "windows" in manifest and manifest.get("rows") == list(self._layout.rows):
             # they depend on the memory that was free; a run goes on with those that it had
-            self._batches = replace(self._batches, windows=manifest["windows"])
+            self._layout = replace(self._layout, windows=manifest["windows"])
         if self.position.step and not self.position.partial:
-            self._batches.check(manifest, rank)
+            self._layout.check(manifest, rank)
             self._restore_own(files.get("buffers.pt"), self._running.put)
             self._running.rows = manifest["rows_since_merge"][rank]
             self._sums = EpochSums(**manifest["sums"][rank])
@@ -569,7 +572,7 @@ class WorkerLoop(FitLoop):
     def _snapshot(self) -> Snapshot | None:
         """Return the whole state, on rank 0."""
         sync, position = self.sync, self.position
-        manifest = {**position.to_json(), **vars(self._batches), **self._facts()}
+        manifest = {**position.to_json(), **vars(self._layout), **self._facts()}
         files = {"rng.pt": sync.gather(dumps(self._own()))}
         if position.step:
             everyone = sync.all_gather([*self._sums.values(), float(self._running.rows)])

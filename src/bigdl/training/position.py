@@ -167,7 +167,7 @@ class TriggerState:
     epoch_finished : bool, default False
         True if the step just done was the last one of its epoch.
     loss : float, optional
-        Training loss of the last step, if known.
+        Mean training loss of the epoch that has just ended; None within an epoch.
     score : float, optional
         Latest validation score, if there is one.
     """
@@ -181,6 +181,9 @@ class TriggerState:
 
 class Trigger(ABC):
     """A yes or no after each optimizer step.
+
+    It keeps no state of its own: retries, ``TriggerOr`` and the parameter layer skip or repeat
+    calls.
 
     Attributes
     ----------

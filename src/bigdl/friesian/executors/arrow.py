@@ -432,7 +432,6 @@ def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
 
 def table_of(batch: Batch) -> pa.Table:
     """All columns of a batch; those of text as dictionaries."""
-
     return pa.table({name: _written(batch[name]) for name in batch.names})
 
 

@@ -66,7 +66,6 @@ def from_rows(df: DataFrame, function: Work, schema: Any) -> DataFrame:
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Batches together, so that a value that occurs in several is looked at once."""
-
     kept: list[pa.RecordBatch] = []
     for batch in batches:
         kept.append(batch)

@@ -40,7 +40,7 @@ from bigdl.friesian.ops.spark import (
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode, TargetStatistics, without_twins
 from bigdl.friesian.ops.vocabulary import Dictionary, number_column
 from bigdl.orca.cluster.spark_calls import silent_when_closed
-from bigdl.orca.data.pandas.readers import for_spark
+from bigdl.orca.data.pandas.readers import paths_for_spark
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +150,6 @@ class Table(CellMethods):
         target : str
             Name of the new column.
         """
-
         if not isinstance(columns, list):
             raise UsageError(f"columns must be a list of column names, but got {columns!r}")
         names = as_names(columns)
@@ -179,7 +178,6 @@ class Table(CellMethods):
 
     def add(self, columns: str | list[str], value: float = 1) -> Self:
         """Add a constant to columns of numbers; a whole number plus 1.5 becomes double."""
-
         names = names_of(self.df, columns, kinds.is_number, "numbers")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"value should be a number, got {value!r}")
@@ -340,7 +338,6 @@ class Table(CellMethods):
 
     def get_partition_row_number(self) -> Table:
         """A table of ``partitionId`` and ``count``, of the partitions that have rows."""
-
         partition = F.spark_partition_id().alias("partitionId")
         return Table(self.df.select(partition).groupBy("partitionId").count())
 
@@ -348,7 +345,6 @@ class Table(CellMethods):
 
     def broadcast(self) -> None:
         """Mark this table as small enough to be sent to all executors when it is joined."""
-
         self.df = F.broadcast(self.df)
 
     def cache(self) -> Self:
@@ -622,7 +618,7 @@ class StringIndex(Table):
         first = cast("str", paths[0] if isinstance(paths, list | tuple) and paths else paths)
         if col_name is None:
             col_name = os.path.basename(os.fspath(first).rstrip("/")).split(".")[0]
-        return cls(active_spark().read.parquet(*for_spark(paths)), col_name)
+        return cls(active_spark().read.parquet(*paths_for_spark(paths)), col_name)
 
     @classmethod
     def from_dict(cls, indices: dict[str, int], col_name: str) -> StringIndex:
@@ -753,7 +749,7 @@ class FeatureTable(FeatureMethods, Table):
         paths : str or list of str
             Files, folders or patterns, of any file system that Spark knows.
         """
-        return cls(active_spark().read.parquet(*for_spark(paths)))
+        return cls(active_spark().read.parquet(*paths_for_spark(paths)))
 
     @classmethod
     def read_json(cls, paths: str | list[str], cols: str | list[str] | None = None) -> FeatureTable:
@@ -765,7 +761,7 @@ class FeatureTable(FeatureMethods, Table):
         cols : str or list of str, optional
             Default: all columns.
         """
-        df = active_spark().read.json(for_spark(paths))
+        df = active_spark().read.json(paths_for_spark(paths))
         return cls(df if cols is None else df.select(*as_names(cols, "cols")))
 
     @classmethod
@@ -792,14 +788,14 @@ class FeatureTable(FeatureMethods, Table):
             are inferred, by another pass over the data.
         """
         reader = active_spark().read.option("sep", delimiter).option("header", header)
-        df = reader.csv(for_spark(paths))  # all strings, after a look at the first line
+        df = reader.csv(paths_for_spark(paths))  # all strings, after a look at the first line
         if names is not None:
             names = as_names(names, "names")
             check_lengths("names", names, "the columns", df.columns)
         some = dtype is None or isinstance(dtype, Mapping)
         if some and not set(names or df.columns) <= set(dtype or ()):
             # a pass over the data finds the other types
-            df = reader.csv(for_spark(paths), inferSchema=True)
+            df = reader.csv(paths_for_spark(paths), inferSchema=True)
         df = df if names is None else df.toDF(*names)
         return cls(df if dtype is None else _with_types(df, dtype))
 
@@ -814,7 +810,9 @@ class FeatureTable(FeatureMethods, Table):
             The name of the one column.
         """
         check_string(col_name, "col_name")
-        return cls(active_spark().read.text(for_spark(paths)).withColumnRenamed("value", col_name))
+        return cls(
+            active_spark().read.text(paths_for_spark(paths)).withColumnRenamed("value", col_name)
+        )
 
     @staticmethod
     def from_pandas(pandas_df: pd.DataFrame) -> FeatureTable:

@@ -126,7 +126,6 @@ def computed(function: Function, columns: list[Values]) -> Values:
 
 def factored(column: Values) -> Factored:
     """A column by its different values."""
-
     if isinstance(column, Factored):
         return column
     if not isinstance(column, pa.DictionaryArray):
@@ -140,7 +139,6 @@ def factored(column: Values) -> Factored:
 
 def flat(column: Values) -> pa.Array:
     """A column as one array."""
-
     if not isinstance(column, Factored):
         return column
     return column.values.take(pa.array(column.codes))
@@ -155,7 +153,6 @@ def cut(column: Values, start: int, rows: int) -> Values:
 
 def crossed(columns: list[Factored]) -> tuple[list[pa.Array], np.ndarray]:
     """The values of several columns in their different combinations, and the codes of these."""
-
     codes: np.ndarray | None = None
     places: list[np.ndarray] = []
     for column in columns:
@@ -180,7 +177,6 @@ def batch_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> Batch:
 
 def normal(column: pa.Array | pa.ChunkedArray) -> Values:
     """One array of the type that steps expect; a dictionary is kept."""
-
     if isinstance(column, pa.ChunkedArray):
         if pa.types.is_dictionary(column.type):
             column = column.unify_dictionaries()

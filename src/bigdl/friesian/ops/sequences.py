@@ -152,7 +152,6 @@ class AddHistSeq(Operator):
 
         Rows of equal time keep their order.
         """
-
         user, time = (_ranks(table[name]) for name in (self.user_col, self.sort_col))
         order = np.lexsort((time, user))
         sizes = np.bincount(user)
@@ -172,7 +171,6 @@ class AddHistSeq(Operator):
 
 def _ranks(column: pa.ChunkedArray) -> np.ndarray:
     """Numbers from 0 on that are ordered as the values are; a null is one of them."""
-
     if pa.types.is_integer(column.type) and not column.null_count:
         values = column.combine_chunks().to_numpy(zero_copy_only=False)
         low = int(values.min()) if len(values) else 0
@@ -259,7 +257,6 @@ class Padded(Function):
 
     def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """All values of the results, from numbers without nulls: a copy in one go."""
-
         if len(lengths) and lengths.max() > self.length:
             behind = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(items))
             items = items[behind <= self.length]
@@ -360,7 +357,6 @@ def _check_sizes(item_size: Any, neg_num: Any) -> None:
 
 def _other_than(item: Column, item_size: int, *keys: Any) -> Column:
     """A random item other than this one; any item if this one is null or none of the numbers."""
-
     is_item = item.isNotNull() & (item >= 1) & (item < item_size)
     bits = F.xxhash64(*keys)
     drawn = F.pmod(bits, F.lit(item_size - 2).cast("bigint")) + 1
@@ -438,7 +434,6 @@ class AddNegativeSamples(TableOperator):
 
     def _negatives(self, df: DataFrame, row: Column, histories: Sequence[Column]) -> Column:
         """Return arrays of the items that are drawn."""
-
         item, size, key = col(self.item_col), self.item_size, F.lit(self.seed)
         draws = F.sequence(F.lit(1), F.lit(self.neg_num))
         if self.popularity is None and not histories:
@@ -461,7 +456,6 @@ def _check_history(df: DataFrame, name: str) -> None:
 
 def _excluded(item: Column, histories: Sequence[Column], item_size: int) -> Column:
     """Ascending and different numbers of items that must not be drawn."""
-
     none = F.array().cast("array<bigint>")
     every = F.concat(
         *(F.coalesce(history.cast("array<bigint>"), none) for history in histories),
@@ -522,7 +516,6 @@ def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float)
     ndarray of int64, shape (item_size,)
         0 for the number 0 and for items that do not occur in the table.
     """
-
     item = col(item_col).cast("bigint")
     counted = df.filter((item >= 1) & (item < item_size)).groupBy(item.alias("item")).count()
     table = counted.toArrow()
@@ -575,6 +568,5 @@ class _Tickets:
 
 def _rows_and_values(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     """The number of the row of every value, and the values."""
-
     lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths), lists.flatten().to_numpy()

@@ -230,7 +230,6 @@ class TargetStatistics:
 
     def codes(self, encoding: Encoding) -> DataFrame:
         """Codes for new data: the categories, the number of rows, and a code for each target."""
-
         keys = [self._key_of[name] for name in encoding.categories]
         rows = self._rows_of(encoding).dropna(subset=keys)
         figures = [F.sum("rows").alias(COUNT)]
@@ -368,7 +367,6 @@ class TimeStatistics(TargetStatistics):
 
         The first fold has its own: a constant, which tells its rows nothing about each other.
         """
-
         figures = [F.sum(f"sum_{i}"), F.sum(f"count_{i}")]
         sums = self._rows_of(self.encodings[0]).groupBy("fold").agg(*figures).collect()
         totals, counts = np.zeros((2, max((fold for fold, _, _ in sums), default=0) + 1))

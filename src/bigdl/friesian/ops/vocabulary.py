@@ -470,7 +470,6 @@ def count_values(
     fields : list of str
         The column ``value_<i>`` of each source.
     """
-
     of_sources = [_value_kind(df, source, separator) for source in sources]
     types = list(dict.fromkeys(of_sources))
     fields = [f"value_{types.index(kind)}" for kind in of_sources]

@@ -24,6 +24,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import supervisor
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.runtime.channel import own_address
 from bigdl.runtime.engine import user_import_path
 
 logger = logging.getLogger("bigdl.orca")
@@ -249,7 +250,12 @@ def start_on_spark(
     extra_params = options.get("extra_params") or {}
     order = {
         "head": info["address"],
-        "command": _command(info["address"], cores, object_store_memory, extra_params),
+        "options": {
+            "address": info["address"],
+            "num-cpus": cores,
+            "object-store-memory": object_store_memory,
+            **{name.replace("_", "-"): value for name, value in extra_params.items()},
+        },
         "environment": {**shared_environment(), **(options.get("env") or {})},
     }
     ship_modules(cluster.sc)
@@ -258,15 +264,13 @@ def start_on_spark(
     return info
 
 
-def _command(address, cores, object_store_memory, extra_params) -> list[str]:
-    options = {
-        "address": address,
-        "num-cpus": cores,
-        "object-store-memory": object_store_memory,
-        **{name.replace("_", "-"): value for name, value in extra_params.items()},
-    }
+def _command(order: Mapping[str, Any]) -> list[str]:
+    """The command of a node on this machine, whose address is that on the route to the head."""
+    host, _, port = order["head"].rpartition(":")
+    options = {"node-ip-address": own_address(host, int(port)), **order["options"]}
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    return ["-m", "ray.scripts.scripts", "start", *given, "--disable-usage-stats", "--block"]
+    start = ["-m", "ray.scripts.scripts", "start", *given, "--disable-usage-stats", "--block"]
+    return [sys.executable, *start]
 
 
 def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> None:
@@ -326,7 +330,7 @@ def _start_node(order: dict) -> None:
     order = {
         **order,
         "environment": {**path, **order["environment"]},
-        "command": [sys.executable, *order["command"]],
+        "command": _command(order),
         "log": os.path.join(directory, f"bigdl-ray-node-{os.getpid()}.log"),
     }
     process = supervisor.start("ray-node", order)

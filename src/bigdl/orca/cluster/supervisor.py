@@ -63,8 +63,9 @@ def start(role, order, *, replies=False):
     -------
     subprocess.Popen
     """
-    # on an executor this module may lie in a zip file, which holds no script for Python
-    script = [__file__] if os.path.isfile(__file__) else ["-c", __loader__.get_source(__name__)]
+    script = [__file__]
+    if not os.path.exists(__file__):  # in a zip file, which a driver has sent
+        script = ["-c", __loader__.get_source(__name__)]
     process = subprocess.Popen(
         [sys.executable, "-P", *script, role],
         stdin=subprocess.PIPE,

@@ -15,15 +15,14 @@ import io
 import logging
 import os
 import posixpath
-import re
 import secrets
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import MissingExtraError, UsageError, require
+from bigdl.common.errors import UsageError, require
+from bigdl.common.storage import is_local_path, open_file_system, plain_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,89 +150,6 @@ def write_text(path: str, text: str) -> int:
     fs, inside = open_file_system(path)
     fs.pipe_file(inside, data)
     return len(data)
-
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
-_HDFS = ("hdfs", "arrow_hdfs")
-
-
-def is_local_path(path: str) -> bool:
-    """Return True if `path` is on this machine: without a scheme, ``file://`` or ``dbfs:/``."""
-    return _SCHEME.match(plain_path(path)) is None
-
-
-def plain_path(path: str | os.PathLike) -> str:
-    """`path` without the schemes that mean a local path."""
-    if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"A path must be a str, but got {path!r}")
-    path = os.fspath(path)
-    if path.startswith("file:/"):
-        return "/" + path.removeprefix("file:").lstrip("/")
-    if path.startswith("dbfs:/"):
-        return "/dbfs/" + path.removeprefix("dbfs:").lstrip("/")
-    return path
-
-
-def open_file_system(path: str) -> tuple[Any, str]:
-    """The fsspec file system that `path` is on, and the path within it.
-
-    Raises
-    ------
-    MissingExtraError
-        If the driver of the storage is not installed; the message has the line that installs it.
-    UsageError
-        If no storage has this scheme.
-    """
-    fsspec = require("fsspec", "orca")
-    path = plain_path(path)
-    scheme = _SCHEME.match(path)
-    if scheme is None:
-        return fsspec.filesystem("file"), os.path.abspath(os.path.expanduser(path))
-    if scheme[1] in _HDFS:
-        _find_hadoop_classes()
-    try:
-        fs, inside = fsspec.core.url_to_fs(path)
-    except ImportError as error:
-        from fsspec.registry import known_implementations
-
-        package = known_implementations.get(scheme[1], {}).get("class", "fsspec").partition(".")[0]
-        advice = f"run: pip install {package}" if package != "fsspec" else str(error)
-        raise MissingExtraError(
-            f"{path!r} needs a driver for {scheme[1]}:// that is not installed; {advice}"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"The path {path!r} cannot be opened: {error}") from error
-    except OSError as error:
-        if scheme[1] not in _HDFS:
-            raise
-        fs, inside = _hdfs_by_web(path, error)
-    return fs, inside.rstrip("/") or inside
-
-
-def _hdfs_by_web(path: str, without: OSError) -> tuple[Any, str]:
-    """HDFS by HTTP, where libhdfs cannot be used."""
-    from bigdl.orca.data.hdfs import by_web
-
-    try:
-        return by_web(path)
-    except OSError as error:
-        reasons = [str(each).partition("\n")[0] for each in (error, without)]
-        raise UsageError(
-            f"The path {path!r} cannot be opened, neither by WebHDFS ({reasons[0]}) nor by libhdfs "
-            f"({reasons[1]}); set HADOOP_CONF_DIR to the directory of Hadoop's configuration "
-            "files, and check that the name node runs"
-        ) from error
-
-
-def _find_hadoop_classes() -> None:
-    """libhdfs finds its Java classes by CLASSPATH only."""
-    home = os.environ.get("HADOOP_HOME")
-    hadoop = os.path.join(home, "bin", "hadoop") if home else shutil.which("hadoop")
-    if os.environ.get("CLASSPATH") or not hadoop or not os.path.exists(hadoop):
-        return
-    found = subprocess.run([hadoop, "classpath", "--glob"], capture_output=True, text=True)
-    if found.returncode == 0:
-        os.environ["CLASSPATH"] = found.stdout.strip()
 
 
 def fresh_file_system(path: str) -> tuple[Any, str]:

@@ -35,8 +35,6 @@ from bigdl.runtime.jobs import (
 from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec, execute
 
-__all__ = ["NoRows", "SparkEngine", "SparkJob"]
-
 logger = logging.getLogger("bigdl.orca")
 
 _RENDEZVOUS = ("auto", "driver", "rank0")

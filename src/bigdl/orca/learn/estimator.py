@@ -98,7 +98,6 @@ class TrainingEstimator(ABC):
         self, data: Any, validation_data: Any, feature_cols: Any, label_cols: Any, config: dict
     ) -> tuple[FeedGroup, Any]:
         """Return the Feeds of a fit, and that of its training data."""
-
         feeds = {"data": self._feed(data, feature_cols, label_cols, config)}
         if validation_data is not None:
             if self._kind_of(validation_data) != self._kind_of(data):

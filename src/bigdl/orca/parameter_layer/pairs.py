@@ -273,7 +273,6 @@ def _batches(frames):
 
 def _spooler(reader, job, partitions):
     """The task that writes the rows of a partition to spools and yields the handle."""
-
     spec = SimpleNamespace(reader=reader, job=job, active_jobs=active_jobs(), world_size=partitions)
 
     def write(index, frames):

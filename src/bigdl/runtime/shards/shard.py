@@ -447,13 +447,11 @@ class LoaderShard:
 
     def payload(self) -> bytes:
         """The pickled loader, or the function that makes it."""
-
         with open(os.path.join(self.spool.path, LOADER_FILE), "rb") as file:
             return file.read()
 
 
 def open_shard(spool: Spool) -> Shard | LoaderShard:
     """The shard over a finished spool."""
-
     is_loader = os.path.exists(os.path.join(spool.path, LOADER_FILE))
     return LoaderShard(spool) if is_loader else Shard(spool)

@@ -136,7 +136,7 @@ class KerasEpochs(FitLoop):
         """Train to the end; returns what :meth:`_finish` does."""
         optimizer = self.model.optimizer
         self._begin_fit()
-        self._train()
+        self._run_epochs()
         if optimizer is not None:
             optimizer.finalize_variable_values(self.model.trainable_weights)
         self._callbacks.list.on_train_end()
@@ -242,7 +242,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         self._epoch_steps = settings.steps_per_epoch or self._data.steps
         self._attach(callbacks)
         self._restore()
-        window = (self._batches.windows or [0] * self.size)[self.rank]
+        window = (self._layout.windows or [0] * self.size)[self.rank]
         self._data.start(self._assembly, settings, self.rank, window)
         self._parts: Iterator[Part] | None = None
 
@@ -371,7 +371,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             check_end(self._validation, "validation", "validation_steps", settings.num_steps)
             rows = self._validation.known["rows"]
         everyone = self._exchange({**self._data.known, "validation": rows})
-        self._batches = self._data.plan(settings, everyone)
+        self._layout = self._data.plan(settings, everyone)
         self._assembly = settings.assembly(self.model, settings.class_weight)
         self._zero_row = self._data.example(self._types, self._assembly)
         build_for(self.model, self._zero_row)

@@ -29,7 +29,6 @@ def tfmodel(**defaults: Any) -> Callable[[type], type]:
     UsageError
         If the class is not a Keras model.
     """
-
     from bigdl.nano.automl.tf.keras import SearchableClass
     from bigdl.nano.automl.tf.substitutes import with_real_layers
 

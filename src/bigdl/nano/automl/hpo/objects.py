@@ -159,7 +159,6 @@ def obj(**defaults: Any) -> Callable[[type], type]:
     callable
         Returns the class itself. Constructed with spaces, it gives an :class:`AutoObject`.
     """
-
     return class_decorator(
         "hpo.obj decorates a class (hpo.func a function)", object, defaults, AutoObject
     )
@@ -317,7 +316,6 @@ def plmodel(**defaults: Any) -> Callable[[type], type]:
     UsageError
         If the class is not a module of PyTorch.
     """
-
     module = require("torch", "nano").nn.Module
     said = "hpo.plmodel decorates a LightningModule or nn.Module"
     return class_decorator(said, module, defaults, AutoObject)

@@ -115,7 +115,7 @@ def fit_in_processes(
             validation_freq=arguments["validation_freq"],
             class_weight=arguments["class_weight"] or None,
             verbose=verbose,
-            trigger=None,
+            checkpoint_trigger=None,
         )
         job = _FitJob(packed(model), feeds, _pickled(callbacks), settings)
         result = run_processes(processes, _fit, processes.count, job)[0]
@@ -316,7 +316,6 @@ def nano_multiprocessing_loss(**kwargs: Any) -> Callable:
     decorator
         Turns the function into a ``keras.losses.Loss`` that is the mean over the batch.
     """
-
     return functools.partial(_FunctionLoss, **kwargs)
 
 

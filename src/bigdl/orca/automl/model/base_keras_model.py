@@ -114,7 +114,7 @@ class _KerasTrial(KerasLoop, TrialModel):
             batch_size=size,
             seed=job.seed,
             shuffle=bool(config.get("shuffle", True)),
-            trigger=None,
+            checkpoint_trigger=None,
             feature_cols=list(rows.features),
             label_cols=list(rows.targets),
             verbose=0,

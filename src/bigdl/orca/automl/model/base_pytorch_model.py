@@ -68,7 +68,7 @@ class PytorchModelBuilder(Builder):
             feature_cols=(),
             label_cols=(),
             shuffle=bool(config.get("shuffle", True)),
-            trigger=None,
+            checkpoint_trigger=None,
             metrics=[_Predictions(job.goal.metrics)],
         )
         return _TorchTrial(worker, TorchDistributedSync(worker), parts, settings)

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 _VECTOR = ["type", "size", "indices", "values"]  # fields of Spark ML's vectors in Parquet
 
 
-def for_spark(type_: pa.DataType, nested: bool = False) -> pa.DataType:
+def spark_readable(type_: pa.DataType, nested: bool = False) -> pa.DataType:
     """Return the Arrow type in which Spark takes the values of an Arrow type of pandas."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
     kinds = pa.types
     if kinds.is_dictionary(type_):
-        return for_spark(type_.value_type, nested)
+        return spark_readable(type_.value_type, nested)
     if kinds.is_map(type_):
-        return pa.map_(for_spark(type_.key_type, True), for_spark(type_.item_type, True))
+        return pa.map_(spark_readable(type_.key_type, True), spark_readable(type_.item_type, True))
     if kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
-        return pa.list_(for_spark(type_.value_type, True))
+        return pa.list_(spark_readable(type_.value_type, True))
     if kinds.is_struct(type_):
-        return pa.struct([(field.name, for_spark(field.type, True)) for field in type_])
+        return pa.struct([(field.name, spark_readable(field.type, True)) for field in type_])
     if kinds.is_timestamp(type_):
         return pa.timestamp("us", "UTC" if type_.tz or not nested else None)
     if kinds.is_time(type_):
@@ -59,7 +59,7 @@ def spark_type(name: str, arrow_type: pa.DataType) -> DataType:
     if pa.types.is_struct(arrow_type) and [field.name for field in arrow_type] == _VECTOR:
         return VectorUDT()
     try:
-        return from_arrow_type(for_spark(arrow_type))
+        return from_arrow_type(spark_readable(arrow_type))
     except PySparkTypeError:
         raise UsageError(
             f"Column '{name}' has type {arrow_type}, which cannot become a tensor"

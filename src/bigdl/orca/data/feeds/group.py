@@ -41,7 +41,6 @@ class FeedGroup(Feed):
 
 def _combined(ingests: Sequence[Ingest]) -> Ingest:
     """Combine inputs that the workers read by themselves."""
-
     closing = contextlib.ExitStack()
     for ingest in ingests:
         closing.callback(ingest.close)

@@ -143,7 +143,6 @@ class ParquetDataset:
     @staticmethod
     def read_as_tf(path: str) -> Any:
         """The records as a ``tf.data.Dataset`` of dicts."""
-
         return tf_dataset(RecordReader(path))
 
     @staticmethod

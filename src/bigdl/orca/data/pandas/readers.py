@@ -35,7 +35,7 @@ def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
     return paths
 
 
-def for_spark(file_path) -> list[str]:
+def paths_for_spark(file_path) -> list[str]:
     """Paths as Spark's readers take them.
 
     On one machine a path that exists is given in full: the JVM may have another working directory.
@@ -111,7 +111,9 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | R
             'Spark reads JSON of orient="records" only; set OrcaContext.pandas_read_backend = '
             '"pandas" for others'
         )
-    return to_xshards(SparkCluster.from_active().spark.read.json(for_spark(file_path), **kwargs))
+    return to_xshards(
+        SparkCluster.from_active().spark.read.json(paths_for_spark(file_path), **kwargs)
+    )
 
 
 def read_parquet(
@@ -148,7 +150,7 @@ def read_parquet(
     reader = SparkCluster.from_active().spark.read.options(**options)
     if schema is not None:
         reader = reader.schema(schema)
-    frame = reader.parquet(*for_spark(file_path))
+    frame = reader.parquet(*paths_for_spark(file_path))
     if columns is not None:
         find_columns(columns, frame.columns, f"The input {file_path}")
         frame = frame.select(*map(quoted, columns))
@@ -216,7 +218,7 @@ def _read_csv(
     for key, value in (("quote", quotechar), ("escape", escapechar), ("comment", comment)):
         if value is not None:
             reader = reader.option(key, value)
-    paths = for_spark(file_path)
+    paths = paths_for_spark(file_path)
     reader = reader.options(**{"inferSchema": True, **options})
     if isinstance(names, str):
         schema = cast("StructType", StructType.fromDDL(names))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
-from bigdl.orca.data.feeds.arrow_types import for_spark
+from bigdl.orca.data.feeds.arrow_types import spark_readable
 from bigdl.orca.data.xshards import persistence
 from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name
 from bigdl.runtime.shards.columns import quoted as quoted
@@ -75,7 +75,7 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     if types is None:
         return spark.range(0).select(), {}
     columns = {n: str(n) if prefix is None else f"{prefix}{i}" for i, n in enumerate(types)}
-    schema = pa.schema([(columns[name], for_spark(type_)) for name, type_ in types.items()])
+    schema = pa.schema([(columns[name], spark_readable(type_)) for name, type_ in types.items()])
     zone = spark.conf.get("spark.sql.session.timeZone")
 
     def pack(shard: pd.DataFrame) -> Iterator[tuple[bytes]]:

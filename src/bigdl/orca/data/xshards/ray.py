@@ -51,7 +51,6 @@ class RayXShards(XShards):
         UsageError
             If it is something else, or Ray does not run on Spark's nodes.
         """
-
         if not isinstance(spark_xshards, SparkXShards):
             raise UsageError(
                 f"from_spark_xshards takes SparkXShards, got {type(spark_xshards).__name__}"
@@ -63,7 +62,6 @@ class RayXShards(XShards):
 
         Spark's tasks fetch them from Ray, which keeps them as long as the result is in use.
         """
-
         side = RaySide.of(RayCluster.of_program())
         side.leave(self._references)
 

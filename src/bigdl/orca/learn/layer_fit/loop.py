@@ -240,11 +240,11 @@ class LayerLoop(FitLoop):
 
     # -- the fit -------------------------------------------------------------------------------
 
-    def _train(self) -> None:
+    def _run_epochs(self) -> None:
         """Make all epochs; the driver's model gets the state that they end with."""
         while True:
             try:
-                super()._train()
+                super()._run_epochs()
                 self._pull()
                 return
             except WorkerLost as error:
@@ -358,8 +358,8 @@ class LayerLoop(FitLoop):
             if position.step == self._epoch_steps:
                 break
             settings, state = self.settings, TriggerState(position.epoch, position.global_step)
-            self.stop = self.stop or self._fires(settings.end, state)
-            if self._fires(settings.trigger, state):
+            self.stop = self.stop or self._fires(settings.end_trigger, state)
+            if self._fires(settings.checkpoint_trigger, state):
                 return steps, True
             if self.stop or settings.goal.is_reached(position):
                 break
@@ -369,7 +369,7 @@ class LayerLoop(FitLoop):
 
     def _open_rows(self):
         self._described = self._transport.rows()
-        self._plan, self._batches = plan_batches(self.settings, self._described)
+        self._plan, self._layout = plan_batches(self.settings, self._described)
         self._epoch_steps = self._plan.steps
         types = next((each["types"] for each in self._described if each["types"]), None)
         self._inputs = types and types[0]
@@ -380,7 +380,7 @@ class LayerLoop(FitLoop):
         self.position, self._figures = begin.position, self._new_figures()
         self._saved = self.position.to_json()
         if self.position.step and not self.position.partial:
-            self._batches.check(begin.manifest, 0)
+            self._layout.check(begin.manifest, 0)
             self._figures.restore(begin.manifest)
         if begin.files:
             self._load(begin.files)
@@ -429,7 +429,7 @@ class LayerLoop(FitLoop):
     def _snapshot(self) -> Snapshot:
         """Return the state of the driver's model, once it is that of the ranks."""
         residuals, position = [state.residual for state in self._pull()], self.position
-        manifest = {**position.to_json(), **vars(self._batches), "inputs": self._inputs}
+        manifest = {**position.to_json(), **vars(self._layout), "inputs": self._inputs}
         if position.step:
             manifest |= {**self._figures.to_json(), "rows_since_merge": [0] * self.size}
         files = self._files()
@@ -480,7 +480,7 @@ class LayerTraining(Training):
 
     loop: Callable[..., LayerLoop]
 
-    def _train(self, engine, feed, program, start, policy, show_progress):
+    def _attempt_until_done(self, engine, feed, program, start, policy, show_progress):
         options = program.settings.layer
         options.check(engine.num_workers)
         loop = self.loop(program, engine.num_workers, start)

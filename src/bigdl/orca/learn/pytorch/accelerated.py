@@ -251,7 +251,6 @@ class AcceleratedSnapshot:
 
     def ready(self, device: torch.device | None) -> TorchReady:
         """The model; it computes on the CPU wherever it is."""
-
         from bigdl.nano.pytorch import InferenceOptimizer
 
         cpu = torch.device("cpu")
@@ -302,7 +301,6 @@ class Acceleration:
         UsageError
             If a package is missing, or the model cannot be converted.
         """
-
         from bigdl.common.cpu import thread_scope
         from bigdl.training.state import isolated_rng
 
@@ -395,7 +393,6 @@ def _agreement(expected: list, model: Any, data: Any) -> float:
 
 def _outputs(model, batches) -> list:
     """All outputs for all batches, as one flat list of arrays."""
-
     from bigdl.nano.acceleration.structure import flatten
 
     with torch.no_grad():

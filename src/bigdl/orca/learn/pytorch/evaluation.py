@@ -276,7 +276,6 @@ def evaluate_shard(
         each metric under its name. ``profile``: seconds. ``workers``: the figures of each worker's
         own rows, when asked for.
     """
-
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
     training = forward_pass.model.training

@@ -308,7 +308,6 @@ class PlainForward(ForwardPass):
 
         That is the number of rows, except where classes have weights or labels are ignored.
         """
-
         criterion = self.criterion
         are_tensors = isinstance(target, torch.Tensor) and isinstance(output, torch.Tensor)
         # class probabilities are divided by the rows
@@ -335,7 +334,6 @@ class PlainForward(ForwardPass):
         * Labels of integers (0, 1) are numbers of the output's dtype for a loss over elements.
         * Labels of floats (Spark ML's 0.0, 1.0, ...) are class indices for a loss over classes.
         """
-
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return target
         if self._over_classes and target.is_floating_point() and target.ndim == output.ndim - 1:
@@ -362,7 +360,6 @@ _OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
 
 def check_weighted(loss: Any, metrics: Any) -> None:
     """Refuse a loss that cannot be taken row by row, and metrics that cannot be weighted."""
-
     from bigdl.orca.learn.metrics import Metric
 
     if isinstance(loss, nn.Module):
@@ -393,7 +390,6 @@ class WeightedForward(PlainForward):
 
     def weights(self, batch: Any) -> torch.Tensor:
         """The weights of a batch's rows, of shape (rows,)."""
-
         *_, weights = self.columns.split(batch)[-1]
         weights = weights.reshape(len(weights))
         if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
@@ -420,7 +416,6 @@ class WeightedForward(PlainForward):
 
     def _counts(self, target, losses):
         """Return the weight of every element of a loss in its mean."""
-
         criterion = self.criterion
         if getattr(criterion, "reduction", "mean") != "mean":  # over the rows, not the elements
             return torch.full_like(losses, losses.shape[0] / max(1, losses.numel()))

@@ -186,12 +186,12 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         self.device = next(self.model.parameters()).device
 
     def _replica_program(self):
-        settings = replace(self.settings, callbacks=(), metrics=(), trigger=None)
+        settings = replace(self.settings, callbacks=(), metrics=(), checkpoint_trigger=None)
         return replace(self._program, settings=settings)
 
     def evaluation(self, feed, sync):
         """Return the program that evaluates weights on a feed."""
-        settings = replace(self.settings, callbacks=(), trigger=None)
+        settings = replace(self.settings, callbacks=(), checkpoint_trigger=None)
         parts = replace(self._program.parts, optimizer=None, scheduler_creator=None)
         return EvaluateProgram(parts, settings, (), sync)
 

@@ -62,7 +62,6 @@ class Clipping:
 
     def __call__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Limit the gradients of `parameters` in place."""
-
         if self.minimum is not None:
             with torch.no_grad():
                 for parameter in parameters:
@@ -269,7 +268,7 @@ class TorchEpochs(Runner, FitLoop):
             self.position, self._plan.steps, settings.accumulate
         )
         self.call("before_run")
-        self._train()
+        self._run_epochs()
         self.call("after_run")
         return self._finish()
 
@@ -483,13 +482,13 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             and (criterion.weight is not None or self._data.has_label(criterion.ignore_index)),
         }
         workers = self._exchange(described)
-        self._plan, self._batches = plan_batches(settings, workers)
+        self._plan, self._layout = plan_batches(settings, workers)
         self._is_uneven = settings.weighted or any(each["uneven"] for each in workers)
         if self._validation is not None:
             self._validation.take_types(self._types, self._data)
 
     def _order(self):
-        rank, window = self.rank, self._batches.windows[self.rank]
+        rank, window = self.rank, self._layout.windows[self.rank]
         return self._data.order_of_pass(
             self._plan, self.settings, self.epochs, rank, window, self.position.step
         )

@@ -122,7 +122,6 @@ class ModelParts:
 
     def check(self) -> None:
         """Refuse on the driver what cannot work in a worker."""
-
         if "batch_size" in self.config:
             raise UsageError(
                 "config must not hold batch_size; pass batch_size to fit, evaluate or predict"
@@ -175,7 +174,6 @@ class ModelParts:
     @property
     def is_instance(self) -> bool:
         """True if the model is a module rather than a creator."""
-
         return isinstance(self.model, torch.nn.Module)
 
     def build_model(self) -> torch.nn.Module:
@@ -306,7 +304,6 @@ def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Snapshot
     module : torch.nn.Module or None
         If the file held an entire module.
     """
-
     snapshot = read_checkpoint(path)
     if snapshot is not None:
         return snapshot, None

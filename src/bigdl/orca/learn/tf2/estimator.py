@@ -324,7 +324,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             class_weight=_check_class_weight(class_weight),
             shuffle=bool(config.get("shuffle", True)),
             drop_last=bool(config.get("drop_last", False)),
-            trigger=trigger,
+            checkpoint_trigger=trigger,
             layer=layer,
             verbose=verbose,
         )

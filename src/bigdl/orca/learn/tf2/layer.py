@@ -201,12 +201,13 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
         super().__init__(program, ranks, start, _flat(self.model), optimizer, loss_is_sum)
 
     def _replica_program(self):
-        settings = replace(self.settings, trigger=None)
+        settings = replace(self.settings, checkpoint_trigger=None)
         return replace(self._program, packed=Packed.of(self._parts), settings=settings)
 
     def evaluation(self, feed, sync):
         """Return the program that evaluates weights on a feed."""
-        settings, packed = replace(self.settings, trigger=None), Packed.of(self._parts, [])
+        settings = replace(self.settings, checkpoint_trigger=None)
+        packed = Packed.of(self._parts, [])
         return EvaluateProgram(packed, self._program.config, sync, settings, settings.seed)
 
     # -- the fit -------------------------------------------------------------------------------

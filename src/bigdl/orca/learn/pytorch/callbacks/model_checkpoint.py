@@ -1,4 +1,4 @@
-"""The end of a fit that makes no progress."""
+"""Stopping a fit early, and checkpoints of its best epochs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,355 @@
+"""Programs on four hosts, of which some know themselves by other addresses, and their faults."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from cluster_programs import SEARCH
+from real_clusters import (
+    FIT,
+    InAStep,
+    control,
+    fitted_weights,
+    last_line,
+    run,
+    run_whole,
+    undisturbed,
+)
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
+
+TRIALS = range(int(os.environ.get("BIGDL_TRIALS", "1")))
+
+
+def on_hosts(**more) -> dict:
+    """Arguments of init_orca_context."""
+    return {
+        "cluster_mode": "standalone",
+        "master": "spark://10.76.1.10:7077",
+        "num_nodes": 2,
+        "cores": 1,
+        "memory": "1g",
+        "python_location": sys.executable,
+        **more,
+    }
+
+
+# seconds after which Spark takes a silent host for lost: 120 and 60 unless a program says so
+SOON = {"spark.network.timeout": "20s", "spark.executor.heartbeatInterval": "2s"}
+
+
+def driver(hosts: Path) -> str:
+    """The Python of the driver's host."""
+    return str(hosts / "python-on-driver")
+
+
+def do(hosts: Path, verb: str, *arguments: str) -> None:
+    control("hosts.py", verb, hosts, *arguments)
+
+
+def host_of(pid: int) -> str:
+    """The host that a process runs on."""
+    command = ["ip", "netns", "identify", str(pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip().removeprefix("bigdl-")
+
+
+def of_programs(hosts: Path) -> list[psutil.Process]:
+    """What runs on the hosts, but for their own daemons."""
+    daemons = {int(path.read_text().split()[0]) for path in (hosts / "pids").iterdir()}
+    found = []
+    for host in json.loads((hosts / "hosts.json").read_text()):
+        command = ["ip", "netns", "pids", f"bigdl-{host}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found += [
+            psutil.Process(int(pid)) for pid in done.stdout.split() if int(pid) not in daemons
+        ]
+    return found
+
+
+def await_none(hosts: Path, seconds: float = 30) -> float:
+    """Wait until no program runs on any host; returns after how long."""
+    began = time.monotonic()
+    while True:
+        try:
+            left = [each.cmdline()[:4] for each in of_programs(hosts)]
+        except psutil.NoSuchProcess:
+            continue
+        taken = time.monotonic() - began
+        if not left:
+            return taken
+        assert taken < seconds, left
+        time.sleep(0.1)
+
+
+def test_a_fit_on_hosts_is_exact(hosts, tmp_path):
+    there = last_line(run(tmp_path / "there", FIT, on_hosts(), python=driver(hosts)))
+    assert len(there["hosts"]) == 2
+    np.testing.assert_allclose(there["weights"], fitted_weights(), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 4])
+def test_results_equal_those_of_this_machine(hosts, tmp_path, workers):
+    there = run_whole(tmp_path / "there", on_hosts(num_nodes=workers), python=driver(hosts))
+    here = run_whole(tmp_path / "here", {"cores": workers}, workers_per_node=workers)
+    assert there == here
+
+
+@pytest.mark.slow
+def test_a_driver_beside_the_hosts(hosts, tmp_path):
+    """This machine, whose first network is not that of the hosts."""
+    there = last_line(run(tmp_path / "there", FIT, on_hosts()))
+    np.testing.assert_allclose(there["weights"], fitted_weights(), rtol=1e-5)
+
+
+# A program with WORKERS_PER_NODE that trains by every backend.
+BACKENDS = """
+    import json
+    import torch
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+    from bigdl.orca.learn.pytorch import Estimator
+    from bigdl.orca.learn.tf2 import Estimator as KerasEstimator
+
+    init_orca_context(**ARGUMENTS)
+    rows = OrcaContext.get_spark_session().range(240, numPartitions=4).selectExpr(
+        "id",
+        "array(float(sin(id)), float(sin(2 * id)), float(sin(3 * id))) AS x",
+        "array(float(sin(id) + 2 * cos(id))) AS y",
+    )
+    data = {"feature_cols": ["x"], "label_cols": ["y"], "seed": 7}
+
+    def network():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    def keras_model(config):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    result = {}
+    for name, backend, fit in (
+        ("spark", "spark", {}),
+        ("ray", "ray", {}),
+        ("shuffle", "bigdl", {"transport": "shuffle", "group_size": 5}),
+        ("barrier", "bigdl", {"transport": "barrier", "group_size": 5}),
+    ):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        is_layer = backend == "bigdl"
+        estimator = Estimator.from_torch(
+            model=model if is_layer else lambda config: network(),
+            optimizer=optimizer
+            if is_layer
+            else lambda model, config: torch.optim.SGD(model.parameters(), 0.1),
+            loss=torch.nn.MSELoss(),
+            workers_per_node=WORKERS_PER_NODE,
+            backend=backend,
+        )
+        estimator.fit(rows, epochs=2, batch_size=24, **data, **fit)
+        predicted = estimator.predict(rows, feature_cols=["x"])
+        if hasattr(predicted, "toPandas"):
+            predicted = predicted.select("id").toPandas()["id"].tolist()
+            result[f"{name} predicted"] = sorted(predicted) == list(range(240))
+        weights = estimator.get_model().state_dict().values()
+        result[name] = [tensor.tolist() for tensor in weights]
+
+    for backend in ("spark", "ray"):
+        estimator = KerasEstimator.from_keras(
+            model_creator=keras_model, workers_per_node=WORKERS_PER_NODE, backend=backend
+        )
+        estimator.fit(rows, epochs=2, batch_size=24, **data)
+        weights = estimator.get_model().get_weights()
+        result[f"keras {backend}"] = [array.tolist() for array in weights]
+    stop_orca_context()
+    print(json.dumps(result))
+"""
+
+
+@pytest.mark.slow
+def test_every_backend_learns_the_same_as_here(hosts, tmp_path):
+    def backends(folder, workers_per_node, arguments, **options):
+        program = f"WORKERS_PER_NODE = {workers_per_node}\n" + textwrap.dedent(BACKENDS)
+        arguments = {**arguments, "object_store_memory": "100m"}
+        return last_line(run(tmp_path / folder, program, arguments, **options))
+
+    there = backends("there", 1, on_hosts(num_nodes=4), python=driver(hosts))
+    here = backends("here", 4, {"cores": 4})
+    assert there == here
+    assert there["spark"] == there["ray"]
+    assert there["shuffle"] == there["barrier"]
+    assert there["keras spark"] == there["keras ray"]
+    assert there["spark predicted"]
+
+
+@pytest.mark.slow
+def test_ray_has_the_addresses_of_the_hosts_and_is_gone(hosts, tmp_path):
+    program = """
+        import json
+        import ray
+        from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+
+        sc = init_orca_context(**ARGUMENTS)
+        OrcaContext.get_ray_context()
+
+        @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+        def node():
+            return ray.get_runtime_context().get_node_id()
+
+        worked = set(ray.get([node.remote() for _ in range(16)]))
+        addresses = {
+            each["NodeManagerHostname"]: each["NodeManagerAddress"]
+            for each in ray.nodes()
+            if each["Resources"].get("CPU")
+        }
+        stop_orca_context()
+        print(json.dumps({"addresses": addresses, "worked": len(worked)}))
+    """
+    arguments = on_hosts(num_nodes=4, init_ray_on_spark=True, object_store_memory="100m")
+    found = last_line(run(tmp_path / "there", program, arguments, python=driver(hosts)))
+    addresses = json.loads((hosts / "hosts.json").read_text())
+    del addresses["driver"]
+    assert found == {"addresses": addresses, "worked": 4}
+    await_none(hosts)
+
+
+@pytest.mark.slow
+def test_a_search_of_hyperparameters(hosts, tmp_path):
+    arguments = on_hosts(init_ray_on_spark=True, object_store_memory="100m")
+    found = last_line(run(tmp_path / "there", SEARCH, arguments, python=driver(hosts)))
+    assert found["lr"] == 0.1
+
+
+# -- faults --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> list:
+    """What the program ends with when nothing happens, on this machine."""
+    return undisturbed(tmp_path_factory.mktemp("here") / "program")
+
+
+def in_a_step(hosts: Path, tmp_path: Path, **options) -> InAStep:
+    """The program on two hosts, which waits in the middle of a step."""
+    arguments = on_hosts(conf=SOON, **options.pop("arguments", {}))
+    return InAStep(tmp_path / "there", arguments, python=driver(hosts), **options)
+
+
+OPTIONS = {
+    "spark": {},
+    "ray": {"options": {"backend": "ray"}, "arguments": {"object_store_memory": "100m"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("trial", TRIALS)
+@pytest.mark.parametrize("who", ["host", "driver"])
+def test_a_host_is_cut_off_for_some_seconds(hosts, tmp_path, weights, who, trial):
+    program = in_a_step(hosts, tmp_path, rank=trial % 2)
+    host = who if who == "driver" else host_of(program.waiting())
+    program.waiting()
+    do(hosts, "cut", host)
+    program.go_on()
+    time.sleep(5)
+    do(hosts, "mend", host)
+    assert last_line(program.end()) == weights
+
+
+LOSSES = {"cut": "mend", "kill": "worker"}  # and what makes up for them
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("trial", TRIALS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_lost_host_is_replaced_by_another(hosts, tmp_path, weights, loss, trial):
+    program = in_a_step(hosts, tmp_path, rank=trial % 2)
+    host = host_of(program.waiting())
+    do(hosts, loss, host)
+    began = time.monotonic()
+    program.go_on()
+    try:
+        assert last_line(program.end()) == weights
+        print(f"it ended {time.monotonic() - began:.1f} s after {host} was lost")
+    finally:
+        do(hosts, LOSSES[loss], host)
+    print(f"nothing was left {await_none(hosts, 60):.1f} s after {host} was back")
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("trial", TRIALS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_ray_goes_on_without_a_lost_host(hosts, tmp_path, weights, loss, trial):
+    """If that is allowed; else it says what is missing."""
+    may_shrink = trial % 2 == 0
+    fit = {"min_workers": 1} if may_shrink else {}
+    program = in_a_step(hosts, tmp_path, fit=fit, **OPTIONS["ray"])
+    host = host_of(program.waiting())
+    do(hosts, loss, host)
+    began = time.monotonic()
+    program.go_on()
+    try:
+        done = program.end(300)
+        print(f"it ended {time.monotonic() - began:.1f} s after {host} was lost")
+        if may_shrink:
+            for one, other in zip(last_line(done), weights, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5)
+        else:
+            last = done.stderr.strip().splitlines()[-1]
+            assert "2 workers are needed but the cluster can only run 1" in last, done.stderr
+    finally:
+        do(hosts, LOSSES[loss], host)
+    print(f"nothing was left {await_none(hosts, 60):.1f} s after {host} was back")
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("trial", TRIALS)
+def test_a_host_stands_still_for_some_seconds(hosts, tmp_path, weights, trial):
+    program = in_a_step(hosts, tmp_path, rank=trial % 2)
+    host = host_of(program.waiting())
+    do(hosts, "pause", host)
+    program.go_on()
+    time.sleep(8)
+    do(hosts, "resume", host)
+    assert last_line(program.end()) == weights
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_a_host_with_a_slow_link(hosts, tmp_path, weights):
+    do(hosts, "limit", "host1", "2mbit")
+    do(hosts, "delay", "host1", "20")
+    try:
+        program = in_a_step(hosts, tmp_path)
+        program.go_on()
+        assert last_line(program.end()) == weights
+    finally:
+        do(hosts, "delay", "host1", "0")
+        do(hosts, "limit", "host1", "none")
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("trial", TRIALS)
+@pytest.mark.parametrize("backend", OPTIONS)
+def test_a_driver_that_is_killed_leaves_nothing(hosts, tmp_path, backend, trial):
+    program = in_a_step(hosts, tmp_path, rank=trial % 2, **OPTIONS[backend])
+    program.waiting()
+    os.kill(program.process.pid, signal.SIGKILL)
+    program.process.communicate()
+    print(f"nothing was left after {await_none(hosts):.1f} s")
