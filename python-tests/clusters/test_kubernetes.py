@@ -353,7 +353,9 @@ def test_the_published_quickstart(account, tmp_path):
         f"{volume}.mount.path": str(shared),
     }
     arguments = on_kubernetes(account, driver_cores=1, driver_memory="1g", conf=conf)
-    program = f"MODEL_DIR = {str(shared)!r}\n" + textwrap.dedent(FASHION)
+    program = f"MODEL_DIR = {str(shared)!r}\n" + textwrap.dedent(
+        FASHION.replace("yarn-client", "k8s-client")
+    )
     try:
         found = last_line(run(tmp_path / "there", program, arguments, environment(account)))
     finally:

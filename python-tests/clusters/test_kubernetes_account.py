@@ -50,8 +50,9 @@ def role_of(rights: list[tuple[str, str, str]]) -> dict:
     return {**ROLE, "rules": rules}
 
 
-def used_by(cluster: Path, folder: Path, rights: list[tuple[str, str, str]]) -> str:
+def used_by(cluster: Path, folder: Path, rights: list[tuple[str, str, str]], **more) -> str:
     """What went wrong with a program in cluster mode, by an account with some rights."""
+    folder.mkdir(exist_ok=True)
     (folder / "role.json").write_text(json.dumps(role_of(rights)))
     kubectl(cluster, "apply", "-f", str(folder / "role.json"))
     token = kubectl(cluster, "-n", NAMESPACE, "create", "token", "bigdl").strip()
@@ -60,7 +61,7 @@ def used_by(cluster: Path, folder: Path, rights: list[tuple[str, str, str]]) -> 
     (folder / "account.conf").write_text(json.dumps(config))
     there = folder / "there"
     variables = {"KUBECONFIG": str(folder / "account.conf")}
-    arguments = in_cluster_mode(cluster, there)
+    arguments = in_cluster_mode(cluster, there, **more)
     arguments["conf"]["spark.task.maxFailures"] = "1"
     try:
         done = run(there, PROGRAM, arguments, variables)
@@ -68,10 +69,12 @@ def used_by(cluster: Path, folder: Path, rights: list[tuple[str, str, str]]) -> 
         printed = done.stdout + done.stderr
         wrong += [] if "2 executors" in done.stdout else ["nothing was printed"]
         wrong += [line for line in printed.splitlines() if "forbidden" in line.lower()][:3]
-        kinds = "pods,services,configmaps"
-        left = kubectl(cluster, "-n", NAMESPACE, "get", kinds, "-o", "name").split()
-        # the driver's pod stays for its log, and what belongs to it
-        wrong += [f"left {name}" for name in left if not re.search("root-ca|-driver|-drv-", name)]
+        # the driver's pod stays for its log when it has run, and what belongs to it
+        get = ["-n", NAMESPACE, "get", "-o", "name"]
+        left = kubectl(cluster, *get, "pods", "--field-selector=status.phase!=Succeeded").split()
+        others = kubectl(cluster, *get, "services,configmaps").split()
+        left += [name for name in others if not re.search("root-ca|-driver-|-drv-", name)]
+        wrong += [f"left {name}" for name in left]
     except AssertionError:
         wrong = ["it did not end"]
     finally:
@@ -86,8 +89,19 @@ def test_the_account_may_do_what_is_needed(account, tmp_path):
     assert not used_by(account, tmp_path, RIGHTS)
 
 
-@pytest.mark.parametrize("right", RIGHTS, ids=lambda right: " ".join(right[1:]))
+TO_REMOVE = ("", "pods", "delete")
+IN_A_RUN = [right for right in RIGHTS if right != TO_REMOVE]
+
+
+@pytest.mark.parametrize("right", IN_A_RUN, ids=lambda right: " ".join(right[1:]))
 def test_each_right_is_needed(account, tmp_path, right):
     wrong = used_by(account, tmp_path, [each for each in RIGHTS if each != right])
     print(f"without {right}: {wrong}")
     assert wrong
+
+
+def test_a_driver_that_cannot_start_is_removed(account, tmp_path):
+    """Which is what the right to delete pods is needed for, and pods on nodes that are lost."""
+    image = {"container_image": "localhost/nothing:1"}
+    assert "left" not in used_by(account, tmp_path / "with", RIGHTS, **image)
+    assert "left pod/" in used_by(account, tmp_path / "without", IN_A_RUN, **image)
