@@ -43,7 +43,11 @@ def on_hosts(**more) -> dict:
 
 
 # seconds after which Spark takes a silent host for lost: 120 and 60 unless a program says so
-SOON = {"spark.network.timeout": "20s", "spark.executor.heartbeatInterval": "2s"}
+SOON = {
+    "spark.network.timeout": "20s",
+    "spark.network.timeoutInterval": "5s",
+    "spark.executor.heartbeatInterval": "2s",
+}
 
 
 def driver(hosts: Path) -> str:
@@ -230,6 +234,54 @@ def test_a_search_of_hyperparameters(hosts, tmp_path):
     arguments = on_hosts(init_ray_on_spark=True, object_store_memory="100m")
     found = last_line(run(tmp_path / "there", SEARCH, arguments, python=driver(hosts)))
     assert found["lr"] == 0.1
+
+
+# A program with BUSY_S, for which an executor is busy with something else at the start, so that the
+# other one has all rows; and with steps that are longer than Spark's own patience.
+CROWDED = """
+    import json, threading, time
+    import torch
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+    from bigdl.orca.learn.pytorch import Estimator
+
+    class Slow(torch.nn.Linear):
+        def forward(self, x):
+            time.sleep(4)
+            return super().forward(x)
+
+    sc = init_orca_context(**ARGUMENTS)
+    sc.range(2, numSlices=2).barrier().mapPartitions(lambda _: [0]).collect()  # both are there
+    busy = threading.Thread(
+        target=lambda: sc.parallelize([0], 1).foreach(lambda _: time.sleep(BUSY_S))
+    )
+    busy.start()
+    time.sleep(2)
+    rows = OrcaContext.get_spark_session().range(64, numPartitions=2).selectExpr(
+        "array(float(sin(id)), float(sin(2 * id)), float(sin(3 * id))) AS x",
+        "array(float(sin(id) + 2 * cos(id))) AS y",
+    )
+    model = Slow(3, 1)
+    torch.nn.init.zeros_(model.weight)
+    torch.nn.init.zeros_(model.bias)
+    estimator = Estimator.from_torch(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), loss=torch.nn.MSELoss(),
+        backend="bigdl",
+    )
+    estimator.fit(
+        rows, epochs=3, batch_size=64, feature_cols=["x"], label_cols=["y"], max_failures=0
+    )
+    weight, bias = estimator.get_model().parameters()
+    busy.join()
+    stop_orca_context()
+    print(json.dumps([*weight.detach().reshape(-1).tolist(), bias.item()]))
+"""
+
+
+@pytest.mark.slow
+def test_a_host_may_have_the_rows_of_several_workers(hosts, tmp_path):
+    program = "BUSY_S = 40\n" + textwrap.dedent(CROWDED)
+    found = last_line(run(tmp_path / "there", program, on_hosts(), python=driver(hosts)))
+    np.testing.assert_allclose(found, fitted_weights(), rtol=1e-5)
 
 
 # -- faults --------------------------------------------------------------------------------------
