@@ -163,17 +163,21 @@ class Parts:
             )
 
     def ring(self, _first: bool, _last: bool) -> Iterator:
-        """Every task sends a part of the vector to the next one, in as many rounds as it takes."""
+        """Every task sends a part of the vector to the next one, in as many rounds as it takes.
+
+        Two halves of every part are on their way at once: one is summed while the other is sent.
+        """
         costs, cluster = self.costs, self.cluster
         workers = self.workload.workers
-        part = self.workload.vector_bytes / workers
+        part = self.workload.vector_bytes / workers / 2
         work = costs.block_s + part * costs.byte_s
         legs = (
             Leg("gradients", Server.NOBODY, cluster.latency_s / 2),
             Leg("gradients", Server.NETWORK, part / cluster.bandwidth),
             Leg("gradients", Server.CORE, work),
         )
-        yield self._together(_COMPUTE, *(legs * (2 * (workers - 1))))
+        yield self._together(_COMPUTE)
+        yield Stage(2 * workers, legs * (2 * (workers - 1)))
 
     def driver(self, _first: bool, _last: bool) -> Iterator:
         size = self.workload.vector_bytes

@@ -156,6 +156,8 @@ def processes(host: str) -> list[psutil.Process]:
 
 def stop(folder: Path) -> None:
     Daemons(folder).stop(patience=3)
+    if _running_hosts():  # in another folder
+        return
     networks = Path("/run/netns").glob("bigdl-*")  # of any start
     for host in [path.name.removeprefix("bigdl-") for path in networks]:
         end_processes(processes(host), 2)

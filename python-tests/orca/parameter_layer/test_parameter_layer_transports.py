@@ -193,3 +193,31 @@ def test_weights_that_no_executor_has_any_more_are_given_again(orca_spark):
         weights = np.concatenate([state.weights for state in layer.states()])
     assert np.array_equal(weights, expected(2, 20)[0])
     assert orca_spark.sparkContext.parallelize([0], 1).flatMap(folders_of_states).collect() == []
+
+
+def exchanging(rank, ranks, place):
+    """Exchange messages of several sizes, some of them large; True if all came as they were."""
+    import torch.distributed as dist
+
+    from bigdl.orca.parameter_layer.barrier import exchange_messages
+    from bigdl.orca.parameter_layer.messages import Message, unpack
+    from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+    from bigdl.runtime.worker import Worker
+
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=ranks)
+    sync = TorchDistributedSync(Worker(rank, ranks))
+    sync.start()
+
+    def message(source, target):
+        size = 500_000 if (source + target) % 2 else 3  # of float32: large or small
+        return np.full(size, 10 * source + target, np.float32)
+
+    given = exchange_messages(sync, [Message(message(rank, target)) for target in range(ranks)])
+    others = [source for source in range(ranks) if source != rank]
+    return all(np.array_equal(unpack(given[each]), message(each, rank)) for each in others)
+
+
+def test_large_messages_arrive_as_small_ones_do(tmp_path):
+    from bigdl.runtime.launch import launch
+
+    assert launch(exchanging, 3, (3, str(tmp_path / "meet"))) == [True] * 3

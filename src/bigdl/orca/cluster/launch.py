@@ -356,6 +356,8 @@ def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
         while (cause := causes[-1].getCause()) is not None:
             causes.append(cause)
         reason = ", caused by ".join(dict.fromkeys(str(each.toString()) for each in causes))
+    if "waiting for backend" in reason:  # so Spark says that no executor stayed
+        reason += "; the cluster has given up the executors, whose own logs say why they ended"
     raise UsageError(f"Spark refused to start: {reason}")
 
 

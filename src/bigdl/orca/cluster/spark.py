@@ -6,13 +6,14 @@ publicly for that (the number of slots, for one) is looked up in this module onl
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import kubernetes
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bigdl.orca")
 
+_PATIENCE = "spark.locality.wait.process"
 _SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 _LOOK_S = 5.0  # seconds between two looks at the pods of executors that do not
 
@@ -173,6 +175,26 @@ class SparkCluster:
         """What the cluster says of executors that it does not start, as the end of a sentence."""
         reasons = kubernetes.shortage(self.sc) if self.is_kubernetes else ""
         return f": {reasons}" if reasons else ""
+
+    @contextlib.contextmanager
+    def tasks_stay(self) -> Iterator[None]:
+        """Let tasks wait for the executor that has what they read, however long it is busy.
+
+        By default Spark gives them to another one after 3 s, which is of no use where only that
+        executor can read it. What the program has set stays.
+        """
+        conf: Any = None
+        with contextlib.suppress(Exception):  # not public in Spark: it may change
+            conf = self.sc._jsc.sc().conf()
+        if conf is None or conf.contains(_PATIENCE):
+            yield
+            return
+        conf.set(_PATIENCE, "1d")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):  # the JVM may be gone
+                conf.remove(_PATIENCE)
 
     def _conf(self, key: str, default: str = "") -> str:
         return self.sc.getConf().get(key, default)

@@ -36,6 +36,7 @@ from bigdl.runtime.shards.shard import remove_spool
 from bigdl.runtime.worker import Worker
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
+_LARGE = 1 << 20  # bytes of a message from which on it is sent by itself
 _LOST = "lost"  # the answer of ranks where the state of one is gone
 
 
@@ -191,19 +192,47 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
     import torch.distributed as dist
 
     sent = [0 if rank == sync.rank else len(message) for rank, message in enumerate(messages)]
-    sizes = [int(row[sync.rank]) for row in sync.all_gather(sent)]
-    parts = [
-        np.frombuffer(part, np.uint8)
-        for rank, message in enumerate(messages)
-        if rank != sync.rank
-        for part in message.parts
-    ]
-    incoming, outgoing = torch.empty(sum(sizes), dtype=torch.uint8), np.concatenate(parts)
+    lengths = torch.empty(sync.world_size, dtype=torch.int64)
+    with peers():  # a gather in a ring would take as many latencies as there are ranks
+        dist.all_to_all_single(lengths, torch.tensor(sent))
+    sizes = lengths.tolist()
+    small = torch.empty(sum(_small(sizes)), dtype=torch.uint8)
+    exchanged: list = list(small.split(_small(sizes)))
+    outgoing = [torch.empty(0, dtype=torch.uint8)]
+    outgoing += [_flat(m) for m, size in zip(messages, _small(sent), strict=True) if size]
     with peers():
-        dist.all_to_all_single(incoming, torch.from_numpy(outgoing), sizes, sent)
-    exchanged: list = [part.numpy() for part in incoming.split(sizes)]
+        dist.all_to_all_single(small, torch.cat(outgoing), _small(sizes), _small(sent))
+        for distance in range(1, sync.world_size):
+            target = (sync.rank + distance) % sync.world_size
+            source = (sync.rank - distance) % sync.world_size
+            works: list[Any] = []
+            if sizes[source] >= _LARGE:
+                exchanged[source] = torch.empty(sizes[source], dtype=torch.uint8)
+                works.append(dist.irecv(exchanged[source], source))
+            if sent[target] >= _LARGE:
+                works.append(dist.isend(_flat(messages[target]), target))
+            for work in works:
+                work.wait()
+    exchanged = [received.numpy() for received in exchanged]
     exchanged[sync.rank] = messages[sync.rank]
     return exchanged
+
+
+def _small(sizes: Sequence[int]) -> list[int]:
+    """The sizes of the messages that go all at once, and 0 for the others.
+
+    Large ones go in rounds, in which every link carries one of them each way: several at once
+    would get in each other's way where links are what limits them.
+    """
+    return [size if size < _LARGE else 0 for size in sizes]
+
+
+def _flat(message: Message):
+    """The bytes of a message as a tensor."""
+    import torch
+
+    parts = [np.frombuffer(part, np.uint8) for part in message.parts]
+    return torch.from_numpy(np.concatenate(parts))
 
 
 class StateFiles:

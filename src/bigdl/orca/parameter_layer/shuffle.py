@@ -311,6 +311,7 @@ class ShuffleTransport(Transport):
         self._state = None
         with contextlib.ExitStack() as opened:
             opened.enter_context(quiet(self._sc))  # again for each job takes its time
+            opened.enter_context(cluster.tasks_stay())
             ship_modules(self._sc)
             number = opened.enter_context(job_number())
             shipped = self._sc.broadcast(cloudpickle.dumps(program))
