@@ -99,7 +99,7 @@ def test_a_lost_node_without_room_on_the_other(account, tmp_path):
     node = json.loads(kubectl(account, "get", "node", "node2", "-o", "json"))
     cores = 0.6 * float(node["status"]["allocatable"]["cpu"])
     conf = {"spark.kubernetes.executor.request.cores": f"{cores:g}"}
-    program = in_a_step(account, tmp_path / "there", conf)
+    program = in_a_step(account, tmp_path / "there", conf, fit={"max_failures": 1})
     program.waiting()
     control("kubernetes.py", "node-stop", account, "node2")
     try:
