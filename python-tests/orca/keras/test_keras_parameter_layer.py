@@ -408,7 +408,7 @@ def test_nothing_depends_on_groups_and_a_run_goes_on_as_if_it_had_not_stopped(tm
     shards = rows_of([6, 5], dtype="float32")
     fit = {"epochs": 3, "options": {"compression": "int8"}}
     whole, _ = fitted(shards, dropping, group=4, **fit)
-    options = {"run_url": str(tmp_path), "keep": 9, "trigger": SeveralIteration(2)}
+    options = {"run_url": str(tmp_path), "keep": 9, "checkpoint_trigger": SeveralIteration(2)}
     loop, _ = fitted(shards, dropping, group=3, **fit, **options)
     assert all(map(np.array_equal, loop.model.get_weights(), whole.model.get_weights()))
     inside = CheckpointDirectory(str(tmp_path)).read("checkpoint-000001-00000001")
