@@ -164,7 +164,7 @@ def test_equal_seeds_give_equal_runs():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"policy": "tree"}, "policy should be one of"),
+        ({"policy": "gossip"}, "policy should be one of"),
         ({"policy": "plain", "iterations": 0}, "iterations should be at least 1, got 0"),
         ({"policy": "group", "group_size": 0}, "group_size should be at least 1, got 0"),
     ],
