@@ -1,5 +1,6 @@
 """Start a cluster of `scripts/clusters` for a test, and run programs on it."""
 
+import atexit
 import json
 import os
 import subprocess
@@ -210,7 +211,7 @@ def start(
     folder.mkdir()
     settings = f"ARGUMENTS = {arguments!r}\n"
     (folder / "program.py").write_text(settings + textwrap.dedent(program), encoding="utf-8")
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [python, "program.py"],
         cwd=folder,
         env={**os.environ, "SPARK_LOCAL_DIRS": str(folder / "local"), **(environment or {})},
@@ -218,6 +219,8 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
     )
+    atexit.register(process.kill)  # of tests that are interrupted
+    return process
 
 
 def last_line(done: subprocess.CompletedProcess) -> dict:
