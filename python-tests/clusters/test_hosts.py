@@ -16,6 +16,7 @@ from cluster_programs import SEARCH
 from real_clusters import (
     FIT,
     InAStep,
+    await_none,
     control,
     fitted_weights,
     last_line,
@@ -79,19 +80,16 @@ def of_programs(hosts: Path) -> list[psutil.Process]:
     return found
 
 
-def await_none(hosts: Path, seconds: float = 30) -> float:
-    """Wait until no program runs on any host; returns after how long."""
-    began = time.monotonic()
-    while True:
+def await_no_program(hosts: Path, seconds: float = 30) -> float:
+    """Wait until no program runs on any host; returns after how many seconds."""
+
+    def left() -> list:
         try:
-            left = [(host_of(each.pid), each.cmdline()[:4]) for each in of_programs(hosts)]
+            return [(host_of(each.pid), each.cmdline()[:4]) for each in of_programs(hosts)]
         except (psutil.NoSuchProcess, subprocess.CalledProcessError):
-            continue
-        taken = time.monotonic() - began
-        if not left:
-            return taken
-        assert taken < seconds, left
-        time.sleep(0.1)
+            return ["one that has just ended"]
+
+    return await_none(left, seconds)
 
 
 def test_a_fit_on_hosts_is_exact(hosts, tmp_path):
@@ -223,7 +221,7 @@ def test_ray_has_the_addresses_of_the_hosts_and_is_gone(hosts, tmp_path):
     addresses = json.loads((hosts / "hosts.json").read_text())
     del addresses["driver"]
     assert found == {"addresses": addresses, "worked": 4}
-    await_none(hosts)
+    await_no_program(hosts)
 
 
 @pytest.mark.slow
@@ -335,7 +333,7 @@ def test_a_lost_host_is_replaced_by_another(hosts, tmp_path, weights, loss, tria
         print(f"it ended {time.monotonic() - began:.1f} s after {host} was lost")
     finally:
         do(hosts, LOSSES[loss], host)
-    print(f"nothing was left {await_none(hosts, 60):.1f} s after {host} was back")
+    print(f"nothing was left {await_no_program(hosts, 60):.1f} s after {host} was back")
 
 
 @pytest.mark.slow
@@ -362,7 +360,7 @@ def test_ray_goes_on_without_a_lost_host(hosts, tmp_path, weights, loss, trial):
             assert "2 workers are needed but the cluster can only run 1" in last, done.stderr
     finally:
         do(hosts, LOSSES[loss], host)
-    print(f"nothing was left {await_none(hosts, 60):.1f} s after {host} was back")
+    print(f"nothing was left {await_no_program(hosts, 60):.1f} s after {host} was back")
 
 
 @pytest.mark.slow
@@ -401,4 +399,4 @@ def test_a_driver_that_is_killed_leaves_nothing(hosts, tmp_path, backend, trial)
     program.waiting()
     os.kill(program.process.pid, signal.SIGKILL)
     program.process.communicate()
-    print(f"nothing was left after {await_none(hosts, 60):.1f} s")
+    print(f"nothing was left after {await_no_program(hosts, 60):.1f} s")

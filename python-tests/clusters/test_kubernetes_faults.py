@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster_programs import TOO_MUCH
-from real_clusters import InAStep, control, last_line, run, undisturbed
+from real_clusters import InAStep, await_none, control, last_line, run, undisturbed
 from test_kubernetes import (
     NAMESPACE,
     environment,
@@ -206,14 +206,12 @@ def test_a_driver_that_is_killed_leaves_nothing(account, tmp_path, trial, record
     family = psutil.Process(program.process.pid).children(recursive=True)
     program.process.kill()
     program.process.wait()
-    began = time.monotonic()
-    while time.monotonic() < began + 30:
-        left: list = [each for each in family if each.is_running()] + in_pods()
+
+    def left() -> list:
         pods = ("get", "pods", "-l", "spark-role=executor", "-o", "name")
-        left += kubectl(account, "-n", NAMESPACE, *pods).split()
-        if not left:
-            break
-        time.sleep(0.1)
-    assert not left
-    record_property("seconds", time.monotonic() - began)
-    print(f"trial {trial}: nothing was left after {time.monotonic() - began:.1f} s")
+        names = kubectl(account, "-n", NAMESPACE, *pods).split()
+        return [each for each in family if each.is_running()] + in_pods() + names
+
+    seconds = await_none(left)
+    record_property("seconds", seconds)
+    print(f"trial {trial}: nothing was left after {seconds:.1f} s")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster_programs import TOO_MUCH
-from real_clusters import InAStep, control, last_line, run, undisturbed
+from real_clusters import InAStep, await_none, control, last_line, run, undisturbed
 from test_yarn import ENVIRONMENT, hadoop, on_yarn, processes_of_containers
 
 pytestmark = [pytest.mark.yarn, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -166,15 +166,14 @@ def test_executors_that_another_queue_claims(yarn, tmp_path, weights):
     arguments = on_yarn(yarn, memory="3g", conf=queue)
     program = InAStep(tmp_path / "there", arguments, ENVIRONMENT)
     program.waiting()
-    sleep = """
-        import time
+    two_tasks = """
         from bigdl.orca import init_orca_context, stop_orca_context
 
         sc = init_orca_context(**ARGUMENTS)
         print(sc.range(2, numSlices=2).barrier().mapPartitions(lambda _: [1]).count())
         stop_orca_context()
     """
-    other = run(tmp_path / "other", sleep, on_yarn(yarn, memory="3g"), ENVIRONMENT)
+    other = run(tmp_path / "other", two_tasks, on_yarn(yarn, memory="3g"), ENVIRONMENT)
     assert other.returncode == 0, other.stderr
     program.go_on()
     assert last_line(program.end()) == weights
@@ -184,16 +183,14 @@ def test_executors_that_another_queue_claims(yarn, tmp_path, weights):
 def test_a_driver_that_is_killed_leaves_nothing(yarn, tmp_path, trial, record_property):
     program = InAStep(tmp_path / "there", on_yarn(yarn), ENVIRONMENT, rank=trial % 2)
     worker = psutil.Process(program.waiting())
-    family = [program.process.pid, *psutil.Process(program.process.pid).children(recursive=True)]
+    family = psutil.Process(program.process.pid).children(recursive=True)
     program.process.kill()
     program.process.wait()
-    began = time.monotonic()
-    while time.monotonic() < began + 30:
-        left = [each for each in family[1:] if each.is_running()] + processes_of_containers(yarn)
-        if not left:
-            break
-        time.sleep(0.1)
-    assert not left
+
+    def left() -> list:
+        return [each for each in family if each.is_running()] + processes_of_containers(yarn)
+
+    seconds = await_none(left)
     assert not worker.is_running()
-    record_property("seconds", time.monotonic() - began)
-    print(f"trial {trial}: nothing was left after {time.monotonic() - began:.1f} s")
+    record_property("seconds", seconds)
+    print(f"trial {trial}: nothing was left after {seconds:.1f} s")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -187,9 +187,15 @@ def run(
     python: str = sys.executable,
 ) -> subprocess.CompletedProcess:
     """Run a program in a new folder to its end."""
-    process = start(folder, program, arguments, environment, python=python)
+    return finished(start(folder, program, arguments, environment, python=python), folder)
+
+
+def finished(
+    process: subprocess.Popen, folder: Path, seconds: float = 400
+) -> subprocess.CompletedProcess:
+    """Wait for the end of a program; what it prints is kept in its folder."""
     try:
-        output, errors = process.communicate(timeout=400)
+        output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         output, errors = process.communicate()
@@ -197,6 +203,15 @@ def run(
     (folder / "stdout").write_text(output)
     (folder / "stderr").write_text(errors)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def await_none(left: Callable[[], list], seconds: float = 30) -> float:
+    """Wait until nothing is left; returns after how many seconds."""
+    began = time.monotonic()
+    while found := left():
+        assert time.monotonic() - began < seconds, found
+        time.sleep(0.1)
+    return time.monotonic() - began
 
 
 def start(
@@ -338,14 +353,7 @@ class InAStep:
 
     def end(self, seconds: float = 400) -> subprocess.CompletedProcess:
         """Wait for the program's end."""
-        try:
-            output, errors = self.process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"The program did not end:\n{self.fail()}") from None
-        done = subprocess.CompletedProcess([], self.process.returncode, output, errors)
-        (self.folder / "stdout").write_text(output)
-        (self.folder / "stderr").write_text(errors)
-        return done
+        return finished(self.process, self.folder, seconds)
 
 
 def undisturbed(folder: Path, workers: int = 2) -> list:

@@ -1,5 +1,6 @@
 """HDFS by HTTP (WebHDFS), for processes without Hadoop's own library for C, libhdfs."""
 
+import contextlib
 import getpass
 import os
 from collections.abc import Mapping
@@ -8,6 +9,8 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from fsspec.implementations.webhdfs import WebHDFS
+
+from bigdl.common.hadoop import hadoop_properties
 
 _HTTP, _HTTPS = ("http-address", "9870"), ("https-address", "9871")
 
@@ -45,7 +48,7 @@ def by_web(url: str) -> tuple[WebHdfs, str]:
     OSError
         If no name node answers.
     """
-    settings = hadoop_settings()
+    settings = _settings()
     parts = urlsplit(url)
     default = urlsplit(settings.get("fs.defaultFS", ""))
     authority = parts.netloc or default.netloc
@@ -87,21 +90,10 @@ def _name_nodes(
     ]
 
 
-def hadoop_settings(directory: str | None = None) -> dict[str, str]:
-    """The properties of Hadoop's configuration files; empty if there are none.
-
-    Parameters
-    ----------
-    directory : str, optional
-        Default: that of ``HADOOP_CONF_DIR``.
-    """
-    found: dict[str, str] = {}
-    directory = directory or os.environ.get("HADOOP_CONF_DIR", "")
+def _settings() -> dict[str, str]:
+    """What the files in ``HADOOP_CONF_DIR`` say of HDFS; empty if there are none."""
+    settings: dict[str, str] = {}
     for name in ("core-site.xml", "hdfs-site.xml"):
-        try:
-            root = ElementTree.parse(os.path.join(directory, name)).getroot()
-        except (OSError, ElementTree.ParseError):
-            continue
-        for each in root.iter("property"):
-            found[(each.findtext("name") or "").strip()] = (each.findtext("value") or "").strip()
-    return found
+        with contextlib.suppress(OSError, ElementTree.ParseError):
+            settings |= hadoop_properties(os.path.join(os.environ.get("HADOOP_CONF_DIR", ""), name))
+    return settings

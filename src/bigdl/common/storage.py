@@ -2,11 +2,10 @@
 
 import os
 import re
-import shutil
-import subprocess
 from typing import Any
 
 from bigdl.common.errors import MissingExtraError, UsageError, require
+from bigdl.common.hadoop import find_hadoop_classes
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _HDFS = ("hdfs", "arrow_hdfs")
@@ -45,7 +44,7 @@ def open_file_system(path: str) -> tuple[Any, str]:
     if scheme is None:
         return fsspec.filesystem("file"), os.path.abspath(os.path.expanduser(path))
     if scheme[1] in _HDFS:
-        _find_hadoop_classes()
+        find_hadoop_classes()
     try:
         fs, inside = fsspec.core.url_to_fs(path)
     except ImportError as error:
@@ -78,14 +77,3 @@ def _hdfs_by_web(path: str, without: OSError) -> tuple[Any, str]:
             f"({reasons[1]}); set HADOOP_CONF_DIR to the directory of Hadoop's configuration "
             "files, and check that the name node runs"
         ) from error
-
-
-def _find_hadoop_classes() -> None:
-    """libhdfs finds its Java classes by CLASSPATH only."""
-    home = os.environ.get("HADOOP_HOME")
-    hadoop = os.path.join(home, "bin", "hadoop") if home else shutil.which("hadoop")
-    if os.environ.get("CLASSPATH") or not hadoop or not os.path.exists(hadoop):
-        return
-    found = subprocess.run([hadoop, "classpath", "--glob"], capture_output=True, text=True)
-    if found.returncode == 0:
-        os.environ["CLASSPATH"] = found.stdout.strip()

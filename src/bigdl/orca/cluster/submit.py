@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 from bigdl.common.errors import UsageError
+from bigdl.common.hadoop import hadoop_properties
 from bigdl.orca.cluster import kubernetes, launch, yarn
 from bigdl.orca.cluster.environment import conda_prefix, packed_environment, zip_modules
 from bigdl.orca.cluster.java import find_java
@@ -401,7 +402,7 @@ def resource_managers(directory: str) -> list[Address]:
     """
     file = Path(directory) / "yarn-site.xml"
     try:
-        properties = _hadoop_properties(file)
+        properties = hadoop_properties(file)
     except (OSError, ElementTree.ParseError) as error:
         raise UsageError(
             f"YARN is described by yarn-site.xml, which cannot be read in {directory} ({error}): "
@@ -466,14 +467,6 @@ def local_address(towards: Address | None = None) -> str:
 def _host_port(text: str, default: int) -> Address:
     parts = urlsplit(f"//{text.strip()}")
     return parts.hostname or "", parts.port or default
-
-
-def _hadoop_properties(file: Path) -> Mapping[str, str]:
-    root = ElementTree.parse(file).getroot()
-    return {
-        (each.findtext("name") or "").strip(): (each.findtext("value") or "").strip()
-        for each in root.iter("property")
-    }
 
 
 def connect(request: ContextRequest, *, log_output: bool = False) -> launch.LaunchedSpark:
