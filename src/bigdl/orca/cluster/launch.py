@@ -277,7 +277,21 @@ def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "true" if "spark.ui.port" in conf else "false",
         # A worker is another process of this machine: it can import what the driver can.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(user_import_path()),
+        **_daemon_properties(),
         **_socket_properties(conf.get(f"{_SOCKETS}.dir") or tempfile.gettempdir()),
+    }
+
+
+def _daemon_properties() -> dict[str, str]:
+    """Properties that make Spark fork workers from ``bigdl.orca.cluster.python_daemon``.
+
+    The daemon imports for all of them what tasks of ours need, torch if this process uses it.
+    """
+    modules = ["numpy", "pandas", "pyarrow", "pyspark.worker"]
+    modules += ["torch"] * ("torch" in sys.modules)
+    return {
+        "spark.python.daemon.module": "bigdl.orca.cluster.python_daemon",
+        "spark.executorEnv.BIGDL_PRELOAD": ",".join(modules),
     }
 
 

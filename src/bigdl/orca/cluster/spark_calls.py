@@ -102,16 +102,36 @@ def silent_when_closed(function: Callable) -> Callable:
     """A function for ``mapInArrow`` or a UDF whose process ends silently when nobody reads on.
 
     ``show``, ``limit`` and ``take`` end a task when they have enough rows.  Spark's daemon for
-    Python would print a traceback of ``BrokenPipeError`` then.
+    Python would print a traceback of ``BrokenPipeError`` then, also where the function has not
+    been called yet, so the process is told as soon as it unpickles the function.
     """
+    silence = _Silence()
 
     def work(*values):  # without annotations, which Spark would read
-        daemon: Any = sys.modules["__main__"]  # that forked this process, unless Spark uses none
-        if hasattr(daemon, "manager") and getattr(daemon, "traceback", None) is traceback:
-            daemon.traceback = _SilentTraceback()
+        _ = silence  # travels with this function
         return function(*values)
 
     return work
+
+
+class _Silence:
+    """Silences Spark's daemon in the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return _silenced, ()
+
+
+def _silenced() -> _Silence:
+    daemon = sys.modules["__main__"]  # that forked this process, unless Spark uses none
+    if hasattr(daemon, "manager"):
+        silence_daemon(daemon)
+    return _Silence()
+
+
+def silence_daemon(daemon: Any) -> None:
+    """Have a module ``pyspark.daemon`` print nothing about connections that Spark has closed."""
+    if getattr(daemon, "traceback", None) is traceback:
+        daemon.traceback = _SilentTraceback()
 
 
 class _SilentTraceback:
