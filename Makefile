@@ -41,9 +41,11 @@ docs: install ## HTML pages in docs/_build/html; a warning is an error
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html
 
 test: install lint docs ## lint, documentation, and every test that is not slow
+	-$(BIN)/bigdl-prepare
 	$(PYTEST) -m "not slow"
 
 test-all: install lint docs ## lint, documentation, and every test
+	-$(BIN)/bigdl-prepare
 	$(PYTEST)
 
 test-clusters: install ## the tests on real clusters, one cluster after another

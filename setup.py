@@ -110,6 +110,7 @@ setup(
     package_data={"": ["py.typed"]},
     entry_points={
         "console_scripts": [
+            "bigdl-prepare=bigdl.orca.cluster.class_archive:main",
             "bigdl-submit=bigdl.orca.cluster.submit_main:main",
             "bigdl-nano-run=bigdl.nano.cli.run:main",
         ]

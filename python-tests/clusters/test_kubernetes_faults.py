@@ -139,7 +139,7 @@ THE_JVM_FIRST = """
 def test_a_container_that_is_killed_for_its_memory(account, tmp_path):
     """The kernel ends the JVM, as it ends all of a container where cgroups are of version 2."""
     first = textwrap.indent(textwrap.dedent(THE_JVM_FIRST), " " * 8)
-    program = textwrap.dedent(TOO_MUCH).replace("        model.kept", f"{first}        model.kept")
+    program = textwrap.dedent(TOO_MUCH).replace("        kept =", f"{first}        kept =")
     program = f"PLACE, ONCE = '/nothing', False\n{program}"
     conf = {"spark.executor.extraJavaOptions": "-XX:+AlwaysPreTouch"}
     arguments = on_kubernetes(account, memory="2g", conf=conf)

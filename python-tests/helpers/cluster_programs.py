@@ -156,7 +156,7 @@ FASHION = """
 
 # Workers that take 3 GB: ONCE, as long as PLACE is not there, or in every attempt.
 TOO_MUCH = """
-    import json, os
+    import json, time
     from pathlib import Path
     import numpy as np, torch
     from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
@@ -167,7 +167,9 @@ TOO_MUCH = """
         if not place.exists():
             if ONCE:
                 place.touch()
-            model.kept = np.ones((3 << 30) // 8)
+            kept = np.ones((3 << 30) // 8)
+            time.sleep(60)  # YARN looks every few seconds
+            raise AssertionError(f"{kept.nbytes} bytes, and nobody minds")
         return torch.nn.Linear(3, 1)
 
     sc = init_orca_context(**ARGUMENTS)

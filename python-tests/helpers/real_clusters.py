@@ -21,7 +21,7 @@ MISSING = 3  # exit status of a script whose cluster cannot run on this machine
 def control(script: str, verb: str, folder: Path, *arguments: str) -> str:
     """Run a command of a cluster; returns what it prints."""
     command = [sys.executable, str(SCRIPTS / script), verb, str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, errors="replace", timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -72,3 +72,9 @@ def scratch_directory(prefix: str) -> Path:
     Path
     """
     return Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_home()))
+
+
+def cache_directory(name: str) -> Path:
+    """The directory ``~/.cache/bigdl/<name>``, or that below ``XDG_CACHE_HOME``."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root) / "bigdl" / name

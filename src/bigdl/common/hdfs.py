@@ -3,38 +3,110 @@
 import contextlib
 import getpass
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
+import requests
 from fsspec.implementations.webhdfs import WebHDFS
 
 from bigdl.common.hadoop import hadoop_properties
 
+PATIENCE_S = 120.0
+"""Seconds that a call waits for a name node; one that restarts takes about 40."""
+
+# In what WebHDFS says while a name node starts or is not the active one.
+_PASSING = ("safe mode", "safemode", "not started", "standby", "retriable", "connectexception")
 _HTTP, _HTTPS = ("http-address", "9870"), ("https-address", "9871")
 
 
 class WebHdfs(WebHDFS):
     """The file system of ``hdfs://`` URLs by HTTP.
 
+    A call waits for a name node that is not there, that is a standby or that still reads its
+    blocks' reports ("safe mode"), and turns to the others meanwhile, as Hadoop's own client does.
+
     Parameters
     ----------
-    host : str
-    port : int
-        Of the name node's HTTP server.
+    addresses : tuple of (str, int)
+        Host and port of the HTTP servers of the name nodes.
     root : str
         What URLs begin with, e.g. ``"hdfs://namenode:8020"``.
     """
 
     protocol = ("hdfs",)  # type: ignore[assignment]
 
-    def __init__(self, host: str, port: int, root: str, **options: Any):
-        super().__init__(host, port, **options)
+    def __init__(self, addresses: tuple[tuple[str, int], ...], root: str, **options: Any):
+        super().__init__(*addresses[0], **options)
         self.root = root
+        first: str = self.url  # type: ignore[has-type]
+        own, *_ = addresses
+        self._urls = [
+            first.replace("//{}:{}/".format(*own), f"//{host}:{port}/") for host, port in addresses
+        ]
+        self.patience_s = 0.0
+
+    def connect(self) -> None:
+        """Find the active name node; later calls wait for one.
+
+        Raises
+        ------
+        OSError, RuntimeError
+            If none answers now.
+        """
+        for url in self._urls:
+            self.url = url
+            try:
+                self.info("/")
+                break
+            except (OSError, RuntimeError):
+                if url is self._urls[-1]:
+                    raise
+        self.patience_s = PATIENCE_S
 
     def unstrip_protocol(self, name: str) -> str:
         return self.root + self._strip_protocol(name)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        """Write a file in one request, which can be repeated as a whole."""
+
+        def write() -> None:
+            overwrite = "true" if mode == "overwrite" else "false"
+            asked = self._once("CREATE", "PUT", path, redirect=False, overwrite=overwrite)
+            place = self._apply_proxy(asked.headers["Location"])
+            kind = {"content-type": "application/octet-stream"}
+            self.session.put(place, data=value, headers=kind).raise_for_status()
+
+        self._persist(write)
+
+    def _call(self, *args: Any, **options: Any) -> Any:
+        return self._persist(lambda: self._once(*args, **options))
+
+    def _once(self, *args: Any, **options: Any) -> Any:
+        return super()._call(*args, **options)
+
+    def _persist(self, call: Callable[[], Any]) -> Any:
+        end = time.monotonic() + self.patience_s
+        while True:
+            try:
+                return call()
+            except (requests.RequestException, RuntimeError) as error:
+                if not _passes(error) or time.monotonic() > end:
+                    raise
+            place = self._urls.index(self.url)
+            self.url = self._urls[(place + 1) % len(self._urls)]
+            time.sleep(1)
+
+
+def _passes(error: Exception) -> bool:
+    """Return True for errors of a name node that starts, or that another one takes over from."""
+    if isinstance(error, requests.ConnectionError | requests.Timeout):
+        return True
+    response = getattr(error, "response", None)
+    text = f"{error} {response.text if response is not None else ''}".lower()
+    return any(word in text for word in _PASSING)
 
 
 def by_web(url: str) -> tuple[WebHdfs, str]:
@@ -58,16 +130,15 @@ def by_web(url: str) -> tuple[WebHdfs, str]:
         options["kerberos"] = True
     else:
         options["user"] = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
-    refused: Exception = FileNotFoundError("no name node is known; set HADOOP_CONF_DIR")
-    for host, port in _name_nodes(settings, authority, *(_HTTPS if is_secure else _HTTP)):
-        files = WebHdfs(host, port, **options)
-        try:
-            files.info("/")
-        except (OSError, RuntimeError) as error:  # it is a standby, or it is not there
-            refused = error
-        else:
-            return files, parts.path or "/"
-    raise OSError(str(refused)) from refused
+    addresses = tuple(_name_nodes(settings, authority, *(_HTTPS if is_secure else _HTTP)))
+    if not addresses:
+        raise FileNotFoundError("no name node is known; set HADOOP_CONF_DIR")
+    files = WebHdfs(addresses, **options)
+    try:
+        files.connect()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+    return files, parts.path or "/"
 
 
 def _name_nodes(

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, cast
 
+from bigdl.common.environment import cache_directory
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.cluster.spark import is_local
 from bigdl.runtime.engine import user_import_path
@@ -65,7 +66,7 @@ def packed_environment(prefix: str | None = None, cache: str | None = None) -> s
     """
     root = Path(prefix or sys.prefix).resolve()
     kind = _kind(root)
-    directory = Path(cache) if cache else _cache_directory()
+    directory = Path(cache) if cache else cache_directory("environments")
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     family = hashlib.sha256(str(root).encode()).hexdigest()[:12]
     archive = directory / f"{family}-{environment_hash(root)}.tar.gz"
@@ -192,11 +193,6 @@ def _kind(root: Path) -> str:
         f"the Python at {root} is neither a conda nor a virtual environment and cannot be shipped "
         "to the cluster: pass penv_archive, or python_location if the nodes have their own Python"
     )
-
-
-def _cache_directory() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(root) / "bigdl" / "environments"
 
 
 def _pack(kind: str, root: Path, output: str) -> None:

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.class_archive import archive_options
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
-from bigdl.orca.cluster.standalone import StandaloneCluster, spark_home
+from bigdl.orca.cluster.standalone import LOOPBACK, QUICK_JVM, StandaloneCluster, spark_home
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.launch import Output
 
@@ -54,6 +55,7 @@ EXIT_GRACE_S = 10.0
 LONGEST_SOCKET = 103
 """Bytes that the path of a Unix socket may have for Spark, on every system."""
 
+_EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 _SOCKETS = "spark.python.unix.domain.socket"
 SECRET = "spark.authenticate.secret"
 
@@ -122,7 +124,11 @@ class LaunchedSpark:
             java = find_java()
             cleanup.callback(java.close)
             cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
-            with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
+            archive = archive_options(java.home)
+            if archive and properties.get("spark.driver.host") == LOOPBACK:
+                options = properties.get(_EXECUTOR_OPTIONS, "")
+                conf.set(_EXECUTOR_OPTIONS, f"{archive} {options}".strip())
+            with EnvContext({**environment, **_java_environment(java.home, archive)}):
                 gateway = _launch_gateway(shown, cleanup if log_output else None)
                 cleanup.callback(_shut_down, gateway)
                 if prepare is not None:
@@ -272,13 +278,23 @@ def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
         The user's own properties.
     """
     return {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "true" if "spark.ui.port" in conf else "false",
         # A worker is another process of this machine: it can import what the driver can.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(user_import_path()),
         **_daemon_properties(),
         **_socket_properties(conf.get(f"{_SOCKETS}.dir") or tempfile.gettempdir()),
+    }
+
+
+def _java_environment(home: Path, archive: str) -> dict[str, str]:
+    """Variables that start Spark's JVM, and before it the one that makes its command line."""
+    options = f"{archive} {os.environ.get('SPARK_SUBMIT_OPTS', '')}".strip()
+    return {
+        "JAVA_HOME": str(home),
+        "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", QUICK_JVM),
+        **({"SPARK_SUBMIT_OPTS": options} if options else {}),
     }
 
 
@@ -318,7 +334,7 @@ def local_environment(python: str) -> dict[str, str]:
     return {
         "PYSPARK_PYTHON": python,
         "PYSPARK_DRIVER_PYTHON": python,
-        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LOCAL_IP": LOOPBACK,
     }
 
 

@@ -27,9 +27,10 @@ from bigdl.orca.cluster.java import find_java
 
 LOOPBACK = "127.0.0.1"
 
-# The daemons hold no data: they need little memory and no compiler that takes its time.
+QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Options of JVMs that hold no data and need no compiler that takes its time."""
+
 _DAEMON_MEMORY = "512m"
-_DAEMON_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _LOGGING = """\
 rootLogger.level = info
 rootLogger.appenderRef.stdout.ref = console
@@ -196,7 +197,7 @@ def _environment(environ: Mapping[str, str], home, conf, directory, java) -> dic
         if not name.startswith(("SPARK_MASTER_", "SPARK_WORKER_", "PYSPARK_GATEWAY_"))
         and name != "SPARK_ENV_LOADED"
     }
-    options = f"{_DAEMON_OPTIONS} {environ.get('SPARK_DAEMON_JAVA_OPTS', '')}".strip()
+    options = f"{QUICK_JVM} {environ.get('SPARK_DAEMON_JAVA_OPTS', '')}".strip()
     return {
         **kept,
         "JAVA_HOME": java,

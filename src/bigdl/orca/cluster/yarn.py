@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.standalone import spark_home
 
 logger = logging.getLogger("bigdl.orca")
@@ -39,7 +40,25 @@ def kept_on_cluster(jvm: Any, properties: Mapping[str, str], packed: str | None)
     -------
     dict of str to str
         The properties that change.
+
+    Raises
+    ------
+    UsageError
+        If the file system cannot be used.
     """
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        return _kept_files(jvm, properties, packed)
+    except Py4JJavaError as error:
+        said = str(error.java_exception.getMessage()).partition("\n")[0]
+        raise UsageError(
+            f"the file system of the YARN cluster cannot be used: {said}; check that its name node "
+            "runs and that hadoop_conf names it"
+        ) from error
+
+
+def _kept_files(jvm: Any, properties: Mapping[str, str], packed: str | None) -> dict[str, str]:
     files = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.org.apache.hadoop.conf.Configuration())
     if files.getUri().getScheme() == "file":
         return {}  # YARN has no file system of its own
