@@ -333,7 +333,7 @@ def test_a_lost_host_is_replaced_by_another(hosts, tmp_path, weights, loss, tria
         print(f"it ended {time.monotonic() - began:.1f} s after {host} was lost")
     finally:
         do(hosts, LOSSES[loss], host)
-    print(f"nothing was left {await_no_program(hosts, 60):.1f} s after {host} was back")
+    print(f"nothing was left {await_no_program(hosts):.1f} s after {host} was back")
 
 
 @pytest.mark.slow
@@ -360,7 +360,7 @@ def test_ray_goes_on_without_a_lost_host(hosts, tmp_path, weights, loss, trial):
             assert "2 workers are needed but the cluster can only run 1" in last, done.stderr
     finally:
         do(hosts, LOSSES[loss], host)
-    print(f"nothing was left {await_no_program(hosts, 60):.1f} s after {host} was back")
+    print(f"nothing was left {await_no_program(hosts):.1f} s after {host} was back")
 
 
 @pytest.mark.slow
@@ -399,4 +399,4 @@ def test_a_driver_that_is_killed_leaves_nothing(hosts, tmp_path, backend, trial)
     program.waiting()
     os.kill(program.process.pid, signal.SIGKILL)
     program.process.communicate()
-    print(f"nothing was left after {await_no_program(hosts, 60):.1f} s")
+    print(f"nothing was left after {await_no_program(hosts):.1f} s")

@@ -169,7 +169,7 @@ def test_ray_dies_with_a_driver_that_is_killed(tmp_path):
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             left.append(psutil.Process(pid))
-    _, alive = psutil.wait_procs(left, timeout=120)  # its agents look for the head for a while
+    _, alive = psutil.wait_procs(left, timeout=30)
     assert [p.pid for p in alive if faults.is_running(p.pid)] == []
 
 

@@ -49,13 +49,15 @@ class WebHdfs(WebHDFS):
         self.patience_s = 0.0
 
     def connect(self) -> None:
-        """Find the active name node; later calls wait for one.
+        """Find the active name node, once; later calls wait for one.
 
         Raises
         ------
         OSError, RuntimeError
             If none answers now.
         """
+        if self.patience_s:
+            return
         for url in self._urls:
             self.url = url
             try:

@@ -255,9 +255,20 @@ def marked(directory):
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(MARK) == directory:
+            if process.pid != os.getpid() and has_mark(process, directory):
                 processes.append(process)
     return processes
+
+
+def has_mark(process, directory):
+    """Return True if a process was started with the mark of a directory.
+
+    Some of Ray's agents write their title over their environment: these log to the directory.
+    """
+    environment = process.environ()
+    if environment:
+        return environment.get(MARK) == directory
+    return any(file.path.startswith(f"{directory}/") for file in process.open_files())
 
 
 # Processes --------------------------------------------------------------------------------------
