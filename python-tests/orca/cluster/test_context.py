@@ -503,7 +503,7 @@ KILLED = """
 
     # The JVM, the daemon of the Python workers and two workers.
     found = []
-    while sum("pyspark.daemon" in text for _, text in found) < 3:
+    while sum("python_daemon" in text for _, text in found) < 3:
         time.sleep(0.05)
         found = [(p.pid, command(p)) for p in psutil.Process().children(recursive=True)]
     pids = [pid for pid, text in found if "java" in text or "daemon" in text]
