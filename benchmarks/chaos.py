@@ -187,7 +187,9 @@ def is_executor(process) -> bool:
 def is_worker(process) -> bool:
     """Whether a daemon of PySpark has forked it."""
     parent = process.parent()
-    return parent is not None and all("bigdl.orca.cluster.python_daemon" in p.cmdline() for p in (process, parent))
+    return parent is not None and all(
+        "bigdl.orca.cluster.python_daemon" in p.cmdline() for p in (process, parent)
+    )
 
 
 # -- what is trained ------------------------------------------------------------------------------
