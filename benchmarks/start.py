@@ -46,7 +46,7 @@ SIDES = ("pyspark", "bigdl", "bigdl, prepared")
 
 def run(side: str, cold: str) -> dict[str, float]:
     """Seconds of one start."""
-    environment = dict(os.environ)
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     if side == "bigdl":
         environment["XDG_CACHE_HOME"] = cold
     command = [sys.executable, "-c", PROGRAM, side]
