@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.automl import metrics
 from bigdl.orca.automl.metrics import Evaluator
 
 sklearn_metrics = pytest.importorskip("sklearn.metrics")
@@ -48,7 +49,36 @@ def test_metrics_are_those_of_scikit_learn(name, shape):
     found = Evaluator.evaluate(name, y, p)
     np.testing.assert_allclose(np.ravel(found), expected)
     mean = Evaluator.evaluate(name.upper(), y, p, multioutput="uniform_average")
-    assert mean == pytest.approx(expected.mean())
+    whole = np.sqrt(np.mean(expected**2)) if name == "rmse" else expected.mean()
+    assert mean == pytest.approx(whole)
+
+
+def test_figures_are_of_double_precision():
+    y = np.zeros(10**6, np.float32)
+    found = Evaluator.evaluate("mae", y, y + np.float32(0.1))
+    assert found == pytest.approx(np.float64(np.float32(0.1)), rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(50, 3), (50, 4, 2)], ids=str)
+def test_r2_may_be_weighted_by_variances(shape):
+    y, p = pair(shape)
+    flat_y, flat_p = y.reshape(len(y), -1), p.reshape(len(p), -1)
+    expected = sklearn_metrics.r2_score(flat_y, flat_p, multioutput="variance_weighted")
+    assert Evaluator.evaluate("r2", y, p, "variance_weighted") == pytest.approx(expected)
+    constant = np.ones((4, 2))
+    assert Evaluator.evaluate("r2", constant, constant, "variance_weighted") == 1.0
+    with pytest.raises(UsageError, match="multioutput"):
+        Evaluator.evaluate("mse", y, p, "variance_weighted")
+
+
+def test_metrics_are_functions_too():
+    y, p = pair((50, 3))
+    names = [name for name in metrics.__all__ if name != "Evaluator"]
+    assert sorted(map(str.lower, names)) == sorted(Evaluator.metrics_func)
+    for name in names:
+        found = getattr(metrics, name)(y, p)
+        np.testing.assert_array_equal(found, Evaluator.evaluate(name, y, p))
+    assert metrics.MSE(y, p, multioutput="uniform_average") == pytest.approx(np.mean((y - p) ** 2))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

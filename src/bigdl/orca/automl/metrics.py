@@ -4,13 +4,29 @@ For arrays of any rank the first axis is that of the samples; ``"raw_values"`` k
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 
-__all__ = ["Evaluator"]
+__all__ = [
+    "MAE",
+    "MAPE",
+    "MDAPE",
+    "ME",
+    "MPE",
+    "MSE",
+    "MSLE",
+    "MSPE",
+    "R2",
+    "RMSE",
+    "Accuracy",
+    "Evaluator",
+    "sMAPE",
+    "sMDAPE",
+]
 
 _EPSILON = 1e-10
 
@@ -96,13 +112,16 @@ class Evaluator:
         y_pred : array of the same shape
             For ``"accuracy"``: labels, scores of shape (n, classes), or of a single class, which
             is predicted above 0.5.
-        multioutput : {"raw_values", "uniform_average"}
-            A figure for every output, or their mean.
+        multioutput : {"raw_values", "uniform_average", "variance_weighted"}
+            A figure for every output, or their mean; for ``"rmse"`` the root of the mean of the
+            squares.  ``"variance_weighted"``, for ``"r2"`` only, is the mean with the variances
+            of the outputs as weights.
 
         Returns
         -------
         float or ndarray
-            With ``"raw_values"`` an array of the shape of a sample, or a number if that is one.
+            In float64, whatever is given.  With ``"raw_values"`` an array of the shape of a
+            sample, or a number if that is one.
 
         Raises
         ------
@@ -111,17 +130,24 @@ class Evaluator:
             arrays without rows.
         """
         name = Evaluator.check_metric(metric)
-        check_choice("multioutput", multioutput, ("raw_values", "uniform_average"))
+        choices = ("raw_values", "uniform_average", *(["variance_weighted"] * (name == "r2")))
+        check_choice("multioutput", multioutput, choices)
         y_true, y_pred = np.asarray(y_true), np.asarray(y_pred)
         _check_shapes(name, y_true, y_pred)
         if name == "accuracy":
             return float(_accuracy(y_true, y_pred))
-        if y_true.dtype.kind in "bui":  # differences of unsigned numbers would wrap around
-            y_true = y_true.astype(np.float64)
-        value = np.asarray(_METRICS[name](y_true, y_pred.astype(np.result_type(y_pred, y_true))))
-        if multioutput == "uniform_average":
-            return float(np.mean(value))
-        return value.reshape(())[()] if value.shape in ((), (1,)) else value
+        # A sum of a million float32 is wrong in the third digit, and unsigned numbers wrap around.
+        y_true, y_pred = y_true.astype(np.float64), y_pred.astype(np.float64)
+        if multioutput == "variance_weighted":
+            variances = np.var(y_true, axis=0)
+            if variances.any():
+                return float(np.average(_r2(y_true, y_pred), weights=variances))
+        elif multioutput == "raw_values":
+            value = np.asarray(_METRICS[name](y_true, y_pred))
+            return value.reshape(())[()] if value.shape in ((), (1,)) else value
+        elif name == "rmse":
+            return float(np.sqrt(np.mean((y_true - y_pred) ** 2)))
+        return float(np.mean(_METRICS[name](y_true, y_pred)))
 
     @staticmethod
     def check_metric(metric: str) -> str:
@@ -173,3 +199,17 @@ def _is_scores(y_true, y_pred) -> bool:
     """Return True if predictions are scores of the classes of labels."""
     labels = y_true.shape[1:]
     return y_pred.shape[2:] == labels or (labels == (1,) and y_pred.ndim == 2)
+
+
+def _named(name: str) -> Callable:
+    def metric(y_true: Any, y_pred: Any, multioutput: str = "raw_values") -> Any:
+        return Evaluator.evaluate(name, y_true, y_pred, multioutput)
+
+    metric.__doc__ = f"""``Evaluator.evaluate("{name}", …)``."""
+    return metric
+
+
+ME, MAE, MSE, RMSE, MSLE, R2 = map(_named, ("me", "mae", "mse", "rmse", "msle", "r2"))
+MPE, MAPE, MSPE = map(_named, ("mpe", "mape", "mspe"))
+sMAPE, MDAPE, sMDAPE = map(_named, ("smape", "mdape", "smdape"))
+Accuracy = _named("accuracy")
