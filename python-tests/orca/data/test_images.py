@@ -289,6 +289,8 @@ def test_the_names_that_programs_import():
     exec("from bigdl.orca.data import *\nfrom bigdl.orca.data import read_images", found)
     assert found["read_images"] is read_images is names.read_images
     assert found["SparkXShards"]
+    exec("from bigdl.orca.data.image import *", found)
+    assert {"write_mnist", "write_voc", "write_from_directory"} <= set(found)
 
 
 # Known kinds of data -----------------------------------------------------------------------------

@@ -323,3 +323,4 @@ def test_star_import_has_the_names_of_programs():
     names = Counter()
     exec("from bigdl.orca.data.transformer import *", names)
     assert {"StringIndexer", "MinMaxScaler", "StandardScaler", "StringIndex"} <= set(names)
+    assert {"np", "OrcaContext"} <= set(names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
@@ -25,7 +26,9 @@ from bigdl.orca.context import (
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
 
+# BigDL 2.x's programs also take `tempfile` and `OrcaContext` from here, by a star.
 __all__ = [
+    "OrcaContext",
     "ZooContext",
     "getOrCreateSparkContext",
     "get_optimizer_version",
@@ -40,6 +43,7 @@ __all__ = [
     "set_optimizer_version",
     "stop_orca_context",
     "stop_spark_standalone",
+    "tempfile",
 ]
 
 logger = logging.getLogger("bigdl.orca")

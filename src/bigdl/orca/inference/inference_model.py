@@ -43,12 +43,12 @@ class InferenceModel:
 
     # -- loading -------------------------------------------------------------------------------
 
-    def load_torch(self, path: str, *, trust: bool = False) -> InferenceModel:
+    def load_torch(self, model_path: str, *, trust: bool = False) -> InferenceModel:
         """Read a model of PyTorch.
 
         Parameters
         ----------
-        path : str
+        model_path : str
             A TorchScript archive, an exported program (``torch.export``), or a pickled module.
         trust : bool
             All but TorchScript can run any code: it is read only with ``trust=True``.
@@ -59,7 +59,7 @@ class InferenceModel:
             Itself, as from every ``load``.
         """
         # the file is shipped: a script has no pickle
-        return self._fill(file_copies, read_model(path), path, trust)
+        return self._fill(file_copies, read_model(model_path), model_path, trust)
 
     def load_module(self, module) -> InferenceModel:
         """Take a module (or a ``TorchModel``); it is copied."""

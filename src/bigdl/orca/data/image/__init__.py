@@ -3,7 +3,14 @@
 from typing import Any, NoReturn
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.image.parquet_dataset import ParquetDataset, read_parquet, write_parquet
+from bigdl.orca.data.image.parquet_dataset import (
+    ParquetDataset,
+    read_parquet,
+    write_from_directory,
+    write_mnist,
+    write_parquet,
+    write_voc,
+)
 from bigdl.orca.data.image.preprocessing import (
     read_coco,
     read_images,
@@ -21,8 +28,11 @@ __all__ = [
     "read_parquet",
     "read_tfrecord",
     "read_voc",
+    "write_from_directory",
+    "write_mnist",
     "write_parquet",
     "write_tfrecord",
+    "write_voc",
 ]
 
 

@@ -50,12 +50,12 @@ class StringIndexer:
         self.inputCol, self.indices = inputCol, None
         return self
 
-    def fit_transform(self, shards: SparkXShards) -> SparkXShards:
+    def fit_transform(self, shard: SparkXShards) -> SparkXShards:
         """Learn the values of the columns and replace them by their numbers.
 
         Parameters
         ----------
-        shards : SparkXShards of pandas.DataFrame
+        shard : SparkXShards of pandas.DataFrame
 
         Returns
         -------
@@ -63,14 +63,14 @@ class StringIndexer:
             The same columns in the same order; the numbers are int32.
         """
         columns = as_columns(self.inputCol, "inputCol")
-        encoded, self.indices = category_encode(shards, columns)
+        encoded, self.indices = category_encode(shard, columns)
         return encoded
 
-    def transform(self, shards: SparkXShards) -> SparkXShards:
+    def transform(self, shard: SparkXShards) -> SparkXShards:
         """Replace the values by the numbers that were learned, new ones by 0."""
         if self.indices is None:
             raise UsageError("Please call fit_transform first")
-        return encode_string(shards, as_columns(self.inputCol, "inputCol"), self.indices)
+        return encode_string(shard, as_columns(self.inputCol, "inputCol"), self.indices)
 
 
 def gen_string_idx(

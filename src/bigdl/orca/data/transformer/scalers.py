@@ -74,20 +74,20 @@ class _Scaler(ABC):
     def _learn(self, moments: _Moments) -> _Line:
         """The function that `moments` ask for."""
 
-    def fit_transform(self, shards: SparkXShards) -> SparkXShards:
+    def fit_transform(self, shard: SparkXShards) -> SparkXShards:
         """Learn from all shards and add the column of scaled values.
 
         Parameters
         ----------
-        shards : SparkXShards of pandas.DataFrame
+        shard : SparkXShards of pandas.DataFrame
 
         Returns
         -------
         SparkXShards
-            As `shards`, with one float64 array per row in the output column: the scaled values
+            As `shard`, with one float64 array per row in the output column: the scaled values
             of the input columns in their order.
         """
-        columns = self._columns(shards)
+        columns = self._columns(shard)
 
         def moments_of(frame: pd.DataFrame) -> list:
             """What is known of a shard with rows, or what is wrong with it."""
@@ -96,7 +96,7 @@ class _Scaler(ABC):
             except UsageError as error:
                 return [str(error)]
 
-        parts = shards.rdd.flatMap(moments_of).collect()
+        parts = shard.rdd.flatMap(moments_of).collect()
         for part in parts:
             if isinstance(part, str):
                 raise UsageError(part)
@@ -106,13 +106,13 @@ class _Scaler(ABC):
         if moments is None or (moments.known == 0).any():
             raise UsageError(f"There is no number to learn from in one of the columns {columns}")
         self._line = self._learn(moments)
-        return self.transform(shards)
+        return self.transform(shard)
 
-    def transform(self, shards: SparkXShards) -> SparkXShards:
+    def transform(self, shard: SparkXShards) -> SparkXShards:
         """Add the column of values scaled by what was learned."""
         if self._line is None:
             raise UsageError("Please call fit_transform first")
-        columns, output = self._columns(shards), cast("str", self.outputCol)
+        columns, output = self._columns(shard), cast("str", self.outputCol)
         center, width, slope, base = self._line
 
         def scale(frame: pd.DataFrame) -> pd.DataFrame:
@@ -129,13 +129,13 @@ class _Scaler(ABC):
                 rows = list((matrix - center) / width * slope + base)
             return frame.assign(**{output: pd.Series(rows, index=frame.index, dtype=object)})
 
-        return shards.transform_shard(scale)
+        return shard.transform_shard(scale)
 
-    def _columns(self, shards: SparkXShards) -> list[str]:
+    def _columns(self, shard: SparkXShards) -> list[str]:
         columns = as_columns(self.inputCol, "inputCol")
         if not isinstance(self.outputCol, str):
             raise UsageError(f"outputCol must be the name of a column, got {self.outputCol!r}")
-        require_columns(shards, columns)
+        require_columns(shard, columns)
         return columns
 
 

@@ -360,7 +360,7 @@ class CustomizedMetric(MergedMetric):
 
     Parameters
     ----------
-    fn : callable
+    compute_function : callable
         ``fn(preds, targets) -> number`` or tensor with one element; it receives the batch as the
         model returned it, on the model's device, without gradients.
     name : str, optional
@@ -370,18 +370,18 @@ class CustomizedMetric(MergedMetric):
     Raises
     ------
     UsageError
-        If `fn` is not callable.
+        If `compute_function` is not callable.
     """
 
     takes_weights = False
 
-    def __init__(self, fn: Callable[[Any, Any], Any], name: str | None = None):
-        if not callable(fn):
+    def __init__(self, compute_function: Callable[[Any, Any], Any], name: str | None = None):
+        if not callable(compute_function):
             raise UsageError(
-                f"CustomizedMetric expects a function fn(preds, targets), got {fn!r} "
-                f"({type(fn).__name__})"
+                f"CustomizedMetric expects a function fn(preds, targets), got "
+                f"{compute_function!r} ({type(compute_function).__name__})"
             )
-        self.fn = fn
+        self.fn = compute_function
         self.name = name
 
     def get_name(self) -> str:
