@@ -227,10 +227,13 @@ def test_reindex_by_frequency(messy, rows):
     assert found.columns == messy.columns
     for name in ("item", "city"):
         wanted = vocabulary_of(column(rows, name), 4, by_frequency=True)
-        assert_same(found.to_list(name), [wanted.get(v, 0) for v in column(rows, name)])
+        numbers = [None if v is None else wanted.get(v, 0) for v in column(rows, name)]
+        assert_same(found.to_list(name), numbers)
     (one,) = messy.gen_reindex_mapping("item", {"item": 1})
     assert one.size() == len(vocabulary_of(column(rows, "item")))
-    assert messy.reindex("item", one).to_list("item")[0] is not None
+    found = messy.reindex("item", one).to_list("item")
+    assert [each is None for each in found] == [v is None for v in column(rows, "item")]
+    assert messy.reindex("item", one).df.columns == messy.df.columns
 
 
 def test_value_features_of_items_histories_and_nested_histories(make):

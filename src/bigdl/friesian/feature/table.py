@@ -460,7 +460,7 @@ class Table(CellMethods):
         rows = [(name, None if value is None else float(value)) for name, value in stats.items()]
         return Table(self.df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double"))
 
-    def median(self, columns: str | list[str] | None = None) -> Table:
+    def median(self, columns: str | list[str] | None = None) -> Self:
         """Medians, whose rank is exact to a thousandth of the rows.
 
         Parameters
@@ -470,13 +470,14 @@ class Table(CellMethods):
 
         Returns
         -------
-        Table
+        Self
             Columns ``column`` (string) and ``median`` (double), null for a column of nulls.
         """
         names = None if columns is None else as_names(columns)
         medians = answer(self.df, medians_of(schema_of(self.df), names))
         rows = [(name, each[0] if each else None) for name, each in medians.items()]
-        return Table(self.df.sparkSession.createDataFrame(rows, "column string, median double"))
+        schema = "column string, median double"
+        return self._clone(self.df.sparkSession.createDataFrame(rows, schema))
 
     def write_parquet(self, path: str, mode: str = "overwrite") -> None:
         """Write a folder of Parquet files.
@@ -1341,7 +1342,7 @@ class FeatureTable(FeatureMethods, Table):
         ]
 
     def reindex(self, columns: str | Sequence[str] = (), index_tbls: Any = ()) -> Self:
-        """Replace values by what :meth:`gen_reindex_mapping` found, unknown ones by 0.
+        """Replace values by what :meth:`gen_reindex_mapping` found; unknown ones by 0, nulls stay.
 
         Parameters
         ----------
@@ -1354,7 +1355,10 @@ class FeatureTable(FeatureMethods, Table):
         check_lengths("columns", names, "index_tbls", tables)
         table = self
         for name, each in zip(names, tables, strict=True):
-            table = table.add_value_features(name, each, name, name)
+            number = temporary(table.df, "number")
+            numbered = table.add_value_features(name, each, name, number).df
+            known = F.when(F.col(name).isNotNull(), F.col(number))
+            table = table._clone(numbered.withColumn(name, known).drop(number))
         return table
 
     def filter_by_frequency(
