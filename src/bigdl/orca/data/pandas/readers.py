@@ -61,8 +61,9 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | Ra
         ``header`` (``"infer"``, 0 or None, which names the columns ``"0"``, ``"1"``, ...),
         ``names`` (a list, or a schema as text of Spark's DDL), ``index_col``, ``usecols`` (names,
         numbers or a function of a name), ``dtype`` (one, or a dict by name or number of columns),
-        ``squeeze``, ``sep``, ``quotechar``, ``escapechar``, ``comment``; any other one is an option
-        of Spark's reader.
+        ``squeeze``, ``sep``, ``quotechar``, ``escapechar``, ``comment``, and the options of
+        Spark's own reader of CSV.  With ``usecols`` of numbers, ``names`` may have a name for each
+        of them only.
 
     Returns
     -------
@@ -174,6 +175,17 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
 # Types whose values pandas makes of the text; numbers and truth values are parsed by Spark.
 _NUMBERS = "biuf"
 
+# Of Spark's readers of CSV and of files, in lower case: Spark itself ignores what it does not know.
+_CSV_OPTIONS = """
+charset chartoescapequoteescaping columnnameofcorruptrecord compression codec dateformat
+delimiter emptyvalue enabledatetimeparsingfallback encoding enforceschema escape escapequotes
+extension header ignorecorruptfiles ignoreleadingwhitespace ignoremissingfiles
+ignoretrailingwhitespace inferschema inputbuffersize linesep locale maxcharspercolumn maxcolumns
+mode modifiedafter modifiedbefore multiline nanvalue negativeinf nullvalue pathglobfilter
+positiveinf preferdate quote quoteall recursivefilelookup samplingratio singlevariantcolumn
+timestampformat timestampntzformat timezone unescapedquotehandling
+"""
+
 
 def _read_csv(
     file_path: Any,
@@ -200,6 +212,12 @@ def _read_csv(
     if parse_dates is not False:
         raise UsageError(
             f"parse_dates can only be False, got {parse_dates!r}; dates are recognized without it"
+        )
+    unknown = [name for name in options if name.lower() not in _CSV_OPTIONS.split()]
+    if unknown:
+        raise UsageError(
+            f"read_csv has no option {', '.join(map(repr, unknown))} where Spark reads; set "
+            'OrcaContext.pandas_read_backend = "pandas" for all of pandas.read_csv'
         )
     if header == "infer":
         header = 0 if names is None else None
@@ -230,7 +248,7 @@ def _read_csv(
             # Each file's header is compared; columns in another order would change places.
             reader = reader.options(enforceSchema=False, **options)
             frame = reader.schema(frame.schema).csv(paths)
-        columns = _named(names, frame.columns, header)
+        columns = _named(names, frame.columns, header, usecols)
     if len(set(columns)) != len(columns):
         raise UsageError(f"Found duplicate names in {columns}; every column needs its own")
     chosen = _chosen(usecols, columns, names is not None)
@@ -257,16 +275,24 @@ def _read_csv(
     return to_xshards(frame, chosen, finish, None if squeeze else DATA_FRAME)
 
 
-def _named(names: Sequence[str] | None, columns: list[str], header: int | None) -> list[str]:
+def _named(
+    names: Sequence[str] | None, columns: list[str], header: int | None, usecols: Any
+) -> list[str]:
+    """Names of all columns; `names` may be those of the numbers in `usecols` only, as in pandas."""
     if names is None:
         return list(columns) if header == 0 else [str(i) for i in range(len(columns))]
     names = list(names)
-    if len(names) != len(columns):
-        raise UsageError(
-            f"The number of names {names} does not match the number of columns, {len(columns)}; "
-            "pass a name for each"
-        )
-    return names
+    if len(names) == len(columns):
+        return names
+    is_numbers = isinstance(usecols, Sequence) and all(isinstance(each, int) for each in usecols)
+    numbers = sorted(set(usecols)) if is_numbers else []
+    if len(names) == len(numbers) and set(numbers) <= set(range(len(columns))):
+        given = dict(zip(numbers, names, strict=True))
+        return [given.get(number, f"column {number}") for number in range(len(columns))]
+    raise UsageError(
+        f"The number of names {names} does not match the number of columns, {len(columns)}; "
+        "pass a name for each, or for each number in usecols"
+    )
 
 
 def _chosen(usecols, names: list[str], are_given: bool) -> list[str]:
