@@ -1,5 +1,9 @@
 """read_csv, read_json and read_parquet against pandas, on both backends."""
 
+import subprocess
+import sys
+import textwrap
+
 import case_names as naming
 import numpy as np
 import pandas as pd
@@ -92,6 +96,34 @@ def test_arguments_of_read_csv(folder, backend, options):
         return
     is_typed = "dtype" in options and "index_col" not in options
     assert_frame_equal(found, expected, check_dtype=is_typed, check_index_type=False)
+
+
+def test_an_empty_file_has_columns_only_by_names(tmp_path, backend):
+    path = str(tmp_path / "a.csv")
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(Exception, match="No columns to parse from file"):
+        read_csv(path).collect()
+    shards = read_csv(path, names=["p", "q"]).collect()
+    assert [list(shard.columns) for shard in shards] == [["p", "q"]]
+    assert not sum(map(len, shards))
+
+
+@pytest.mark.slow
+def test_a_program_may_read_first(folder):
+    program = """
+        import sys
+        from bigdl.orca import OrcaContext, stop_orca_context
+        from bigdl.orca.data.pandas import read_csv
+
+        print(len(read_csv(sys.argv[1]).collect()[0]))
+        print(OrcaContext.get_spark_context().master)
+        stop_orca_context()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(folder / "a.csv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2\nlocal[")
+    assert "There is no SparkContext: one is started on this machine" in done.stderr
 
 
 def test_a_schema_as_ddl(folder):

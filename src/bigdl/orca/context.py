@@ -349,3 +349,6 @@ def _start_on_cluster(request: ContextRequest) -> SparkContext:
         sys.exit(code)  # what follows has been done there
     _State.launched = submit.connect(request, log_output=OrcaContext.log_output)
     return _State.launched.sc
+
+
+spark.SparkCluster.start_local = staticmethod(init_orca_context)

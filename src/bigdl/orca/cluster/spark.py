@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import kubernetes
@@ -46,7 +46,11 @@ class SparkCluster:
     sc : pyspark.SparkContext
     master : str
         Spark's master URL, e.g. ``"local[4,4]"``.
+    start_local : callable or None
+        What starts a SparkContext on this machine: :func:`bigdl.orca.init_orca_context`.
     """
+
+    start_local: ClassVar[Callable[[], Any] | None] = None
 
     def __init__(self, sc: SparkContext):
         self.sc = sc
@@ -65,6 +69,17 @@ class SparkCluster:
         if sc is None:
             raise UsageError(NO_CONTEXT)
         return cls(sc)
+
+    @classmethod
+    def active_or_local(cls) -> SparkCluster:
+        """Describe the active SparkContext; start one on this machine if there is none."""
+        if active_context() is None and cls.start_local is not None:
+            logger.warning(
+                "There is no SparkContext: one is started on this machine; call init_orca_context "
+                "first to choose where, how many cores and how much memory"
+            )
+            cls.start_local()
+        return cls.from_active()
 
     def __repr__(self) -> str:
         return f"SparkCluster({self.master!r}, {self.nodes} nodes × {self.cores_per_node} cores)"

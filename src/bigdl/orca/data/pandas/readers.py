@@ -40,7 +40,7 @@ def paths_for_spark(file_path) -> list[str]:
 
     On one machine a path that exists is given in full: the JVM may have another working directory.
     """
-    is_one_machine = SparkCluster.from_active().is_local
+    is_one_machine = SparkCluster.active_or_local().is_local
     paths = split_paths(file_path)
     for i, path in enumerate(paths):
         if is_one_machine and is_local_path(path) and exists(path):
@@ -68,13 +68,13 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | Ra
     Returns
     -------
     SparkXShards or RayXShards
-        One pandas frame per partition.
+        One pandas frame per partition.  Without a SparkContext one is started on this machine.
 
     Raises
     ------
     UsageError
-        For arguments that cannot be followed, and with the backend ``"pandas"`` if there is no
-        file.
+        For arguments that cannot be followed, for an empty file without `names`, and with the
+        backend ``"pandas"`` if there is no file.
     pyspark.errors.AnalysisException
         With the backend ``"spark"``, if there is no file.
 
@@ -113,7 +113,7 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | R
             '"pandas" for others'
         )
     return to_xshards(
-        SparkCluster.from_active().spark.read.json(paths_for_spark(file_path), **kwargs)
+        SparkCluster.active_or_local().spark.read.json(paths_for_spark(file_path), **kwargs)
     )
 
 
@@ -148,7 +148,7 @@ def read_parquet(
         if schema is not None:
             options["schema"] = schema
         return _read_with_pandas("parquet", file_path, options)
-    reader = SparkCluster.from_active().spark.read.options(**options)
+    reader = SparkCluster.active_or_local().spark.read.options(**options)
     if schema is not None:
         reader = reader.schema(schema)
     frame = reader.parquet(*paths_for_spark(file_path))
@@ -167,7 +167,7 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
     rdd = frames_of(frame, names=names)
     if finish is not None:
         rdd = rdd.map(finish)
-    nodes = SparkCluster.from_active().nodes
+    nodes = SparkCluster.active_or_local().nodes
     shards = process_spark_xshards(SparkXShards.lazy(rdd, class_name), nodes)
     return SparkXShards(shards.rdd, class_name=shards.type.get("class_name"))
 
@@ -226,7 +226,7 @@ def _read_csv(
     if comment is not None and (not isinstance(comment, str) or len(comment) != 1):
         raise UsageError(f"Only length-1 comment characters supported, got {comment!r}")
 
-    reader = SparkCluster.from_active().spark.read.options(
+    reader = SparkCluster.active_or_local().spark.read.options(
         header=header == 0,
         sep=sep,
         preferDate=False,  # dates become datetime64, not Python objects
@@ -244,6 +244,11 @@ def _read_csv(
         columns = schema.names
     else:
         frame = reader.csv(paths)
+        if not frame.columns:
+            if names is None:
+                raise UsageError(f"No columns to parse from file: {file_path} is empty")
+            empty = [StructField(name, StringType()) for name in safe_names(len(names))]
+            frame = reader.schema(StructType(empty)).csv(paths)
         if header == 0 and len(frame.inputFiles()) > 1:
             # Each file's header is compared; columns in another order would change places.
             reader = reader.options(enforceSchema=False, **options)
