@@ -9,7 +9,6 @@ another ignores it.
 
 import contextlib
 import hashlib
-import logging
 import os
 import shlex
 import subprocess
@@ -25,8 +24,6 @@ from bigdl.orca.cluster.standalone import spark_home
 
 UNUSED_S = 30 * 24 * 3600.0
 """Seconds after which an archive that nobody used is removed."""
-
-logger = logging.getLogger("bigdl.orca")
 
 # Loads what programs usually load, and prints the class path.
 _PROGRAM = """
@@ -83,7 +80,10 @@ def class_archive(java_home: Path) -> Path:
 
 def archive_options(java_home: Path) -> str:
     """Options with which a JVM uses its archive, or "" if there is none."""
-    archive = class_archive(java_home)
+    try:
+        archive = class_archive(java_home)
+    except OSError:  # no JARs: Spark itself says so
+        return ""
     if not archive.exists():
         return ""
     with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def archive_options(java_home: Path) -> str:
 def make_class_archive() -> Path:
     """Make the archive of this machine's Java and PySpark, if there is none.
 
-    It takes about a minute of a processor, and 180 MB below ``~/.cache/bigdl/classes`` or
+    It takes about a minute of a processor, and 200 MB below ``~/.cache/bigdl/classes`` or
     ``XDG_CACHE_HOME``.
 
     Returns
