@@ -267,7 +267,7 @@ JOINED = """
             return ""
 
     found = []
-    while sum("python_daemon" in text for _, text in found) < 2:
+    while sum("pyspark.daemon" in text for _, text in found) < 2:
         time.sleep(0.05)
         found = [(p.pid, command(p)) for p in psutil.Process().children(recursive=True)]
     print(json.dumps([origins[0], [p for p, text in found if "java" in text or "python" in text]]))

@@ -256,7 +256,8 @@ def start_on_spark(
             "object-store-memory": object_store_memory,
             **{name.replace("_", "-"): value for name, value in extra_params.items()},
         },
-        "environment": {**shared_environment(), **(options.get("env") or {})},
+        # executors may have inherited the "0" of a program with a Ray on loopback
+        "environment": {_SEVERAL_NODES: "1", **shared_environment(), **(options.get("env") or {})},
     }
     ship_modules(cluster.sc)
     _start_nodes(cluster, nodes, order)
