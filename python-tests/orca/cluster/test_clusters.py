@@ -634,7 +634,7 @@ def test_a_star_import_of_nncontext_has_its_names():
     names = {}
     exec("from bigdl.dllib.nncontext import *", names)
     assert {"init_nncontext", "init_spark_conf", "getOrCreateSparkContext"} <= set(names)
-    assert {"ZooContext", "OrcaContext", "tempfile"} <= set(names)
+    assert {"ZooContext", "tempfile"} <= set(names)
 
 
 def test_optimizer_versions_are_remembered(caplog):

@@ -26,9 +26,8 @@ from bigdl.orca.context import (
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
 
-# BigDL 2.x's programs also take `tempfile` and `OrcaContext` from here, by a star.
+# BigDL 2.x's programs also take `tempfile` from here, by a star.
 __all__ = [
-    "OrcaContext",
     "ZooContext",
     "getOrCreateSparkContext",
     "get_optimizer_version",
