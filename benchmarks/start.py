@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 
+from bigdl.orca.cluster.class_archive import make_class_archive
+
 PROGRAM = """
 import json, sys, time
 import torch
@@ -40,7 +42,6 @@ job = time.perf_counter()
 session.stop()
 print(json.dumps({"context": context - start, "first job": job - context, "both": job - start}))
 """
-PREPARE = "from bigdl.orca.cluster.class_archive import main; main()"
 SIDES = ("pyspark", "bigdl", "bigdl, prepared")
 
 
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args(argv)
-    subprocess.run([sys.executable, "-c", PREPARE], check=True)
+    make_class_archive()
     found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as cold:
         for _ in range(options.repeats):

@@ -1,5 +1,6 @@
 """Programs on four hosts, of which some know themselves by other addresses, and their faults."""
 
+import functools
 import json
 import os
 import signal
@@ -309,10 +310,7 @@ def test_a_host_is_cut_off_for_some_seconds(hosts, tmp_path, weights, who, trial
     host = who if who == "driver" else host_of(program.waiting())
     program.waiting()
     do(hosts, "cut", host)
-    program.go_on()
-    time.sleep(5)
-    do(hosts, "mend", host)
-    assert last_line(program.end()) == weights
+    assert program.end_after(5, functools.partial(do, hosts, "mend", host)) == weights
 
 
 LOSSES = {"cut": "mend", "kill": "worker"}  # and what makes up for them
@@ -370,10 +368,7 @@ def test_a_host_stands_still_for_some_seconds(hosts, tmp_path, weights, trial):
     program = in_a_step(hosts, tmp_path, rank=trial % 2)
     host = host_of(program.waiting())
     do(hosts, "pause", host)
-    program.go_on()
-    time.sleep(8)
-    do(hosts, "resume", host)
-    assert last_line(program.end()) == weights
+    assert program.end_after(8, functools.partial(do, hosts, "resume", host)) == weights
 
 
 @pytest.mark.slow

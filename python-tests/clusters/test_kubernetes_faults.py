@@ -1,5 +1,6 @@
 """What is lost on Kubernetes while a program runs: equal weights, or one sentence tells why."""
 
+import functools
 import json
 import os
 import textwrap
@@ -88,10 +89,8 @@ def test_a_node_may_be_cut_off_for_a_while(account, tmp_path, weights):
     program = in_a_step(account, tmp_path / "there")
     program.waiting()
     control("kubernetes.py", "node-cut", account, "node2")
-    program.go_on()
-    time.sleep(5)
-    control("kubernetes.py", "node-mend", account, "node2")
-    assert last_line(program.end()) == weights
+    back = functools.partial(control, "kubernetes.py", "node-mend", account, "node2")
+    assert program.end_after(5, back) == weights
 
 
 def test_a_lost_node_without_room_on_the_other(account, tmp_path):

@@ -1,6 +1,7 @@
 """What is lost on YARN while a program runs: weights stay equal, or one sentence tells why."""
 
 import contextlib
+import functools
 import os
 import signal
 import textwrap
@@ -154,10 +155,8 @@ def test_the_name_node_may_be_gone_for_a_while(yarn, tmp_path, weights):
     )
     program.waiting()
     control("yarn.py", "kill", yarn, "namenode")
-    program.go_on()
-    time.sleep(5)
-    control("yarn.py", "run", yarn, "namenode")
-    assert last_line(program.end()) == weights
+    back = functools.partial(control, "yarn.py", "run", yarn, "namenode")
+    assert program.end_after(5, back) == weights
 
 
 def test_executors_that_another_queue_claims(yarn, tmp_path, weights):

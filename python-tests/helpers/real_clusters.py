@@ -347,6 +347,13 @@ class InAStep:
     def go_on(self) -> None:
         (self.folder / "done").touch()
 
+    def end_after(self, seconds: float, comes_back: Callable[[], object]) -> list:
+        """Go on without what is gone, which comes back after some seconds; returns the weights."""
+        self.go_on()
+        time.sleep(seconds)
+        comes_back()
+        return last_line(self.end())
+
     def fail(self) -> str:
         """End the program; returns what it has printed."""
         self.process.kill()

@@ -146,7 +146,7 @@ class Evaluator:
             value = np.asarray(_METRICS[name](y_true, y_pred))
             return value.reshape(())[()] if value.shape in ((), (1,)) else value
         elif name == "rmse":
-            return float(np.sqrt(np.mean((y_true - y_pred) ** 2)))
+            return float(np.sqrt(np.mean(_METRICS["mse"](y_true, y_pred))))
         return float(np.mean(_METRICS[name](y_true, y_pred)))
 
     @staticmethod

@@ -213,7 +213,8 @@ def _read_csv(
         raise UsageError(
             f"parse_dates can only be False, got {parse_dates!r}; dates are recognized without it"
         )
-    unknown = [name for name in options if name.lower() not in _CSV_OPTIONS.split()]
+    known = _CSV_OPTIONS.split()
+    unknown = [name for name in options if name.lower() not in known]
     if unknown:
         raise UsageError(
             f"read_csv has no option {', '.join(map(repr, unknown))} where Spark reads; set "
