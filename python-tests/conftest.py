@@ -92,6 +92,16 @@ def _silenced() -> dict[str, object]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def _gradients_are_left_on():
+    """Where a test leaves them off, a later one in the same process cannot train."""
+    yield
+    torch = sys.modules.get("torch")
+    if hasattr(torch, "is_grad_enabled") and not torch.is_grad_enabled():
+        torch.set_grad_enabled(True)
+        raise AssertionError("The test, or what it called, left PyTorch's gradients off")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _local_workers_end():
     """Workers of ``backend="local"`` wait for the next fit, which may be in no later module."""

@@ -361,12 +361,11 @@ def _by_harm(source: TorchSource, tensors: list[torch.Tensor]) -> list[str]:
 
         return hook
 
-    with ExitStack() as stack, torch.no_grad():
-        flat = stack.enter_context(source.flat_module())
+    with source.flat_module() as flat, ExitStack() as hooks:
         for name, part in source.model.named_modules():
             if isinstance(part, _QUANTIZED):
                 handle = part.register_forward_hook(measure(f"model.{name}"))
-                stack.callback(handle.remove)
+                hooks.callback(handle.remove)
         flat(*tensors)
     return sorted(errors, key=lambda name: -errors[name])
 
