@@ -107,7 +107,7 @@ setup(
     ),
     install_requires=["cloudpickle>=3.0", "packaging>=23"],
     extras_require=EXTRAS,
-    package_data={"": ["py.typed"]},
+    package_data={"": ["py.typed", "log4j2.properties"]},
     entry_points={
         "console_scripts": [
             "bigdl-prepare=bigdl.orca.cluster.class_archive:main",

@@ -556,6 +556,40 @@ def test_callbacks_of_2_0_are_called(crew):
     assert figures[-1]["calls"] == ["begin Sequential 3", *epochs[0], *epochs[1]]
 
 
+def test_hooks_of_2_0_may_take_the_figures(crew):
+    class Old(Callback):
+        def on_epoch_end(self, epoch, logs):
+            self.seen = [*getattr(self, "seen", ()), logs["train_loss"]]
+
+        def on_train_end(self, logs=None):
+            logs["seen"] = [*self.seen, logs["train_loss"]]
+
+        def after_train_epoch(self, runner):
+            runner.epoch_stats["losses"] = list(self.seen)
+
+    figures = Run(crew).fit(callbacks=[Old()])
+    losses = [each["train_loss"] for each in figures]
+    assert figures[-1]["losses"] == losses
+    assert figures[-1]["seen"] == [*losses, losses[-1]]
+
+
+def test_what_callbacks_time_is_in_the_profile_of_all_workers(crew):
+    class Timed(MainCallback):
+        def on_iter_forward(self, runner):
+            with runner.timers.record("network"):
+                super().on_iter_forward(runner)
+            assert runner.timers.stats()["last_network_s"] > 0
+
+        def on_lr_adjust(self, runner):
+            with runner.timers.record("schedule"):
+                super().on_lr_adjust(runner)
+
+    figures = Run(crew).fit(callbacks=[Timed()], validate=True)
+    for each in figures:
+        assert 0 < each["profile"]["mean_network_s"] < each["profile"]["mean_train_epoch_s"]
+    assert figures[1]["profile"]["mean_schedule_s"] > 0  # by the step of the epoch before
+
+
 def test_the_runner_keeps_values_and_has_the_names_of_2_x(crew):
     class Looks(Callback):
         def before_run(self, runner):

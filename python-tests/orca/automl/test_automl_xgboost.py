@@ -128,6 +128,19 @@ def test_columns_of_frames_become_one_matrix(tmp_path):
     assert by_frame.trials()["rmse"].tolist() == by_array.trials()["rmse"].tolist()
 
 
+def test_x_and_y_may_be_a_frame_and_a_series(tmp_path):
+    def framed(x, y):
+        return pd.DataFrame(x[:, :4], columns=list("abcd")), pd.Series(y)
+
+    data, validation = framed(*numbers()), framed(*numbers(100, 1))
+    by_frame = fit(AutoXGBRegressor, tmp_path / "f", data, validation)
+    cut = [(x.to_numpy(), y.to_numpy()) for x, y in (data, validation)]
+    by_array = fit(AutoXGBRegressor, tmp_path / "a", *cut)
+    assert by_frame.trials()["rmse"].tolist() == by_array.trials()["rmse"].tolist()
+    best = by_frame.get_best_model()
+    assert best.predict(validation[0]).tolist() == best.predict(cut[1][0]).tolist()
+
+
 def test_lr_is_the_learning_rate(tmp_path):
     found = [
         fit(

@@ -198,6 +198,8 @@ def test_records_as_a_dataset_of_tensorflow(tmp_path):
     assert [batch["array"].shape for batch in batches] == [(4, 2, 3), (3, 2, 3)]
     assert [n for batch in batches for n in batch["number"].tolist()] == list(range(7))
     assert batches[0]["image"][1] == png(1)
+    singles = list(read_parquet("tf_dataset", path).as_numpy_iterator())
+    assert [record["array"].shape for record in singles] == [(2, 3)] * 7
 
     def of(record):
         return record["array"], record["number"]

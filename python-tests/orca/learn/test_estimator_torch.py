@@ -1,6 +1,7 @@
 """The PyTorch Estimator on a local Spark: what it takes, what it returns, what it refuses."""
 
 import functools
+import logging
 import pickle
 import subprocess
 import sys
@@ -142,7 +143,22 @@ def test_a_progress_bar_shows_the_steps(frame, capfd):
     assert "epoch 2/2" in shown
     assert "20/20" in shown
     assert "loss=" in shown
-    estimator().fit(frame, batch_size=50, **COLUMNS)
+
+
+def test_without_a_terminal_a_line_shows_an_epoch(frame, capfd):
+    est = estimator(metrics=[MAE()])
+    stats = est.fit(frame, epochs=2, batch_size=50, validation_data=frame, **COLUMNS)
+    last = capfd.readouterr().err.splitlines()[-1]
+    loss, mae = stats[-1]["train_loss"], float(stats[-1]["val_mae"])
+    assert last.startswith(f"epoch 2/2: train_loss {loss:.4g}, ")
+    assert f", val_mae {mae:.4g}" in last
+    est.fit(frame, batch_size=50, **COLUMNS)
+    assert capfd.readouterr().err.startswith("epoch 1/1: train_loss ")
+    quiet = estimator(log_level=logging.WARNING)
+    try:
+        quiet.fit(frame, batch_size=50, **COLUMNS)
+    finally:
+        logging.getLogger("bigdl.orca").setLevel(logging.NOTSET)
     assert "epoch" not in capfd.readouterr().err
 
 
@@ -226,7 +242,8 @@ def test_evaluate_gives_the_workers_own_figures_and_times(frame):
     found = est.evaluate(frame, profile=True, **COLUMNS)
     assert set(found["profile"]) == {"mean_validation_s", "mean_eval_fwd_s"}
     assert [len(curve) for curve in found["ROC"]] == [101, 101, 101]
-    workers = est.evaluate(frame, reduce_results=False, **COLUMNS)
+    workers = est.evaluate(frame, reduce_results=False, profile=True, **COLUMNS)
+    assert all(w["profile"]["mean_validation_s"] > 0 for w in workers)
     assert sum(w["num_samples"] for w in workers) == 100
     mean = sum(w["MAE"] * w["num_samples"] for w in workers) / 100
     assert float(mean) == pytest.approx(float(found["MAE"]), rel=1e-6)

@@ -192,3 +192,18 @@ def test_workers_share_no_core():
         schedule_workers(len(usable) + 1, 1)
     with pytest.raises(UsageError, match="at least 1"):
         schedule_workers(0)
+
+
+def test_summaries_of_pytorch_import_no_tensorflow(tmp_path):
+    pytest.importorskip("tensorboard")
+    program = f"""
+import contextlib, sys
+from bigdl.orca.learn.pytorch.callbacks.tensorboard import open_writer
+
+with contextlib.ExitStack() as opened:
+    open_writer(opened, {str(tmp_path)!r}).add_scalar("loss", 1.0, 1)
+assert "tensorflow" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.glob("events.*"))

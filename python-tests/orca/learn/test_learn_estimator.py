@@ -190,6 +190,21 @@ def test_a_main_callback_predicts(frame):
     assert np.allclose(double["prediction"], 2 * plain, rtol=1e-6)
 
 
+def test_a_main_callback_may_return_what_it_predicts(frame):
+    class Returns(MainCallback):
+        def on_pred_forward(self, runner):
+            output = runner.model(*runner.batch).numpy()
+            return {"twice": 2 * output, "half": output / 2}
+
+    est = estimator()
+    plain = est.predict(frame, feature_cols=["x"]).toPandas()["prediction"]
+    both = est.predict(
+        frame, feature_cols=["x"], output_cols=["twice", "half"], callbacks=[Returns()]
+    ).toPandas()
+    assert np.allclose(both["twice"], 2 * plain, rtol=1e-6)
+    assert np.allclose(both["half"], plain / 2, rtol=1e-6)
+
+
 # -- summaries ----------------------------------------------------------------------------------
 
 

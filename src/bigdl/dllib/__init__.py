@@ -1,1 +1,5 @@
 """Names of BigDL 2.x's ``dllib`` that programs for Orca and Friesian import."""
+
+from bigdl.common.dropped import explain_imports
+
+explain_imports()

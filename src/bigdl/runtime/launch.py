@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from io import FileIO
@@ -282,6 +282,8 @@ class Output(threading.Thread):
         Gets the bytes as they are; unbuffered.
     show : bool
         Whether the parent's stream gets the lines.
+    hidden : collection of str
+        Lines that it does not get.
     """
 
     def __init__(
@@ -291,10 +293,11 @@ class Output(threading.Thread):
         prefix: str = "",
         log: FileIO | None = None,
         show: bool = True,
+        hidden: Collection[str] = (),
     ):
         super().__init__(name=f"bigdl-{name}", daemon=True)
         self._pipe = _Logged(pipe, log)
-        self._stream, self._prefix, self._show = name, prefix, show
+        self._stream, self._prefix, self._show, self._hidden = name, prefix, show, hidden
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.start()
 
@@ -304,7 +307,7 @@ class Output(threading.Thread):
             while text := lines.readline(_LONGEST_LINE):
                 self._tail.append(text.rstrip("\r\n")[:_LONGEST_TAIL_LINE])
                 target = getattr(sys, self._stream)
-                if self._show and target is not None:
+                if self._show and target is not None and text.rstrip() not in self._hidden:
                     end = "" if text.endswith(("\r", "\n")) else "\n"
                     with suppress(ValueError, OSError):  # the stream was closed
                         target.write(f"{self._prefix}{text}{end}")

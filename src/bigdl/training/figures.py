@@ -5,9 +5,12 @@ The forms are those of BigDL 2.x.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
+from typing import cast
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.base import GradientSync
@@ -102,6 +105,63 @@ class EpochSums:
         }
 
 
+class Timers:
+    """Seconds that callbacks of a worker spend on what they name; of a profile.
+
+    Examples
+    --------
+    >>> timers = Timers()
+    >>> with timers.record("augment"):
+    ...     pass
+    >>> list(timers.stats())
+    ['mean_augment_s', 'last_augment_s']
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = {}
+
+    @contextlib.contextmanager
+    def record(self, name: str) -> Iterator[None]:
+        """Add the time of a block to those of a name."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds.setdefault(name, []).append(time.perf_counter() - started)
+
+    def stats(self) -> dict[str, float]:
+        """Mean and last seconds by name, of this worker and of what is not reported yet."""
+        return {
+            f"{kind}_{name}_s": value
+            for name, those in self._seconds.items()
+            for kind, value in (("mean", sum(those) / len(those)), ("last", those[-1]))
+        }
+
+    def take(self) -> dict[str, list[float]]:
+        """Return sum and count of each name, and begin anew."""
+        taken = {name: [sum(those), len(those)] for name, those in self._seconds.items()}
+        self._seconds.clear()
+        return taken
+
+    def reduce(self, sync: GradientSync) -> dict[str, float]:
+        """Means over the workers, on every rank, and begin anew; a collective."""
+        gathered = sync.gather(json.dumps(self.take()).encode())
+        means = None
+        if gathered is not None:
+            means = json.dumps(self.means(map(json.loads, gathered))).encode()
+        return json.loads(cast("bytes", sync.broadcast(means)))
+
+    @staticmethod
+    def means(everyone: Iterable[dict[str, list[float]]]) -> dict[str, float]:
+        """``mean_<name>_s`` of what workers gave from :meth:`take`."""
+        total: dict[str, list[float]] = {}
+        for taken in everyone:
+            for name, (seconds, count) in taken.items():
+                before = total.get(name, [0.0, 0])
+                total[name] = [before[0] + seconds, before[1] + count]
+        return {f"mean_{name}_s": seconds / count for name, (seconds, count) in total.items()}
+
+
 class Records:
     """Numbers that a run records again and again; kept in its checkpoints.
 
@@ -192,6 +252,18 @@ class LossRule:
         if not self.is_sum:
             loss = loss * (counted / total if total else 0.0) * batch_rows
         return loss, float(rows)
+
+
+_NO_HEADLINES = (*_DROPPED, "epoch", "batch_count", "num_samples", "last_train_loss", "steps")
+
+
+def headline(entry: dict) -> dict[str, float]:
+    """The losses and metrics of an epoch of any framework."""
+    return {
+        name: value
+        for name, value in entry.get("logs", entry).items()
+        if isinstance(value, int | float) and name.removeprefix("val_") not in _NO_HEADLINES
+    }
 
 
 def validation_names(figures: dict) -> dict:

@@ -12,7 +12,6 @@ is never retried and never asked about.
 import json
 import logging
 import secrets
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,8 +31,9 @@ from bigdl.training.checkpoint import (
     checkpoint_name,
     read_checkpoint,
 )
-from bigdl.training.figures import EpochSums
+from bigdl.training.figures import EpochSums, headline
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
+from bigdl.training.progress import Progress, progress_of
 from bigdl.training.state import RunningState, dumps, loads
 
 logger = logging.getLogger("bigdl.orca")
@@ -75,59 +75,6 @@ class RunSettings:
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)
     layer: Any = field(default=None, kw_only=True)
-
-
-def is_interactive() -> bool:
-    """Return True if somebody watches: a terminal or a notebook."""
-    python = sys.modules.get("IPython")
-    shell = python.get_ipython() if python is not None and hasattr(python, "get_ipython") else None
-    if getattr(shell, "kernel", None) is not None:  # that ipykernel is imported says nothing
-        return True
-    return bool(getattr(sys.stderr, "isatty", lambda: False)())
-
-
-class ProgressBar:
-    """Steps of a fit.
-
-    Parameters
-    ----------
-    show : bool
-        False makes every method do nothing.
-    """
-
-    def __init__(self, show: bool):
-        self._show = show
-        self._bar: Any = None  # of tqdm
-
-    def update(self, progress: dict) -> None:
-        """Take over what rank 0 reported.
-
-        Parameters
-        ----------
-        progress : dict
-            ``epoch`` (finished in this fit), ``epochs`` (of this fit), ``step`` (finished in this
-            epoch), ``steps`` (of an epoch), ``loss`` (a number or None).
-        """
-        if not self._show:
-            return
-        if self._bar is None:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(desc="fit", unit="step")
-        bar = self._bar
-        bar.total = progress["epochs"] * progress["steps"]
-        bar.n = progress["epoch"] * progress["steps"] + progress["step"]
-        text = f"epoch {progress['epoch'] + 1}/{progress['epochs']}"
-        bar.set_description(text, refresh=False)
-        if progress["loss"] is not None:
-            bar.set_postfix(loss=f"{progress['loss']:.4f}", refresh=False)
-        bar.refresh()
-
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 class Training:
@@ -184,7 +131,7 @@ class Training:
         seed: int | None,
         resume: str | None,
         policy: FailurePolicy,
-        show_progress: bool,
+        progress: str,
     ) -> list[dict]:
         """Train to ``settings.goal``, which counts from the end of the last fit.
 
@@ -196,6 +143,8 @@ class Training:
         program_of : callable
             Returns the program that the workers run, with settings that are complete.
         settings : RunSettings
+        progress : str
+            A form of :func:`~bigdl.training.progress.progress_form`.
 
         Returns
         -------
@@ -228,11 +177,16 @@ class Training:
                 # nobody would use the checkpoints
                 settings = replace(settings, checkpoint_trigger=None)
             program = program_of(settings)
-            self.snapshot = self._attempt_until_done(
-                engine, feed, program, start, policy, show_progress
-            )
+            shown = progress_of(progress)
+            try:
+                self.snapshot = self._attempt_until_done(
+                    engine, feed, program, start, policy, shown
+                )
+            finally:
+                shown.close()
             self._is_resumed = False
             end = self.position.epochs_with_figures
+            shown.finish(self.position.figures(first, end))
         figures = self.position.figures(first, end)
         self._epochs = end
         self._steps = figures[-1]["global_step"] if figures else self.position.global_step
@@ -279,38 +233,36 @@ class Training:
         if self._run is None or self._run.newest() > here:
             self._run = CheckpointDirectory.create(self._model_dir)
 
-    def _attempt_until_done(self, engine, feed, program, start, policy, show_progress) -> Snapshot:
+    def _attempt_until_done(
+        self, engine, feed, program, start, policy, progress: Progress
+    ) -> Snapshot:
         """Run the program from `start` until it has ended or the policy gives up."""
         kept: dict[str, Any] = {"checkpoint": start}  # the newest of each topic
-        bar = ProgressBar(show_progress)
 
         def on_event(topic, value):
             if topic == "progress":
-                bar.update(value)
+                progress.update(value)
             elif topic == "message":
                 doc, blob = value
                 kept[doc["topic"]] = Snapshot.unpack(doc, blob)
 
-        try:
-            with engine.open(program, feed) as opened:
-                while True:
-                    options, state = {}, None
-                    if kept["checkpoint"] is not None:
-                        doc, state = kept["checkpoint"].pack()
-                        options = {"snapshot": doc}
-                    try:
-                        results = opened.attempt(options, state, on_event)
-                        break
-                    except NoRows:
-                        raise UsageError("The training data has no rows") from None
-                    except WorkerLost as error:
-                        saved = None if self._run is None else self._run.latest()
-                        latest = kept["checkpoint"] = saved[1] if saved else kept["checkpoint"]
-                        reason = policy.allow_retry(error)
-                        where = Position() if latest is None else latest.position
-                        logger.warning("%s; going on from %s (%s)", error, where, reason)
-        finally:
-            bar.close()
+        with engine.open(program, feed) as opened:
+            while True:
+                options, state = {}, None
+                if kept["checkpoint"] is not None:
+                    doc, state = kept["checkpoint"].pack()
+                    options = {"snapshot": doc}
+                try:
+                    results = opened.attempt(options, state, on_event)
+                    break
+                except NoRows:
+                    raise UsageError("The training data has no rows") from None
+                except WorkerLost as error:
+                    saved = None if self._run is None else self._run.latest()
+                    latest = kept["checkpoint"] = saved[1] if saved else kept["checkpoint"]
+                    reason = policy.allow_retry(error)
+                    where = Position() if latest is None else latest.position
+                    logger.warning("%s; going on from %s (%s)", error, where, reason)
         name = results[0]["checkpoint"]
         if name is None:
             return kept["final"]
@@ -373,7 +325,7 @@ class FitLoop(ABC):
         return self.stop
 
     def _progress(self, epochs: int, steps: int, loss: float | None) -> dict:
-        """Return how far the fit is, for the progress bar.
+        """Return how far the fit is, as :class:`~bigdl.training.progress.Progress` takes it.
 
         Parameters
         ----------
@@ -384,12 +336,14 @@ class FitLoop(ABC):
         loss : float or None
         """
         position, first = self.position, self.settings.goal.first
+        last = position.history[-1] if position.epoch > first and position.history else None
         return {
             "epoch": position.epoch - first,
             "epochs": epochs - first,
             "step": position.step,
             "steps": steps,
             "loss": loss,
+            "last": last and {**headline(last), "epoch": last["epoch"] - first},
         }
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:

@@ -55,6 +55,9 @@ EXIT_GRACE_S = 10.0
 LONGEST_SOCKET = 103
 """Bytes that the path of a Unix socket may have for Spark, on every system."""
 
+_START_LINES = ("WARNING: Using incubator modules: jdk.incubator.vector",)
+"""Lines of Java about options that Spark itself gives."""
+
 _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 _SOCKETS = "spark.python.unix.domain.socket"
 SECRET = "spark.authenticate.secret"
@@ -129,7 +132,7 @@ class LaunchedSpark:
                 options = properties.get(_EXECUTOR_OPTIONS, "")
                 conf.set(_EXECUTOR_OPTIONS, f"{archive} {options}".strip())
             with EnvContext({**environment, **_java_environment(java.home, archive)}):
-                gateway = _launch_gateway(shown, cleanup if log_output else None)
+                gateway = _launch_gateway(shown, cleanup, log_output)
                 cleanup.callback(_shut_down, gateway)
                 if prepare is not None:
                     conf.setAll(list(prepare(gateway.jvm).items()))
@@ -159,9 +162,9 @@ def hadoop_jvm(environment: Mapping[str, str]) -> Iterator[Any]:
     """
     from pyspark import SparkConf
 
-    with contextlib.closing(find_java()) as java:
-        with EnvContext({**environment, "JAVA_HOME": str(java.home)}):
-            gateway = _launch_gateway(SparkConf(loadDefaults=False), None)
+    with contextlib.closing(find_java()) as java, contextlib.ExitStack() as cleanup:
+        with EnvContext({**environment, **_java_environment(java.home, "")}):
+            gateway = _launch_gateway(SparkConf(loadDefaults=False), cleanup)
         try:
             yield gateway.jvm
         finally:
@@ -290,12 +293,21 @@ def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
 
 def _java_environment(home: Path, archive: str) -> dict[str, str]:
     """Variables that start Spark's JVM, and before it the one that makes its command line."""
-    options = f"{archive} {os.environ.get('SPARK_SUBMIT_OPTS', '')}".strip()
+    given = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    options = " ".join(filter(None, [archive, _logging_option(given), given]))
     return {
         "JAVA_HOME": str(home),
         "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", QUICK_JVM),
         **({"SPARK_SUBMIT_OPTS": options} if options else {}),
     }
+
+
+def _logging_option(options: str) -> str:
+    """The option of a JVM for the log of Spark as of Orca, or "" if the user configures it."""
+    folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(spark_home(), "conf"))
+    if "log4j" in options or any(folder.glob("log4j2*")):
+        return ""
+    return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
 
 
 def _daemon_properties() -> dict[str, str]:
@@ -338,17 +350,17 @@ def local_environment(python: str) -> dict[str, str]:
     }
 
 
-def _launch_gateway(conf: Any, readers: contextlib.ExitStack | None) -> Any:
-    """Start a JVM; with `readers`, start the threads that copy its output, which end with it."""
+def _launch_gateway(conf: Any, cleanup: contextlib.ExitStack, log_output: bool = False) -> Any:
+    """Start a JVM, and the threads that pass on its output, which end with it."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
     _check_spark_home()
     pipes = {}
-    if readers is not None:
-        for name in ("stdout", "stderr"):
-            source, pipes[name] = os.pipe()
-            readers.callback(Output(FileIO(source), name).join, timeout=1)
+    for name in ("stdout", "stderr") if log_output else ("stderr",):
+        source, pipes[name] = os.pipe()
+        reader = Output(FileIO(source), name, hidden=_START_LINES)
+        cleanup.callback(reader.join, timeout=1)
     try:
         return launch_gateway(conf, dict(pipes))
     except PySparkRuntimeError as error:

@@ -156,13 +156,22 @@ def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False)
 
     Parameters
     ----------
-    values : ndarray, tensor, pandas.Series or sequence
+    values : ndarray, tensor, pandas.Series or pandas.DataFrame
+        The columns of a frame become those of one array.
     name : str
         For messages.
     floats : str or None
     texts : bool
         Whether they may be texts.
     """
+    if is_frame(values):
+        parts = [
+            as_array(values.iloc[:, place], f"{name}, column {column!r},", floats)
+            for place, column in enumerate(values.columns)
+        ]
+        if not parts:
+            raise SourceError(f"{name} is a DataFrame without columns")
+        values = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu().numpy()
     elif hasattr(values, "isna"):  # a Series, whose nulls may be of any kind

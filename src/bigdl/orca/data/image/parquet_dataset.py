@@ -201,7 +201,7 @@ def read_parquet(
     path: str,
     transforms: Callable | None = None,
     config: Mapping[str, Any] | None = None,
-    batch_size: int = 1,
+    batch_size: int | None = None,
     *,
     output_types: Any = None,
     output_shapes: Any = None,
@@ -218,7 +218,8 @@ def read_parquet(
     config : dict, optional
         ``num_shards`` and ``rank``: read only the chunks whose number leaves the remainder
         ``rank``.  For a DataLoader also ``num_workers`` and ``collate_fn``.
-    batch_size : int, default 1
+    batch_size : int, optional
+        Records of a batch. Default: one for a DataLoader; a ``tf.data.Dataset`` has single records.
     output_types, output_shapes : optional
         For ``"tf_dataset"``, those of ``tf.data.Dataset.from_generator``; needed with
         `transforms`, since without they follow from the schema.
@@ -226,7 +227,7 @@ def read_parquet(
     Returns
     -------
     torch.utils.data.DataLoader or tf.data.Dataset
-        Batches of records.
+        Of batches, or of records.
 
     Raises
     ------
@@ -237,11 +238,12 @@ def read_parquet(
     if format == "tf_dataset":
         require("tensorflow", "tf")
         reader = RecordReader(path, transforms, config)
-        return tf_dataset(reader, output_types, output_shapes).batch(batch_size)
+        records = tf_dataset(reader, output_types, output_shapes)
+        return records if batch_size is None else records.batch(batch_size)
     loader = require("torch.utils.data", "orca").DataLoader
     options = {k: config[k] for k in ("num_workers", "collate_fn") if config and k in config}
-    records = ParquetDataset.read_as_torch(path, transforms, config)
-    return loader(records, batch_size=batch_size, **options)
+    dataset = ParquetDataset.read_as_torch(path, transforms, config)
+    return loader(dataset, batch_size=1 if batch_size is None else batch_size, **options)
 
 
 class RecordReader:

@@ -34,7 +34,7 @@ from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.batches import plan_batches
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
-from bigdl.training.fit import FitLoop, ProgressBar, Training
+from bigdl.training.fit import FitLoop, Training
 from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
 
@@ -480,15 +480,13 @@ class LayerTraining(Training):
 
     loop: Callable[..., LayerLoop]
 
-    def _attempt_until_done(self, engine, feed, program, start, policy, show_progress):
+    def _attempt_until_done(self, engine, feed, program, start, policy, progress):
         options = program.settings.layer
         options.check(engine.num_workers)
         loop = self.loop(program, engine.num_workers, start)
         feeds = dict(feed.feeds)
         validation = feeds.pop("validation", None)
-        bar = ProgressBar(show_progress)
         with contextlib.ExitStack() as opened:
-            opened.callback(bar.close)
             transport = opened.enter_context(
                 _TRANSPORTS[options.transport](engine, loop.plan, loop.replicas(), FeedGroup(feeds))
             )
@@ -498,4 +496,4 @@ class LayerTraining(Training):
                 evaluate = opened.enter_context(
                     engine.open(evaluation, validation, keep_spools=True)
                 ).attempt
-            return loop.run(transport, engine.cluster, policy, bar.update, evaluate)
+            return loop.run(transport, engine.cluster, policy, progress.update, evaluate)

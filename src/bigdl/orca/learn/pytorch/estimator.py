@@ -45,8 +45,9 @@ from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validatio
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
-from bigdl.training.fit import Training, is_interactive
+from bigdl.training.fit import Training
 from bigdl.training.position import EveryEpoch, Goal, Trigger
+from bigdl.training.progress import progress_form
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
 
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
@@ -126,13 +127,14 @@ class Estimator:
             ``scheduler(optimizer, config)``; also one of
             :mod:`bigdl.orca.learn.optimizers.schedule`.
         use_tqdm : bool
-            Show a progress bar even where nobody seems to watch (no terminal, no notebook).
+            Show a progress bar even where nobody seems to watch (no terminal, no notebook), where
+            else a line per epoch is shown.
         model_dir : str, optional
             Folder for checkpoints that the driver and all workers share; a path or fsspec URL.
         sync_stats : bool
             Accepted for compatibility: statistics are always those of all workers.
         log_level : int
-            Level of the logger ``bigdl.orca``.
+            Level of the logger ``bigdl.orca``; above ``INFO`` a fit shows no progress, either.
         log_to_driver : bool
             Show what workers print.
         scheduler_step_freq : str, optional
@@ -425,14 +427,18 @@ Ray also RayXShards or a ray.data.Dataset
             seed=seed,
             resume=resume,
             policy=FailurePolicy.of(max_failures, self._backend),
-            show_progress=self._use_tqdm
-            or is_interactive()
-            or any(isinstance(c, TqdmCallback) for c in callbacks),
+            progress=self._progress_form(callbacks),
         )
         if self._events is not None:
             train, validation = self.get_train_summary(), self.get_validation_summary()
             self._events.write(cast("dict", train), cast("dict", validation))
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
+
+    def _progress_form(self, callbacks: Sequence[Any]) -> str:
+        """How the driver shows a fit."""
+        if self._use_tqdm or any(isinstance(c, TqdmCallback) for c in callbacks):
+            return "bar"
+        return progress_form("auto" if logger.isEnabledFor(logging.INFO) else 0)
 
     # -- evaluate ------------------------------------------------------------------------------
 
@@ -508,11 +514,14 @@ Ray also RayXShards or a ray.data.Dataset
         evaluation = self._run_evaluation(program, feed, max_failures)
         if evaluation is None:
             nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(names)}
-            evaluation = {"figures": nothing, "workers": [nothing], "profile": {}}
+            evaluation = {"figures": nothing, "profile": {}, "workers": [nothing], "profiles": [{}]}
+
+        def returned(figures: dict, times: dict) -> dict:
+            return as_returned({**figures, "profile": times} if profile else figures)
+
         if not reduce_results:
-            return [as_returned(figures) for figures in evaluation["workers"]]
-        figures = as_returned(evaluation["figures"])
-        return {**figures, "profile": evaluation["profile"]} if profile else figures
+            return list(map(returned, evaluation["workers"], evaluation["profiles"]))
+        return returned(evaluation["figures"], evaluation["profile"])
 
     # -- predict -----------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource
 from bigdl.training.checkpoint import write_bytes
-from bigdl.training.figures import EpochSums
+from bigdl.training.figures import EpochSums, Timers
 from bigdl.training.position import Position
 from bigdl.training.state import (
     device_of,
@@ -72,6 +72,9 @@ class Runner:
         True if the epoch that ended last has seen all rows.
     train_loader, val_loader : WorkerBatches or None
         This worker's own batches.
+    timers : Timers
+        ``with runner.timers.record("augment"):`` adds ``mean_augment_s`` to the ``profile`` of an
+        epoch or an evaluation.
     stop : bool
         Set it on any rank to end the training after the current step.
     """
@@ -101,6 +104,7 @@ class Runner:
         self.metrics_stats: dict = {}
         self.train_loader: WorkerBatches | None = None
         self.val_loader: WorkerBatches | None = None
+        self.timers = Timers()
         self.stop = False
         self._values: dict[str, Any] = {}
         self._forward_by: Callable[[], tuple] | None = None
@@ -273,8 +277,8 @@ def evaluate_shard(
     -------
     dict
         ``figures``: ``num_samples``, ``val_loss`` (with a loss), what a LightningModule logged, and
-        each metric under its name. ``profile``: seconds. ``workers``: the figures of each worker's
-        own rows, when asked for.
+        each metric under its name. ``profile``: seconds. ``workers`` and ``profiles``: the figures
+        of each worker's own rows and its seconds, when asked for.
     """
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
@@ -286,22 +290,20 @@ def evaluate_shard(
     sums.epoch_s = time.perf_counter() - started
 
     states = {name: measure.state() for name, measure in measures.items()}
-    gathered = sync.gather(dumps([sums.to_json(), logged, states]))
+    gathered = sync.gather(dumps([sums.to_json(), logged, states, runner.timers.take()]))
     evaluation: dict[str, Any] | None = None
     if sync.rank == 0:
         with_loss = forward_pass.criterion is not None
         parts = [loads(data) for data in cast("list[bytes]", gathered)]
-        workers = [(EpochSums(**sums), logged, states) for sums, logged, states in parts]
-        total = EpochSums.total(sums for sums, _, _ in workers)
+        workers = [(EpochSums(**sums), logged, states) for sums, logged, states, _ in parts]
+        times = [(worker[0], part[3]) for worker, part in zip(workers, parts, strict=True)]
         evaluation = {
             "figures": _figures(workers, measures, with_loss),
-            "profile": {
-                "mean_validation_s": total.epoch_s / len(workers),
-                "mean_eval_fwd_s": total.forward_s / max(1, total.batches),
-            },
+            "profile": _profile(times),
         }
         if settings.per_worker:
             evaluation["workers"] = [_figures([w], measures, with_loss) for w in workers]
+            evaluation["profiles"] = [_profile([each]) for each in times]
     shared = sync.broadcast(None if evaluation is None else json.dumps(evaluation).encode())
     return json.loads(cast("bytes", shared))
 
@@ -357,6 +359,16 @@ def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
         measure.load_state(merge_states([s[name] for s in states], measure.reductions))
         out[name] = _plain(measure.compute())
     return out
+
+
+def _profile(times: Sequence[tuple[EpochSums, dict]]) -> dict[str, float]:
+    """Mean seconds of some workers, from their sums and timers."""
+    total = EpochSums.total(sums for sums, _ in times)
+    return {
+        "mean_validation_s": total.epoch_s / len(times),
+        "mean_eval_fwd_s": total.forward_s / max(1, total.batches),
+        **Timers.means(taken for _, taken in times),
+    }
 
 
 def _plain(value):

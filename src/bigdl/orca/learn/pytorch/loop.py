@@ -363,6 +363,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             self._running.merge()
         figures = self._sums.reduce(self.sync)
         if figures is not None:
+            if self.callbacks:
+                figures["profile"].update(self.timers.reduce(self.sync))
             figures["profile"]["ended_at"] = time.time()
         return figures
 

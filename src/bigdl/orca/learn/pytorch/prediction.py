@@ -105,9 +105,13 @@ class _Predicting(torch.nn.Module):
         runner = self._runner
         runner.batch, runner.output = list(features), None
         runner.device = next((p.device for p in self.model.parameters()), None)
-        runner.main.on_pred_forward(runner)
+        returned = runner.main.on_pred_forward(runner)
+        if returned is not None:
+            runner.output = returned
         if runner.output is None:
-            raise UsageError("on_pred_forward of the MainCallback must set runner.output")
+            raise UsageError(
+                "on_pred_forward of the MainCallback must set runner.output, or return it"
+            )
         return _tensors(runner.output)
 
     def state_dict(self, *args, **options):

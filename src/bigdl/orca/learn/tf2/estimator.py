@@ -30,13 +30,14 @@ from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
-from bigdl.training.fit import Training, is_interactive
+from bigdl.training.fit import Training
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
 from bigdl.training.keras.loop import EvaluateProgram, KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import dump_weights
 from bigdl.training.position import EveryEpoch, Goal, Trigger
+from bigdl.training.progress import progress_form
 
 if TYPE_CHECKING:
     import keras
@@ -235,7 +236,8 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             Rows of a global batch, over all workers together. None is possible for a function that
             does not need it.
         verbose : int
-            0 shows no progress bar.
+            0 shows no progress, 2 a line per epoch, 1 and ``"auto"`` a bar in a terminal or a
+            notebook and lines elsewhere.
         callbacks : list of keras.callbacks.Callback, optional
             Every worker has a copy of its own. Those that write files do so on the first worker's
             machine.
@@ -337,7 +339,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             seed=seed,
             resume=resume,
             policy=FailurePolicy.of(max_failures, self._backend),
-            show_progress=bool(verbose) and is_interactive(),
+            progress=progress_form(verbose),
         )
         return _history(figures, {"verbose": verbose, "epochs": epochs}, profile)
 

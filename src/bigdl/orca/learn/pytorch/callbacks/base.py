@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class OldHooks:
-    """Hooks of callbacks of BigDL 2.0; `epoch` counts the epochs that are finished."""
+    """Hooks of callbacks of BigDL 2.0; `epoch` counts the epochs that are finished.
+
+    `logs` are the figures of the epoch that ended last. They are given to a hook that takes them.
+    """
 
     def on_batch_begin(self, batch: Any) -> None:
         """Before a training batch."""
@@ -26,13 +30,13 @@ class OldHooks:
     def on_epoch_begin(self, epoch: int) -> None:
         """Before an epoch of training."""
 
-    def on_epoch_end(self, epoch: int) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """After an epoch of training."""
 
     def on_train_begin(self) -> None:
         """Before the first epoch of a fit."""
 
-    def on_train_end(self) -> None:
+    def on_train_end(self, logs: dict | None = None) -> None:
         """After the last epoch of a fit."""
 
     def set_model(self, model: torch.nn.Module) -> None:
@@ -63,14 +67,26 @@ def call_old_hooks(callback: Callback, hook: str, runner: Runner) -> None:
         callback.set_param(runner.config)
     calls = {
         "before_run": lambda: callback.on_train_begin(),
-        "after_run": lambda: callback.on_train_end(),
+        "after_run": lambda: _with_logs(callback.on_train_end, logs=runner.epoch_stats),
         "before_train_epoch": lambda: callback.on_epoch_begin(runner.epochs),
-        "after_train_epoch": lambda: callback.on_epoch_end(runner.epochs + 1),
+        "after_train_epoch": lambda: _with_logs(
+            callback.on_epoch_end, runner.epochs + 1, logs=runner.epoch_stats
+        ),
         "before_train_iter": lambda: callback.on_batch_begin(runner.batch),
         "after_train_iter": lambda: callback.on_batch_end(runner.batch),
     }
     if hook in calls:
         calls[hook]()
+
+
+def _with_logs(hook: Callable, *args: Any, logs: dict) -> None:
+    """Call a hook, with the figures if it takes one argument more."""
+    try:
+        inspect.signature(hook).bind(*args, logs)
+    except TypeError:
+        hook(*args)
+    else:
+        hook(*args, logs)
 
 
 class Callback(OldHooks):
@@ -174,8 +190,8 @@ class MainCallback(Callback):
         """The forward pass of validation, without gradients."""
         self.on_iter_forward(runner)
 
-    def on_pred_forward(self, runner: Runner) -> None:
-        """From ``runner.batch`` (the features) to ``runner.output``.
+    def on_pred_forward(self, runner: Runner) -> Any:
+        """From ``runner.batch`` (the features) to ``runner.output``, or to what it returns.
 
         The output is a tensor or ndarray of as many rows, or a list, tuple or dict of them.
         """

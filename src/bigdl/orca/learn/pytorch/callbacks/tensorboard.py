@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import MissingExtraError, UsageError
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.evaluation import Runner
 
 __all__ = ["TensorBoardCallback", "open_writer", "writer_class"]
+
+_WITHOUT_TENSORFLOW = "tensorboard.compat.notf"
 
 
 class TensorBoardCallback(Callback):
@@ -70,7 +74,13 @@ class TensorBoardCallback(Callback):
 
 
 def writer_class() -> type:
-    """``torch.utils.tensorboard.SummaryWriter``, or the line that installs what it needs."""
+    """``torch.utils.tensorboard.SummaryWriter``, or the line that installs what it needs.
+
+    Unless the program uses TensorFlow, the writer does not import it, which takes seconds and
+    prints a page: the name of a module that is there tells tensorboard so.
+    """
+    if "tensorflow" not in sys.modules:
+        sys.modules.setdefault(_WITHOUT_TENSORFLOW, ModuleType(_WITHOUT_TENSORFLOW))
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

@@ -1,0 +1,38 @@
+"""Modules of BigDL 2.x that are no more say what takes their place."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import bigdl.dllib
+import bigdl.orca  # noqa: F401
+from bigdl.common.dropped import DROPPED, DroppedModuleError
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compat.md"
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_a_dropped_module_names_its_replacement(name):
+    with pytest.raises(ImportError, match=f"^{name} is no longer available: .*; use .*") as caught:
+        importlib.import_module(f"{name}.anything")
+    assert isinstance(caught.value, DroppedModuleError)
+    assert f"`{name}" in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_parts_that_they_use_instead_are_there():
+    for _, instead in DROPPED.values():
+        for name in re.findall(r"bigdl(?:\.\w+)+", instead):
+            importlib.import_module(name)
+
+
+def test_a_name_taken_from_a_package_that_is_there_tells_it_too():
+    with pytest.raises(ImportError, match=r"bigdl.dllib.keras is no longer available"):
+        from bigdl.dllib import keras  # noqa: F401
+
+
+def test_a_misspelt_module_is_only_missing():
+    with pytest.raises(ModuleNotFoundError, match="No module named") as caught:
+        importlib.import_module("bigdl.orca.lern")
+    assert not isinstance(caught.value, DroppedModuleError)

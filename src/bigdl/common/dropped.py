@@ -1,0 +1,65 @@
+"""Modules of BigDL 2.x that are no more: importing one says what takes its place."""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["DROPPED", "DroppedModuleError", "explain_imports"]
+
+_LAYERS = "its layers were written in Scala"
+_GRAPHS = "it ran graphs of TensorFlow 1"
+_IN_KERAS = "bigdl.orca.learn.tf2 with Keras 3, or bigdl.orca.learn.pytorch"
+_IN_TORCH = "torch.nn with bigdl.orca.learn.pytorch, or Keras 3 with bigdl.orca.learn.tf2"
+
+# Why, and what to use; their submodules are meant, too.
+DROPPED = {
+    "bigdl.orca.tfpark": (_GRAPHS, _IN_KERAS),
+    "bigdl.orca.learn.tf": (_GRAPHS, _IN_KERAS),
+    "bigdl.orca.learn.bigdl": (_LAYERS, 'bigdl.orca.learn.pytorch with backend="bigdl"'),
+    "bigdl.orca.learn.mxnet": ("MXNet is retired", _IN_TORCH),
+    "bigdl.orca.learn.mpi": (
+        "it needed Plasma, which Arrow has removed",
+        'bigdl.orca.learn.pytorch with backend="spark"',
+    ),
+    "bigdl.orca.learn.pytorch.experimential": (
+        "it ran runners of MMCV 1",
+        "Estimator.from_torch of bigdl.orca.learn.pytorch with a MainCallback",
+    ),
+    "bigdl.orca.data.elastic_search": (
+        "it wrapped a connector that Spark has",
+        'spark.read.format("org.elasticsearch.spark.sql")',
+    ),
+    "bigdl.dllib.keras": (_LAYERS, _IN_TORCH),
+    "bigdl.dllib.models": (_LAYERS, _IN_TORCH),
+    "bigdl.dllib.estimator": (
+        _LAYERS,
+        "bigdl.orca.learn.pytorch, or NNEstimator of bigdl.dllib.nnframes",
+    ),
+    "bigdl.dllib.optim": (_LAYERS, "bigdl.orca.learn.optimizers and bigdl.orca.learn.trigger"),
+    "bigdl.dllib.feature.dataset": (_LAYERS, "Spark DataFrames, or XShards of bigdl.orca.data"),
+    "bigdl.dllib.feature.image": ("it called OpenCV in the JVM", "bigdl.orca.data.image"),
+    "bigdl.dllib.utils.tf": (_GRAPHS, "InferenceModel of bigdl.orca.inference with ONNX"),
+}
+
+
+class DroppedModuleError(UsageError, ModuleNotFoundError):
+    """A module of BigDL 2.x was imported that is no more; the message says what to use instead."""
+
+
+class _DroppedModules(MetaPathFinder):
+    """The last finder: asked only for what no other one has."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
+        if fullname in DROPPED:  # a parent is imported before its modules
+            why, instead = DROPPED[fullname]
+            raise DroppedModuleError(
+                f"{fullname} is no longer available: {why}; use {instead} instead"
+            )
+
+
+def explain_imports() -> None:
+    """Let the import of a dropped module raise :class:`DroppedModuleError`."""
+    if not any(isinstance(finder, _DroppedModules) for finder in sys.meta_path):
+        sys.meta_path.append(_DroppedModules())
