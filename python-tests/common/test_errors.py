@@ -1,4 +1,6 @@
+import functools
 import pickle
+import traceback
 
 import pytest
 
@@ -9,6 +11,7 @@ from bigdl.common.errors import (
     WorkerError,
     WorkerLost,
     require,
+    short_traceback,
 )
 
 
@@ -57,3 +60,47 @@ def test_worker_error_survives_pickling():
     assert (error.rank, error.kind) == (3, "KeyError")
     assert error.traceback == "Traceback ...\nKeyError: 'x'\n"
     assert str(error) == "KeyError in worker 3:\nTraceback ...\nKeyError: 'x'"
+
+
+def _traceback(function):
+    try:
+        function()
+    except Exception:
+        return traceback.format_exc()
+
+
+def test_a_traceback_begins_with_the_users_frames():
+    def deep(levels):
+        if levels:
+            return deep(levels - 1)
+        raise KeyError("missing")
+
+    # sorted is called by the standard library, which is called by us: neither is the user's
+    text = _traceback(lambda: functools.reduce(lambda _, n: deep(n), [0, 9]))
+    led_here = '  File "/x/lib/python3.11/site-packages/torch/nn.py", line 1, in call\n    f()\n'
+    text = text.replace(":\n", f":\n{led_here}", 1)
+    lines = short_traceback(text).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].startswith(f'  File "{__file__}"')
+    assert lines[-1] == "KeyError: 'missing'"
+    assert "  ..." in lines
+    assert len(lines) <= 12
+    assert "torch" not in short_traceback(text)
+
+
+def test_a_traceback_names_the_cause_and_stays_if_nothing_is_the_users():
+    def fails():
+        try:
+            raise KeyError("a")
+        except KeyError as error:
+            raise ValueError("two\nlines") from error
+
+    assert short_traceback(_traceback(fails)).endswith(
+        "ValueError: two\nlines\ncaused by KeyError: 'a'"
+    )
+    frame = (
+        '  File "/x/lib/python3.11/json/decoder.py", line 1, in decode\n    code()\n    ^^^^^^\n'
+    )
+    text = f"Traceback (most recent call last):\n{frame * 6}JSONDecodeError: no"
+    assert short_traceback(text).count("decoder.py") == 4
+    assert short_traceback("no traceback\n") == "no traceback"

@@ -213,6 +213,39 @@ def _raise_usage_error(worker):
     raise UsageError("mine")
 
 
+def test_os_exit_is_an_error_of_the_program_and_not_a_loss():
+    def program(worker):
+        child = os.fork()
+        if not child:
+            os._exit(5)  # a process of its own really ends
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        os._exit(7)
+
+    with pytest.raises(WorkerError, match=r"SystemExit: os._exit\(7\) was called") as error:
+        LocalEngine(in_process=True).run(program)
+    text = str(error.value)
+    assert text.startswith(
+        f'SystemExit in worker 0:\nTraceback (most recent call last):\n  File "{__file__}"'
+    )
+    assert len(text.splitlines()) <= 12
+
+
+def test_a_loss_that_is_no_number_is_told_once_with_its_step_and_columns(caplog):
+    bad = frame()
+    bad.loc[len(bad) - 1, "b"] = np.nan
+    with caplog.at_level("WARNING", "bigdl.orca"):
+        estimator(config={"shuffle": False}).fit(bad, epochs=2, batch_size=len(bad), **COLUMNS)
+        (told,) = [each.getMessage() for each in caplog.records if "nan" in each.getMessage()]
+        assert told == (
+            "The loss is nan at step 1 of epoch 1, and the rows hold nan in 'b': fill or drop them"
+        )
+        caplog.clear()
+        huge = frame().assign(a=1e30, y=1.0)
+        estimator(1).fit(huge, epochs=2, batch_size=len(huge) // 2, **COLUMNS)
+    (told,) = [each.getMessage() for each in caplog.records if "nan" in each.getMessage()]
+    assert "though its rows hold none" in told
+
+
 def test_ctrl_c_in_a_worker_in_this_process():
     def program(worker):
         raise KeyboardInterrupt

@@ -6,6 +6,7 @@ keep catching it.  Its text is one sentence: what was wrong, what was given, wha
 """
 
 import importlib
+import re
 from types import ModuleType
 from typing import Any
 
@@ -19,9 +20,17 @@ __all__ = [
     "first_line",
     "one_line",
     "require",
+    "short_traceback",
 ]
 
 _LONGEST_LINE = 300
+_TRACEBACK = "Traceback (most recent call last):"
+_CAUSE = "The above exception was the direct cause of the following exception:"
+_LIBRARY = re.compile(
+    r"[\\/](site-packages|dist-packages)[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|<frozen |"
+    r"[\\/]bigdl[\\/](common|dllib|friesian|nano|orca|runtime|training|tuning)[\\/]"
+)
+"""Files that are not the user's."""
 
 
 class BigDLError(Exception):
@@ -46,7 +55,8 @@ class WorkerError(BigDLError, RuntimeError):
     kind : str
         Class name of the original exception.
     traceback : str
-        The worker's own traceback, as text.
+        The worker's own traceback, as text. The error itself shows of it the frames of the user's
+        code, see :func:`short_traceback`.
     original : BaseException or None
         The exception, where it is known.
     """
@@ -56,7 +66,7 @@ class WorkerError(BigDLError, RuntimeError):
         self.kind = kind
         self.traceback = traceback
         self.original = original
-        super().__init__(f"{kind} in worker {rank}:\n{traceback.rstrip()}")
+        super().__init__(f"{kind} in worker {rank}:\n{short_traceback(traceback)}")
 
     def __reduce__(self):
         return type(self), (self.rank, self.kind, self.traceback)
@@ -65,12 +75,46 @@ class WorkerError(BigDLError, RuntimeError):
         """Return the user's own exception with a note of where it was raised, or else this one."""
         if not isinstance(self.original, Exception):
             return self
-        self.original.add_note(f"{place}:\n{self.traceback.rstrip()}")
+        self.original.add_note(f"{place}:\n{short_traceback(self.traceback)}")
         return self.original
 
 
 class WorkerLost(BigDLError, RuntimeError):
     """A worker process or its host went away (killed, out of memory, preempted)."""
+
+
+def short_traceback(text: str) -> str:
+    """Return a traceback without the frames that led to the user's code.
+
+    Of the last exception it has the frames from the first one on that is not of this product, the
+    standard library or an installed package: the first of them and the last three, without marks
+    below the code. If there is no such frame, it has the last four.
+
+    Parameters
+    ----------
+    text : str
+        A traceback as Python prints it; other texts are returned as they are.
+    """
+    before, head, block = text.rstrip().rpartition(_TRACEBACK)
+    if not head:
+        return text.rstrip()
+    frames: list[list[str]] = []
+    lines = block.strip("\n").split("\n")
+    while lines and lines[0].startswith("  "):
+        line = lines.pop(0)
+        if line.startswith('  File "'):
+            frames.append([])
+        if frames and line.strip(" ~^"):
+            frames[-1].append(line)
+    first = next((n for n, frame in enumerate(frames) if not _LIBRARY.search(frame[0])), None)
+    frames = frames[-4:] if first is None else frames[first:]
+    if len(frames) > 4:
+        frames = [frames[0], ["  ..."], *frames[-3:]]
+    shown = [line for frame in frames for line in frame]
+    cause, is_cause, _ = before.rstrip().rpartition(_CAUSE)
+    if is_cause:
+        lines.append(f"caused by {cause.rstrip().rpartition(chr(10))[2]}")
+    return "\n".join([_TRACEBACK, *shown, *lines])
 
 
 def one_line(error: BaseException) -> str:

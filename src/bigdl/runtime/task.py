@@ -10,10 +10,11 @@ import collections
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
@@ -241,6 +242,23 @@ def task_environment(spec):
             sys.path[:] = path
 
 
+@contextlib.contextmanager
+def exits_as_errors() -> Iterator[None]:
+    """Let ``os._exit`` raise SystemExit in this thread: it is no loss, and no retry would help."""
+    here, leave = (os.getpid(), threading.get_ident()), os._exit
+
+    def raise_here(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) == here:
+            raise SystemExit(f"os._exit({status}) was called")
+        leave(status)
+
+    os._exit = raise_here
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 class Task:
     """One run of a program in one worker, whose way to the driver is `uplink`."""
 
@@ -318,7 +336,8 @@ class Task:
             docs = {name: shard.spool.to_json() for name, shard in shards.items()}
             line.set_json(f"spool/{self._place}", docs)
             worker.shards = shards
-        kind, data = encode(cloudpickle.loads(spec.program)(worker))
+        with exits_as_errors():
+            kind, data = encode(cloudpickle.loads(spec.program)(worker))
         worker.clean_up()
         worker.uplink.give(worker.rank, kind, data)
         if worker.shards and not spec.keep_spools:

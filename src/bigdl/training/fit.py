@@ -11,6 +11,7 @@ is never retried and never asked about.
 
 import json
 import logging
+import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from bigdl.training.progress import Progress, progress_of
 from bigdl.training.state import RunningState, dumps, loads
 
 logger = logging.getLogger("bigdl.orca")
+
+_NO_NUMBER = "nan"  # topic of what workers say of a loss that is none
 
 
 @dataclass
@@ -238,13 +241,19 @@ class Training:
     ) -> Snapshot:
         """Run the program from `start` until it has ended or the policy gives up."""
         kept: dict[str, Any] = {"checkpoint": start}  # the newest of each topic
+        warned = False
 
         def on_event(topic, value):
+            nonlocal warned
             if topic == "progress":
                 progress.update(value)
             elif topic == "message":
                 doc, blob = value
-                kept[doc["topic"]] = Snapshot.unpack(doc, blob)
+                if doc["topic"] != _NO_NUMBER:
+                    kept[doc["topic"]] = Snapshot.unpack(doc, blob)
+                elif not warned:  # of several workers, the first
+                    warned = True
+                    logger.warning(doc["text"])
 
         with engine.open(program, feed) as opened:
             while True:
@@ -275,6 +284,7 @@ class FitLoop(ABC):
     settings: RunSettings
     position: Position
     stop = False  # whether a callback or a trigger has ended the fit
+    _has_warned = False  # of a loss that is no number
     _saved: dict | None = None  # position of the newest checkpoint
 
     # -- what the framework says -----------------------------------------------------------------
@@ -363,11 +373,23 @@ class FitLoop(ABC):
         **figures
             See :meth:`_apply_triggers`.
         """
+        loss = figures.get("loss")
+        if loss is not None and math.isnan(loss):
+            self._warn_of_nan(f"The loss of epoch {entry['epoch']} is nan")
         if is_whole:
             self._close_epoch(entry)
             self._apply_triggers(epoch_finished=True, **figures)
         else:
             self.position.partial = entry
+
+    def _warn_of_nan(self, text: str) -> None:
+        """Tell the user once that the loss is no number."""
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        logger.warning(text)
 
     def _apply_triggers(self, **figures: Any) -> None:
         """Take a checkpoint after a step, or stop there, if triggers say so.
@@ -483,6 +505,9 @@ class WorkerLoop(FitLoop):
             restore(everyone[self.sync.rank])
 
     # -- on the way ------------------------------------------------------------------------------
+
+    def _warn(self, text: str) -> None:
+        self.worker.send(_NO_NUMBER, {"text": text}, b"")
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
         answer = super()._fires(trigger, state)

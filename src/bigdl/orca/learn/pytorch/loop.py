@@ -7,6 +7,7 @@ to go on, whether to write a checkpoint) is computed from figures that are equal
 """
 
 import contextlib
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -217,6 +218,14 @@ class Update:
             self._reset()
 
 
+def _holds_nan(value: Any) -> bool:
+    """Return True for a tensor with a nan, and for a container of one."""
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point() and bool(value.isnan().any())
+    parts = value.values() if isinstance(value, Mapping) else value
+    return isinstance(value, Mapping | list | tuple) and any(map(_holds_nan, parts))
+
+
 def may_be_sparse(model: torch.nn.Module) -> list:
     """Parameters that get sparse gradients: a rank without rows cannot see it."""
     return [
@@ -415,6 +424,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         computed = time.perf_counter()
         self._running.rows += rows
         loss = self.loss.item() if counted and self.loss is not None else 0.0
+        if math.isnan(loss):
+            self._warn_of_nan(self._nan_sentence())
         rule = LossRule(self.settings.weighted, self._forward_pass.loss_is_sum)
         parts = rule.parts(loss, counted, total, rows, batch_rows)
         if self.updated:
@@ -459,6 +470,22 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             return False
         self._update.step()
         return True
+
+    def _nan_sentence(self) -> str:
+        """Where the loss is nan, and which columns of the batch are."""
+        position, settings, batch = self.position, self.settings, self.batch
+        where = f"The loss is nan at step {position.step} of epoch {position.epoch + 1}"
+        if not isinstance(batch, Mapping):
+            parts = batch if isinstance(batch, list | tuple) else [batch]
+            names = [*(settings.feature_cols or ()), *(settings.label_cols or ())]
+            if len(names) != len(parts):
+                names = [f"part {place} of a batch" for place in range(len(parts))]
+            batch = dict(zip(names, parts, strict=True))
+        wrong = [name for name, value in batch.items() if _holds_nan(value)]
+        if wrong:
+            names = ", ".join(map(repr, wrong))
+            return f"{where}, and the rows hold nan in {names}: fill or drop them"
+        return f"{where}, though its rows hold none: a smaller learning rate or clipping may help"
 
     def _counted(self, rows, batch_rows) -> tuple[float, float]:
         """Return the divisors of the loss on this rank and over all of them."""
