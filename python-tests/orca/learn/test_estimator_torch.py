@@ -522,6 +522,14 @@ def test_what_a_worker_finds_wrong_is_refused_in_a_sentence(frame, parts, messag
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("missing", ["loss", "optimizer"])
+def test_a_model_that_cannot_be_trained_is_refused_before_a_worker_starts(missing):
+    model = nn.Linear(4, 1)
+    parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    with pytest.raises(UsageError, match=f"fit needs an? {missing}; pass {missing}="):
+        estimator(**{**parts, missing: None}).fit("/no/such/folder", **COLUMNS)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -390,6 +390,7 @@ Ray also RayXShards or a ray.data.Dataset
         end = None if end_trigger is None else Trigger.convert_trigger(end_trigger)
         self._need_model()
         self._parts.check()  # an entire module may have been loaded since
+        self._parts.check_training()
         engine = self._engine(min_workers)
         check_counts(0, seed=seed)
         if weight_col is not None:

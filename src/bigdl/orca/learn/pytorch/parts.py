@@ -195,11 +195,13 @@ class ModelParts:
         built = BuiltParts(model, criterion=self.build_loss())
         if training:
             self._build_optimizer(built)
-            if built.optimizer is None:
-                raise UsageError("fit needs an optimizer; pass optimizer= to Estimator.from_torch")
-            if built.criterion is None and not is_lightning(model):
-                raise UsageError("fit needs a loss; pass loss= to Estimator.from_torch")
+            _check_trainable(model, built.optimizer, built.criterion)
         return built
+
+    def check_training(self) -> None:
+        """Refuse on the driver a model that cannot be trained, as far as it is known there."""
+        if isinstance(self.model, torch.nn.Module) and not is_lightning(self.model):
+            _check_trainable(self.model, self.optimizer, self.loss)
 
     def build_loss(self) -> Callable | None:
 
@@ -349,3 +351,10 @@ def _unpickle(path, data, is_trusted):
                         "can run any code, so pass trust=True if you know where it comes from"
                     ) from error
             raise UsageError(f"{path!r} is not a file that torch can load: {reason}") from error
+
+
+def _check_trainable(model: torch.nn.Module, optimizer: Any, loss: Any) -> None:
+    if optimizer is None:
+        raise UsageError("fit needs an optimizer; pass optimizer= to Estimator.from_torch")
+    if loss is None and not is_lightning(model):
+        raise UsageError("fit needs a loss; pass loss= to Estimator.from_torch")
