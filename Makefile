@@ -23,9 +23,16 @@ $(VENV)/.installed: setup.py constraints.txt pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) -e '.[orca,java,ray,nano,tf,jax,automl,xgboost,inc,encryption,dev,docs]'
+	touch $@ $(VENV)/.installed-demo
+
+# What the demo needs, which is a part of all that.
+$(VENV)/.installed-demo: setup.py constraints.txt Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[orca]' scikit-learn
 	touch $@
 
-demo: install ## train, evaluate and predict on a Spark DataFrame in local mode
+demo: $(VENV)/.installed-demo ## train, evaluate and predict on a Spark DataFrame in local mode
 	$(BIN)/python examples/orca/digits.py
 
 lint: install ## ruff: rules and format; mypy: types
