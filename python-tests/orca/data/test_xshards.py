@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca import OrcaContext
 from bigdl.orca.data import SharedValue, SparkXShards, XShards
 from bigdl.orca.data.utils import partition_get_data_label, process_spark_xshards
@@ -189,9 +189,21 @@ def test_a_key_selects_and_a_wrong_one_is_named(sc):
         numbers(sc)["a"]
 
 
-def test_a_failed_transform_shows_the_users_error(sc):
+def test_a_failed_transform_shows_the_users_frames_and_runs_once_on_a_shard(sc, tmp_path):
+    def fails(shard):
+        (tmp_path / f"{min(shard)}-{time.monotonic_ns()}").touch()
+        return shard[0] / 0
+
+    shards = XShards.partition(np.arange(8), 2)
+    with pytest.raises(WorkerError, match=r"^ZeroDivisionError in partition 0 of the XShards") as e:
+        shards.transform_shard(lambda shard: fails(shard.tolist()))
+    assert len(list(tmp_path.iterdir())) == 2
+    first = "Traceback (most recent call last):\n  File "
+    assert f'{first}"{__file__}"' in str(e.value)
+    assert len(str(e.value).splitlines()) <= 12
+    assert "pyspark" in e.value.traceback
     with pytest.raises(Exception, match="ZeroDivisionError"):
-        numbers(sc).transform_shard(lambda s: 1 // s)
+        shards.to_lazy().transform_shard(lambda shard: fails(shard.tolist())).collect()
 
 
 # split, zip, repartition ------------------------------------------------------------------------

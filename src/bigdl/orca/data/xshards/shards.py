@@ -6,16 +6,21 @@ of the piece) from before the exchange; a partition joins its pieces in the orde
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
+import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from bigdl.common.errors import WorkerError, short_traceback
+
 if TYPE_CHECKING:
-    from pyspark import RDD
+    from pyspark import RDD, SparkContext
 
 
 def arrays_of(data: Any) -> Iterator:
@@ -103,10 +108,69 @@ class Summary:
     schema: dict | None = None
 
 
-def summarize(shards: Iterable) -> Iterator[Summary]:
-    """Yield the :class:`Summary` of a partition, as the one element of it."""
+@dataclass
+class FailedShard:
+    """The place of a shard whose function has failed, while XShards are computed.
+
+    Attributes
+    ----------
+    partition : int
+    kind, traceback : str
+        Of the exception.
+    """
+
+    partition: int
+    kind: str
+    traceback: str
+
+    def as_error(self) -> WorkerError:
+        """Return the error to be raised by the driver."""
+        error = WorkerError(self.partition, self.kind, self.traceback)
+        shown = short_traceback(self.traceback)
+        error.args = (f"{self.kind} in partition {self.partition} of the XShards:\n{shown}",)
+        return error
+
+
+_COMPUTING = "bigdl.xshards.computing"  # local property of a job
+
+
+@contextlib.contextmanager
+def computing(sc: SparkContext) -> Iterator[None]:
+    """Let the jobs of a block find a :class:`FailedShard` where a function fails.
+
+    As nothing else can read the shards yet, no task has to fail for it: Spark would run the
+    function again, as often as it may, and wrap the reason in its own and Java's frames.
+    """
+    sc.setLocalProperty(_COMPUTING, "true")
+    try:
+        yield
+    finally:
+        sc.setLocalProperty(_COMPUTING, cast("str", None))
+
+
+def with_failures(shards: Iterable) -> Iterator:
+    """Yield the shards of a partition and, in jobs that ask for it, the one that failed."""
+    from pyspark import TaskContext
+
+    try:
+        yield from shards
+    except Exception as error:
+        task = TaskContext.get()
+        asked = task is not None and task.getLocalProperty(_COMPUTING)
+        frames = traceback.extract_tb(error.__traceback__)
+        # Spark's own troubles, such as input that went away, are for its retries
+        if not asked or f"{os.sep}pyspark{os.sep}" in frames[-1].filename:
+            raise
+        yield FailedShard(task.partitionId(), type(error).__name__, traceback.format_exc())
+
+
+def summarize(shards: Iterable) -> Iterator[Summary | FailedShard]:
+    """Yield the :class:`Summary` of a partition, as the one element of it, or what has failed."""
     summary = Summary()
     for shard in shards:
+        if isinstance(shard, FailedShard):
+            yield shard
+            return
         name = class_name(shard)
         if not summary.classes and name == DATA_FRAME:
             summary.schema = {"columns": list(shard.columns), "dtypes": shard.dtypes.to_dict()}

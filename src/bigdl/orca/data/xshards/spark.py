@@ -20,8 +20,10 @@ from bigdl.orca.data.xshards.frames import F
 from bigdl.orca.data.xshards.shards import (
     DATA_FRAME,
     SERIES,
+    FailedShard,
     Summary,
     arrays_of,
+    computing,
     even_cut,
     known_class_name,
     map_arrays,
@@ -29,6 +31,7 @@ from bigdl.orca.data.xshards.shards import (
     repartition,
     stack_samples,
     summarize,
+    with_failures,
 )
 from bigdl.orca.settings import OrcaContext
 
@@ -262,17 +265,26 @@ class SparkXShards(XShards):
 
     def _derive(self, rdd, *others, class_name=None) -> SparkXShards:
         """XShards made of these, and of the RDDs `others`: lazy or computed at once like these."""
-        persistence.hold(rdd, self.rdd, *others)
         if OrcaContext._eager_mode and not self.is_lazy:
+            rdd = rdd.mapPartitions(with_failures, preservesPartitioning=True)
             rdd = persistence.detached(rdd)
+        else:
+            persistence.hold(rdd, self.rdd, *others)
         return SparkXShards(rdd, class_name=class_name, is_lazy=self.is_lazy)
 
     # What is kept --------------------------------------------------------------------------------
 
     def compute(self) -> SparkXShards:
-        """Compute the shards and keep them; returns these XShards."""
+        """Compute the shards and keep them; returns these XShards.
+
+        Raises
+        ------
+        WorkerError
+            If the function that makes them has failed.
+        """
         persistence.persist(self.rdd)
-        with quiet(self.rdd.context):  # the exception has the traceback of a failed task
+        sc = self.rdd.context
+        with quiet(sc), computing(sc):  # the exception has the traceback of a failed task
             self._summary()
         return self
 
@@ -326,7 +338,12 @@ class SparkXShards(XShards):
     def _summary(self) -> list[Summary]:
         """What the shards of each partition are; computed once."""
         if self._summaries is None:
-            self._summaries = self.rdd.mapPartitions(summarize).collect()
+            found = self.rdd.mapPartitions(summarize).collect()
+            for each in found:
+                if isinstance(each, FailedShard):
+                    self.uncache()
+                    raise each.as_error()
+            self._summaries = found
             for summary in self._summaries:
                 if summary.classes:
                     self.type.setdefault("class_name", summary.classes[0])
