@@ -4,6 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bigdl.common.checks import check_positive
@@ -16,6 +17,7 @@ from bigdl.orca.learn.prediction.shipping import ShippedModel
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
+from bigdl.training.chart import FitChart
 from bigdl.training.fit import Training
 
 
@@ -75,6 +77,33 @@ class TrainingEstimator(ABC):
     @abstractmethod
     def _first_weights(self) -> bytes:
         """Return the weights of a new model; nothing if it does not know the shape of its input."""
+
+    def plot(self, path: str | os.PathLike | None = None) -> FitChart:
+        """Draw the epochs that were trained so far: losses, metrics, rows per second and times.
+
+        Parameters
+        ----------
+        path : str or os.PathLike, optional
+            Also write the chart there; it ends with ``.html`` or ``.svg``, or with what matplotlib
+            writes, such as ``.png``.
+
+        Returns
+        -------
+        FitChart
+            Shows itself in a notebook; ``write(path)`` writes it.
+
+        Raises
+        ------
+        UsageError
+            Before the first epoch, or if the file cannot be written.
+        """
+        epochs = self._training.position.history
+        if not epochs:
+            raise UsageError("There is nothing to plot before the first epoch of a fit")
+        chart = FitChart(epochs)
+        if path is not None:
+            chart.write(Path(path))
+        return chart
 
     # -- data ----------------------------------------------------------------------------------
 
