@@ -155,11 +155,11 @@ def with_failures(shards: Iterable) -> Iterator:
     try:
         yield from shards
     except Exception as error:
-        task = TaskContext.get()
-        asked = task is not None and task.getLocalProperty(_COMPUTING)
+        task = cast("TaskContext", TaskContext.get())  # shards are read in tasks only
         frames = traceback.extract_tb(error.__traceback__)
         # Spark's own troubles, such as input that went away, are for its retries
-        if not asked or f"{os.sep}pyspark{os.sep}" in frames[-1].filename:
+        is_sparks = f"{os.sep}pyspark{os.sep}" in frames[-1].filename
+        if is_sparks or not task.getLocalProperty(_COMPUTING):
             raise
         yield FailedShard(task.partitionId(), type(error).__name__, traceback.format_exc())
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import and_, itemgetter, methodcaller
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -339,11 +339,11 @@ class SparkXShards(XShards):
         """What the shards of each partition are; computed once."""
         if self._summaries is None:
             found = self.rdd.mapPartitions(summarize).collect()
-            for each in found:
-                if isinstance(each, FailedShard):
+            for failed in found:
+                if isinstance(failed, FailedShard):
                     self.uncache()
-                    raise each.as_error()
-            self._summaries = found
+                    raise failed.as_error()
+            self._summaries = cast("list[Summary]", found)
             for summary in self._summaries:
                 if summary.classes:
                     self.type.setdefault("class_name", summary.classes[0])

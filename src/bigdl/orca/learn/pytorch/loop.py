@@ -483,8 +483,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             batch = dict(zip(names, parts, strict=True))
         wrong = [name for name, value in batch.items() if _holds_nan(value)]
         if wrong:
-            names = ", ".join(map(repr, wrong))
-            return f"{where}, and the rows hold nan in {names}: fill or drop them"
+            columns = ", ".join(map(repr, wrong))
+            return f"{where}, and the rows hold nan in {columns}: fill or drop them"
         return f"{where}, though its rows hold none: a smaller learning rate or clipping may help"
 
     def _counted(self, rows, batch_rows) -> tuple[float, float]:
