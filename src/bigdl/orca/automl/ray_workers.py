@@ -127,7 +127,7 @@ class TuneTrial(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._values = dict(new_config)
-        self._actor = ray.get_actor(self._values.pop(ACTOR))
+        self._actor: Any = ray.get_actor(self._values.pop(ACTOR))
         self._is_begun = False
         return True
 
@@ -168,6 +168,8 @@ class TuneTrial(tune.Trainable):
         if self._channel is not None:
             self._channel.close()
         self._member, self._peers, self._channel = None, [], None
+        # Ray ends this process by a signal, whose handler must not be the first to run in __del__
+        self._actor = None
 
     def _begun(self) -> TrialRun:
         """Begin the trial if it has not begun; the placement group has a bundle for each worker."""
