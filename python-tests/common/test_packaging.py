@@ -82,7 +82,7 @@ def test_wheel_holds_every_module_and_no_more(source, wheel):
     }
     in_source = {
         path.relative_to(source / "src").as_posix()
-        for pattern in ("*.py", "py.typed")
+        for pattern in ("*.py", "py.typed", "log4j2.properties")
         for path in (source / "src/bigdl").rglob(pattern)
     }
     assert in_wheel == in_source

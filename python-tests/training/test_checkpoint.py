@@ -239,7 +239,7 @@ class Run:
             seed=seed,
             resume=resume,
             policy=FailurePolicy(max_failures),
-            show_progress=False,
+            progress="none",
         )
 
     @property
@@ -532,7 +532,7 @@ def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
             seed=7,
             resume="auto",
             policy=FailurePolicy(0),
-            show_progress=False,
+            progress="none",
         )
 
 

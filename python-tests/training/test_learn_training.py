@@ -101,7 +101,7 @@ class Run:
             seed=SEED,
             resume=resume,
             policy=FailurePolicy(0),
-            show_progress=False,
+            progress="none",
         )
 
     @property

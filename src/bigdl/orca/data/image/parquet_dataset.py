@@ -194,6 +194,7 @@ def _table(schema, types, block):
 
 
 _ROWS = 64  # records that are decoded together
+_AS_FORMAT: Any = object()  # the number of records in a batch that a format has by default
 
 
 def read_parquet(
@@ -201,7 +202,7 @@ def read_parquet(
     path: str,
     transforms: Callable | None = None,
     config: Mapping[str, Any] | None = None,
-    batch_size: int | None = None,
+    batch_size: int | None = _AS_FORMAT,
     *,
     output_types: Any = None,
     output_shapes: Any = None,
@@ -218,8 +219,9 @@ def read_parquet(
     config : dict, optional
         ``num_shards`` and ``rank``: read only the chunks whose number leaves the remainder
         ``rank``.  For a DataLoader also ``num_workers`` and ``collate_fn``.
-    batch_size : int, optional
-        Records of a batch. Default: one for a DataLoader; a ``tf.data.Dataset`` has single records.
+    batch_size : int or None
+        Records of a batch; None gives single records. Default: 1 for a DataLoader, None for a
+        ``tf.data.Dataset``.
     output_types, output_shapes : optional
         For ``"tf_dataset"``, those of ``tf.data.Dataset.from_generator``; needed with
         `transforms`, since without they follow from the schema.
@@ -239,11 +241,11 @@ def read_parquet(
         require("tensorflow", "tf")
         reader = RecordReader(path, transforms, config)
         records = tf_dataset(reader, output_types, output_shapes)
-        return records if batch_size is None else records.batch(batch_size)
+        return records if batch_size in (None, _AS_FORMAT) else records.batch(batch_size)
     loader = require("torch.utils.data", "orca").DataLoader
     options = {k: config[k] for k in ("num_workers", "collate_fn") if config and k in config}
     dataset = ParquetDataset.read_as_torch(path, transforms, config)
-    return loader(dataset, batch_size=1 if batch_size is None else batch_size, **options)
+    return loader(dataset, batch_size=1 if batch_size is _AS_FORMAT else batch_size, **options)
 
 
 class RecordReader:
