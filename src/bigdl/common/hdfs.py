@@ -17,8 +17,13 @@ from bigdl.common.hadoop import hadoop_properties
 PATIENCE_S = 120.0
 """Seconds that a call waits for a name node; one that restarts takes about 40."""
 
-# In what WebHDFS says while a name node starts or is not the active one.
-_PASSING = ("safe mode", "safemode", "not started", "standby", "retriable", "connectexception")
+# In what WebHDFS says while a name node starts, is not the active one, knows of no data node yet, or
+# was asked by one over a connection to the name node before.
+_PASSING = (
+    *("safe mode", "safemode", "startup mode", "not started", "standby", "retriable"),
+    *("failed to find datanode", "could only be written to 0"),
+    *("connectexception", "eofexception", "socketexception", "sockettimeoutexception"),
+)
 _HTTP, _HTTPS = ("http-address", "9870"), ("https-address", "9871")
 
 
@@ -79,7 +84,9 @@ class WebHdfs(WebHDFS):
             asked = self._once("CREATE", "PUT", path, redirect=False, overwrite=overwrite)
             place = self._apply_proxy(asked.headers["Location"])
             kind = {"content-type": "application/octet-stream"}
-            self.session.put(place, data=value, headers=kind).raise_for_status()
+            answer = self.session.put(place, data=value, headers=kind)
+            if not answer.ok:  # what went wrong stands in the text only
+                raise RuntimeError(f"WebHDFS cannot write {path}: {answer.text}")
 
         self._persist(write)
 
