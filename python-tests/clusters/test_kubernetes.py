@@ -376,7 +376,7 @@ def test_a_quota_that_allows_what_is_needed(account, tmp_path):
         kubectl(account, "-n", NAMESPACE, "delete", "quota", "enough")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert "3 workers were asked for but the cluster can run 2 tasks at once" in last
+    assert "3 workers were asked for but the cluster can run 2 tasks at once" in last, done.stderr
     assert "the quota enough of the namespace bigdl allows" in last
 
 

@@ -309,8 +309,9 @@ def _kubernetes(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
         "spark.master": master,
         "spark.kubernetes.container.image": image,
         "spark.archives": _unpacked_as(archive),
-        # The FailurePolicy decides; Spark would end the program after two losses of an executor.
-        "spark.executor.maxNumFailures": str(10 * request.num_nodes),
+        # The FailurePolicy decides; Spark would end the JVM after two losses of an executor, and of
+        # those is each second in which a quota has no room for one.
+        "spark.executor.maxNumFailures": "100000",
     }
     if not request.is_cluster_mode:
         properties["spark.driver.host"] = machine.address
