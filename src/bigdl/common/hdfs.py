@@ -17,8 +17,8 @@ from bigdl.common.hadoop import hadoop_properties
 PATIENCE_S = 120.0
 """Seconds that a call waits for a name node; one that restarts takes about 40."""
 
-# In what WebHDFS says while a name node starts, is not the active one, knows of no data node yet, or
-# was asked by one over a connection to the name node before.
+# In what WebHDFS says while a name node starts, is not the active one, knows of no data node yet,
+# or was asked by one over a connection to the name node before.
 _PASSING = (
     *("safe mode", "safemode", "startup mode", "not started", "standby", "retriable"),
     *("failed to find datanode", "could only be written to 0"),

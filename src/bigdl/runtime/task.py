@@ -22,7 +22,7 @@ from bigdl.common.memory import freeze_modules
 from bigdl.runtime.channel import Address, Line, own_address
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.failure import user_traceback
-from bigdl.runtime.worker import ChannelUplink, Uplink, Watcher, Worker, captured, encode
+from bigdl.runtime.worker import ChannelUplink, Log, Uplink, Watcher, Worker, captured, encode
 
 
 def read_input(spec, batches, place: int, local_dir: str) -> dict:
@@ -366,7 +366,10 @@ class Task:
         worker = self.worker
         order = worker.uplink.failing()
         worker.clean_up(_CLEAN_UP_S)
-        worker.uplink.report({"order": order, "rank": worker.rank, **describe(error)})
+        report = describe(error)
+        if isinstance(sys.stderr, Log):  # who reads the logs of a cluster finds it there, too
+            sys.stderr.note(f"Worker {worker.rank} failed:\n{report['traceback'].rstrip()}")
+        worker.uplink.report({"order": order, "rank": worker.rank, **report})
         remove_spools(worker.shards)
 
 

@@ -332,6 +332,12 @@ class Log:
         self._lines.extend(line.rstrip("\r").rpartition("\r")[2] for line in whole)
         return len(text)
 
+    def note(self, text: str) -> None:
+        """Write to what it stands in for, and not to the driver."""
+        if self._tee:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
     def take(self):
         out = []
         with contextlib.suppress(IndexError):
