@@ -284,6 +284,7 @@ def test_of_several_exceptions_the_earliest_is_reported(tmp_path):
             (folder / "failed").touch()
             raise ValueError("first")
         wait_for((folder / "failed").exists)
+        time.sleep(0.5)  # the other is about to raise
         raise ValueError("second")
 
     with pytest.raises(WorkerError, match="first"):
