@@ -135,6 +135,7 @@ def configure(folder: Path) -> None:
         "root.default.maximum-capacity": 100,
         "root.small.capacity": 25,
         "root.small.maximum-capacity": 100,
+        "root.small.user-limit-factor": 4,  # so one user may have all of it, too
         "maximum-am-resource-percent": "0.5",
         "resource-calculator": "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator",
     }
