@@ -19,16 +19,17 @@ help: ## list the targets
 install: $(VENV)/.installed ## create .venv and install BigDL in it with everything a developer needs
 
 # torch first: it decides which build of it (CPU or CUDA) all others are resolved with.
-$(VENV)/.installed: setup.py constraints.txt pyproject.toml Makefile
+$(VENV)/.torch: constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch setup.py pyproject.toml
 	$(PIP) -e '.[orca,java,ray,nano,tf,jax,automl,xgboost,inc,encryption,dev,docs]'
 	touch $@ $(VENV)/.installed-demo
 
 # What the demo needs, which is a part of all that.
-$(VENV)/.installed-demo: setup.py constraints.txt Makefile
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch
+$(VENV)/.installed-demo: $(VENV)/.torch setup.py
 	$(PIP) -e '.[orca]' scikit-learn
 	touch $@
 

@@ -6,11 +6,9 @@ The forms are those of BigDL 2.x.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
-from typing import cast
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.base import GradientSync
@@ -142,14 +140,6 @@ class Timers:
         taken = {name: [sum(those), len(those)] for name, those in self._seconds.items()}
         self._seconds.clear()
         return taken
-
-    def reduce(self, sync: GradientSync) -> dict[str, float]:
-        """Means over the workers, on every rank, and begin anew; a collective."""
-        gathered = sync.gather(json.dumps(self.take()).encode())
-        means = None
-        if gathered is not None:
-            means = json.dumps(self.means(map(json.loads, gathered))).encode()
-        return json.loads(cast("bytes", sync.broadcast(means)))
 
     @staticmethod
     def means(everyone: Iterable[dict[str, list[float]]]) -> dict[str, float]:

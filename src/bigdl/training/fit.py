@@ -285,6 +285,7 @@ class FitLoop(ABC):
     position: Position
     stop = False  # whether a callback or a trigger has ended the fit
     _has_warned = False  # of a loss that is no number
+    _last: dict | None = None  # what is shown of the epoch that was finished last
     _saved: dict | None = None  # position of the newest checkpoint
 
     # -- what the framework says -----------------------------------------------------------------
@@ -346,14 +347,13 @@ class FitLoop(ABC):
         loss : float or None
         """
         position, first = self.position, self.settings.goal.first
-        last = position.history[-1] if position.epoch > first and position.history else None
         return {
             "epoch": position.epoch - first,
             "epochs": epochs - first,
             "step": position.step,
             "steps": steps,
             "loss": loss,
-            "last": last and {**headline(last), "epoch": last["epoch"] - first},
+            "last": self._last,
         }
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
@@ -362,6 +362,8 @@ class FitLoop(ABC):
     def _close_epoch(self, entry: dict) -> None:
         """Count an epoch that is whole, with its figures."""
         self.position.close_epoch(entry)
+        number = entry["epoch"] - self.settings.goal.first
+        self._last = {**headline(entry), "epoch": number}
 
     def _end_epoch(self, entry: dict, is_whole: bool, **figures: Any) -> None:
         """Keep the figures of an epoch; one that is whole is closed and triggers are asked.

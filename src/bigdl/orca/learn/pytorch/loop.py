@@ -30,8 +30,8 @@ from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.worker import Worker
-from bigdl.training.batches import plan_batches, shuffle_memory
-from bigdl.training.figures import LossRule, Records, score_of, validation_names
+from bigdl.training.batches import all_gather_json, plan_batches, shuffle_memory
+from bigdl.training.figures import LossRule, Records, Timers, score_of, validation_names
 from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
 from bigdl.training.state import (
     RunningState,
@@ -373,7 +373,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         figures = self._sums.reduce(self.sync)
         if figures is not None:
             if self.callbacks:
-                figures["profile"].update(self.timers.reduce(self.sync))
+                timers = all_gather_json(self.sync, self.timers.take())
+                figures["profile"].update(Timers.means(timers))
             figures["profile"]["ended_at"] = time.time()
         return figures
 
