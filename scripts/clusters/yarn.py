@@ -183,6 +183,7 @@ def _yarn_settings(ip: str, ports: list[int], http: int, shuffle: int) -> dict[s
         "container-executor.class": f"{_YARN}.nodemanager.DefaultContainerExecutor",
         "vmem-check-enabled": "false",
         "pmem-check-enabled": "true",
+        "resource.memory.enforced": "false",  # else it is left to cgroups, which are not used
         "disk-health-checker.max-disk-utilization-per-disk-percentage": "100",
         "disk-health-checker.min-free-space-per-disk-mb": 0,
         "remote-app-log-dir": "/tmp/logs",
@@ -232,6 +233,7 @@ def _environment(folder: Path) -> dict[str, str]:
 def start(folder: Path) -> None:
     if (folder / "conf").exists():
         raise SystemExit(f"{folder} holds a cluster already")
+    jars()  # or there is nothing to start, and nothing is to be left
     configure(folder)
     os.umask(0o022)
     daemons = Daemons(folder)

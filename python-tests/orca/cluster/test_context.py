@@ -10,16 +10,18 @@ import textwrap
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from py4j.protocol import Py4JJavaError
 from quick_jvm import QUICK_JVM
 
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.orca.cluster import spark as spark_module
-from bigdl.orca.cluster.launch import local_properties, loopback_properties
+from bigdl.orca.cluster.launch import attach, local_properties, loopback_properties
 from bigdl.orca.cluster.spark import SparkCluster
 
 # The programs below start JVMs of their own; they need not run fast for long.
@@ -95,6 +97,41 @@ def test_old_import_path_has_the_same_objects():
     assert common.init_orca_context is init_orca_context
     assert common.stop_orca_context is stop_orca_context
     assert common.OrcaContext is OrcaContext
+
+
+class Refusal(Py4JJavaError):
+    """What PySpark raises if Spark's own constructor does."""
+
+    def __init__(self, text: str):
+        self.java_exception = SimpleNamespace(toString=lambda: text, getCause=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("failures", "starts"),
+    [
+        (["java.util.ConcurrentModificationException"], 2),
+        (["java.util.ConcurrentModificationException"] * 3, 3),
+        (["java.net.BindException: Address already in use"], 1),
+    ],
+)
+def test_spark_starts_again_if_its_own_threads_were_in_the_way(monkeypatch, failures, starts):
+    started = []
+
+    class Context:
+        _ensure_initialized = staticmethod(lambda: None)
+
+        def __init__(self, conf, gateway):
+            started.append(self)
+            if len(started) <= len(failures):
+                raise Refusal(failures[len(started) - 1])
+
+    monkeypatch.setattr("pyspark.SparkContext", Context)
+    if len(failures) == starts:
+        with pytest.raises(UsageError, match=f"Spark refused to start: {failures[0]}"):
+            attach({}, {})
+    else:
+        assert attach({}, {}) is started[-1]
+    assert len(started) == starts
 
 
 # Arguments -------------------------------------------------------------------------------------

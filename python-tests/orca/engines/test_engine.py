@@ -563,6 +563,12 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "x", line 1\nKeyError: 1
     [
         ("Python worker exited unexpectedly (crashed)", WorkerLost, "its Python process ended"),
         ("ExecutorLostFailure (executor 1 exited) Reason: code 137", WorkerLost, "its executor we"),
+        (
+            "ExecutorLostFailure (executor 4 exited) Reason: Container killed by YARN for "
+            "exceeding physical memory limits. 1.9 GB of 1.5 GB physical memory used.",
+            WorkerLost,
+            "its container was killed, as one is that needs too much memory",
+        ),
         ("FetchFailed(null, shuffleId=0)", WorkerLost, "its input went away with an executor"),
         ("Job 3 cancelled as part of cancellation of all jobs", BigDLError, "was cancelled"),
         (

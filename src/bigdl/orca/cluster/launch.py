@@ -49,6 +49,9 @@ EVERYWHERE = {
 TASK_ATTEMPTS = 4
 """Times a task is tried in local mode; Spark's own ``local[n]`` gives up at the first failure."""
 
+START_ATTEMPTS = 3
+"""Times a SparkContext is made where Spark's own threads get in each other's way."""
+
 EXIT_GRACE_S = 10.0
 """Seconds that a JVM has to end by itself before it is killed."""
 
@@ -390,14 +393,19 @@ def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkContext
 
-    try:
-        return SparkContext(conf=conf, gateway=gateway)
-    except Py4JJavaError as error:
-        # The text of the Java exception lies in the JVM, which is about to be shut down.
-        causes = [error.java_exception]
-        while (cause := causes[-1].getCause()) is not None:
-            causes.append(cause)
-        reason = ", caused by ".join(dict.fromkeys(str(each.toString()) for each in causes))
+    for _ in range(START_ATTEMPTS):
+        try:
+            return SparkContext(conf=conf, gateway=gateway)
+        except Py4JJavaError as error:
+            # The text of the Java exception lies in the JVM, which is about to be shut down.
+            causes = [error.java_exception]
+            while (cause := causes[-1].getCause()) is not None:
+                causes.append(cause)
+            reason = ", caused by ".join(dict.fromkeys(str(each.toString()) for each in causes))
+        if "ConcurrentModificationException" not in reason:
+            break
+        # YARN's proxy adds its filter to the pages of Spark's UI while Spark starts them.
+        logger.warning("Two threads of Spark's UI met at its start; Spark is started again.")
     if "waiting for backend" in reason:  # so Spark says that no executor stayed
         reason += "; the cluster has given up the executors, whose own logs say why they ended"
     raise UsageError(f"Spark refused to start: {reason}")

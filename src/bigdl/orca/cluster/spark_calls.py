@@ -182,20 +182,18 @@ def reported(doc: dict) -> RuntimeError:
     return RuntimeError(_REPORT + json.dumps(doc) + "\n")
 
 
-def _said_of_container(text: str, reasons: tuple[str, str]) -> str:
-    """What is known of a container of Kubernetes that lost a worker, as the end of a sentence."""
+def _said_of_container(text: str, reasons: tuple[str, str], in_pod: bool) -> str:
+    """What is known of the container that lost a worker, as the end of a sentence."""
     more = "extra_executor_memory_for_ray asks for more"
     if reasons is PROCESS_ENDED:
-        return f"; if that was for want of memory, {more}"
-    if re.search(r"OOMKilled|possible container OOM", text):
+        return f"; if that was for want of memory, {more}" if in_pod else ""
+    if re.search(r"OOMKilled|possible container OOM|YARN for exceeding \w+ memory", text):
         return f"; its container was killed, as one is that needs too much memory, and {more}"
     found = re.search(r"The API gave the following message: (?!N/A|null)([^\n]+)", text)
     return f"; {found[1].strip(' .')}" if found else ""
 
 
-def job_error(
-    error: BaseException, vanished: list[dict], in_container: bool = False
-) -> BaseException:
+def job_error(error: BaseException, vanished: list[dict], in_pod: bool = False) -> BaseException:
     """A lost worker, the input's own failure, or what else ended a Spark job.
 
     Parameters
@@ -204,7 +202,7 @@ def job_error(
         What Spark raised.
     vanished : list of dict
         Rank, pid and host of the workers that did not end by themselves.
-    in_container : bool
+    in_pod : bool
         True if executors are pods of Kubernetes.
     """
     if isinstance(error, BigDLError):
@@ -224,7 +222,7 @@ def job_error(
     if found is None:
         for pattern, reasons in _LOST:
             if re.search(pattern, text, re.IGNORECASE):
-                said = _said_of_container(text, reasons) if in_container else ""
+                said = _said_of_container(text, reasons, in_pod)
                 return worker_lost(vanished, *(f"{reason}{said}" for reason in reasons))
         if _CANCELLED.search(text):
             return JobCancelled("The Spark job was cancelled before it was done")
