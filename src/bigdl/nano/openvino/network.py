@@ -4,7 +4,6 @@ This is the part that every accelerated model in OpenVINO stands on, whatever fr
 from. It knows no framework itself: a compiled network takes and gives lists of arrays.
 """
 
-import contextlib
 import functools
 import os
 import re
@@ -12,6 +11,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -491,31 +491,16 @@ class CompiledNetwork:
             If one of the inputs does not fit, after those that were under way have ended.
         """
         check_integer("num_requests", num_requests, 0)
-        now = self._now
-        most = num_requests or now.compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
-        running: deque = deque()
+        optimal = self.compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+        most = num_requests or optimal
+        running: deque[Future[list[np.ndarray]]] = deque()
         results = []
-        try:
+        with ThreadPoolExecutor(most, thread_name_prefix="bigdl-openvino") as threads:
             for inputs in batches:
-                arrays = _fitting(inputs, now)
                 if len(running) >= most:
-                    results.append(_collect(running, now))
-                request = now.take()
-                running.append((request, arrays))
-                try:
-                    request.start_async(arrays, share_inputs=True)
-                except RuntimeError as error:
-                    now.idle.append(running.pop()[0])
-                    raise _misfit(arrays, now, error) from error
-            while running:
-                results.append(_collect(running, now))
-        finally:
-            for request, _ in running:  # of a failed call; they may still read their arrays
-                request.cancel()
-                with contextlib.suppress(RuntimeError):
-                    request.wait()
-                now.idle.append(request)
-        return results
+                    results.append(running.popleft().result())
+                running.append(threads.submit(self.infer, inputs))
+            return results + [each.result() for each in running]
 
     def reshape(self, shapes: Any) -> tuple[bool, str | None]:
         """Give the inputs other shapes.
@@ -602,18 +587,6 @@ def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
             array = array.astype(dtype)
         arrays[position] = array
     return arrays
-
-
-def _collect(running: deque, now: _Compilation) -> list[np.ndarray]:
-    """Results of the inference that was started first."""
-    request, arrays = running.popleft()
-    try:
-        request.wait()
-        return [np.array(tensor.data) for tensor in request.output_tensors]
-    except RuntimeError as error:
-        raise _misfit(arrays, now, error) from error
-    finally:
-        now.idle.append(request)
 
 
 def _misfit(arrays: dict[int, np.ndarray], now: _Compilation, error: Exception) -> UsageError:
