@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -235,16 +236,6 @@ def reshaped(network, shapes: Any):
     with refusing(f"The network cannot have inputs {shapes}", text=reason):
         twin.reshape(wanted)
     return twin
-
-
-def loose_shapes(network) -> dict[int, Any]:
-    """Return shapes of the inputs with any number of rows, by position; of those that have rows."""
-    shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
-    return {
-        position: openvino.PartialShape([-1, *list(shape)[1:]])
-        for position, shape in shapes.items()
-        if shape.rank.is_static and len(shape)
-    }
 
 
 def named_values(text: str) -> dict[str, str]:
@@ -647,9 +638,7 @@ class ShapedNetwork(CompiledNetwork):
                 for port, shape in zip(ports, shapes, strict=True)
             ):
                 return None
-            try:
+            with suppress(UsageError):  # the dynamic form says what is wrong with the shapes
                 network = reshaped(now.network, dict(enumerate(shapes)))
                 now.forms[shapes] = _Compilation(network, self.device, self.final_config)
-            except UsageError:  # the dynamic form says what is wrong with the shapes
-                return None
-            return now.forms[shapes]
+            return now.forms.get(shapes)

@@ -117,14 +117,15 @@ def patch_cuda(disable_jit: bool = True) -> None:
         return
     _cuda.call = (patch_cuda, ())
     _show_torch_to_dynamo()
+    on_cpu = functools.partial(_with_arguments, _cpu_for)
     for name in _DEVICE_FACTORIES.split():
         path, _, last = name.rpartition(".")
         owner = getattr(torch, path) if path else torch
         if hasattr(owner, last):
-            _cuda.set(owner, last, _on_cpu(getattr(owner, last)))
+            _cuda.set(owner, last, on_cpu(getattr(owner, last)))
     for name in _DEVICE_METHODS:
-        _cuda.set(torch.Tensor, name, _on_cpu(getattr(torch.Tensor, name)))
-    _cuda.set(torch.nn.Module, "to", _on_cpu(torch.nn.Module.to))
+        _cuda.set(torch.Tensor, name, on_cpu(getattr(torch.Tensor, name)))
+    _cuda.set(torch.nn.Module, "to", on_cpu(torch.nn.Module.to))
     for owner in (torch.Tensor, torch.nn.Module):
         _cuda.set(owner, "cuda", lambda value, *args, **kwargs: value)
     _cuda.set(torch.Tensor, "is_cuda", property(lambda tensor: False))
@@ -140,7 +141,7 @@ def patch_cuda(disable_jit: bool = True) -> None:
     _patch_amp()
     if torch.distributed.is_available():
         started = torch.distributed.init_process_group
-        _cuda.set(torch.distributed, "init_process_group", _with_gloo(started))
+        _cuda.set(torch.distributed, "init_process_group", _with_arguments(_gloo_for, started))
 
 
 def unpatch_cuda() -> None:
@@ -211,11 +212,13 @@ def _patch_amp() -> None:
     _cuda.set(torch.cuda.amp, "autocast", CudaAutocast)
 
 
-def _on_cpu(function: Callable) -> Callable:
+def _with_arguments(change: Callable[[Any], Any], function: Callable) -> Callable:
+    """Return a function that is called with what another makes of each of its arguments."""
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        options = {name: _cpu_for(value) for name, value in kwargs.items()}
-        return function(*map(_cpu_for, args), **options)
+        options = {name: change(value) for name, value in kwargs.items()}
+        return function(*map(change, args), **options)
 
     return call
 
@@ -229,12 +232,9 @@ def _cpu_for(value: Any) -> Any:
     return value
 
 
-def _with_gloo(function: Callable) -> Callable:
-    @functools.wraps(function)
-    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
-        function("gloo" if backend == "nccl" else backend, *args, **kwargs)
-
-    return init_process_group
+def _gloo_for(value: Any) -> Any:
+    """The backend of CPUs for that of CUDA; any other value itself."""
+    return "gloo" if isinstance(value, str) and value == "nccl" else value
 
 
 def _doing_nothing(name: str) -> Callable[..., None]:
@@ -286,10 +286,11 @@ def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
     _dtype.call = (patch_dtype, (from_dtype, to_dtype))
     _show_torch_to_dynamo()
     old, new = _TYPES[from_dtype], _TYPES[to_dtype]
+    with_type = functools.partial(_with_arguments, lambda value: new if value is old else value)
     for name in _DTYPE_FACTORIES.split():
-        _dtype.set(torch, name, _with_type(getattr(torch, name), old, new))
+        _dtype.set(torch, name, with_type(getattr(torch, name)))
     for owner in (torch.Tensor, torch.nn.Module):
-        _dtype.set(owner, "to", _with_type(owner.to, old, new))
+        _dtype.set(owner, "to", with_type(owner.to))
         method = _DTYPE_METHODS.get(old, "half")
         _dtype.set(owner, method, lambda value, *args, **kwargs: value.to(new))
 
@@ -297,16 +298,6 @@ def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
 def unpatch_dtype() -> None:
     """Put everything back; again does nothing."""
     _dtype.undo()
-
-
-def _with_type(function: Callable, old: torch.dtype, new: torch.dtype) -> Callable:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dtype") is old:
-            kwargs["dtype"] = new
-        return function(*(new if value is old else value for value in args), **kwargs)
-
-    return call
 
 
 def patch_encryption() -> None:

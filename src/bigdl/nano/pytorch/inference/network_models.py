@@ -12,7 +12,7 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -105,9 +105,11 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
     failures: list[str] = []
     with source.flat_module() as module:
         for export in exporters[wants_export]:
-            failure = _failure_of(export, module, tensors, path, names, dims, options, keywords)
-            if failure is not None:
-                failures.append(failure)
+            try:
+                with quiet():
+                    export(module, tensors, path, names, dims, options, keywords)
+            except Exception as error:
+                failures.append(_first_cause(error))
                 continue
             if failures:
                 _log.warning(
@@ -120,18 +122,11 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
     raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {failures[0]}")
 
 
-def _failure_of(export: Callable[..., None], *arguments: Any) -> str | None:
-    """Run an exporter; return in one line why it failed, or None."""
-    try:
-        with quiet():
-            export(*arguments)
-    except Exception as error:
-        # Exporters wrap what happened in explanations of several pages.
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        return f"{type(cause).__name__}: {first_line(cause)}"
-    return None
+def _first_cause(error: BaseException) -> str:
+    """Return in one line what happened, which exporters wrap in explanations of several pages."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _by_export(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:

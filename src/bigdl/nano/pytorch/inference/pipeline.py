@@ -169,12 +169,12 @@ def _cores(wanted: list[int | None]) -> list[list[int]]:
             stacklevel=4,
         )
     even = iter([rest // unsaid + (i < rest % unsaid) for i in range(unsaid)])
-    cores, start = [], 0
+    around = itertools.cycle(units)
+    cores = []
     for count in wanted:
         count = min(next(even) if count is None else count, len(units))
-        chosen = {units[(start + i) % len(units)] for i in range(count)}
+        chosen = itertools.islice(around, count)
         cores.append(sorted(core for siblings in chosen for core in siblings))
-        start += count
     return cores
 
 
@@ -370,7 +370,7 @@ def ready_in_worker(model: torch.nn.Module, threads: int, owner: Any) -> Callabl
         return partial(_ready, settings, torch.jit.load, script)
     failure = _pickling_error(model)
     if failure is None:
-        return partial(_ready, settings, _itself, model)
+        return partial(_ready, settings, lambda: model)
     if not isinstance(model, AcceleratedModel):  # its directory would hold weights only
         raise UsageError(
             "The model cannot be sent to other processes, since it cannot be pickled: "
@@ -404,10 +404,6 @@ def _ready(settings: Settings, make: Callable[..., Any], *content: Any) -> Any:
     with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
         model.eval()
     InferenceContext(settings).__enter__()  # for the life of the worker
-    return model
-
-
-def _itself(model: Any) -> Any:
     return model
 
 
