@@ -31,7 +31,7 @@ class LocalGroup(LightningEnvironment):
     creates_processes_externally = True
 
     def join(self, rank: int, size: int) -> None:
-        """Say which place this process has."""
+        """Say which place this process has; Lightning's log is that of the first."""
         self.set_global_rank(rank)
         self.set_world_size(size)
 

@@ -97,7 +97,6 @@ def _work(
     """Call a function in one of the processes, as a member of their group."""
     if tuned:
         tune_allocator()
-    _set_rank_of_lightning(rank)
     # They meet through a file, so no port is guessed.
     store = dist.FileStore(str(room / "meeting-point"), count)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
@@ -105,15 +104,6 @@ def _work(
     dist.barrier()  # gloo's sockets must not close while a peer still reads
     dist.destroy_process_group()
     return result
-
-
-def _set_rank_of_lightning(rank: int) -> None:
-    """Let Lightning's log and its progress bars be those of rank 0."""
-    if "pytorch_lightning" not in sys.modules:
-        return
-    from lightning_utilities.core.rank_zero import rank_zero_only
-
-    rank_zero_only.rank = rank  # type: ignore[attr-defined]  # its stubs know the call only
 
 
 def _outcome(slot: CpuSlot, rank: int, order: tuple) -> bytes:

@@ -242,10 +242,6 @@ class ProcessesStrategy(_FastStrategy, _LocalDdp):
         self._rates_report: list[str] = []
 
     @property
-    def root_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
