@@ -9,7 +9,7 @@ import operator
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from pytorch_lightning.callbacks import Callback, Checkpoint
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line, require
-from bigdl.nano.acceleration.search.trial import block, time_alone
+from bigdl.nano.acceleration.search.trial import Candidate, block, time_alone
 from bigdl.nano.automl.hpo.objects import AutoObject, suggested, with_config
 from bigdl.nano.automl.searching import Searcher, directions_of, split_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
@@ -412,7 +412,7 @@ def _built(model: torch.nn.Module, method: str, batch: Batch) -> torch.nn.Module
 
 def _latency(model: torch.nn.Module, batch: Batch) -> float:
     with InferenceOptimizer.get_context(model), torch.inference_mode():
-        timed = block(lambda number: model(*batch.args, **batch.kwargs))
+        timed = block(Candidate(model, nullcontext), [batch])
         return time_alone(timed, _LATENCY_CALLS).latency
 
 

@@ -95,14 +95,16 @@ def time_alone(model: Block, runs: int) -> Timing:
     return Timing(1e3 * median(latencies), 1.0)
 
 
-def block(
-    call: Callable[[int], object], context: Callable[[], AbstractContextManager] = nullcontext
-) -> Block:
-    """A block of calls, in a context, of a function that is given the number of the call."""
+def block(candidate: Candidate, batches: Sequence[Batch]) -> Block:
+    """A block of calls of a model with one batch after the other."""
+
+    def call(number: int) -> None:
+        batch = batches[number % len(batches)]
+        candidate.model(*batch.args, **batch.kwargs)
 
     def run(count: int, limit: float) -> list[float]:
         seconds: list[float] = []
-        with context():
+        with candidate.context():
             call(0)
             end = time.perf_counter() + limit
             while len(seconds) < count and (len(seconds) < _FEWEST or time.perf_counter() < end):
@@ -524,11 +526,11 @@ class _Attempt:
 
     def _timed(self, candidate, threads, size) -> Point:
         batches, runs = self.bench.batches(size), self.options.latency_sample_num
-        model = _block(candidate, batches)
+        model = block(candidate, batches)
         if self.method.name == ORIGINAL and threads == self.bench.thread_num:
             timing = time_alone(model, runs)
         else:
-            timing = time_against(_block(self._original(), batches), model, runs)
+            timing = time_against(block(self._original(), batches), model, runs)
         return Point(threads, rows_of(batches[0]), *timing)
 
     def _rank(self, points: list[Point]) -> float:
@@ -569,14 +571,6 @@ def _deviates(difference: float) -> str:
         f"its result on the sample differs from the original's by {100 * difference:.3g} % of the "
         "largest value"
     )
-
-
-def _block(candidate: Candidate, batches: list[Batch]) -> Block:
-    def call(number: int) -> None:
-        batch = batches[number % len(batches)]
-        candidate.model(*batch.args, **batch.kwargs)
-
-    return block(call, candidate.context)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
