@@ -79,11 +79,17 @@ class AutocastMethod(Method[TorchSource]):
         ).nano_attach(source.model)
 
 
-def compiler_missing() -> str | None:
-    """Return why TorchInductor cannot work here; None if it can."""
-    if shutil.which("g++") or shutil.which("clang++"):
-        return None
-    return "no C++ compiler is installed, which TorchInductor needs; install g++"
+@dataclass(frozen=True)
+class _CompiledMethod(Method[TorchSource]):
+    """A method whose graph TorchInductor compiles."""
+
+    arguments: tuple[str, ...] = ("dynamic_axes",)
+
+    def missing(self) -> str | None:
+        reason = super().missing()
+        if reason or shutil.which("g++") or shutil.which("clang++"):
+            return reason
+        return "no C++ compiler is installed, which TorchInductor needs; install g++"
 
 
 @dataclass(frozen=True)
@@ -149,17 +155,12 @@ class ScriptMethod(_GraphMethod):
 
 
 @dataclass(frozen=True)
-class InductorMethod(_GraphMethod):
+class InductorMethod(_CompiledMethod, _GraphMethod):
     """A graph compiled ahead of time, its weights frozen into it.
 
     A module that cannot be exported as one graph, for example because its control flow depends on
     data, runs through ``torch.compile`` instead, which compiles the parts between.
     """
-
-    arguments: tuple[str, ...] = ("dynamic_axes",)
-
-    def missing(self) -> str | None:
-        return super().missing() or compiler_missing()
 
     def graph(self, source, options):
         if self.ipex:
@@ -195,13 +196,9 @@ def _both_layouts(method: Method) -> list[Method]:
 
 
 @dataclass(frozen=True)
-class _Int8Method(Method[TorchSource]):
+class _Int8Method(_CompiledMethod):
     precision: str = "int8"
     packages: tuple[str, ...] = ("torchao",)
-    arguments: tuple[str, ...] = ("dynamic_axes",)
-
-    def missing(self) -> str | None:
-        return super().missing() or compiler_missing()
 
 
 @dataclass(frozen=True)
