@@ -238,6 +238,16 @@ def reshaped(network, shapes: Any):
     return twin
 
 
+def loose_shapes(network) -> dict[int, Any]:
+    """Return shapes of the inputs with any number of rows, by position; of those that have rows."""
+    shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
+    return {
+        position: openvino.PartialShape([-1, *list(shape)[1:]])
+        for position, shape in shapes.items()
+        if shape.rank.is_static and len(shape)
+    }
+
+
 def named_values(text: str) -> dict[str, str]:
     """Return what stands in brackets after each name, e.g. of ``"x[1,3],y[?,4]"``; "" is no name.
 

@@ -13,7 +13,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.structure import as_array
-from bigdl.nano.openvino.network import CompiledNetwork, port_name, reason
+from bigdl.nano.openvino.network import CompiledNetwork, loose_shapes, port_name, reason
 
 _SIZE_OF_STACK_T = 24  # of sigaltstack(2) on Linux: a pointer, an int, a size
 
@@ -228,13 +228,8 @@ def _for_any_batch(network):
     """A copy that takes any number of rows, and the shapes that the network has."""
     shapes = {position: port.partial_shape for position, port in enumerate(network.inputs)}
     twin = network.clone()
-    loose = {
-        position: [-1, *list(shape)[1:]]
-        for position, shape in shapes.items()
-        if shape.rank.is_static and len(shape)
-    }
     try:
-        twin.reshape(loose)
+        twin.reshape(loose_shapes(network))
     except RuntimeError:  # the number of rows is built in
         return network.clone(), shapes
     return twin, shapes
