@@ -150,24 +150,13 @@ class Assignment:
         return self._resolved[id(lazy)]
 
 
-def random_parameters(
-    parameters: Mapping[str, BaseDistribution], rng: np.random.Generator
-) -> dict[str, Any]:
-    """Return parameters by chance, in place of what a sampler of Optuna suggests."""
-    return {name: _drawn(distribution, rng) for name, distribution in parameters.items()}
-
-
-def _drawn(distribution: Any, rng: np.random.Generator) -> Any:
-    kinds = distributions()
-    if isinstance(distribution, kinds.CategoricalDistribution):
-        return distribution.choices[int(rng.integers(len(distribution.choices)))]
-    low, high = distribution.low, distribution.high
-    number = float if isinstance(distribution, kinds.FloatDistribution) else round
-    if distribution.log:
-        return number(math.exp(rng.uniform(math.log(low), math.log(high))))
-    if number is float:
-        return float(rng.uniform(low, high))
-    return int(rng.integers(low, high, endpoint=True))
+def random_parameters(parameters: Mapping[str, BaseDistribution], seed: int) -> dict[str, Any]:
+    """Return parameters by chance, without a trial of Optuna."""
+    sampler = require("optuna", "automl").samplers.RandomSampler(seed % 2**32)
+    return {
+        name: sampler.sample_independent(None, None, name, distribution)
+        for name, distribution in parameters.items()
+    }
 
 
 def distributions() -> Any:
@@ -522,8 +511,8 @@ class SearchSpace:
 
     def random_parameters(self, seed: int, number: int) -> dict[str, Any]:
         """Return the parameters of a trial, by chance; they depend on (seed, number) alone."""
-        rng = np.random.default_rng([seed, number])
-        return {**self.grid_point(number), **random_parameters(self.drawn_parameters, rng)}
+        drawn = random_parameters(self.drawn_parameters, mixed_seed(seed, number))
+        return {**self.grid_point(number), **drawn}
 
     def resolve(
         self, source: BaseTrial | Mapping[str, Any], seed: int, number: int

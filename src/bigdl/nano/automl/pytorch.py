@@ -19,6 +19,7 @@ from pytorch_lightning.callbacks import Callback, Checkpoint
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line, require
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.search.trial import Candidate, block, time_alone
 from bigdl.nano.automl.hpo.objects import AutoObject, suggested, with_config
 from bigdl.nano.automl.searching import Searcher, directions_of, split_arguments
@@ -96,21 +97,12 @@ class HPOSearcher(Searcher):
             self._subject,
             self._arguments | ({} if max_epochs is None else {"max_epochs": max_epochs}),
             self._trainer_class,
-            metrics,
             directions,
             mode,
             acceleration,
             input_sample,
         )
-        self._run(
-            objective,
-            self._subject,
-            metrics,
-            directions,
-            options,
-            resume=resume,
-            n_parallels=n_parallels,
-        )
+        self._run(objective, directions, options, resume, n_parallels)
         return self._searched().best_trials if len(metrics) > 1 else self.end_search()
 
     def end_search(self, use_trial_id: int = -1) -> pl.LightningModule:
@@ -169,7 +161,8 @@ class _Objective:
         Arguments of the Trainer.
     trainer_class : type
         The class of Trainer.
-    metrics, directions : list of str
+    directions : dict of str to str
+        Of each metric.
     mode : {"best", "last"}
         Of which epoch the figures are: the best in the first metric, or the last.
     acceleration : bool
@@ -181,8 +174,7 @@ class _Objective:
     subject: dict[str, Any]
     trainer: dict[str, Any]
     trainer_class: type[Trainer]
-    metrics: list[str]
-    directions: list[str]
+    directions: dict[str, str]
     mode: str
     acceleration: bool
     input_sample: Any
@@ -192,9 +184,9 @@ class _Objective:
         model, data = made["model"], made["data"]
         if not isinstance(self.subject["model"], Lazy):
             model = copy.deepcopy(model)  # only the data are searched
-        logged = [metric for metric in self.metrics if metric != _LATENCY]
+        logged = [metric for metric in self.directions if metric != _LATENCY]
         alone = (self.trainer.get("num_processes") or 1) == 1
-        pruned = trial if alone and len(self.metrics) == 1 else None
+        pruned = trial if alone and len(self.directions) == 1 else None
         epochs = _EpochFigures(logged, pruned)
         with quieter(logging.WARNING, *_REPORTS), _interruptible():
             arguments = copy.deepcopy(self.trainer)
@@ -202,14 +194,14 @@ class _Objective:
             trainer = self.trainer_class(**arguments)
             trainer.fit(model, **data)
         figures = self._figures(trainer, epochs, logged) if logged else {}
-        if pruned is None and len(self.metrics) == 1:
+        if pruned is None and len(self.directions) == 1:
             epochs.report(trial)
-        if _LATENCY in self.metrics or self.acceleration:
+        if _LATENCY in self.directions or self.acceleration:
             runtime, figures[_LATENCY] = _fastest(
                 model, trainer, self.input_sample, self.acceleration
             )
             trial.set_user_attr("optimization", runtime)
-        values = [figures[metric] for metric in self.metrics]
+        values = [figures[metric] for metric in self.directions]
         return values if len(values) > 1 else values[0]
 
     def _figures(
@@ -220,9 +212,8 @@ class _Objective:
             return epochs.figures[-1]
         if epochs.figures:
             first = logged[0]
-            is_high = self.directions[self.metrics.index(first)].lower() == "maximize"
             numbers = [each for each in epochs.figures if not math.isnan(each[first])]
-            best = max if is_high else min
+            best = max if self.directions[first].lower() == "maximize" else min
             return best(numbers or epochs.figures[:1], key=operator.itemgetter(first))
         missing = [metric for metric in logged if metric not in trainer.callback_metrics]
         if missing:
@@ -328,12 +319,9 @@ def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     if not any(isinstance(each, Checkpoint) for each in _callbacks(trainer)):
         quiet["enable_checkpointing"] = False
-    try:
+    sentence = "Each trial has copies of the Trainer's arguments, but one cannot be copied"
+    with refusing(sentence, text=str):
         return quiet | copy.deepcopy(dict(trainer))
-    except Exception as error:
-        raise UsageError(
-            f"Each trial has copies of the Trainer's arguments, but one cannot be copied: {error}"
-        ) from error
 
 
 def _callbacks(arguments: Mapping[str, Any]) -> list[Callback]:

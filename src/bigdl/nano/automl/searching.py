@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
@@ -44,8 +44,8 @@ def split_arguments(
     return {k: v for k, v in keywords.items() if k not in training}, training
 
 
-def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
-    """Return the direction of each metric, of the options of a search.
+def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, str]:
+    """Return the direction of each metric by its name, of the options of a search.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> list[st
             f"each metric: {list(metrics)} need {len(metrics)} directions, but there are "
             f"{list(several)}"
         )
-    return list(several)
+    return dict(zip(metrics, several, strict=True))
 
 
 class Searcher(abc.ABC):
@@ -118,12 +118,9 @@ class Searcher(abc.ABC):
 
     def _run(
         self,
-        objective: Callable[[Any], Any],
-        subject: Any,
-        metrics: Sequence[str],
-        directions: Sequence[str],
+        objective: Any,
+        directions: Mapping[str, str],
         options: Mapping[str, Any],
-        *,
         resume: bool,
         n_parallels: int,
     ) -> None:
@@ -132,10 +129,9 @@ class Searcher(abc.ABC):
         Parameters
         ----------
         objective : callable
-        subject : object
-            Holds the spaces.
-        metrics, directions : sequence of str
-            Names of the figures that trials return, and whether they are minimized.
+            Its ``subject`` holds the spaces.
+        directions : mapping of str to str
+            Whether the figures that trials return are minimized, by their names.
         options : mapping
             Of :func:`split_arguments`.
         resume : bool
@@ -144,7 +140,7 @@ class Searcher(abc.ABC):
         n_parallels : int
             Processes that run trials.
         """
-        spaces = spaces_in(subject)
+        spaces = spaces_in(objective.subject)
         if not spaces:
             raise UsageError(
                 "There is no search space in the arguments of the model: give it some of "
@@ -169,11 +165,11 @@ class Searcher(abc.ABC):
         self.study = open_study(
             storage=storage,
             name=name,
-            directions=directions,
+            directions=list(directions.values()),
             sampler=create_sampler(sampler, **sampler_options),
             pruner=create_pruner(pruner, **(options.get("pruner_kwargs") or {})),
             resume=bool(resume or options.get("load_if_exists")),
-            metric_names=list(metrics),
+            metric_names=list(directions),
         )
         run_trials(
             self.study,

@@ -9,14 +9,11 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
-import pickle
 import statistics
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,6 +22,7 @@ from packaging.version import Version
 from bigdl.common.checks import invalidInputError, invalidOperationError
 from bigdl.common.cpu import THREAD_VARIABLES, isa_flags, split_cores, topology, usable_cores
 from bigdl.common.environment import EnvContext
+from bigdl.common.errors import WorkerError
 from bigdl.nano.lazy_names import public_names
 from bigdl.runtime.launch import launch
 
@@ -256,25 +254,12 @@ def spawn_new_process(func: Callable[..., T]) -> Callable[..., T]:
         # What a launch would choose by itself is as it is here, unless the caller wants another.
         variables = {name: os.environ.get(name) for name in THREAD_VARIABLES} | dict(env_var or {})
         env = {name: None if value is None else str(value) for name, value in variables.items()}
-        [(result, error)] = launch(_call, 1, (func, args, kwargs), cores=[usable_cores()], env=env)
-        if error is not None:
-            raise error
-        return result
+        try:
+            return launch(lambda rank: func(*args, **kwargs), 1, cores=[usable_cores()], env=env)[0]
+        except WorkerError as error:
+            raise error.as_original("In the new process") from None
 
     return call_in_new_process
-
-
-def _call(rank: int, func: Callable, args: tuple, kwargs: dict) -> tuple[Any, Exception | None]:
-    import cloudpickle
-
-    try:
-        return func(*args, **kwargs), None
-    except Exception as error:
-        error.add_note(f"In the new process:\n{traceback.format_exc().rstrip()}")
-        with suppress(Exception):  # one that cannot be pickled is raised as text
-            pickle.loads(cloudpickle.dumps(error))
-            return None, error
-        raise
 
 
 def get_default_args(func: Callable) -> dict[str, Any]:

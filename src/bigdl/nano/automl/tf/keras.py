@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import StandIn
 from bigdl.nano.automl.hpo.objects import AutoObject, spaces_in, with_config
 from bigdl.nano.automl.searching import Searcher, split_arguments
@@ -50,8 +51,7 @@ class Searchable(_ModelStandIn, Searcher):
         *args, **kwargs
             Of ``keras.Model.compile``; values may be spaces, and an optimizer may be lazy.
         """
-        compile_ = require("keras", "tf").Model.compile
-        bound = inspect.signature(compile_).bind(None, *args, **kwargs).arguments
+        bound = inspect.signature(keras.Model.compile).bind(None, *args, **kwargs).arguments
         self._compiled_with = {name: value for name, value in bound.items() if name != "self"}
         self._model = None
 
@@ -96,15 +96,8 @@ class Searchable(_ModelStandIn, Searcher):
         if n_parallels > 1 and options.get("storage") is None:
             options["n_jobs"], n_parallels = n_parallels, 1
         subject = self._subject(fit)
-        self._run(
-            KerasObjective(subject, target),
-            subject,
-            [target.name],
-            [target.direction],
-            options,
-            resume=resume,
-            n_parallels=n_parallels,
-        )
+        directions = {target.name: target.direction}
+        self._run(KerasObjective(subject, target), directions, options, resume, n_parallels)
         self._fit_spaces = {name: value for name, value in fit.items() if holds_lazy(value)}
         self._model = None
 
@@ -168,13 +161,12 @@ class Searchable(_ModelStandIn, Searcher):
         inputs = getattr(self, "inputs", None)
         if not inputs:
             return None
-        tf = require("tensorflow", "tf")
 
         def spec(tensor: Any) -> Any:
             rows = None if dynamic_batch else tensor.shape[0]
             return tf.TensorSpec((rows, *tensor.shape[1:]), tensor.dtype, name=tensor.name)
 
-        specs = require("keras", "tf").tree.map_structure(spec, inputs)
+        specs = keras.tree.map_structure(spec, inputs)
         single = isinstance(specs, list) and len(specs) == 1
         return ([specs[0] if single else specs], {})
 
@@ -185,7 +177,7 @@ class Searchable(_ModelStandIn, Searcher):
         if made is not None and not is_hidden:
             return getattr(made, name)
         is_begun = "_recipe" in vars(self)
-        if is_hidden or not is_begun or not hasattr(require("keras", "tf").Sequential, name):
+        if is_hidden or not is_begun or not hasattr(keras.Sequential, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if self._has_spaces():
             raise UsageError(
@@ -312,13 +304,11 @@ class SearchableClass(Searchable):
 
 def _is_layer(value: Any) -> bool:
     """Return True if a value is a layer of Keras, or something that becomes one."""
-    keras = require("keras", "tf")
     return isinstance(value, (keras.layers.Layer, keras.KerasTensor))
 
 
 def _holds_layers(value: Any) -> bool:
     """Return True if a value holds layers that exist already, which trials must not share."""
-    keras = require("keras", "tf")
     seen: set[int] = set()
 
     def holds(part: Any) -> bool:
@@ -340,7 +330,7 @@ def _made(name: str, /, *, cloned: bool, **arguments: Any) -> Any:
     model = getattr(models, name)(**arguments)
     if not cloned:
         return model
-    clone = require("keras", "tf").models.clone_model(model)
+    clone = keras.models.clone_model(model)
     if model.built:
         clone.set_weights(model.get_weights())
     return clone

@@ -16,8 +16,10 @@ from xmlrpc.server import SimpleXMLRPCRequestHandler, SimpleXMLRPCServer
 
 import keras
 
-from bigdl.common.errors import UsageError, one_line, require
+from bigdl.common.errors import UsageError, require
+from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.automl.hpo.objects import suggested
+from bigdl.nano.tf.serialization import copied
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -111,7 +113,7 @@ def _names(compiled: Mapping[str, Any]) -> list[str] | None:
     """Keys of the compiled metrics; None where outputs have metrics of their own."""
     metrics = compiled.get("metrics") or []
     if not isinstance(metrics, (list, tuple)):
-        return None if isinstance(metrics, Mapping) else [_name(metrics)]
+        metrics = [metrics]
     if any(isinstance(metric, (list, tuple, Mapping)) for metric in metrics):
         return None
     return [_name(metric) for metric in metrics]
@@ -281,13 +283,9 @@ def _copies(callbacks: Any) -> list[Any]:
     originals = [each for each in each_callback if each is not None]
     # The models that they were used with before are not copied.
     models = {id(getattr(each, "_model", None)): None for each in originals}
-    try:
+    sentence = "Each trial has copies of the callbacks, but one cannot be copied"
+    with refusing(sentence, "; give callbacks that were not used before"):
         return copy.deepcopy(originals, models)
-    except Exception as error:
-        raise UsageError(
-            f"Each trial has copies of the callbacks, but one cannot be copied: {one_line(error)}; "
-            "give callbacks that were not used before"
-        ) from error
 
 
 def compiled(made: Mapping[str, Any]) -> Any:
@@ -305,11 +303,5 @@ def compiled(made: Mapping[str, Any]) -> Any:
     """
     model, arguments = made["model"], made["compile"]
     if arguments:
-        model.compile(**keras.tree.map_structure(_fresh, arguments))
+        model.compile(**copied(arguments))
     return model
-
-
-def _fresh(value: Any) -> Any:
-    """Return a copy of what training changes."""
-    changes = isinstance(value, keras.optimizers.Optimizer | keras.metrics.Metric)
-    return type(value).from_config(value.get_config()) if changes else value
