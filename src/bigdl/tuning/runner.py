@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
+from bigdl.common.errors import LazyModule, UsageError, WorkerError, WorkerLost
 from bigdl.runtime.messages import encode
 from bigdl.runtime.pool import PoolWorker, Stage, TaskError, WorkerManager
 from bigdl.runtime.process import cpu_slots
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
     Objective = Callable[[Trial], float | Sequence[float]]
+
+optuna = LazyModule("optuna", "automl")
 
 
 def run_trials(
@@ -87,7 +89,6 @@ def run_trials(
         check_positive("n_trials", n_trials)
     check_positive("processes", processes)
     check_positive("threads", threads)
-    optuna = require("optuna", "automl")
     exhaustive = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler
     if n_trials is None and timeout is None and not isinstance(study.sampler, exhaustive):
         raise UsageError("A search needs to know when to end: give n_trials, or timeout in seconds")
@@ -196,7 +197,7 @@ class TrialPool:
         # Optuna's copy of the trial has not seen what was suggested there.
         trial._cached_frozen_trial = self._frozen(trial)
         if is_pruned:
-            raise require("optuna", "automl").TrialPruned(result)
+            raise optuna.TrialPruned(result)
         return result
 
     def run(
@@ -258,7 +259,6 @@ class _TrialProcess:
 
     def __call__(self, number: int) -> tuple[bool, Any]:
         """Return whether the trial was pruned, and its figures or why."""
-        optuna = require("optuna", "automl")
         # Reading all trials also tells the storage's cache of the new one.
         frozen = self._study.get_trials(deepcopy=False)[number]
         trial = optuna.trial.Trial(self._study, frozen._trial_id)

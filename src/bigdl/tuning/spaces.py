@@ -30,12 +30,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from bigdl.common.checks import check_integer, check_number
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.training.state import isolated_rng, mixed_seed
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import BaseTrial
+
+distributions = LazyModule("optuna.distributions", "automl")
+samplers = LazyModule("optuna.samplers", "automl")
 
 _EPS = 1e-9
 _PREFIX_END = ":"
@@ -152,16 +155,11 @@ class Assignment:
 
 def random_parameters(parameters: Mapping[str, BaseDistribution], seed: int) -> dict[str, Any]:
     """Return parameters by chance, without a trial of Optuna."""
-    sampler = require("optuna", "automl").samplers.RandomSampler(seed % 2**32)
+    sampler = samplers.RandomSampler(seed % 2**32)
     return {
         name: sampler.sample_independent(None, None, name, distribution)
         for name, distribution in parameters.items()
     }
-
-
-def distributions() -> Any:
-    """Return Optuna's module of distributions."""
-    return require("optuna", "automl").distributions
 
 
 def visit(value: Any, naming: Naming, name: str) -> None:
@@ -281,10 +279,9 @@ class Number(Domain):
     @property
     def distribution(self) -> BaseDistribution:
         """The distribution of the values, or of their multiples of `q`."""
-        kinds = distributions()
         if self.q is not None and not self.log:
-            return kinds.IntDistribution(*self._steps())
-        kind = kinds.IntDistribution if self.whole else kinds.FloatDistribution
+            return distributions.IntDistribution(*self._steps())
+        kind = distributions.IntDistribution if self.whole else distributions.FloatDistribution
         return kind(self.lower, self.upper, log=self.log)
 
     def value(self, parameter: float) -> float:
@@ -315,7 +312,7 @@ class Normal(Domain):
 
     @property
     def distribution(self) -> BaseDistribution:
-        return distributions().FloatDistribution(_EPS, 1 - _EPS)
+        return distributions.FloatDistribution(_EPS, 1 - _EPS)
 
     def value(self, parameter: float) -> float:
         number = NormalDist(self.mean, self.std).inv_cdf(parameter)
@@ -333,7 +330,7 @@ class Choice(Domain):
 
     @property
     def distribution(self) -> BaseDistribution:
-        return distributions().CategoricalDistribution(list(range(len(self.categories))))
+        return distributions.CategoricalDistribution(list(range(len(self.categories))))
 
     def value(self, parameter: int) -> Any:
         return self.categories[parameter]
@@ -370,10 +367,10 @@ class Subset(Domain):
     @property
     def distribution(self) -> BaseDistribution:
         """The distribution of the number of values."""
-        return distributions().IntDistribution(self.min_items, self.max_items)
+        return distributions.IntDistribution(self.min_items, self.max_items)
 
     def parameters(self, name: str) -> dict[str, BaseDistribution]:
-        weight = distributions().FloatDistribution(0.0, 1.0)
+        weight = distributions.FloatDistribution(0.0, 1.0)
         weights = {f"{name}:{place}": weight for place in range(len(self.categories))}
         return {f"{name}:number": self.distribution, **weights}
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import LazyModule, UsageError, require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.study import Study, StudyDirection
     from optuna.trial import FrozenTrial, Trial
+
+optuna = LazyModule("optuna", "automl")
+psutil = LazyModule("psutil", "automl")
 
 RETRY_OF = "retry_of"
 """User attribute: the number of the lost trial that this one repeats."""
@@ -86,8 +89,7 @@ def create_sampler(
     UsageError
         If there is no such sampler, or it does not take the arguments.
     """
-    base = require("optuna", "automl").samplers.BaseSampler
-    if isinstance(sampler, base):
+    if isinstance(sampler, optuna.samplers.BaseSampler):
         return sampler
     name = _member(SamplerType, sampler or SamplerType.TPE, "sampler")
     if name is SamplerType.CmaEs:
@@ -115,8 +117,7 @@ def create_pruner(
     UsageError
         If there is no such pruner, or it does not take the arguments.
     """
-    base = require("optuna", "automl").pruners.BasePruner
-    if isinstance(pruner, base):
+    if isinstance(pruner, optuna.pruners.BasePruner):
         return pruner
     name = _member(PrunerType, pruner or PrunerType.Nop, "pruner")
     if name is PrunerType.Patient:
@@ -135,8 +136,7 @@ def _member(names: type[StrEnum], name: Any, argument: str) -> Any:
 
 def _construct(argument: str, name: str, arguments: Mapping[str, Any]) -> Any:
     """Construct a sampler or pruner, whose class begins with a name."""
-    module = getattr(require("optuna", "automl"), f"{argument}s")
-    cls = getattr(module, f"{name}{argument.capitalize()}")
+    cls = getattr(getattr(optuna, f"{argument}s"), f"{name}{argument.capitalize()}")
     try:
         with without_experimental_warnings():
             return cls(**arguments)
@@ -164,8 +164,7 @@ def quieter(level: int, *names: str) -> Iterator[None]:
 def without_experimental_warnings() -> Iterator[None]:
     """Suppress the warnings that something of Optuna is experimental."""
     with warnings.catch_warnings():
-        category = require("optuna", "automl").exceptions.ExperimentalWarning
-        warnings.simplefilter("ignore", category)
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
 
 
@@ -205,7 +204,6 @@ def open_study(
         If there is such a study and it is not to be resumed, it has other directions, the storage
         cannot be opened, or a direction is unknown.
     """
-    optuna = require("optuna", "automl")
     wanted = [_direction(direction) for direction in directions]
     database = _open(storage) if isinstance(storage, str) else storage
     if resume and name is None and database is not None:
@@ -295,7 +293,7 @@ def _open(url: str) -> BaseStorage:
 
 
 def _only_study(storage: BaseStorage) -> str | None:
-    names = require("optuna", "automl").get_all_study_names(storage)
+    names = optuna.get_all_study_names(storage)
     if len(names) > 1:
         raise UsageError(
             f"The storage has {len(names)} studies ({', '.join(sorted(names))}); say by study_name "
@@ -312,7 +310,7 @@ def record_process(of: Trial | Study) -> None:
 
     What is noted in the study tells of trials that had no time to be noted in.
     """
-    process = require("psutil", "automl").Process()
+    process = psutil.Process()
     key = _PROCESS if hasattr(of, "number") else f"{_PROCESS} {platform.node()} {process.pid}"
     of.set_user_attr(key, [platform.node(), process.pid, process.create_time()])
 
@@ -325,7 +323,6 @@ def recover(study: Study) -> list[int]:
     list of int
         Numbers of the lost trials.
     """
-    optuna = require("optuna", "automl")
     states = optuna.trial.TrialState
     running = study.get_trials(deepcopy=False, states=(states.RUNNING,))
     attrs = study.user_attrs
@@ -354,7 +351,6 @@ def propose_again(study: Study, trial: FrozenTrial) -> bool:
     """
     if RETRY_OF in trial.user_attrs:
         return False
-    optuna = require("optuna", "automl")
     repetition = optuna.create_trial(
         state=optuna.trial.TrialState.WAITING,
         params=trial.params,
@@ -370,7 +366,6 @@ def _is_gone(process: Any) -> bool:
     if process is None or process[0] != platform.node():
         return False
     _, pid, started = process
-    psutil = require("psutil", "automl")
     try:
         current = psutil.Process(pid)
         is_alive = current.status() != psutil.STATUS_ZOMBIE

@@ -18,7 +18,7 @@ import torch
 from pytorch_lightning.callbacks import Callback, Checkpoint
 
 from bigdl.common.checks import check_choice
-from bigdl.common.errors import UsageError, one_line, require
+from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.search.trial import Candidate, block, time_alone
 from bigdl.nano.automl.hpo.objects import AutoObject, suggested, with_config
@@ -26,7 +26,7 @@ from bigdl.nano.automl.searching import Searcher, directions_of, split_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
 from bigdl.nano.pytorch.inference.source import Batch, batches_of, evaluating, sample_arguments
 from bigdl.tuning.spaces import Lazy
-from bigdl.tuning.study import quieter
+from bigdl.tuning.study import optuna, quieter
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -293,8 +293,7 @@ class _EpochFigures(Callback):
 
     def _prune(self) -> None:
         if self._trial is not None and self.figures and self._trial.should_prune():
-            epochs = len(self.figures)
-            raise require("optuna", "automl").TrialPruned(f"pruned after {epochs} epochs")
+            raise optuna.TrialPruned(f"pruned after {len(self.figures)} epochs")
 
 
 def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:

@@ -330,11 +330,10 @@ def _to_ray(distribution: Any) -> Any:
     """Return the domain of Ray for a parameter."""
     from ray import tune
 
-    kinds = distributions()
-    if isinstance(distribution, kinds.CategoricalDistribution):
+    if isinstance(distribution, distributions.CategoricalDistribution):
         return tune.choice(list(distribution.choices))
     low, high = distribution.low, distribution.high
-    if isinstance(distribution, kinds.IntDistribution):
+    if isinstance(distribution, distributions.IntDistribution):
         return (tune.lograndint if distribution.log else tune.randint)(low, high + 1)
     return (tune.loguniform if distribution.log else tune.uniform)(low, high)
 

@@ -89,7 +89,7 @@ class Categorical(SimpleSpace):
 
     @property
     def distribution(self) -> BaseDistribution:
-        return distributions().CategoricalDistribution(self.labels)
+        return distributions.CategoricalDistribution(self.labels)
 
     @property
     def default_parameter(self) -> Any:
