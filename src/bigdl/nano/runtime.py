@@ -167,16 +167,15 @@ def tuned_fit(*, tuned: bool = True, cores: Sequence[int] | None = None) -> Iter
         if cores is not None:
             undoing.enter_context(_on_cores(lambda _: set(cores)))
             report.append(f"cores {sorted(cores)}")
-        is_allocator_tuned = False
+        applied = {}
         if tuned or cores is not None:
-            tuning = undoing.enter_context(tune(allocator=tuned))
-            is_allocator_tuned = "allocator" in tuning.applied
-        if is_allocator_tuned:
+            applied = undoing.enter_context(tune(allocator=tuned)).applied
+        if "allocator" in applied:
             report.append("tuned allocator")
         try:
             yield report
         finally:
-            if is_allocator_tuned and not _in_task_of_spark():
+            if "allocator" in applied and not _in_task_of_spark():
                 _keep_memory(_SECONDS_KEPT)
 
 

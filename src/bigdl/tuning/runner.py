@@ -9,6 +9,7 @@ had run here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import threading
@@ -112,7 +113,7 @@ def run_trials(
         raise UsageError(f"Trials run in {processes} processes or {threads} threads, not in both")
     if n_trials is not None and cores is None:
         processes = min(processes, n_trials)
-    with TrialPool(study, objective, processes, cores) as pool:
+    with contextlib.closing(TrialPool(study, objective, processes, cores)) as pool:
         pool.run(n_trials, timeout, **settings)
 
 
@@ -123,7 +124,7 @@ def _recorded(objective: Objective, trial: Trial) -> float | Sequence[float]:
 
 
 class TrialPool:
-    """Processes that run trials: a context, and an objective that runs in one of them.
+    """Processes that run trials, and an objective that runs in one of them.
 
     Parameters
     ----------
@@ -160,19 +161,6 @@ class TrialPool:
         self.lost: TrialLost | None = None
         self.has_finished = False
 
-    def __enter__(self) -> TrialPool:
-        try:
-            self._manager.fill()
-        except BaseException:
-            self._manager.end()
-            raise
-        for worker in self._manager.all_workers():
-            self._idle.put(worker)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._manager.end()
-
     def __call__(self, trial: Trial) -> float | Sequence[float]:
         """Run one trial in a free process; Optuna calls this in several threads."""
         self._check_not_interrupted()
@@ -203,7 +191,11 @@ class TrialPool:
     def run(
         self, n_trials: int | None, timeout: float | None, *, catch: tuple, **settings: Any
     ) -> None:
-        """Let threads of Optuna each wait for a process; see :func:`run_trials`."""
+        """Start the processes, and let threads of Optuna each wait for one; see
+        :func:`run_trials`."""
+        self._manager.fill()
+        for worker in self._manager.all_workers():
+            self._idle.put(worker)
         settings |= {"catch": (*catch, TrialLost), "n_jobs": self._count}
         deadline = None if timeout is None else time.monotonic() + timeout
         # Not in this thread, which must hear of an interrupt while the others wait.
@@ -220,6 +212,10 @@ class TrialPool:
                 self._retries = 0
         if self.lost is not None and not self.has_finished:
             raise self.lost
+
+    def close(self) -> None:
+        """End the processes."""
+        self._manager.end()
 
     def _interrupt(self) -> None:
         """End all trials under way."""

@@ -493,11 +493,11 @@ class SearchSpace:
     @property
     def drawn_parameters(self) -> dict[str, BaseDistribution]:
         """Distributions of all parameters but those of grids."""
-        drawn = {path: each for path, each in self.domains.items() if path not in self.grids}
         return {
             name: distribution
-            for path, domain in drawn.items()
+            for path, domain in self.domains.items()
             for name, distribution in domain.parameters(path).items()
+            if path not in self.grids
         }
 
     def grid_point(self, number: int) -> dict[str, Any]:

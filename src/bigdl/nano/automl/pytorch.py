@@ -112,8 +112,7 @@ class HPOSearcher(Searcher):
         self, options: Mapping[str, Any], metrics: list[str], mode: str, n_parallels: int
     ) -> None:
         check_choice("mode", mode, ("best", "last"))
-        in_memory = options.get("storage") is None
-        if n_parallels != 1 and in_memory:
+        if n_parallels != 1 and options.get("storage") is None:
             raise UsageError(
                 "parallel search is not supported when in-mem storage is used (n_parallels must be "
                 "1); give a storage such as 'sqlite:///search.db'"

@@ -34,6 +34,7 @@ from bigdl.orca.automl.records import TrialRecords
 from bigdl.orca.automl.strategy import Strategy, parameters_from_ray
 from bigdl.orca.automl.trial import TrialJob
 from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.engines.ray import kill
 from bigdl.tuning import create_sampler
 from bigdl.tuning.study import quieter, record_process
 
@@ -180,8 +181,7 @@ def _search_actor(records: TrialRecords, job: TrialJob) -> Iterator[tuple[Any, s
     try:
         yield actor, name
     finally:
-        with contextlib.suppress(Exception):  # Ray may be gone
-            ray.kill(actor)
+        kill(actor)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ from ray import tune
 from ray.util.placement_group import PlacementGroup
 
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.orca.automl.trial import TrialJob, TrialRun
+from bigdl.orca.automl.trial import CLEAN_UP_S, TrialJob, TrialRun
+from bigdl.orca.engines.ray import kill
 from bigdl.runtime.channel import Address, Channel, Line
 from bigdl.training.checkpoint import write_bytes
 
@@ -32,7 +33,6 @@ ACTOR = "bigdl_search_actor"
 
 _STATE = "state.pkl"
 _TIMEOUT_S = 1800.0  # seconds after which a collective without progress fails
-_CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up its report
 _GRACE_S = 30.0  # seconds in which a failure of one worker must reach the others
 
 
@@ -81,7 +81,7 @@ class Member:
         except Exception as error:
             origin = "peer" if is_peer_failure(error) else "user"
             failure = origin, type(error).__name__, traceback.format_exc()
-            self.end(_CLEAN_UP_S)
+            self.end(CLEAN_UP_S)
             return None, failure
 
     def begin(self, number: int, reference: list, config: Mapping[str, Any]) -> None:
@@ -161,10 +161,9 @@ class TuneTrial(tune.Trainable):
     def cleanup(self) -> None:
         """End the trial and the peers; another trial starts new ones."""
         if self._member is not None:
-            self._member.end(_CLEAN_UP_S)
+            self._member.end(CLEAN_UP_S)
         for peer in self._peers:
-            with contextlib.suppress(Exception):  # Ray may be gone
-                ray.kill(peer)
+            kill(peer)
         if self._channel is not None:
             self._channel.close()
         self._member, self._peers, self._channel = None, [], None

@@ -38,20 +38,12 @@ _SAMPLERS = {
     "nsga2": "NSGAII",
     "nsgaii": "NSGAII",
 }
-# Optuna's pruner in the place of a scheduler of Ray, its names of Ray's parameters, and defaults
-_GRACE, _FACTOR = "grace_period", "reduction_factor"
-_Pruner = tuple[str, dict[str, str], dict[str, Any]]
-_ASHA: _Pruner = "SuccessiveHalving", {_GRACE: "min_resource", _FACTOR: _FACTOR}, {}
-_MEDIAN: _Pruner = (
-    "Median",
-    {_GRACE: "n_warmup_steps", "min_samples_required": "n_startup_trials"},
-    {"min_samples_required": 3},
-)
-_HYPERBAND: _Pruner = (
-    "HyperBand",
-    {_GRACE: "min_resource", _FACTOR: _FACTOR, "max_t": "max_resource"},
-    {_FACTOR: 3},
-)
+# Optuna's pruner in the place of a scheduler of Ray, and its names of Ray's parameters
+_GRACE, _FACTOR, _SAMPLES = "grace_period", "reduction_factor", "min_samples_required"
+_Pruner = tuple[str, dict[str, str]]
+_ASHA: _Pruner = "SuccessiveHalving", {_GRACE: "min_resource", _FACTOR: _FACTOR}
+_MEDIAN: _Pruner = "Median", {_GRACE: "n_warmup_steps", _SAMPLES: "n_startup_trials"}
+_HYPERBAND: _Pruner = "HyperBand", {**_ASHA[1], "max_t": "max_resource"}
 _SCHEDULERS: dict[str, _Pruner] = {
     "asha": _ASHA,
     "asynchyperband": _ASHA,
@@ -59,7 +51,7 @@ _SCHEDULERS: dict[str, _Pruner] = {
     "median_stopping_rule": _MEDIAN,
     "medianstopping": _MEDIAN,
     "hyperband": _HYPERBAND,
-    "fifo": ("Nop", {}, {}),
+    "fifo": ("Nop", {}),
 }
 _FINALISTS = "finalists"
 # Ray's ASHA compares after one epoch and lets one trial of four go on, which is for thousands of
@@ -101,6 +93,8 @@ class Strategy:
             "time_attr": "training_iteration",
             "max_t": epochs,
             _GRACE: 1,
+            _FACTOR: 3,
+            _SAMPLES: 3,
             "perturbation_interval": max(1, epochs // 4),
         }
         if self._is_asha:
@@ -154,7 +148,7 @@ class Strategy:
                 f"scheduler {_describe(self.scheduler)} needs backend='ray'; backend='local' has "
                 f"{', '.join(sorted(_SCHEDULERS))} and the pruners of Optuna"
             )
-        pruner, names, own_defaults = _SCHEDULERS[name]
+        pruner, names = _SCHEDULERS[name]
         params, defaults = self._params(epochs)
         unknown = sorted(set(params) - {*names, "max_t", "time_attr", "metric", "mode"})
         if unknown:
@@ -163,7 +157,7 @@ class Strategy:
                 "has grace_period, reduction_factor, max_t and min_samples_required, where the "
                 "scheduler uses them"
             )
-        values = {**defaults, **own_defaults, **params}
+        values = {**defaults, **params}
         return create_pruner(pruner, **{optunas: values[ours] for ours, optunas in names.items()})
 
     def finalists(self, trials: int) -> int:

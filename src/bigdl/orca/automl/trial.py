@@ -17,7 +17,7 @@ from bigdl.orca.automl.model.base import Builder, as_list
 from bigdl.runtime.worker import Uplink, Worker
 from bigdl.training.state import seed_everything
 
-_CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up an error
+CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up an error
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class TrialRun:
         try:
             self.model = job.builder.build(dict(config), job, self._worker)
         except BaseException:
-            self.close(_CLEAN_UP_S)
+            self.close(CLEAN_UP_S)
             raise
 
     def close(self, patience: float | None = None) -> None:

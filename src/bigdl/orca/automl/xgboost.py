@@ -35,6 +35,7 @@ _MIN = (
     *("poisson-nloglik", "gamma-nloglik", "gamma-deviance", "tweedie-nloglik", "quantile"),
 )
 _MAX = ("auc", "aucpr", "pre", "ndcg", "map")
+_MODES = dict.fromkeys(_MIN, "min") | dict.fromkeys(_MAX, "max")
 
 
 class XGBoostModelBuilder(Builder):
@@ -75,10 +76,8 @@ class XGBoostModelBuilder(Builder):
         return "logloss" if self.is_classifier else "rmse"
 
     def knows(self, metric):
-        name = metric.partition("@")[0]
-        if name in _MIN:
-            return True, "min"
-        return name in _MAX, "max" if name in _MAX else None
+        mode = _MODES.get(metric.partition("@")[0])
+        return mode is not None, mode
 
     def estimator(self, parameters: Mapping[str, Any]):
         """An estimator of ``xgboost.sklearn``."""

@@ -121,8 +121,6 @@ class LoaderPart(LoaderBatches):
         return [*features, target]
 
     def _indices(self, shuffle, seed, epoch):
-        if self._size == 1:
-            return super()._indices(shuffle, seed, epoch)
         return self._whole._indices(shuffle, seed, epoch)[self._rank :: self._size]
 
 
