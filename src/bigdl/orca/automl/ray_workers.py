@@ -32,7 +32,6 @@ ACTOR = "bigdl_search_actor"
 """The entry of Tune's configurations that names the SearchActor."""
 
 _STATE = "state.pkl"
-_TIMEOUT_S = 1800.0  # seconds after which a collective without progress fails
 _GRACE_S = 30.0  # seconds in which a failure of one worker must reach the others
 
 
@@ -95,7 +94,6 @@ class Member:
             self._size,
             line=self._address and self._address.connect(number),
             host=ray.util.get_node_ip_address(),
-            timeout=_TIMEOUT_S,
         )
 
     def end(self, patience: float | None = None) -> None:

@@ -232,7 +232,7 @@ class TrialRun:
     rank, size : int
         Of several workers, all of which make the same calls.
     **place
-        Of several workers ``line``, ``host`` and ``timeout``.
+        Of several workers ``line`` and ``host``.
     """
 
     def __init__(

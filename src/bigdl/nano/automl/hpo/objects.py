@@ -281,8 +281,6 @@ def _with_defaults(
 
 def _named(target: Callable, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments of a call by name."""
-    if not args:
-        return dict(kwargs)
     # Not the class: its signature is that of the constructor that a decorator has set.
     made: Any = target
     signed, bound = (made.__init__, (None,)) if isinstance(target, type) else (target, ())

@@ -100,12 +100,8 @@ class Categorical(SimpleSpace):
         return list(self.labels)
 
     def value(self, parameter: Any) -> Any:
-        labelled = list(zip(self.labels, self.choices, strict=True))
-        for label, choice in labelled:
-            if type(label) is type(parameter) and label == parameter:
-                return choice
-        # A choice may be given as another type, as 1 for 1.0, or itself in place of its name.
-        for label, choice in labelled:
+        for label, choice in zip(self.labels, self.choices, strict=True):
+            # A choice may be given as another type, as 1 for 1.0, or itself in place of its name.
             if label == parameter or choice is parameter:
                 return choice
         raise UsageError(f"{parameter!r} is not one of the choices {self.labels}")
@@ -275,8 +271,6 @@ class Dict(NestedSpace):
 
 def _labels(choices: Sequence[Any]) -> list[Any]:
     """Return the choices where they can be reported and told apart, else names for them."""
-    if all(type(each) in _REPORTABLE for each in choices) and len(set(choices)) == len(choices):
-        return list(choices)
     labels: list[Any] = []
     for each in choices:
         label = each if type(each) in _REPORTABLE and each not in labels else _name(each)
