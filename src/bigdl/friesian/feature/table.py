@@ -24,19 +24,7 @@ from bigdl.friesian.ops.cells import Cast, medians_of
 from bigdl.friesian.ops.kinds import require_columns, require_kind
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.schema import Feature, FeatureSchema
-from bigdl.friesian.ops.spark import (
-    F,
-    active_spark,
-    as_names,
-    check_lengths,
-    check_string,
-    col,
-    kind_of,
-    names_of,
-    replace,
-    schema_of,
-    temporary,
-)
+from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode, TargetStatistics, without_twins
 from bigdl.friesian.ops.vocabulary import Dictionary, number_column
 from bigdl.orca.cluster.spark_calls import silent_when_closed
@@ -112,7 +100,7 @@ class Table(CellMethods):
     def __getattr__(self, name: str) -> Column:
         # Before `df` is set (while copying or unpickling) there is no column to look for.
         if not name.startswith("__") and "df" in self.__dict__ and name in self.df.columns:
-            return self.df[f"`{name}`"]
+            return self.df[spark.quoted(name)]
         raise AttributeError(f"{type(self).__name__} has no attribute or column {name!r}")
 
     def col(self, name: str) -> Column:
@@ -158,7 +146,7 @@ class Table(CellMethods):
         # in ANSI mode Spark would cast strings to the other type, and fail
         has_text = any(kinds.is_text(kind_of(self.df, name)) for name in names)
         cells = (col(name).cast("string") if has_text else col(name) for name in names)
-        merged = replace(self.df, {target: F.array(*cells)})
+        merged = spark.replace(self.df, {target: F.array(*cells)})
         return self._clone(merged.drop(*(name for name in names if name != target)))
 
     def append_column(self, name: str, column: Column) -> Self:
@@ -178,10 +166,12 @@ class Table(CellMethods):
 
     def add(self, columns: str | list[str], value: float = 1) -> Self:
         """Add a constant to columns of numbers; a whole number plus 1.5 becomes double."""
-        names = names_of(self.df, columns, kinds.is_number, "numbers")
+        names = spark.names_of(self.df, columns, kinds.is_number, "numbers")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"value should be a number, got {value!r}")
-        return self._clone(replace(self.df, {name: col(name) + F.lit(value) for name in names}))
+        return self._clone(
+            spark.replace(self.df, {name: col(name) + F.lit(value) for name in names})
+        )
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -227,7 +217,7 @@ class Table(CellMethods):
             return self._clone(self.df.dropDuplicates(names))
         order = as_names(sort_cols, "sort_cols")
         require_columns(self.df.columns, order)
-        place, rank = temporary(self.df, "place"), temporary(self.df, "rank")
+        place, rank = spark.temporary(self.df, "place"), spark.temporary(self.df, "rank")
         sorting = [col(name).asc() if keep == "min" else col(name).desc() for name in order]
         window = Window.partitionBy(*map(col, names)).orderBy(*sorting, place)
         ranked = self.df.withColumn(place, F.monotonically_increasing_id())
@@ -248,7 +238,7 @@ class Table(CellMethods):
         distinct : bool, default False
             Every different row once.
         """
-        others = tables if isinstance(tables, list | tuple) else [tables]
+        others = spark.listed([tables])
         if not all(isinstance(each, Table) for each in others):
             raise UsageError(f"tables should be a Table or a list of Tables, but got {tables!r}")
         if mode not in ("inner", "outer"):
@@ -437,11 +427,8 @@ class Table(CellMethods):
                     f"{sorted(needs_numbers)} need numbers, but the column {name} is of type "
                     f"{kind_of(self.df, name)}"
                 )
-        if not names:
-            return {}
         figures = [getattr(F, stat)(col(name)) for name, stats in wanted.items() for stat in stats]
-        row = self.df.agg(*(each.alias(str(i)) for i, each in enumerate(figures))).first()
-        values = iter(cast("Row", row))
+        values = iter(spark.figures_of(self.df, figures))
         of_columns = {name: [next(values) for _ in stats] for name, stats in wanted.items()}
         return {name: each[0] if len(each) == 1 else each for name, each in of_columns.items()}
 
@@ -455,7 +442,7 @@ class Table(CellMethods):
 
     def _extremes(self, columns: str | list[str] | None, stat: str) -> Table:
         if columns is not None:
-            names_of(self.df, columns, kinds.is_number, "numbers")
+            spark.names_of(self.df, columns, kinds.is_number, "numbers")
         stats = self.get_stats(columns, stat)
         rows = [(name, None if value is None else float(value)) for name, value in stats.items()]
         return Table(self.df.sparkSession.createDataFrame(rows, f"column string, `{stat}` double"))
@@ -619,7 +606,7 @@ class StringIndex(Table):
         first = cast("str", paths[0] if isinstance(paths, list | tuple) and paths else paths)
         if col_name is None:
             col_name = os.path.basename(os.fspath(first).rstrip("/")).split(".")[0]
-        return cls(active_spark().read.parquet(*paths_for_spark(paths)), col_name)
+        return cls(spark.active_spark().read.parquet(*paths_for_spark(paths)), col_name)
 
     @classmethod
     def from_dict(cls, indices: dict[str, int], col_name: str) -> StringIndex:
@@ -645,8 +632,8 @@ class StringIndex(Table):
             raise UsageError(f"The values of indices should be 32-bit int: {error}") from error
         number = number_column(col_name)
         table = pa.table({col_name: pa.array(indices, pa.string()), number: ids})
-        schema = f"`{col_name}` string, {number} int"
-        return cls(active_spark().createDataFrame(table, schema), col_name)
+        schema = f"{spark.quoted(col_name)} string, {number} int"
+        return cls(spark.active_spark().createDataFrame(table, schema), col_name)
 
     def to_dict(self) -> dict[str, int]:  # type: ignore[override]  # as in BigDL 2.x
         """The number of each value."""
@@ -750,7 +737,7 @@ class FeatureTable(FeatureMethods, Table):
         paths : str or list of str
             Files, folders or patterns, of any file system that Spark knows.
         """
-        return cls(active_spark().read.parquet(*paths_for_spark(paths)))
+        return cls(spark.active_spark().read.parquet(*paths_for_spark(paths)))
 
     @classmethod
     def read_json(cls, paths: str | list[str], cols: str | list[str] | None = None) -> FeatureTable:
@@ -762,7 +749,7 @@ class FeatureTable(FeatureMethods, Table):
         cols : str or list of str, optional
             Default: all columns.
         """
-        df = active_spark().read.json(paths_for_spark(paths))
+        df = spark.active_spark().read.json(paths_for_spark(paths))
         return cls(df if cols is None else df.select(*as_names(cols, "cols")))
 
     @classmethod
@@ -788,11 +775,11 @@ class FeatureTable(FeatureMethods, Table):
             The type of all columns, of each of them, or of some; as in :meth:`cast`.  Other types
             are inferred, by another pass over the data.
         """
-        reader = active_spark().read.option("sep", delimiter).option("header", header)
+        reader = spark.active_spark().read.option("sep", delimiter).option("header", header)
         df = reader.csv(paths_for_spark(paths))  # all strings, after a look at the first line
         if names is not None:
             names = as_names(names, "names")
-            check_lengths("names", names, "the columns", df.columns)
+            spark.check_lengths("names", names, "the columns", df.columns)
         some = dtype is None or isinstance(dtype, Mapping)
         if some and not set(names or df.columns) <= set(dtype or ()):
             # a pass over the data finds the other types
@@ -812,7 +799,9 @@ class FeatureTable(FeatureMethods, Table):
         """
         check_string(col_name, "col_name")
         return cls(
-            active_spark().read.text(paths_for_spark(paths)).withColumnRenamed("value", col_name)
+            spark.active_spark()
+            .read.text(paths_for_spark(paths))
+            .withColumnRenamed("value", col_name)
         )
 
     @staticmethod
@@ -824,7 +813,7 @@ class FeatureTable(FeatureMethods, Table):
             raise UsageError(
                 f"pandas_df should be a DataFrame of pandas, but got {type(pandas_df).__name__}"
             )
-        return FeatureTable(active_spark().createDataFrame(pandas_df))
+        return FeatureTable(spark.active_spark().createDataFrame(pandas_df))
 
     # -- scaling -------------------------------------------------------------------------------
 
@@ -1049,8 +1038,7 @@ class FeatureTable(FeatureMethods, Table):
         require_columns(self.columns, names)
         of_columns = {name: kind_of(self.df, name) for name in names}
         figures = [each for name, kind in of_columns.items() for each in _figures(col(name), kind)]
-        numbered = (each.alias(str(i)) for i, each in enumerate(figures))
-        values = iter(cast("Row", self.df.agg(*numbered).first()) if figures else ())
+        values = iter(spark.figures_of(self.df, figures))
         return FeatureSchema({name: _feature(kind, values) for name, kind in of_columns.items()})
 
     # -- functions -----------------------------------------------------------------------------
@@ -1096,7 +1084,7 @@ class FeatureTable(FeatureMethods, Table):
 
         udf: Any = F.pandas_udf if vectorized else F.udf
         function = udf(silent_when_closed(on_series if vectorized else on_values), dtype)
-        return self._clone(replace(self.df, {out_col: function(*map(col, names))}))
+        return self._clone(spark.replace(self.df, {out_col: function(*map(col, names))}))
 
     def string_embed(
         self,
@@ -1123,7 +1111,7 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             With columns of array<double>; null for a null.
         """
-        names = names_of(self.df, columns, kinds.is_text, "strings")
+        names = spark.names_of(self.df, columns, kinds.is_text, "strings")
         if not callable(bert_model):
             check_string(bert_model, "bert_model")
             if importlib.util.find_spec("sentence_transformers") is None:
@@ -1226,8 +1214,8 @@ class FeatureTable(FeatureMethods, Table):
         """
         vocabulary.check_oov_buckets(oov_buckets, do_split)
         names = as_names(columns)
-        chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
-        check_lengths("columns", names, "indices", chosen)
+        chosen = spark.listed([indices])
+        spark.check_lengths("columns", names, "indices", chosen)
         message = (
             "The column {name} of type {kind} cannot be encoded: its cells should be single "
             "values, or with do_split their text; explode it, or use add_value_features"
@@ -1351,11 +1339,11 @@ class FeatureTable(FeatureMethods, Table):
             One for each column.
         """
         names = as_names(columns)
-        tables = list(index_tbls) if isinstance(index_tbls, list | tuple) else [index_tbls]
-        check_lengths("columns", names, "index_tbls", tables)
+        tables = spark.listed([index_tbls])
+        spark.check_lengths("columns", names, "index_tbls", tables)
         table = self
         for name, each in zip(names, tables, strict=True):
-            number = temporary(table.df, "number")
+            number = spark.temporary(table.df, "number")
             numbered = table.add_value_features(name, each, name, number).df
             known = F.when(F.col(name).isNotNull(), F.col(number))
             table = table._clone(numbered.withColumn(name, known).drop(number))
@@ -1377,7 +1365,7 @@ class FeatureTable(FeatureMethods, Table):
         names = as_names(columns)
         require_columns(self.df.columns, names)
         check_integer("min_freq", min_freq)
-        count = temporary(self.df, "count")
+        count = spark.temporary(self.df, "count")
         counted = self.df.groupBy(*map(col, names)).agg(F.count("*").alias(count))
         frequent = counted.filter(F.col(count) >= min_freq).drop(count)
         if not keep_rows:
@@ -1531,10 +1519,9 @@ class FeatureTable(FeatureMethods, Table):
             Of each of `cat_cols` its values, their ``count`` and their ``frequency``.
         """
         operator = CountEncode.of(cat_cols, normalize, out_cols)
+        tables = spark.listed([counts])
         if counts is None:
             tables = [Table(each) for each in operator.count(self.df)]
-        else:
-            tables = list(counts) if isinstance(counts, list | tuple) else [cast("Table", counts)]
         groups = operator.groups
         if len(tables) != len(groups) or not all(isinstance(each, Table) for each in tables):
             raise UsageError(
@@ -1566,8 +1553,7 @@ class FeatureTable(FeatureMethods, Table):
             An unknown category has the mean of the target.  Of several rows of a category in a
             TargetCode that of the most rows counts.
         """
-        single = cast("TargetCode", targets)
-        codes = list(targets) if isinstance(targets, list | tuple) else [single]
+        codes = spark.listed([targets])
         if not codes or not all(isinstance(each, TargetCode) for each in codes):
             raise UsageError(f"targets should be TargetCode or a list of them, got {targets!r}")
         wanted = None if target_cols is None else as_names(target_cols, "target_cols")
@@ -1654,11 +1640,11 @@ class FeatureTable(FeatureMethods, Table):
         replace : bool, default True
             Put the parts in the place of the arrays, otherwise into ``sampled_<column>``.
         """
-        names = names_of(self.df, columns, kinds.is_array, "arrays")
+        names = spark.names_of(self.df, columns, kinds.is_array, "arrays")
         check_integer("num_sampled_list", num_sampled_list, 1)
         check_integer("num_sampled_item", num_sampled_item, 1)
         seed = spark.random_seed(random_seed)
-        draw, places = (temporary(self.df, each) for each in ("draw", "places"))
+        draw, places = (spark.temporary(self.df, each) for each in ("draw", "places"))
         long_enough = F.size(col(names[0])) >= num_sampled_item
         if len(names) > 1:
             lengths = F.array(*(F.coalesce(F.size(col(name)), F.lit(-1)) for name in names))
@@ -1714,7 +1700,7 @@ class FeatureTable(FeatureMethods, Table):
         groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
         require_columns(self.columns, [*order, *groups])
         require_kind(schema_of(self.df), names, kinds.is_number, "numbers")
-        steps: list[Any] = list(shifts) if isinstance(shifts, list | tuple) else [shifts]
+        steps = spark.listed([shifts])
         if not steps or not all(type(step) is int for step in steps):
             raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
         if out_cols is None:
@@ -1722,7 +1708,7 @@ class FeatureTable(FeatureMethods, Table):
             outputs = [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
         else:
             outputs = spark.names_of_results(out_cols, len(names), len(steps), "columns", "shifts")
-        place = temporary(self.df, "place")
+        place = spark.temporary(self.df, "place")
         rows = self.df.withColumn(place, F.monotonically_increasing_id())
         keys = [*map(col, groups)] or [F.lit(0)]
         window = Window.partitionBy(*keys).orderBy(*map(col, order), place)
@@ -1733,7 +1719,7 @@ class FeatureTable(FeatureMethods, Table):
             for i, name in enumerate(names)
             for j, step in enumerate(steps)
         }
-        return self._clone(replace(rows, differences).drop(place))
+        return self._clone(spark.replace(rows, differences).drop(place))
 
 
 def _dictionary(index: Any, name: str) -> Dictionary:
@@ -1768,7 +1754,7 @@ def _with_types(df: DataFrame, dtype: Any) -> DataFrame:
     if isinstance(dtype, str):
         dtype = dict.fromkeys(df.columns, dtype)
     if isinstance(dtype, list | tuple):
-        check_lengths("dtype", dtype, "the columns", df.columns)
+        spark.check_lengths("dtype", dtype, "the columns", df.columns)
         dtype = dict(zip(df.columns, dtype, strict=True))
     if not isinstance(dtype, Mapping):
         raise UsageError(f"dtype should be str, list of str or dict, but got {dtype!r}")
@@ -1878,4 +1864,4 @@ def _reduced(df: DataFrame, name: str, dimensions: int) -> DataFrame:
         return F.aggregate(pairs, F.lit(0.0), lambda total, each: total + each)
 
     projected = F.array(*(product(row) for row in rows))
-    return replace(df, {name: F.when(col(name).isNotNull(), projected)})
+    return spark.replace(df, {name: F.when(col(name).isNotNull(), projected)})

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
-from bigdl.friesian.feature.table import Table
+from bigdl.friesian.feature.table import Table, check_table
 from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.spark import as_names
 from bigdl.orca.data import SparkXShards
@@ -28,13 +27,10 @@ def featuretable_to_xshards(
     SparkXShards
         Dicts from the names of the columns to NumPy arrays.
     """
-    from bigdl.orca.data import SparkXShards
-
-    if not isinstance(tbl, Table):
-        raise UsageError(f"tbl should be a Table, but got {type(tbl).__name__}")
-    names = tbl.columns if convert_cols is None else as_names(convert_cols, "convert_cols")
-    require_columns(tbl.columns, names)
-    columns, stacked = tbl.columns, frozenset(names)
+    columns = check_table("tbl", tbl).columns
+    names = columns if convert_cols is None else as_names(convert_cols, "convert_cols")
+    require_columns(columns, names)
+    stacked = frozenset(names)
 
     def shard(rows: Any) -> Any:
         import pandas as pd

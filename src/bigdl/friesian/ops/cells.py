@@ -126,8 +126,8 @@ class DropNa(TableOperator):
     def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:
         names = df.columns if self.columns is None else self.columns
         require_columns(df.columns, names)
-        quoted = [f"`{name.replace('`', '``')}`" for name in names]
-        return df.dropna(how=self.how, thresh=self.thresh, subset=quoted)
+        subset = [spark.quoted(name) for name in names]
+        return df.dropna(how=self.how, thresh=self.thresh, subset=subset)
 
 
 # -- nulls -----------------------------------------------------------------------------------------

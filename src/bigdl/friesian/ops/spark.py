@@ -20,9 +20,10 @@ from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.transformer.encoding import as_names as as_names
 from bigdl.orca.data.transformer.encoding import check_string as check_string
 from bigdl.orca.data.xshards.frames import F as F
+from bigdl.orca.data.xshards.frames import quoted as quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 
 # -- what users give -------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def require_times(df: DataFrame, name: str) -> None:
 
 def col(name: str) -> Column:
     """The column of exactly this name, whatever characters it has."""
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(quoted(name))
 
 
 def all_of(conditions: Iterable[Column]) -> Column:
@@ -193,6 +194,12 @@ def as_number(time: Column, kind: str) -> Column:
 
 
 # -- DataFrames ------------------------------------------------------------------------------------
+
+
+def figures_of(df: DataFrame, figures: Sequence[Column]) -> list[Any]:
+    """The values of some aggregates of all rows."""
+    named = [each.alias(str(i)) for i, each in enumerate(figures)]
+    return list(cast("Row", df.agg(*named).first())) if named else []
 
 
 def replace(df: DataFrame, columns: Mapping[str, Column]) -> DataFrame:

@@ -22,25 +22,11 @@ import pyarrow.compute as pc
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds, vocabulary
+from bigdl.friesian.ops import kinds, spark, vocabulary
 from bigdl.friesian.ops.batches import Request, TargetSums
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
 from bigdl.friesian.ops.operator import Cell, Function, Operator, State
-from bigdl.friesian.ops.spark import (
-    F,
-    as_names,
-    as_number,
-    check_different,
-    check_string,
-    col,
-    kind_of,
-    names_of_results,
-    or_error,
-    require_times,
-    schema_of,
-    temporary,
-    without_nan,
-)
+from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
 
 if TYPE_CHECKING:
@@ -64,7 +50,7 @@ def without_twins(table: DataFrame, keys: Sequence[str], values: Sequence[str]) 
         return table
     order = [COUNT] if COUNT in table.columns and COUNT not in (*keys, *values) else []
     most = F.max(F.struct(*(col(name).alias(name) for name in (*order, *values))))
-    best = temporary(table, "best")
+    best = spark.temporary(table, "best")
     rows = table.groupBy(*map(col, keys)).agg(most.alias(best))
     shown = [F.col(best).getField(name).alias(name) for name in values]
     return rows.select(*map(col, keys), *shown)
@@ -77,7 +63,7 @@ def target_figures(df: DataFrame, targets: Sequence[str]) -> list[Column]:
     """The aggregates of some rows: their number, and of each target the sum and the count."""
     figures = [F.count("*").alias("rows")]
     for i, name in enumerate(targets):
-        value = without_nan(col(name).cast("double"), kind_of(df, name))
+        value = spark.without_nan(col(name).cast("double"), kind_of(df, name))
         figures += [F.sum(value).alias(f"sum_{i}"), F.count(value).alias(f"count_{i}")]
     return figures
 
@@ -95,7 +81,7 @@ class Encoding:
         taken = {COUNT, *self.outputs.values()}
         free = [name for name in self.categories if name not in taken]
         return [
-            name if name in free else temporary([*taken, *free], f"key{i}")
+            name if name in free else spark.temporary([*taken, *free], f"key{i}")
             for i, name in enumerate(self.categories)
         ]
 
@@ -120,12 +106,12 @@ def _named_groups(
         raise UsageError(f"cat_cols should be str, list of str or nested list, got {cat_cols!r}")
     groups = [as_names(each, "each element of cat_cols") for each in cat_cols]
     if out_cols is not None:
-        return groups, names_of_results(
+        return groups, spark.names_of_results(
             out_cols, len(groups), len(targets), "cat_cols", "target_cols"
         )
     names = [[f"{'_'.join(group)}{infix}{target}" for target in targets] for group in groups]
     # ["a_b", ["a", "b"]] would have one name for both
-    check_different([name for row in names for name in row], "The names of the codes")
+    spark.check_different([name for row in names for name in row], "The names of the codes")
     return groups, names
 
 
@@ -211,14 +197,10 @@ class TargetStatistics:
         return self._table.filter(F.col("source") == self._source(encoding))
 
     def _means_of_data(self) -> dict[str, float | None]:
-        if not self.targets:
-            return {}
-        figures = []
-        for i in range(len(self.targets)):
-            total, count = F.sum(f"sum_{i}"), F.sum(f"count_{i}")
-            figures.append(F.when(count > 0, total / count).alias(str(i)))
-        row = cast("Row", self._rows_of(self.encodings[0]).agg(*figures).first())
-        return dict(zip(self.targets, row, strict=True))
+        sums = [(F.sum(f"sum_{i}"), F.sum(f"count_{i}")) for i in range(len(self.targets))]
+        means = [F.when(count > 0, total / count) for total, count in sums]
+        values = spark.figures_of(self._rows_of(self.encodings[0]), means)
+        return dict(zip(self.targets, values, strict=True))
 
     def _mean(self, target: str) -> Column:
         return F.lit(self.means[target]).cast("double")
@@ -305,16 +287,16 @@ def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataF
     fold_col : str
         Name of the new column.
     """
-    require_times(df, time_col)
+    spark.require_times(df, time_col)
     kind = kind_of(df, time_col)
-    time = as_number(col(time_col), kind)
+    time = spark.as_number(col(time_col), kind)
     if isinstance(folds, int) and not isinstance(folds, bool):
         edges = _edges_of_equal_parts(df.select(time.alias("time")), folds)
     else:
         edges = _given_edges(folds, df, kind)
     begun = F.size(F.filter(F.array(*map(F.lit, edges)), lambda edge: edge <= time))
     message = f"The column {time_col} has nulls; drop or fill them first"
-    fold = or_error(begun, time.isNotNull(), message, "int")
+    fold = spark.or_error(begun, time.isNotNull(), message, "int")
     return df.withColumn(fold_col, fold if edges else F.lit(0))
 
 
@@ -336,7 +318,7 @@ def _given_edges(folds: Any, df: DataFrame, kind: str) -> list[float]:
         )
     # by Spark, in the time zone of the session
     kind = "double" if are_numbers else kind
-    times = df.sparkSession.range(1).select(*(as_number(F.lit(e), kind) for e in folds))
+    times = df.sparkSession.range(1).select(*(spark.as_number(F.lit(e), kind) for e in folds))
     edges = list(cast("Row", times.first()))
     if any(a >= b for a, b in pairwise(edges)):
         raise UsageError(f"The times in folds should be ascending, got {folds!r}")
@@ -417,10 +399,7 @@ class Codes(Function):
     def __init__(self, table: pa.Table, code: str, default: Any):
         self.keys = [table[name].combine_chunks() for name in _keys(table)]
         self.codes, self.default = table[code].combine_chunks(), default
-
-    @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.keys[0], self.codes)
+        self._vocabulary = Vocabulary(self.keys[0], self.codes)
 
     @cached_property
     def _by_keys(self) -> dict[tuple, Any]:
@@ -621,7 +600,7 @@ class TargetEncode(GroupEncode):
     ) -> tuple[DataFrame, TargetStatistics]:
         """Return a table with codes which only rows of an earlier time help to form."""
         self._check(df)
-        fold_col = temporary(df, "time_fold")
+        fold_col = spark.temporary(df, "time_fold")
         rows = time_folds(df, time_col, folds, fold_col)
         rows, statistics = self._encoded(TimeStatistics, rows, fold_col)
         return rows.drop(fold_col), statistics
@@ -691,7 +670,7 @@ class CountEncode(GroupEncode):
         tables = []
         for encoding in statistics.encodings:
             counted = statistics.codes(encoding).toDF(*encoding.categories, "count")
-            total = cast("Row", counted.agg(F.sum("count")).first())[0]
+            (total,) = spark.figures_of(counted, [F.sum("count")])
             tables.append(counted.withColumn("frequency", F.col("count") / F.lit(total)))
         return tables
 
