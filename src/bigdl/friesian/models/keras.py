@@ -20,6 +20,7 @@ a column did not have when the model was sized stands for 0, the number of unkno
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -298,14 +299,12 @@ def _rows(
     sizes: Mapping[str, int],
     numbers: Sequence[str],
     dim: int,
-    sequences: Mapping[str, int] | None = None,
+    sequences: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
     """Embeddings of categories and of arrays beside numbers, as one vector for each row."""
     parts = _embedded(inputs, sizes, dim, "fields")
-    for name, vectors in zip(
-        sequences or (), _embedded(inputs, sequences or {}, dim, "lists"), strict=True
-    ):
-        parts.append(_mean_of_known(vectors, inputs[name]))
+    lists = _embedded(inputs, sequences, dim, "lists")
+    parts += [_mean_of_known(each, inputs[n]) for n, each in zip(sequences, lists, strict=True)]
     parts += [_column(inputs[name]) for name in numbers]
     if not parts:
         raise UsageError("The model has no columns; name categories or numbers")

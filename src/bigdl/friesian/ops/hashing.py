@@ -22,15 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import computed, flat, text_of, texts_of
-from bigdl.friesian.ops.kinds import (
-    Field,
-    Schema,
-    check_kinds,
-    is_category,
-    is_fractional,
-    require_columns,
-)
+from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_columns
 from bigdl.friesian.ops.operator import Cell, Function, Operator
 from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_lengths, check_string
 
@@ -123,17 +117,14 @@ def buckets(texts: pa.Array, bins: int, method: str) -> np.ndarray:
         if texts.null_count:
             numbers[texts.is_null().to_numpy(zero_copy_only=False)] = NULL
         return (numbers % bins).astype(np.int32)
-    make = _hash_function(method)
-    digests = b"".join([make(text).digest() for text in data.fill_null(b"None").to_pylist()])
-    words = np.frombuffer(digests, ">u4").reshape(-1, make(b"").digest_size // 4).astype(np.uint64)
-    rests = np.zeros(len(texts), np.uint64)
-    for word in words.T:  # the digest is a number of many words, the first one highest
-        rests = ((rests << np.uint64(32)) | word) % np.uint64(bins)
-    return rests.astype(np.int32)
+    bin_of = _bin_by_digest(bins, method)
+    return np.array([bin_of(text) for text in data.fill_null(b"None").to_pylist()], np.int32)
 
 
-def _hash_function(method: str) -> Callable[[bytes], Any]:
-    return getattr(hashlib, method, None) or partial(hashlib.new, method)
+def _bin_by_digest(bins: int, method: str) -> Callable[[bytes], int]:
+    """The function from a text to its bin."""
+    digest_of = getattr(hashlib, method, None) or partial(hashlib.new, method)
+    return lambda text: int.from_bytes(digest_of(text).digest()) % bins
 
 
 def fast_bucket(value: Column, bins: int) -> Column:
@@ -158,8 +149,8 @@ class Hash(Function):
     def single(self, *input_kinds: str) -> Callable[..., Any]:
         if self.method == FAST:
             return super().single(*input_kinds)
-        make = _hash_function(self.method)
-        return lambda value: int.from_bytes(make(str(value).encode()).digest()) % self.bins
+        bin_of = _bin_by_digest(self.bins, self.method)
+        return lambda value: bin_of(str(value).encode())
 
     def column(self, value: Column) -> Column:
         if self.method == FAST:
@@ -226,7 +217,9 @@ class HashEncode(Operator):
 
     def check(self, before: Schema) -> None:
         def is_same(kind: str) -> bool:
-            return is_category(kind) or (self.hash_method != FAST and is_fractional(kind))
+            return kinds.is_category(kind) or (
+                self.hash_method != FAST and kinds.is_fractional(kind)
+            )
 
         check_kinds(before, self.columns, is_same, _NO_HASH)
 
@@ -285,7 +278,7 @@ class CrossColumns(Operator):
         return list(dict.fromkeys(name for cross in self.crosses for name in cross))
 
     def check(self, before: Schema) -> None:
-        check_kinds(before, self.reads, is_category, _NO_HASH)
+        check_kinds(before, self.reads, kinds.is_category, _NO_HASH)
 
     def cells(self, before: Schema, state: Any) -> list[Cell]:
         require_columns(before, self.reads)

@@ -13,21 +13,11 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops import kinds, spark
 from bigdl.friesian.ops.batches import Extremes, Quantiles, Request
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_kind
 from bigdl.friesian.ops.operator import Cell, NumberFunction, Operator, State
-from bigdl.friesian.ops.spark import (
-    F,
-    as_names,
-    check_different,
-    check_lengths,
-    check_new_names,
-    col,
-    is_missing,
-    schema_of,
-    without_nan,
-)
+from bigdl.friesian.ops.spark import F, as_names, check_lengths, col, schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -64,17 +54,15 @@ class Bound(NumberFunction):
             if bound is not None:
                 bounded = limited(bounded, F.lit(bound).cast(self.kind))
         # greatest and least skip nulls, and NaN is the greatest number of Spark
-        return F.when(is_missing(value, self.kind), value).otherwise(bounded)
+        return F.when(spark.is_missing(value, self.kind), value).otherwise(bounded)
 
 
 def _bound(bound: float | None, kind: str) -> float | None:
     """The bound as the kind can hold it: an int column has no larger limit than its own."""
     if bound is None or not kinds.is_integral(kind):
-        return None if bound is None else kinds.coerced(bound, kind, "the bound")
+        return kinds.coerced(bound, kind, "the bound")
     low, high = kinds.limits(kind)
-    if math.isinf(bound):
-        return high if bound > 0 else low
-    return min(max(math.trunc(bound), low), high)
+    return math.trunc(min(max(bound, low), high))
 
 
 @dataclass(frozen=True)
@@ -214,7 +202,7 @@ class Scale(NumberFunction):
             return scaled
         bounded = F.greatest(F.least(scaled, F.lit(self.maximum)), F.lit(self.minimum))
         # greatest and least skip nulls, and NaN is the greatest number of Spark
-        return F.when(is_missing(scaled, "double"), scaled).otherwise(bounded)
+        return F.when(spark.is_missing(scaled, "double"), scaled).otherwise(bounded)
 
 
 @dataclass(frozen=True)
@@ -288,7 +276,7 @@ class MinMaxScale(Operator):
             if kinds.is_number(before[name].kind):
                 continue
             cells = df.select(F.posexplode(_as_array(col(name), before[name].kind)))
-            value = without_nan(F.col("col"), "double")
+            value = spark.without_nan(F.col("col"), "double")
             grouped = cells.groupBy("pos").agg(F.min(value).alias("min"), F.max(value).alias("max"))
             table = grouped.sort("pos").toArrow()
             extremes[name] = table["min"].to_pylist(), table["max"].to_pylist()
@@ -351,7 +339,7 @@ class Bin(NumberFunction):
             return F.when(below, between(first, middle)).otherwise(between(middle + 1, last))
 
         tree = between(0, len(self.edges))
-        return F.when(is_missing(value, self.source), result(self.of_null)).otherwise(tree)
+        return F.when(spark.is_missing(value, self.source), result(self.of_null)).otherwise(tree)
 
 
 @dataclass(frozen=True)
@@ -402,7 +390,7 @@ class CutBins(NumberOperator):
         for bins in self.bins.values():
             _check_bins(bins, least)
         check_lengths("out_cols", self.out_cols, "columns", self.bins)
-        check_different(self.out_cols, "out_cols")
+        spark.check_different(self.out_cols, "out_cols")
         for name, words in self.labels.items():
             if not isinstance(self.bins[name], int):
                 _check_labels(name, self.bins[name], words)
@@ -541,7 +529,7 @@ class OneHotEncode(Operator):
             for i in range(size)
         ]
         outputs = (cell.output for cell in cells)
-        check_new_names([*self._kept(before), *outputs], "use another prefix")
+        spark.check_new_names([*self._kept(before), *outputs], "use another prefix")
         return cells
 
     def _kept(self, names: Iterable[str]) -> list[str]:
