@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigdl.friesian.ops.sequences import _Tickets
+from bigdl.friesian.ops.sequences import _drawn
+from bigdl.friesian.ops.spark import shared
 
 SCHEMA = "user int, item int, seen array<int>"
 
@@ -85,8 +86,10 @@ def test_every_ticket_that_is_left_is_drawn_once(tickets, lists):
         [i for i, n in enumerate(tickets) if i not in each for _ in range(n)] for each in excluded
     ]
     bits = [list(range(len(each))) if each else [5, 7] for each in left]
-    found = _Tickets(tickets, None).draw(
-        pa.array(bits, pa.list_(pa.int64())), pa.array(excluded, pa.list_(pa.int64()))
+    found = _drawn(
+        shared(tickets, None),
+        pa.array(bits, pa.list_(pa.int64())),
+        pa.array(excluded, pa.list_(pa.int64())),
     )
     assert total == 0 or found.to_pylist() == left
     if total == 0:

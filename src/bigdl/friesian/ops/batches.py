@@ -153,12 +153,8 @@ def cut(column: Values, start: int, rows: int) -> Values:
 
 def crossed(columns: list[Factored]) -> tuple[list[pa.Array], np.ndarray]:
     """The values of several columns in their different combinations, and the codes of these."""
-    codes: np.ndarray | None = None
-    places: list[np.ndarray] = []
-    for column in columns:
-        if codes is None:
-            codes, places = column.codes, [np.arange(len(column.values))]
-            continue
+    codes, places = columns[0].codes, [np.arange(len(columns[0].values))]
+    for column in columns[1:]:
         pairs = codes.astype(np.int64) * len(column.values) + column.codes
         both = pc.dictionary_encode(pa.array(pairs))
         first, second = np.divmod(both.dictionary.to_numpy(), max(len(column.values), 1))
@@ -166,7 +162,7 @@ def crossed(columns: list[Factored]) -> tuple[list[pa.Array], np.ndarray]:
     taken = [
         column.values.take(pa.array(place)) for column, place in zip(columns, places, strict=True)
     ]
-    return taken, cast("np.ndarray", codes)
+    return taken, codes
 
 
 def batch_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> Batch:
@@ -188,12 +184,22 @@ def normal(column: pa.Array | pa.ChunkedArray) -> Values:
 
 
 def _normal_values(values: pa.Array) -> pa.Array:
-
     if pa.types.is_large_string(values.type) or pa.types.is_string_view(values.type):
         return values.cast(pa.string())
     if pa.types.is_large_list(values.type):
         return values.cast(kinds.to_arrow(kinds.of_arrow(values.type)))
     return values
+
+
+def lengths_of(lists: pa.Array) -> np.ndarray:
+    """The lengths of lists, 0 for null."""
+    return pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def lists_of(lengths: np.ndarray, values: pa.Array, nulls: pa.Array | None = None) -> pa.Array:
+    """Values as lists of some lengths, one behind the other; `nulls` are True for null lists."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, values, mask=nulls)
 
 
 def texts_of(values: pa.Array) -> pa.Array:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,20 +25,10 @@ import pyarrow.compute as pc
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark, vocabulary
-from bigdl.friesian.ops.batches import Outcome, Request, factored, normal
+from bigdl.friesian.ops.batches import Outcome, Request, factored, lengths_of, lists_of, normal
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
 from bigdl.friesian.ops.operator import Cell, Function, Operator, State, TableOperator
-from bigdl.friesian.ops.spark import (
-    F,
-    arrow_function,
-    check_string,
-    col,
-    kind_of,
-    or_error,
-    schema_of,
-    shared,
-    temporary,
-)
+from bigdl.friesian.ops.spark import F, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import LookUp
 
 if TYPE_CHECKING:
@@ -101,10 +92,10 @@ class AddHistSeq(Operator):
 
         require_columns(df.columns, self.columns)
         place, rank, history, later = (
-            temporary(df, each) for each in ("place", "rank", "history", "later")
+            spark.temporary(df, each) for each in ("place", "rank", "history", "later")
         )
         time = col(self.sort_col)
-        time = or_error(time, time.isNotNull(), self._nulls, kind_of(df, self.sort_col))
+        time = spark.or_error(time, time.isNotNull(), self._nulls, kind_of(df, self.sort_col))
         # records of equal time keep the order of the input
         window = Window.partitionBy(col(self.user_col)).orderBy(time, col(place))
         past = F.collect_list(F.struct(*(col(name).alias(name) for name in self.cols)))
@@ -137,12 +128,9 @@ class AddHistSeq(Operator):
             ends = np.cumsum(lengths)
             # the places of all values of all histories, one history behind the other
             past = np.repeat(rows - ends, lengths) + np.arange(ends[-1] if len(ends) else 0)
-            offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
             taken, items = pa.array(order[rows]), pa.array(order[past])
             made = {
-                name: pa.ListArray.from_arrays(offsets, arrays[of].take(items))
-                if of
-                else arrays[name].take(taken)
+                name: lists_of(lengths, arrays[of].take(items)) if of else arrays[name].take(taken)
                 for name, of in columns.items()
             }
             yield pa.table(made)
@@ -186,18 +174,13 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray:
 # -- arrays of one length --------------------------------------------------------------------------
 
 
-def _lengths(values: pa.Array) -> np.ndarray:
-
-    return pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
-
-
 def _is_plain(items: pa.Array) -> bool:
     return not items.null_count and kinds.is_numeric(kinds.of_arrow(items.type))
 
 
-def _lists(items: pa.Array, rows: int, length: int) -> pa.Array:
-
-    return pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * length, items)
+def _lists_of_length(items: pa.Array, length: int) -> pa.Array:
+    """Items as lists of one length."""
+    return lists_of(np.full(len(items) // length, length), items)
 
 
 class Ones(Function):
@@ -207,8 +190,8 @@ class Ones(Function):
         self.length = length
 
     def array(self, values: pa.Array) -> pa.Array:
-        is_value = np.arange(self.length) < _lengths(values)[:, None]
-        return _lists(pa.array(is_value.ravel().astype(np.int32)), len(values), self.length)
+        is_value = np.arange(self.length) < lengths_of(values)[:, None]
+        return _lists_of_length(pa.array(is_value.ravel().astype(np.int32)), self.length)
 
     def single(self, *input_kinds: str) -> Callable[..., Any]:
         return lambda value: [int(i < len(value or ())) for i in range(self.length)]
@@ -243,17 +226,17 @@ class Padded(Function):
     def array(self, values: pa.Array) -> pa.Array:
         if self.has_rows:  # what is filled in depends on the row
             return pa.array(map(self._value, values.to_pylist()), kinds.to_arrow(self.kind))
-        items, lengths = values.flatten(), _lengths(values)
+        items, lengths = values.flatten(), lengths_of(values)
         if _is_plain(items) and self.token is not None:
             found = self._plain(items.to_numpy(zero_copy_only=False), lengths)
-            return _lists(pa.array(found, items.type), len(values), self.length)
+            return _lists_of_length(pa.array(found, items.type), self.length)
         token = pa.array([self.token], items.type)
         ends = np.cumsum(lengths)[:, None]
         kept = np.minimum(lengths, self.length)[:, None]
         columns = np.arange(self.length)
         places = np.where(columns < kept, ends - kept + columns, len(items))
         found = pa.concat_arrays([items, token]).take(pa.array(places.ravel()))
-        return _lists(found, len(values), self.length)
+        return _lists_of_length(found, self.length)
 
     def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """All values of the results, from numbers without nulls: a copy in one go."""
@@ -406,7 +389,9 @@ class AddNegativeSamples(TableOperator):
         require_columns(df.columns, self.reads)
         kind = kind_of(df, self.item_col)
         require_kind(schema_of(df), [self.item_col], kinds.is_integral, *_ENCODED)
-        row, samples, history = (temporary(df, each) for each in ("row", "samples", "history"))
+        row, samples, history = (
+            spark.temporary(df, each) for each in ("row", "samples", "history")
+        )
         rows = df.withColumn(row, F.monotonically_increasing_id())
         histories = []
         if self.exclude_history_col is not None:
@@ -443,7 +428,8 @@ class AddNegativeSamples(TableOperator):
         if self.popularity is not None:
             tickets = _tickets_of(df, self.item_col, size, self.popularity)
         bits = F.transform(draws, lambda k: F.xxhash64(key, row, k))
-        draw = arrow_function(_Tickets(tickets, df.sparkSession).draw, "array<bigint>")
+        drawn = partial(_drawn, spark.shared(tickets, df.sparkSession))
+        draw = spark.arrow_function(drawn, "array<bigint>")
         return draw(bits, _excluded(item, histories, size))
 
 
@@ -490,7 +476,7 @@ class AddNegHistSeq(TableOperator):
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:
         _check_history(df, self.item_history_col)
-        row = temporary(df, "row")
+        row = spark.temporary(df, "row")
         key = F.lit(self.seed)
         kind = kinds.element_of(kind_of(df, self.item_history_col))
 
@@ -526,47 +512,41 @@ def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float)
     return np.ceil(weights * (_TICKETS / max(total, 1.0))).astype(np.int64)
 
 
-class _Tickets:
-    """The tickets of every item, in a worker."""
+def _drawn(shipped: Any, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
+    """Draw an item for each of some random bits; none where no item is left.
 
-    def __init__(self, tickets: np.ndarray, spark: Any):
-        self._shared = shared(tickets, spark)
-
-    def draw(self, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListArray:
-        """Draw an item for each of some random bits; none where no item is left.
-
-        Parameters
-        ----------
-        bits : pyarrow.ListArray of int64
-        excluded : pyarrow.ListArray of int64
-            Items that must not be drawn: ascending, different, and all of them have tickets.
-        """
-        tickets = self._shared.value
-        ends = np.cumsum(tickets)
-        begins, total = ends - tickets, int(ends[-1])
-        row, item = _rows_and_values(excluded)
-        # the number of a ticket among those that are left is that among all of them minus those
-        # before it that are excluded; in one array the rows stay apart by a distance
-        gone = tickets[item]
-        before = np.cumsum(gone) - gone
-        first = np.searchsorted(row, np.arange(len(excluded)))
-        padded = np.append(before, gone.sum())
-        free = begins[item] - (before - padded[first[row]])
-        left = total - np.bincount(row, gone, len(excluded)).astype(np.int64)
-        apart = total + 1
-        owner, random = _rows_and_values(bits)
-        there = left[owner] > 0
-        owner, random = owner[there], random[there]
-        drawn = (random.view(np.uint64) % left[owner].astype(np.uint64)).astype(np.int64)
-        place = np.searchsorted(row * apart + free, owner * apart + drawn, "right")
-        skipped = padded[place] - padded[first[owner]]
-        items = np.searchsorted(ends, drawn + skipped, "right")
-        counts = np.bincount(owner, minlength=len(bits))
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(items))
+    Parameters
+    ----------
+    shipped : broadcast of ndarray of int64
+        The tickets of every item.
+    bits : pyarrow.ListArray of int64
+    excluded : pyarrow.ListArray of int64
+        Items that must not be drawn: ascending, different, and all of them have tickets.
+    """
+    tickets = shipped.value
+    ends = np.cumsum(tickets)
+    begins, total = ends - tickets, int(ends[-1])
+    row, item = _rows_and_values(excluded)
+    # the number of a ticket among those that are left is that among all of them minus those
+    # before it that are excluded; in one array the rows stay apart by a distance
+    gone = tickets[item]
+    before = np.cumsum(gone) - gone
+    first = np.searchsorted(row, np.arange(len(excluded)))
+    padded = np.append(before, gone.sum())
+    free = begins[item] - (before - padded[first[row]])
+    left = total - np.bincount(row, gone, len(excluded)).astype(np.int64)
+    apart = total + 1
+    owner, random = _rows_and_values(bits)
+    there = left[owner] > 0
+    owner, random = owner[there], random[there]
+    drawn = (random.view(np.uint64) % left[owner].astype(np.uint64)).astype(np.int64)
+    place = np.searchsorted(row * apart + free, owner * apart + drawn, "right")
+    skipped = padded[place] - padded[first[owner]]
+    items = np.searchsorted(ends, drawn + skipped, "right")
+    counts = np.bincount(owner, minlength=len(bits))
+    return lists_of(counts, pa.array(items))
 
 
 def _rows_and_values(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     """The number of the row of every value, and the values."""
-    lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
-    return np.repeat(np.arange(len(lists)), lengths), lists.flatten().to_numpy()
+    return pc.list_parent_indices(lists).to_numpy(), lists.flatten().to_numpy()

@@ -26,29 +26,16 @@ import pyarrow.compute as pc
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
-from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.batches import Counts, Request, texts_of
+from bigdl.friesian.ops import kinds, spark
+from bigdl.friesian.ops.batches import Counts, Request, lengths_of, lists_of, texts_of
 from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
 from bigdl.friesian.ops.operator import Cell, Function, Operator, State
-from bigdl.friesian.ops.spark import (
-    F,
-    all_of,
-    arrow_function,
-    check_string,
-    col,
-    is_missing,
-    kind_of,
-    replace,
-    schema_of,
-    shared,
-    temporary,
-    without_nan,
-)
+from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
 from bigdl.orca.data.transformer.encoding import Source, sources_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 # Keys that are collected, which is some 30 MB of short strings.  In a Python worker they take about
 # ten times as much.
@@ -164,7 +151,7 @@ class Dictionary:
                 return None
             table = _unique(self._pairs(kind).toArrow()) if table is None else table
             columns = (column.combine_chunks() for column in table.columns)
-            self._shipped[kind] = shared(Vocabulary(*columns), self.df.sparkSession)
+            self._shipped[kind] = spark.shared(Vocabulary(*columns), self.df.sparkSession)
         return self._shipped[kind]
 
     def joined(self, kind: str) -> DataFrame:
@@ -175,14 +162,14 @@ class Dictionary:
         """The largest value, 0 if there is none."""
         if self._entries is not None:
             return len(self._entries)
-        row = cast("Row", self.df.agg(F.max(col(self.value))).first())
-        return row[0] or 0
+        (largest,) = spark.figures_of(self.df, [F.max(col(self.value))])
+        return largest or 0
 
     def _pairs(self, kind: str) -> DataFrame:
         pairs = self.df.select(
             col(self.key).try_cast(kind).alias("key"), col(self.value).alias("value")
         )
-        is_known = ~is_missing(F.col("key"), kind_of(pairs, "key"))
+        is_known = ~spark.is_missing(F.col("key"), kind_of(pairs, "key"))
         return pairs.filter(is_known & F.col("value").isNotNull())
 
     def _table(self, kind: str) -> pa.Table | None:
@@ -205,12 +192,9 @@ def numbered(spark: SparkSession, vocabulary: pa.Table) -> Dictionary:
 
 def _unique(pairs: pa.Table) -> pa.Table:
     """Pairs sorted by key, of each key the one with the smallest value."""
-    pairs = pairs.sort_by([("key", "ascending"), ("value", "ascending")]).combine_chunks()
-    if pairs.num_rows < 2:
-        return pairs
-    keys = pairs["key"]
-    is_new = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))
-    return pairs.filter(pa.concat_arrays([pa.array([True]), is_new.combine_chunks()]))
+    pairs = pairs.sort_by([("key", "ascending"), ("value", "ascending")])
+    first = pairs.group_by("key", use_threads=False).aggregate([("value", "first")])
+    return first.rename_columns(["key", "value"]).combine_chunks()
 
 
 # -- joins -----------------------------------------------------------------------------------------
@@ -251,9 +235,9 @@ def join(
         if not each.outputs:
             continue
         wanted = [*each.at, *dict.fromkeys(column for column, _ in each.outputs.values())]
-        hidden = {name: temporary(rows, f"found{i}_{j}") for j, name in enumerate(wanted)}
+        hidden = {name: spark.temporary(rows, f"found{i}_{j}") for j, name in enumerate(wanted)}
         table = each.table.select(*(col(name).alias(other) for name, other in hidden.items()))
-        same = all_of(value == col(hidden[name]) for name, value in each.at.items())
+        same = spark.all_of(value == col(hidden[name]) for name, value in each.at.items())
         rows = rows.join(table, same, "left")
         for output, (column, default) in each.outputs.items():
             results[output] = F.coalesce(col(hidden[column]), default)
@@ -319,7 +303,7 @@ def encode_tokens(
         else:
             tokens = F.split(col(name).cast("string"), separator)
             known = partial(_known_of, shipped)
-            function = arrow_function(known, f"array<{dictionary.value_type}>")
+            function = spark.arrow_function(known, f"array<{dictionary.value_type}>")
             df = replace(df, {name: function(tokens.try_cast(f"array<{kind}>"))})
         if smallest:
             df = replace(df, {name: F.array_min(col(name))})
@@ -369,7 +353,7 @@ def value_features(
         shipped = dictionary.shipped(kind, limited=False)
         begin, end = "array<" * depth, ">" * depth
         values = partial(_values, shipped, depth, default)
-        function = arrow_function(values, f"{begin}{wanted}{end}")
+        function = spark.arrow_function(values, f"{begin}{wanted}{end}")
         results[output] = function(col(name).try_cast(f"{begin}{kind}{end}"))
     return join(df, look_ups, results)
 
@@ -380,7 +364,7 @@ def _values(shipped: Any, depth: int, default: Any, keys: pa.Array) -> pa.Array:
         values = shipped.value.find_repeated(keys)
         return values if default is None else values.fill_null(default)
     inner = _values(shipped, depth - 1, default, keys.flatten())
-    return pa.ListArray.from_arrays(_offsets(keys), inner, mask=keys.is_null())
+    return lists_of(lengths_of(keys), inner, keys.is_null())
 
 
 def _known_of(shipped: Any, keys: pa.Array) -> pa.Array:
@@ -390,16 +374,9 @@ def _known_of(shipped: Any, keys: pa.Array) -> pa.Array:
 def _known(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
     """The values of the keys in a list, without those of unknown ones; null if there are none."""
     values = vocabulary.find_repeated(keys.flatten())
-    known = np.concatenate([[0], np.cumsum(values.is_valid().to_numpy(zero_copy_only=False))])
-    offsets = known[_offsets(keys).to_numpy()].astype(np.int32)
-    empty = pa.array(offsets[1:] == offsets[:-1])
-    return pa.ListArray.from_arrays(pa.array(offsets), values.drop_null(), mask=empty)
-
-
-def _offsets(lists: pa.Array) -> pa.Array:
-    """Where the lists begin in ``lists.flatten()``, which has nothing of null lists."""
-    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    rows = pc.list_parent_indices(keys).filter(values.is_valid())
+    counts = np.bincount(rows.to_numpy(), minlength=len(keys))
+    return lists_of(counts, values.drop_null(), pa.array(counts == 0))
 
 
 # Counted values that are ranked on the driver.  A million short strings take about 30 MB there.
@@ -478,7 +455,7 @@ def count_values(
         """Return the pairs of one cell: a struct, or with a separator an array of structs."""
         value = col(name)
         if not nulls:
-            value = without_nan(value, kind_of(df, name))  # NaN is no value of a vocabulary
+            value = spark.without_nan(value, kind_of(df, name))  # NaN is no value of a vocabulary
         value = value.cast(of_sources[i])
 
         def pair(value: Column) -> Column:
@@ -494,7 +471,7 @@ def count_values(
 
     cells = [pairs(i, name) for i, source in enumerate(sources) for name in source.columns]
     every = F.concat(*cells) if separator is not None else F.array(*cells)
-    pair = temporary(df, "pair")
+    pair = spark.temporary(df, "pair")
     values = [f"value_{i}" for i in range(len(types))]
     rows = df.select(F.explode(every).alias(pair)).select(f"{pair}.*")
     if not nulls:
@@ -526,7 +503,7 @@ def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
         for i, limit in enumerate(limits)
         if limit > 1
     ]
-    return counted.filter(all_of(conditions)) if conditions else counted
+    return counted.filter(spark.all_of(conditions)) if conditions else counted
 
 
 def _value_kind(df: DataFrame, source: Source, separator: str | None) -> str:
@@ -611,8 +588,7 @@ class EncodeTokens(Function):
         if self.sort or self.smallest:
             items, rows = numbers.flatten(), pc.list_parent_indices(numbers)
             ordered = items.take(pa.array(np.lexsort((items.to_numpy(), rows.to_numpy()))))
-            offsets = _offsets(numbers)
-            numbers = pa.ListArray.from_arrays(offsets, ordered, mask=numbers.is_null())
+            numbers = lists_of(lengths_of(numbers), ordered, numbers.is_null())
         return pc.list_element(numbers, 0) if self.smallest else numbers
 
     def single(self, *input_kinds: str) -> Callable[..., Any]:
