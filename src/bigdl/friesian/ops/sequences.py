@@ -549,4 +549,4 @@ def _drawn(shipped: Any, bits: pa.ListArray, excluded: pa.ListArray) -> pa.ListA
 
 def _rows_and_values(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
     """The number of the row of every value, and the values."""
-    return pc.list_parent_indices(lists).to_numpy(), lists.flatten().to_numpy()
+    return np.repeat(np.arange(len(lists)), lengths_of(lists)), lists.flatten().to_numpy()

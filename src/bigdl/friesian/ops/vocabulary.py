@@ -192,9 +192,12 @@ def numbered(spark: SparkSession, vocabulary: pa.Table) -> Dictionary:
 
 def _unique(pairs: pa.Table) -> pa.Table:
     """Pairs sorted by key, of each key the one with the smallest value."""
-    pairs = pairs.sort_by([("key", "ascending"), ("value", "ascending")])
-    first = pairs.group_by("key", use_threads=False).aggregate([("value", "first")])
-    return first.rename_columns(["key", "value"]).combine_chunks()
+    pairs = pairs.sort_by([("key", "ascending"), ("value", "ascending")]).combine_chunks()
+    if pairs.num_rows < 2:
+        return pairs
+    keys = pairs["key"]  # not grouped, which would tell 0.0 and -0.0 apart
+    is_new = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))
+    return pairs.filter(pa.concat_arrays([pa.array([True]), is_new.combine_chunks()]))
 
 
 # -- joins -----------------------------------------------------------------------------------------
@@ -374,8 +377,9 @@ def _known_of(shipped: Any, keys: pa.Array) -> pa.Array:
 def _known(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
     """The values of the keys in a list, without those of unknown ones; null if there are none."""
     values = vocabulary.find_repeated(keys.flatten())
-    rows = pc.list_parent_indices(keys).filter(values.is_valid())
-    counts = np.bincount(rows.to_numpy(), minlength=len(keys))
+    rows = np.repeat(np.arange(len(keys)), lengths_of(keys))
+    known = rows[values.is_valid().to_numpy(zero_copy_only=False)]
+    counts = np.bincount(known, minlength=len(keys))
     return lists_of(counts, values.drop_null(), pa.array(counts == 0))
 
 
