@@ -1,4 +1,4 @@
-"""A chart of a fit: losses, metrics, speed and where the time went, by epoch."""
+"""Charts of figures that come one after the other, such as those of the epochs of a fit."""
 
 from __future__ import annotations
 
@@ -10,12 +10,96 @@ from pathlib import Path
 from bigdl.common.drawing import Chart, Scale
 from bigdl.training.figures import headline
 
-__all__ = ["FitChart"]
+__all__ = ["FitChart", "PanelChart", "table_of"]
 
-_WIDTH, _PANEL = 640.0, 170.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90.0, 150.0, 26.0, 28.0  # room around the panel's inside
-_COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b")
+_COLOURS = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
+    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
+)
 _PHASES = {"mean_fetch_s": "fetch", "mean_fwd_s": "forward", "mean_bwd_s": "backward"}
+
+
+class PanelChart(Chart):
+    """Panels of lines or stacked bars, one below the other, over the same places.
+
+    Parameters
+    ----------
+    name : str
+        Of what is counted by the places, e.g. ``"epoch"``.
+    places : sequence of int
+    panels : sequence of (str, dict of str to sequence of float, bool)
+        Of each panel the title, the values by their label, and whether they are stacked.
+    width, height : float
+        Of a panel, in pixels.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        places: Sequence[int],
+        panels: Sequence[tuple[str, Mapping[str, Sequence[float]], bool]],
+        width: float = 640.0,
+        height: float = 170.0,
+    ):
+        super().__init__(width, height * len(panels))
+        self._name, self._places = name, places
+        self._right, self._panel = width - _RIGHT, height
+        self._step = (self._right - _LEFT) / len(places)
+        for number, (title, values, is_stacked) in enumerate(panels):
+            draw = self._draw_bars if is_stacked else self._draw_lines
+            draw(number * height, title, values)
+
+    def _draw_frame(self, top: float, title: str, values: Sequence[float]) -> Scale:
+        """Draw the grid of a panel; return the scale of its values."""
+        bottom = top + self._panel - _BOTTOM
+        known = [value for value in values if math.isfinite(value)]
+        up = Scale(known or [0.0, 1.0], bottom, top + _TOP)
+        for tick in up.ticks():
+            self.line([(_LEFT, up(tick)), (self._right, up(tick))], "#ddd")
+            self.text(f"{tick:.3g}", _LEFT - 6, up(tick) + 4, "end")
+        for number in sorted({0, len(self._places) // 2, len(self._places) - 1}):
+            middle = _LEFT + (number + 0.5) * self._step
+            self.text(f"{self._places[number]}", middle, bottom + 16, "middle")
+        self.text(title, _LEFT, top + 16)
+        return up
+
+    def _draw_lines(self, top: float, title: str, values: Mapping[str, Sequence[float]]) -> None:
+        up = self._draw_frame(top, title, list(itertools.chain(*values.values())))
+        for number, (label, those) in enumerate(values.items()):
+            points = [
+                (_LEFT + (place + 0.5) * self._step, up(value))
+                for place, value in enumerate(those)
+                if math.isfinite(value)
+            ]
+            last = f"{label} {those[-1]:.4g}".strip()
+            self.line(points, _COLOURS[number], 2, dots=2.5, title=last)
+            self._draw_key(top, number, last)
+
+    def _draw_bars(self, top: float, title: str, values: Mapping[str, Sequence[float]]) -> None:
+        sums = [math.fsum(each) for each in zip(*values.values(), strict=True)]
+        up = self._draw_frame(top, title, [0.0, *sums])
+        base = [0.0] * len(sums)
+        for number, (label, those) in enumerate(values.items()):
+            for place, value in enumerate(those):
+                low, high = up(base[place]), up(base[place] + value)
+                left = _LEFT + (place + 0.1) * self._step
+                told = f"{self._name} {self._places[place]}, {label}: {value:.3g} ms"
+                self.box(left, high, 0.8 * self._step, low - high, _COLOURS[number], told)
+                base[place] += value
+            self._draw_key(top, number, label)
+
+    def _draw_key(self, top: float, number: int, label: str) -> None:
+        x, y = self._right + 16, top + _TOP + 18 * number
+        self.box(x, y, 12, 12, _COLOURS[number])
+        self.text(label, x + 18, y + 11)
+
+
+def table_of(rows: Sequence[Mapping[str, float]]) -> str:
+    """Return rows of figures by name as text."""
+    import pandas as pd
+
+    return pd.DataFrame(rows).to_string(index=False, float_format="{:.6g}".format)
 
 
 class FitChart:
@@ -53,11 +137,7 @@ class FitChart:
     def _table(self) -> str:
         """Return the figures as text."""
         rows = [{"epoch": e["epoch"], **headline(e), **self._speed(e)} for e in self._epochs]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        lines = ["".join(f"{name:>16}" for name in names)]
-        for row in rows:
-            lines.append("".join(f"{row.get(name, math.nan):>16.6g}" for name in names))
-        return "\n".join(lines)
+        return table_of(rows)
 
     @staticmethod
     def _speed(entry: dict) -> dict[str, float]:
@@ -87,61 +167,4 @@ class FitChart:
         ]
 
     def _chart(self) -> Chart:
-        panels = self._panels()
-        chart = Chart(_WIDTH, _PANEL * len(panels))
-        for number, (title, values, is_stacked) in enumerate(panels):
-            draw = self._bars if is_stacked else self._lines
-            draw(chart, number * _PANEL, title, values)
-        return chart
-
-    def _frame(self, chart: Chart, top: float, title: str, up: Scale) -> float:
-        """Draw the grid of a panel; return the width of an epoch."""
-        bottom, right = top + _PANEL - _BOTTOM, _WIDTH - _RIGHT
-        for tick in up.ticks():
-            chart.line([(_LEFT, up(tick)), (right, up(tick))], "#ddd")
-            chart.text(f"{tick:.3g}", _LEFT - 6, up(tick) + 4, "end")
-        width = (right - _LEFT) / len(self._epochs)
-        for number in sorted({0, len(self._epochs) // 2, len(self._epochs) - 1}):
-            epoch = self._epochs[number]["epoch"]
-            chart.text(f"{epoch}", _LEFT + (number + 0.5) * width, bottom + 16, "middle")
-        chart.text(title, _LEFT, top + 16)
-        return width
-
-    def _scale(self, top: float, values: Sequence[float]) -> Scale:
-        known = [value for value in values if math.isfinite(value)]
-        return Scale(known or [0.0, 1.0], top + _PANEL - _BOTTOM, top + _TOP)
-
-    def _lines(
-        self, chart: Chart, top: float, title: str, values: Mapping[str, Sequence[float]]
-    ) -> None:
-        up = self._scale(top, list(itertools.chain(*values.values())))
-        width = self._frame(chart, top, title, up)
-        for number, (label, those) in enumerate(values.items()):
-            points = [
-                (_LEFT + (place + 0.5) * width, up(value))
-                for place, value in enumerate(those)
-                if math.isfinite(value)
-            ]
-            last = f"{label} {those[-1]:.4g}".strip()
-            chart.line(points, _COLOURS[number], 2, dots=2.5, title=last)
-            self._key(chart, top, number, last)
-
-    def _bars(
-        self, chart: Chart, top: float, title: str, values: Mapping[str, Sequence[float]]
-    ) -> None:
-        sums = [math.fsum(each) for each in zip(*values.values(), strict=True)]
-        up = self._scale(top, [0.0, *sums])
-        width = self._frame(chart, top, title, up)
-        base = [0.0] * len(sums)
-        for number, (label, those) in enumerate(values.items()):
-            for place, value in enumerate(those):
-                low, high = up(base[place]), up(base[place] + value)
-                left, told = _LEFT + (place + 0.1) * width, f"{label}: {value:.3g} ms"
-                chart.box(left, high, 0.8 * width, low - high, _COLOURS[number], told)
-                base[place] += value
-            self._key(chart, top, number, label)
-
-    def _key(self, chart: Chart, top: float, number: int, label: str) -> None:
-        x, y = _WIDTH - _RIGHT + 16, top + _TOP + 18 * number
-        chart.box(x, y, 12, 12, _COLOURS[number])
-        chart.text(label, x + 18, y + 11)
+        return PanelChart("epoch", [entry["epoch"] for entry in self._epochs], self._panels())

@@ -1,7 +1,5 @@
 """From what the ranks recorded of their steps to the figures of an epoch."""
 
-import colorsys
-import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -10,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.drawing import Chart, Scale
+from bigdl.training.chart import PanelChart, table_of
 from bigdl.training.figures import EpochSums, LossRule, summaries_of
 
 PHASES = (
@@ -184,17 +182,7 @@ def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:
 # -- the chart ------------------------------------------------------------------------------------
 
 _LABELS = [name.removesuffix("_s").replace("_", " ") for name in GROUP_PHASES[:-1]]
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _MARGIN = 860, 420, 70, 150, 40
 _BARS = 120  # at most: a longer training is drawn by means of several groups
-
-
-def _colour(number: int) -> str:
-    """Return a colour of its own for every phase."""
-    rgb = colorsys.hls_to_rgb(number / len(_LABELS), 0.6, 0.6)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
-
-
-_COLOURS = [_colour(number) for number in range(len(_LABELS))]
 
 
 def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
@@ -207,45 +195,14 @@ def draw_phases(rows: Sequence[Sequence[float]], path: Path) -> None:
     path : Path
         See :meth:`bigdl.common.drawing.Chart.write`.
     """
-    bars = _means(rows)
-    _chart(bars).write(path, "Phases of the parameter layer", _table(bars))
-
-
-def _means(rows) -> list[tuple[int, list[float]]]:
-    """Last step and milliseconds of each phase, of not too many bars."""
-    together = -(-len(rows) // _BARS)
-    bars = []
-    for first in range(0, len(rows), together):
-        groups = np.asarray(rows[first : first + together])
-        bars.append((int(groups[-1, 0]), (1e3 * groups[:, 2:-1].mean(axis=0)).tolist()))
-    return bars
-
-
-def _chart(bars) -> Chart:
-    chart = Chart(_WIDTH, _HEIGHT)
-    bottom, right = _HEIGHT - _MARGIN, _WIDTH - _RIGHT
-    width = (right - _LEFT) / len(bars)
-    up = Scale([0.0, max(sum(values) for _, values in bars)], bottom, _MARGIN)
-    for tick in up.ticks():
-        chart.line([(_LEFT, up(tick)), (right, up(tick))], "#ddd")
-        chart.text(f"{tick:.3g}", _LEFT - 6, up(tick) + 4, "end")
-    for number, (step, values) in enumerate(bars):
-        tops = list(itertools.accumulate(values, initial=0.0))
-        for phase, value in enumerate(values):
-            title = f"step {step}, {_LABELS[phase]}: {value:.3g} ms"
-            low, high = up(tops[phase]), up(tops[phase + 1])
-            chart.box(_LEFT + number * width, high, 0.9 * width, low - high, _COLOURS[phase], title)
-    for number in sorted({0, len(bars) // 2, len(bars) - 1}):
-        chart.text(f"{bars[number][0]}", _LEFT + (number + 0.45) * width, bottom + 16, "middle")
-    chart.text("step", (_LEFT + right) / 2, _HEIGHT - 6, "middle")
-    chart.text("ms per step", _LEFT, _MARGIN - 16, "end")
-    for number, (label, colour) in enumerate(zip(_LABELS, _COLOURS, strict=True)):
-        chart.box(right + 16, bottom - 20 * number - 10, 12, 12, colour)
-        chart.text(label, right + 34, bottom - 20 * number)
-    return chart
-
-
-def _table(bars) -> str:
-    head = "".join(f"{label:>16}" for label in _LABELS)
-    lines = [f"{step:>8}" + "".join(f"{v:>16.3f}" for v in values) for step, values in bars]
-    return "\n".join([f"{'step':>8}{head}", *lines])
+    groups, together = np.asarray(rows), -(-len(rows) // _BARS)
+    bars = [groups[first : first + together] for first in range(0, len(rows), together)]
+    steps = [int(those[-1, 0]) for those in bars]
+    times = np.array([1e3 * those[:, 2:-1].mean(axis=0) for those in bars])
+    panel = "ms per step", dict(zip(_LABELS, times.T.tolist(), strict=True)), True
+    table = [
+        {"step": step, **dict(zip(_LABELS, those, strict=True))}
+        for step, those in zip(steps, times, strict=True)
+    ]
+    chart = PanelChart("step", steps, [panel], 860, 420)
+    chart.write(path, "Phases of the parameter layer", table_of(table))
