@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import operator
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -9,6 +10,12 @@ from bigdl.common.errors import UsageError
 
 T = TypeVar("T")
 _A = {"integer": "an", "number": "a"}
+_HOLDS = {
+    "of at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+    "below": operator.lt,
+}
 
 
 def check_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -27,7 +34,7 @@ def check_integer(name: str, value: Any, least: int | None = None, most: int | N
     ------
     UsageError
     """
-    _check(name, value, numbers.Integral, "integer", least, most)
+    _check(name, value, numbers.Integral, "integer", {"of at least": least, "at most": most})
     return int(value)
 
 
@@ -62,7 +69,8 @@ def check_number(
     ------
     UsageError
     """
-    _check(name, value, numbers.Real, "number", least, most, above, below)
+    bounds = {"of at least": least, "above": above, "at most": most, "below": below}
+    _check(name, value, numbers.Real, "number", bounds)
     return value
 
 
@@ -75,31 +83,20 @@ def check_choice(name: str, value: T, choices: Iterable[T]) -> T:
 
 
 def _check(
-    name: str,
-    value: Any,
-    number_type: type,
-    noun: str,
-    least: float | None,
-    most: float | None,
-    above: float | None = None,
-    below: float | None = None,
+    name: str, value: Any, number_type: type, noun: str, bounds: dict[str, float | None]
 ) -> None:
+    named = {word: bound for word, bound in bounds.items() if bound is not None}
     is_number = isinstance(value, number_type) and not isinstance(value, bool)
     if (
         is_number
         and math.isfinite(value)
-        and (least is None or value >= least)
-        and (most is None or value <= most)
-        and (above is None or value > above)
-        and (below is None or value < below)
+        and all(_HOLDS[word](value, bound) for word, bound in named.items())
     ):
         return
-    bounds = {"of at least": least, "above": above, "at most": most, "below": below}
-    named = {word: bound for word, bound in bounds.items() if bound is not None}
     if named == ({"of at least": 1} if noun == "integer" else {"above": 0}):
         wanted = f"a positive {noun}"
-    elif least is not None and most is not None:
-        wanted = f"{_A[noun]} {noun} from {least:g} to {most:g}"
+    elif {"of at least", "at most"} <= named.keys():
+        wanted = f"{_A[noun]} {noun} from {named['of at least']:g} to {named['at most']:g}"
     else:
         limits = " and ".join(f"{word} {bound:g}" for word, bound in named.items())
         wanted = f"{_A[noun]} {noun} {limits}".rstrip()
