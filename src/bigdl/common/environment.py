@@ -7,9 +7,11 @@ for temporary files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -78,3 +80,11 @@ def cache_directory(name: str) -> Path:
     """The directory ``~/.cache/bigdl/<name>``, or that below ``XDG_CACHE_HOME``."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(root) / "bigdl" / name
+
+
+def remove_old(files: Iterable[Path], age_s: float) -> None:
+    """Remove the files of a cache that have not changed for so many seconds."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            if time.time() - file.stat().st_mtime > age_s:
+                file.unlink()

@@ -14,10 +14,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from bigdl.common.environment import cache_directory
+from bigdl.common.environment import cache_directory, remove_old
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import spark_home
@@ -113,7 +112,7 @@ def make_class_archive() -> Path:
         if archive.exists():
             return archive
         archive.parent.mkdir(parents=True, exist_ok=True)
-        _remove_unused(archive.parent)
+        remove_old(archive.parent.glob("*.jsa"), UNUSED_S)
         with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
             classes, made = Path(folder, "classes"), Path(folder, "archive")
             options = f"-XX:DumpLoadedClassList={classes} -Xlog:cds=off"
@@ -150,13 +149,6 @@ def _run(command: list[str], variables: dict[str, str]) -> str:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["nothing was printed"]
         raise UsageError(f"an archive of Spark's classes cannot be made: {lines[-1]}")
     return done.stdout
-
-
-def _remove_unused(directory: Path) -> None:
-    for archive in directory.glob("*.jsa"):
-        with contextlib.suppress(OSError):
-            if archive.stat().st_mtime < time.time() - UNUSED_S:
-                archive.unlink()
 
 
 def main() -> None:

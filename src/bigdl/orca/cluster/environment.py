@@ -14,14 +14,13 @@ import logging
 import os
 import sys
 import tempfile
-import time
 import weakref
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, cast
 
-from bigdl.common.environment import cache_directory
+from bigdl.common.environment import cache_directory, remove_old
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.cluster.spark import is_local
 from bigdl.runtime.engine import user_import_path
@@ -76,10 +75,8 @@ def packed_environment(prefix: str | None = None, cache: str | None = None) -> s
         made = os.path.join(aside, archive.name)
         _pack(kind, root, made)
         os.replace(made, archive)
-    for old in directory.glob(f"{family}-*.tar.gz"):
-        with contextlib.suppress(OSError):
-            if old != archive and time.time() - old.stat().st_mtime > OLD_S:
-                old.unlink()
+    # the new one is as young as can be
+    remove_old(directory.glob(f"{family}-*.tar.gz"), OLD_S)
     return str(archive)
 
 
@@ -97,8 +94,7 @@ def environment_hash(prefix: str | Path) -> str:
         record = path / "RECORD" if path.suffix == ".dist-info" else path
         with contextlib.suppress(OSError):
             stat = record.lstat()
-            size = 0 if record.is_dir() else stat.st_size
-            changed = 0 if record.is_dir() else stat.st_mtime_ns
+            size, changed = (0, 0) if record.is_dir() else (stat.st_size, stat.st_mtime_ns)
             digest.update(f"{path.relative_to(root)} {size} {changed}\n".encode())
     return digest.hexdigest()[:24]
 
