@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from types import SimpleNamespace
 from typing import Any
 
 from bigdl.common.errors import BigDLError, WorkerError
@@ -131,18 +132,13 @@ def _silenced() -> _Silence:
 def silence_daemon(daemon: Any) -> None:
     """Have a module ``pyspark.daemon`` print nothing about connections that Spark has closed."""
     if getattr(daemon, "traceback", None) is traceback:
-        daemon.traceback = _SilentTraceback()
+        daemon.traceback = SimpleNamespace(**{**vars(traceback), "print_exc": _print_exc})
 
 
-class _SilentTraceback:
-    """The module ``traceback`` for Spark's daemon, silent when nobody reads on."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(traceback, name)
-
-    def print_exc(self, *args: Any, **options: Any) -> None:
-        if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
-            traceback.print_exc(*args, **options)
+def _print_exc(*args: Any, **options: Any) -> None:
+    """Print the exception as ``traceback`` does, unless it says that nobody reads on."""
+    if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
+        traceback.print_exc(*args, **options)
 
 
 class JobCancelled(BigDLError, RuntimeError):

@@ -210,21 +210,16 @@ def run(command: Iterable[str], environment: Mapping[str, str]) -> int:
 
     Ctrl-C reaches it through the terminal; the signal that ends this process is passed on.
     """
-    handlers = {}
-    with subprocess.Popen(list(command), env={**os.environ, **environment}) as child:
-        try:
+    variables = {**os.environ, **environment}
+    with subprocess.Popen(list(command), env=variables) as child, contextlib.ExitStack() as restore:
+        with contextlib.suppress(ValueError):  # not the main thread: signals are not its business
             for number, action in (
                 (signal.SIGTERM, lambda *_: child.terminate()),
                 (signal.SIGINT, signal.SIG_IGN),
             ):
-                handlers[number] = signal.signal(number, action)
-        except ValueError:
-            pass  # not the main thread: signals are not its business
-        try:
-            code = child.wait()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler or signal.SIG_DFL)
+                handler = signal.signal(number, action)
+                restore.callback(signal.signal, number, handler or signal.SIG_DFL)
+        code = child.wait()
     return code if code >= 0 else 128 - code
 
 
