@@ -23,25 +23,6 @@ def _page(title: str, drawing: str, below: str) -> str:
     )
 
 
-def _write_with_matplotlib(path, draw) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError(
-            f"matplotlib, which writes {path.suffix} files, is not installed; run: pip install "
-            "matplotlib, or choose .html or .svg"
-        )
-    # Figures of their own: pyplot's state and backend are the user's.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    try:
-        figure.savefig(path)
-    except ValueError as error:
-        raise UsageError(f"The chart cannot be written to {path}: {error}") from error
-
-
 class Chart:
     """Lines, boxes and texts, drawn as SVG or on a figure of matplotlib alike.
 
@@ -116,9 +97,16 @@ class Chart:
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font}>'
         return "\n".join([head, *marks, "</svg>"])
 
-    def draw(self, figure: Any) -> None:
-        """Draw the chart on a figure of matplotlib."""
-        axes = figure.subplots()
+    def _write_with_matplotlib(self, path: Path) -> None:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise MissingExtraError(
+                f"matplotlib, which writes {path.suffix} files, is not installed; run: pip install "
+                "matplotlib, or choose .html or .svg"
+            )
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 5), layout="constrained")  # pyplot's state is the user's
+        axes: Any = figure.subplots()
         axes.set(xlim=(0, self._width), ylim=(self._height, 0))
         axes.axis("off")
         for points, colour, width, dots, _ in self._lines:
@@ -127,6 +115,10 @@ class Chart:
             axes.bar(x, height, width, y, align="edge", color=colour, zorder=3)
         for content, x, y, anchor in self._texts:
             axes.text(x, y, content, ha=_ALIGNMENT[anchor], fontsize=8)
+        try:
+            figure.savefig(path)
+        except ValueError as error:
+            raise UsageError(f"The chart cannot be written to {path}: {error}") from error
 
     def write(self, path: Path, title: str, below: str) -> None:
         """Write the chart in the form that the suffix of a path asks for.
@@ -148,7 +140,7 @@ class Chart:
         suffix = path.suffix.lower()
         try:
             if suffix not in _OWN:
-                _write_with_matplotlib(path, self.draw)
+                self._write_with_matplotlib(path)
                 return
             drawing = self.svg() if suffix == ".svg" else _page(title, self.svg(), below)
             path.write_text(drawing, encoding="utf-8")
