@@ -266,13 +266,12 @@ def _sources(path: Path) -> Iterable[Path]:
 
 def _write(file: str | Path, members: dict[str, Path]) -> None:
     # The same modules give the same bytes, whenever their files were written.
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         folders = {folder for name in members for folder in PurePosixPath(name).parents}
         # a package without __init__.py is found by its entry
         for folder in sorted(folders - {PurePosixPath(".")}):
             archive.writestr(zipfile.ZipInfo(f"{folder}/"), b"")
         for name, source in sorted(members.items()):
             info = zipfile.ZipInfo(name)
-            info.compress_type = zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
-            archive.writestr(info, source.read_bytes())
+            archive.writestr(info, source.read_bytes(), zipfile.ZIP_DEFLATED)
