@@ -44,9 +44,7 @@ def usable_cores() -> list[int]:
         The affinity mask in increasing order. A CPU quota does not shorten it: a quota limits
         time, not places (see :func:`core_count`).
     """
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def core_count(root: str | Path = "/") -> int:
@@ -185,20 +183,19 @@ def topology(root: str | Path = "/", usable: Iterable[int] | None = None) -> Top
         for directory in system.glob("node/node[0-9]*")
         for core in _parse_ids(read_text(directory / "cpulist"))
     }
-    socket_of: dict[int, str] = {}
     siblings_of: dict[int, tuple[int, ...]] = {}
     for core in usable:
-        about = system / f"cpu/cpu{core}/topology"
-        socket_of[core] = read_text(about / "physical_package_id").strip()
         if core in siblings_of:
             continue
+        about = system / f"cpu/cpu{core}/topology"
         listed = read_text(about / "core_cpus_list") or read_text(about / "thread_siblings_list")
         # A core that an earlier one has claimed stays there, whatever the files say.
         siblings = {core, *_parse_ids(listed)}.intersection(usable).difference(siblings_of)
         siblings_of.update(dict.fromkeys(siblings, tuple(sorted(siblings))))
 
     def place(siblings: tuple[int, ...]) -> tuple:
-        socket = socket_of[siblings[0]]
+        file = system / f"cpu/cpu{siblings[0]}/topology/physical_package_id"
+        socket = read_text(file).strip()
         return int(socket) if socket.isdigit() else 0, node_of.get(siblings[0], 0), siblings
 
     nodes: dict[int, list[int]] = {}

@@ -64,11 +64,6 @@ class JavaHome:
     origin: str
     _private: tempfile.TemporaryDirectory | None = field(default=None, repr=False)
 
-    @property
-    def wrapped(self) -> bool:
-        """Return True if `home` is a private directory around a Java that lacks a module."""
-        return self._private is not None
-
     def close(self) -> None:
         """Remove the private directory, if there is one; it also goes when the process ends."""
         if self._private is not None:
