@@ -44,15 +44,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     import torch
 
     optimizer_type = type(optimizer)
-    is_known = (
-        optimizer_type.__module__.startswith("torch.optim")
-        and optimizer_type.__name__ in _ELEMENTWISE
-    )
-    if not (
-        is_known
-        or getattr(optimizer_type, "elementwise", False)
-        or getattr(optimizer_type, "needs_norms", False)
-    ):
+    is_known = optimizer_type in [getattr(torch.optim, name) for name in _ELEMENTWISE]
+    marks = "elementwise", "needs_norms"
+    if not is_known and not any(getattr(optimizer_type, mark, False) for mark in marks):
         raise UsageError(
             f"{optimizer_type.__name__} cannot be cut in slices, since it may look at more than "
             f"one number at a time; use one of {', '.join(_ELEMENTWISE)}, LARS, a class that says "
