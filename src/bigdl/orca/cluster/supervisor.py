@@ -294,10 +294,7 @@ def stop(started):
 
     for process in started:
         process.terminate()
-    give_up = time.monotonic() + GRACE_S
-    for process in started:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, give_up - time.monotonic()))
+    psutil.wait_procs(started, GRACE_S)
     while left := psutil.Process().children(recursive=True):
         kill(left)  # those below them come here
         reap(left)
