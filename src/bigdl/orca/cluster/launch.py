@@ -28,12 +28,14 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.class_archive import archive_options
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
-from bigdl.orca.cluster.standalone import LOOPBACK, QUICK_JVM, StandaloneCluster, spark_home
+from bigdl.orca.cluster.standalone import LOGGING, LOOPBACK, QUICK_JVM, spark_home
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.launch import Output
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+    from bigdl.orca.cluster.standalone import StandaloneCluster
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -310,7 +312,7 @@ def _logging_option(options: str) -> str:
     folder = Path(os.environ.get("SPARK_CONF_DIR") or Path(spark_home(), "conf"))
     if "log4j" in options or any(folder.glob("log4j2*")):
         return ""
-    return f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+    return f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"
 
 
 def _daemon_properties() -> dict[str, str]:
@@ -421,12 +423,10 @@ def _stop_context(sc: SparkContext) -> None:
     except Exception as error:
         logger.debug("SparkContext.stop failed: %s", error)
     SparkContext._active_spark_context = None
-    session = SparkSession._instantiatedSession
-    if session is not None and session._sc is sc:
+    if getattr(SparkSession._instantiatedSession, "_sc", None) is sc:
         SparkSession._instantiatedSession = None
         SparkSession._activeSession = None
-    context = SQLContext._instantiatedContext
-    if context is not None and context._sc is sc:
+    if getattr(SQLContext._instantiatedContext, "_sc", None) is sc:
         SQLContext._instantiatedContext = None
 
 

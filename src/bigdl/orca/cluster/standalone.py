@@ -30,16 +30,10 @@ LOOPBACK = "127.0.0.1"
 QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """Options of JVMs that hold no data and need no compiler that takes its time."""
 
+LOGGING = Path(__file__).with_name("log4j2.properties")
+"""Configuration of the log of a JVM of Spark."""
+
 _DAEMON_MEMORY = "512m"
-_LOGGING = """\
-rootLogger.level = info
-rootLogger.appenderRef.stdout.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
 
 
 @dataclass(frozen=True)
@@ -167,7 +161,9 @@ def _order(directory, secret, java, cores, memory, executors, prefixes) -> dict:
     conf = os.path.join(directory, "conf")
     for name in (conf, *(os.path.join(directory, part) for part in ("work", "local"))):
         os.mkdir(name)
-    Path(conf, "log4j2.properties").write_text(_LOGGING)
+    # the supervisor looks for what daemons say at INFO
+    log = LOGGING.read_text().replace("rootLogger.level = warn", "rootLogger.level = info")
+    Path(conf, LOGGING.name).write_text(log)
     properties = os.path.join(conf, "cluster.conf")
     with open(os.open(properties, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         file.write(
