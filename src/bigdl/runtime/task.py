@@ -6,13 +6,12 @@ spools expected here are gone; ``"refused"``, when the input does not accept the
 shards; and ``"void"``, when the cluster ran this task again by itself.
 """
 
-import collections
 import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
@@ -30,8 +29,7 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
     from bigdl.runtime.shards.shard import SpoolWriter, remove_stale_spools
 
     if spec.reader is None:
-        for _ in batches:  # the engine's own empty frame
-            pass
+        read_to_end(batches)  # the engine's own empty frame
         return {}
     remove_stale_spools(local_dir, spec.job, set(spec.active_jobs))
     writers = []
@@ -45,13 +43,18 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
     opener.place, opener.world_size = place, spec.world_size
     try:
         shards = spec.reader(batches, open_spool)
-        for _ in batches:  # of a reader that gets at the rows by itself
-            pass
+        read_to_end(batches)  # of a reader that gets at the rows by itself
     except BaseException:
         for writer in writers:
             writer.discard()
         raise
     return shards
+
+
+def read_to_end(source: Iterable) -> None:
+    """Read what is left of a task's input: Spark re-uses only a process that has read all of it."""
+    for _ in source:
+        pass
 
 
 def is_accepted(spec, shards: dict, place: int, line) -> bool:
@@ -111,17 +114,15 @@ def match(views: list[list[int]]) -> dict[int, int]:
             continue
         # the nearest free shard, if those on the way to it move on by one
         reached: dict[int, int] = {}  # shard -> the task that would take it
-        queue, free = collections.deque([task]), None
-        while queue and free is None:
-            taker = queue.popleft()
-            for shard in views[taker]:
-                if shard not in reached:
-                    reached[shard] = taker
-                    if shard not in owner:
-                        free = shard
-                        break
-                    queue.append(owner[shard])
-        if free is None:
+        takers = [task]
+        for taker in takers:  # which grow meanwhile
+            new = [shard for shard in views[taker] if shard not in reached]
+            reached.update(dict.fromkeys(new, taker))
+            free = next((shard for shard in new if shard not in owner), None)
+            if free is not None:
+                break
+            takers += [owner[shard] for shard in new]
+        else:
             return {}
         while free is not None:
             taker = reached[free]
@@ -309,8 +310,7 @@ class Task:
                 self._await_cause()
                 return worker.rank, "peer", str(error).split("\n")[0]
             self._fail(error)
-            for _ in batches:  # Spark ends a task quietly only when its input was read
-                pass
+            read_to_end(batches)  # Spark ends a task quietly only then
             return worker.rank, "error", ""
         finally:
             worker.clean_up()
@@ -321,8 +321,7 @@ class Task:
 
         spec, line, worker = self._spec, self._line, self.worker
         if spec.spools is not None:
-            for _ in batches:  # of an empty frame: Spark re-uses a process that has read its input
-                pass
+            read_to_end(batches)  # of an empty frame
             rank = choose_rank(spec, self._place, line)
             if rank is None:
                 return "nospool"

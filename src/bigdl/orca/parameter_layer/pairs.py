@@ -29,6 +29,7 @@ from bigdl.orca.cluster.spark_calls import one_row, reported
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packed_reader
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
 from bigdl.runtime.jobs import active_jobs
+from bigdl.runtime.task import describe, read_input, read_to_end
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -87,8 +88,7 @@ class Pairs:
         """Pairs (n, b""): a place to begin with."""
 
         def begin(index, items):
-            for _ in items:
-                pass
+            read_to_end(items)
             yield key(index)
             yield b""
 
@@ -279,7 +279,6 @@ def _spooler(reader, job, partitions):
         import socket
 
         from bigdl.runtime.shards.feed import SourceError
-        from bigdl.runtime.task import describe, read_input
 
         directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
         directory = directories[index % len(directories)] or "/tmp"

@@ -40,7 +40,7 @@ from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, Replica, replica_of
 from bigdl.runtime.engine import Engine, user_import_path
 from bigdl.runtime.jobs import job_number, user_error
-from bigdl.runtime.task import describe, reopen, task_environment
+from bigdl.runtime.task import describe, read_to_end, reopen, task_environment
 
 _TO_GRADIENTS, _TO_BOTH, _TO_UPDATE = 1, 2, 3
 
@@ -210,14 +210,10 @@ class Work:
         self.send([self._number], b"S", state.message(), _TO_UPDATE)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """``task(index, frames)`` that yields keys and frames in turn.
+def _run(shipped, work, arguments, line, reads, index, frames):
+    """Do the work of one task; returns keys and frames in turn.
 
-    An object and not a closure, since there are two for every step and a closure's code would be
-    pickled with each of them.
-
-    Attributes
+    Parameters
     ----------
     shipped : TaskConstants
     work : callable
@@ -227,29 +223,23 @@ class _Task:
         Where errors go.
     reads : tuple of int
         Lines besides 0 whose frames are for it.
+    index, frames
+        What the task is given.
     """
-
-    shipped: TaskConstants
-    work: Callable
-    arguments: tuple = ()
-    line: int = 0
-    reads: tuple[int, ...] = ()
-
-    def __call__(self, index, frames):
-        work = Work(self.shipped, index, frames, (0, *self.reads))
-        errors = work.inbox.messages(b"E")
-        if errors:
-            work.send(work.ranks, b"E", errors[0], self.line)
-            return iter(work.items)
-        with task_environment(self.shipped), _threads(self.shipped.threads):
-            try:
-                self.work(work, *self.arguments)
-            except _Away:
-                raise
-            except Exception as error:  # Spark would run the user's code again and again
-                work.items.clear()
-                work.send(work.ranks, b"E", pack({"rank": index, **describe(error)}), self.line)
-        return iter(work.items)
+    task = Work(shipped, index, frames, (0, *reads))
+    errors = task.inbox.messages(b"E")
+    if errors:
+        task.send(task.ranks, b"E", errors[0], line)
+        return iter(task.items)
+    with task_environment(shipped), _threads(shipped.threads):
+        try:
+            work(task, *arguments)
+        except _Away:
+            raise
+        except Exception as error:  # Spark would run the user's code again and again
+            task.items.clear()
+            task.send(task.ranks, b"E", pack({"rank": index, **describe(error)}), line)
+    return iter(task.items)
 
 
 @contextlib.contextmanager
@@ -324,8 +314,12 @@ class ShuffleTransport(Transport):
             self._resources = opened.pop_all()
 
     def rows(self) -> list[dict]:
-        describe = _Task(self._shipped, Work.describe)
+        describe = self._task(Work.describe)
         return self._call(lambda: self._answers(self._pairs.mapped(self._rows.handles, describe)))
+
+    def _task(self, work: Callable, *arguments: Any, line: int = 0, reads: tuple[int, ...] = ()):
+        """A task for :class:`~.pairs.Pairs`, without a closure, whose code would travel with it."""
+        return functools.partial(_run, self._shipped, work, arguments, line, reads)
 
     def _answers(self, pairs) -> list:
         """Return what the ranks have for the driver, or raise the first error of user code."""
@@ -348,8 +342,7 @@ class ShuffleTransport(Transport):
         shipped = self._sc.broadcast(dict(enumerate(map(_packed, states))))
 
         def give(index, items):
-            for _ in items:
-                pass
+            read_to_end(items)
             for kind, data in shipped.value.get(index, ()):
                 for frame in frames_of(kind, index, data):
                     yield key(index)
@@ -364,10 +357,7 @@ class ShuffleTransport(Transport):
         return self._call(lambda: self._group(steps))
 
     def _group(self, steps):
-        pairs, shuffles, before = self._pairs, [], self._state
-
-        def task(work, *arguments, line=0, reads=()):
-            return _Task(self._shipped, work, arguments, line, reads)
+        pairs, shuffles, before, task = self._pairs, [], self._state, self._task
 
         def shuffled(source, task):
             shuffles.append(pairs.shuffled(source, task))
