@@ -279,7 +279,9 @@ class Job(contextlib.AbstractContextManager):
     def _read_again(self, prepare: Callable[[], Ingest] | None = None) -> None:
         """Let the next attempt read the input, prepared anew by `prepare`."""
         self._spools = None
-        if prepare is not None:
+        if prepare is None:
+            logger.info("The spooled input is gone; it is read again")
+        else:
             self._ingest.close()
             self._ingest = prepare()
             reader, accept = self._ingest.reader, self._ingest.accept
@@ -477,9 +479,7 @@ class CalledJob(Job):
             return results
         outcomes = {kind: detail for _, kind, detail in calls.outcomes.values()}
         if "nospool" in outcomes and not calls.lost:
-            logger.info("The spooled input is gone; it is read again")
-            self._read_again()
-            return None
+            return self._read_again()
         raise self._failure(line, calls, outcomes)
 
     def _failure(self, line: Line, calls: WorkerCalls, outcomes: dict[str, str]) -> Exception:

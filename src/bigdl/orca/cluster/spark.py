@@ -154,10 +154,9 @@ class SparkCluster:
         simulated = _local_cluster(self.master)
         if simulated:
             return simulated[1]
-        if not self.is_local:
-            asked = self._conf("spark.executor.cores")
-            if asked:
-                return int(asked)
+        asked = self._conf("spark.executor.cores")
+        if asked and not self.is_local:
+            return int(asked)
         return max(1, self.slots() * self.threads_per_task // max(1, self.nodes))
 
     def slots(self) -> int:

@@ -223,7 +223,6 @@ class SparkJob(Job):
         if not rows and self._feed is not None:
             raise NoRows("The input has no rows")
         if "nospool" in outcomes:
-            logger.info("The spooled input is gone; it is read again")
             return self._read_again()
         if "refused" in outcomes:
             self._rdd = None
