@@ -37,12 +37,11 @@ def main(line: int, parent: int) -> None:
 
 def _set_up(cores: tuple[int, ...], argv: list[str], captured: bool, tied: bool) -> None:
     """Tie and pin this process, and give it the parent's streams and arguments."""
-    if tied and sys.platform == "linux":
+    if tied:
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
+    os.sched_setaffinity(0, cores)
     encoding = {"encoding": "utf-8", "errors": "backslashreplace"} if captured else {}
     for stream in (sys.stdout, sys.stderr):
         # typeshed: a TextIO, not a TextIOWrapper

@@ -127,9 +127,10 @@ class _LaunchedWorker(WorkerProcess):
 
     Attributes
     ----------
-    is_done : bool
+    has_answered : bool
+        True once it is known what became of the function.
     returned : object
-        What the function returned, once `is_done`.
+        What the function returned, if it did.
     failure : tuple of (time, rank, error), or None
     """
 
@@ -143,7 +144,7 @@ class _LaunchedWorker(WorkerProcess):
         show: bool,
     ):
         super().__init__(rank, slot, make, env=env, captured=True, tied=True)
-        self.is_done = False
+        self.has_answered = False
         self.returned: Any = None
         self.failure: tuple[float, int, BigDLError] | None = None
         self._output, self._errors = (
@@ -151,11 +152,6 @@ class _LaunchedWorker(WorkerProcess):
             for name, pipe in (("stdout", self.process.stdout), ("stderr", self.process.stderr))
         )
         self.start_call(encode(rank))
-
-    @property
-    def has_answered(self) -> bool:
-        """True once it is known what became of the function."""
-        return self.is_done or self.failure is not None
 
     def look(self) -> None:
         """Take the answers that have come; note the loss of a worker that is gone without any."""
@@ -178,7 +174,8 @@ class _LaunchedWorker(WorkerProcess):
         if answer.failed:
             self.failure = content.time, self.rank, content.error(self.rank)
         elif self.pending == 0:
-            self.is_done, self.returned = True, content
+            self.returned = content
+        self.has_answered = answer.failed or self.pending == 0
         if self.has_answered:
             self.hang_up()
 
@@ -189,7 +186,7 @@ class _LaunchedWorker(WorkerProcess):
         last = f"the last lines of its stderr:\n{tail}" if tail else "its stderr was empty"
         loss = WorkerLost(f"worker {self.rank} {self.exit_message()}; {last}")
         # A loss goes before all errors: it is what makes its peers raise.
-        self.failure = 0.0, self.rank, loss
+        self.failure, self.has_answered = (0.0, self.rank, loss), True
 
     def await_end(self) -> None:
         """Wait for a process that is dying: peers notice before its last thread is gone."""
@@ -238,13 +235,12 @@ def _results(workers: Sequence[_LaunchedWorker], timeout: float | None) -> list[
 def _stop(workers: Sequence[_LaunchedWorker]) -> None:
     """End the workers: those that have not answered by SIGTERM, and all that go on by SIGKILL."""
     try:
+        import psutil
+
         for worker in workers:
             if not worker.has_answered and not worker.has_ended():
                 worker.process.terminate()
-        deadline = time.monotonic() + _GRACE_S
-        for worker in workers:
-            with suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
+        psutil.wait_procs([worker.process for worker in workers], _GRACE_S)
     finally:  # also when the user interrupts again
         for worker in workers:
             worker.end()
