@@ -5,8 +5,10 @@ Every error that a user can cause is a :class:`UsageError`. It is both a ``Runti
 keep catching it.  Its text is one sentence: what was wrong, what was given, what to do.
 """
 
+import contextlib
 import importlib
 import re
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -19,8 +21,11 @@ __all__ = [
     "WorkerLost",
     "first_line",
     "one_line",
+    "outcome_of",
+    "refusing",
     "require",
     "short_traceback",
+    "without_errors",
 ]
 
 _LONGEST_LINE = 300
@@ -133,6 +138,46 @@ def first_line(error: BaseException) -> str:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 1] + "…"
+
+
+@contextlib.contextmanager
+def refusing(
+    sentence: str, advice: str = "", *, text: Callable[[Any], str] = one_line
+) -> Iterator[None]:
+    """Raise a UsageError for whatever is raised inside; one that is raised there stays as it is.
+
+    Parameters
+    ----------
+    sentence : str
+        What cannot be done.
+    advice : str
+        What stands after the reason.
+    text : callable
+        Returns the reason of an exception.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{sentence}: {text(error)}{advice}") from error
+
+
+def outcome_of(function: Callable, *arguments: Any) -> Any:
+    """Return what a function returns, or the error of the user, whose words Spark would bury."""
+    try:
+        return function(*arguments)
+    except UsageError as error:
+        return error
+
+
+def without_errors(outcomes: Iterable[Any]) -> list[Any]:
+    """Return what :func:`outcome_of` gave, in its order; the first error among it is raised."""
+    outcomes = list(outcomes)
+    for outcome in outcomes:
+        if isinstance(outcome, UsageError):
+            raise outcome
+    return outcomes
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -20,6 +20,7 @@ from typing import Any
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
 from bigdl.runtime.channel import Channel, Inbox, Line
 from bigdl.runtime.engine import Engine, user_import_path
+from bigdl.runtime.serialization import pickled_by_value
 from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.task import TaskSpec
 from bigdl.runtime.worker import decode
@@ -52,17 +53,10 @@ def pickled(fn: Callable) -> bytes:
     UsageError
         If it is no function, or refers to something that cannot be pickled.
     """
-    import cloudpickle
-
     if not callable(fn):
         raise UsageError(f"fn should be a function of a worker, got {type(fn).__name__}")
-    try:
-        return cloudpickle.dumps(fn)
-    except Exception as error:
-        raise UsageError(
-            f"The program cannot be shipped to the workers, since it refers to something that "
-            f"cannot be pickled ({error}); create such objects inside the function instead"
-        ) from error
+    advice = "create such objects inside the function instead"
+    return pickled_by_value(fn, "The program cannot be shipped to the workers", advice)
 
 
 class NoRows(UsageError):

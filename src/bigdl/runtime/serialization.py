@@ -41,6 +41,24 @@ class _PlainUnpickler(pickle.Unpickler):
         raise UsageError("The pickle refers to objects that are not in it and cannot be read")
 
 
+def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
+    """Pickle what may refer to lambdas and to classes of a notebook.
+
+    Raises
+    ------
+    UsageError
+        With `failure`, the reason and `advice`, if it refers to something that cannot be pickled.
+    """
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:
+        raise UsageError(
+            f"{failure}, since it refers to something that cannot be pickled ({error}); {advice}"
+        ) from error
+
+
 class SafePickle:
     """``pickle`` with a check before anything is unpickled.
 
@@ -79,13 +97,13 @@ class SafePickle:
         """
         data = pickle.dumps(obj, **kwargs)
         file.write(data)
-        return _digest(data) if return_digest else None
+        return digest_of(data) if return_digest else None
 
     @classmethod
     def dumps(cls, obj: Any, return_digest: bool = False, **kwargs: Any) -> Any:
         """Pickle an object: bytes, or (bytes, digest) with `return_digest`."""
         data = pickle.dumps(obj, **kwargs)
-        return (data, _digest(data)) if return_digest else data
+        return (data, digest_of(data)) if return_digest else data
 
     @classmethod
     def load(
@@ -117,7 +135,7 @@ class SafePickle:
         cls, data: bytes, digest: str | None = None, *, trust: bool = False, **kwargs: Any
     ) -> Any:
         """Unpickle bytes; the parameters are those of :meth:`load`."""
-        if digest is not None and not hmac.compare_digest(str(digest), _digest(data)):
+        if digest is not None and not hmac.compare_digest(str(digest), digest_of(data)):
             raise UsageError(
                 "The pickle is not the one that the digest was made of: it was changed, or the "
                 "digest is of BigDL 2.x; pass trust=True without a digest if you know its writer"
@@ -125,5 +143,6 @@ class SafePickle:
         return cls.load(io.BytesIO(data), trust=trust or digest is not None, **kwargs)
 
 
-def _digest(data: bytes) -> str:
+def digest_of(data: bytes) -> str:
+    """SHA-256 of bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()

@@ -388,15 +388,13 @@ def is_peer_failure(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> dict:
     """An exception as a JSON-able report."""
-    from bigdl.runtime.shards.feed import SourceError
-
     try:
         message = str(error)
     except Exception as unprintable:
         message = f"<{type(error).__name__} that cannot be printed: {type(unprintable).__name__}>"
     return {
         "kind": type(error).__name__,
-        "usage": isinstance(error, UsageError | SourceError),
+        "usage": isinstance(error, UsageError),
         "message": message,
         "traceback": user_traceback(error),
     }

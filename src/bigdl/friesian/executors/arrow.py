@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bigdl.common.checks import check_choice, check_integer
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, outcome_of, without_errors
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, Factored, Request, batch_of, factored, normal
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
@@ -65,11 +65,7 @@ class Host(AbstractContextManager):
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """The results in the order of the items; raises the first error of the user."""
-        results = self._outcomes(partial(_outcome, function), items)
-        for result in results:
-            if isinstance(result, UsageError):
-                raise result
-        return results
+        return without_errors(self._outcomes(partial(outcome_of, function), items))
 
     @abstractmethod
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -115,14 +111,6 @@ class SparkTasks(Host):
         tasks = self._spark.range(0, len(items), 1, len(items))
         done = tasks.mapInArrow(work, "place bigint, result binary").toArrow()
         return [pickle.loads(each.as_py()) for each in done.sort_by("place")["result"]]
-
-
-def _outcome(function: Callable[[Any], Any], item: Any) -> Any:
-    """The result, or the error of the user, whose words Spark would bury."""
-    try:
-        return function(item)
-    except UsageError as error:
-        return error
 
 
 class LocalWorkers(Host):

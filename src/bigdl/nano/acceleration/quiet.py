@@ -5,10 +5,9 @@ import io
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import refusing as refusing
 
 
 def _silenced() -> contextlib.ExitStack:
@@ -52,26 +51,3 @@ def quiet() -> Iterator[None]:
             _holders -= 1
             if not _holders:
                 _undo.close()
-
-
-@contextlib.contextmanager
-def refusing(
-    sentence: str, advice: str = "", *, text: Callable[[Any], str] = one_line
-) -> Iterator[None]:
-    """Raise a UsageError for whatever is raised inside; one that is raised there stays as it is.
-
-    Parameters
-    ----------
-    sentence : str
-        What cannot be done.
-    advice : str
-        What stands after the reason.
-    text : callable
-        Returns the reason of an exception.
-    """
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{sentence}: {text(error)}{advice}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError, refusing, require
 from bigdl.orca.data.file import read_bytes
 
 Copy = Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -164,7 +164,9 @@ def torch_module(data: bytes, path: str, trust: bool):
     """
     torch = require("torch", "orca")
     names: set[str] = set()
-    try:
+    failure = f"{path!r} is not a model that torch can load"
+    # a damaged file shows in many ways
+    with refusing(failure, text=lambda error: " ".join(str(error).split())):
         if zipfile.is_zipfile(io.BytesIO(data)):
             paths = zipfile.ZipFile(io.BytesIO(data)).namelist()
             names = {each.rpartition("/")[2] for each in paths}
@@ -178,11 +180,6 @@ def torch_module(data: bytes, path: str, trust: bool):
         if names & {"serialized_exported_program.json", "model.json"}:
             return torch.export.load(io.BytesIO(data)).module()
         module = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-    except UsageError:
-        raise
-    except Exception as error:  # a damaged file shows in many ways
-        text = " ".join(str(error).split())
-        raise UsageError(f"{path!r} is not a model that torch can load: {text}") from error
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
             f"{path!r} holds a {type(module).__name__}, not a module; load its weights into a "

@@ -278,14 +278,12 @@ def _spooler(reader, job, partitions):
     def write(index, frames):
         import socket
 
-        from bigdl.runtime.shards.feed import SourceError
-
         directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
         directory = directories[index % len(directories)] or "/tmp"
         frames = (frame for frame in frames if len(frame))  # a token is empty
         try:
             shards = read_input(spec, _batches(frames), index, directory)
-        except (SourceError, UsageError) as error:
+        except UsageError as error:
             raise reported({"rank": index, **describe(error)}) from None
         spools = {name: shard.spool.to_json() for name, shard in shards.items()}
         doc = {

@@ -23,8 +23,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bigdl.common.errors import UsageError
 
-class SourceError(Exception):
+
+class SourceError(UsageError):
     """A fault in the rows themselves (a null, a ragged array), found while they are converted.
 
     It travels to the driver as text and is raised there as a

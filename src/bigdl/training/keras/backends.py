@@ -23,6 +23,7 @@ import cloudpickle
 import numpy as np
 
 from bigdl.common.errors import UsageError, require
+from bigdl.runtime.serialization import pickled_by_value
 
 _BACKENDS = ("tensorflow", "torch", "jax")
 
@@ -117,16 +118,9 @@ class Packed:
     @classmethod
     def of(cls, *objects: Any) -> Packed:
         """Pickle objects by value, so that lambdas and classes of a notebook work."""
-        try:
-            return cls(backend_of_program(), cloudpickle.dumps(objects))
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                "The model or a callback cannot be shipped to the workers, since it refers to "
-                f"something that cannot be pickled ({error}); create such objects inside the model "
-                "creator instead"
-            ) from error
+        failure = "The model or a callback cannot be shipped to the workers"
+        advice = "create such objects inside the model creator instead"
+        return cls(backend_of_program(), pickled_by_value(objects, failure, advice))
 
     def unpack(self, config: dict | None = None, threads: int | None = None) -> tuple:
         """Return the objects, in a process that computes with the same backend."""

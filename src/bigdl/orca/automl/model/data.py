@@ -271,7 +271,7 @@ def _read(reader, *names: Any) -> tuple[Rows | None, str | None]:
         try:
             (shard,) = read_input(spec, iter(()), 0, folder).values()
             return _rows_of_shard(shard, *names), None
-        except (SourceError, UsageError) as error:
+        except UsageError as error:
             return None, str(error)
 
 

@@ -21,7 +21,7 @@ a seed of its own.
 import os
 from typing import Any
 
-from bigdl.common.errors import UsageError
+from bigdl.runtime.serialization import pickled_by_value
 from bigdl.runtime.shards.feed import Feed, Ingest
 from bigdl.runtime.shards.shard import LOADER_FILE, LoaderShard
 
@@ -48,21 +48,16 @@ class LoaderFeed(Feed):
     kind = "DataLoader"
 
     def __init__(self, source: Any, feature_cols=None, label_cols=None, config=None, *, name=None):
-        import cloudpickle
-
         self.name = name
         self.feature_cols = tuple(feature_cols) if feature_cols else None
         self.label_cols = tuple(label_cols) if label_cols else None
         is_function = callable(source) and not hasattr(source, "__getitem__")
-        try:
-            self._payload = cloudpickle.dumps(source)
-        except Exception as error:
-            what = "function" if is_function else type(source).__name__
-            raise UsageError(
-                f"The {what} given as {name or 'data'} cannot be shipped to the workers, since it "
-                f"refers to something that cannot be pickled ({error}); pass a function (config, "
-                "batch_size) that makes the loader in the worker instead"
-            ) from error
+        what = "function" if is_function else type(source).__name__
+        self._payload = pickled_by_value(
+            source,
+            f"The {what} given as {name or 'data'} cannot be shipped to the workers",
+            "pass a function (config, batch_size) that makes the loader in the worker instead",
+        )
 
     def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
         payload = self._payload

@@ -7,11 +7,12 @@ left out of what is learned and stay NaN.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, outcome_of, without_errors
 from bigdl.orca.data.transformer.encoding import as_columns, require_columns
 
 if TYPE_CHECKING:
@@ -89,17 +90,11 @@ class _Scaler(ABC):
         """
         columns = self._columns(shard)
 
-        def moments_of(frame: pd.DataFrame) -> list:
-            """What is known of a shard with rows, or what is wrong with it."""
-            try:
-                return [_Moments.of(_matrix(frame, columns))] if len(frame) else []
-            except UsageError as error:
-                return [str(error)]
+        def moments_of(frame: pd.DataFrame) -> _Moments:
+            return _Moments.of(_matrix(frame, columns))
 
-        parts = shard.rdd.flatMap(moments_of).collect()
-        for part in parts:
-            if isinstance(part, str):
-                raise UsageError(part)
+        with_rows = shard.rdd.filter(len)
+        parts = without_errors(with_rows.map(partial(outcome_of, moments_of)).collect())
         if len({len(part.known) for part in parts}) > 1:
             raise UsageError(f"The columns {columns} hold arrays of different lengths")
         moments = _Moments.merged(parts) if parts else None

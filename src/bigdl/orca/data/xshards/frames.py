@@ -6,13 +6,14 @@ Nothing goes through the driver but the types of the columns.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_errors
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds.arrow_types import spark_readable
@@ -27,16 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
 else:
-
-    class _Functions:
-        """The functions of Spark, which is imported when one is used."""
-
-        def __getattr__(self, name: str) -> Any:
-            from pyspark.sql import functions
-
-            return getattr(functions, name)
-
-    F = _Functions()
+    F = LazyModule("pyspark.sql.functions", "orca")
 
 _CELL_ROWS = 1 << 16
 
@@ -71,7 +63,8 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark = SparkCluster.from_active().spark
-    types = _unified(rdd.map(_column_types).collect())
+    shards = rdd.map(functools.partial(outcome_of, _column_types)).collect()
+    types = _unified(without_errors(shards))
     if types is None:
         return spark.range(0).select(), {}
     columns = {n: str(n) if prefix is None else f"{prefix}{i}" for i, n in enumerate(types)}
@@ -94,26 +87,23 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     return packed.mapInArrow(silent_when_closed(_unpack_cells), from_arrow_schema(schema)), columns
 
 
-def _column_types(shard: Any) -> dict[Any, pa.DataType] | str:
-    """Return the Arrow type of each column of a shard, or what is wrong with it."""
+def _column_types(shard: Any) -> dict[Any, pa.DataType]:
+    """Return the Arrow type of each column of a shard."""
     if class_name(shard) != DATA_FRAME:
-        return f"The shards must be pandas DataFrames, but one is {class_name(shard)}"
+        raise UsageError(f"The shards must be pandas DataFrames, but one is {class_name(shard)}")
     if not shard.columns.is_unique:
-        return f"A column name must be of one column, but the frame has {list(shard.columns)}"
-    try:
-        return {name: _array_type(name, column) for name, column in shard.items()}
-    except UsageError as error:
-        return str(error)
+        raise UsageError(
+            f"A column name must be of one column, but the frame has {list(shard.columns)}"
+        )
+    return {name: _array_type(name, column) for name, column in shard.items()}
 
 
-def _unified(shards: list[dict[Any, pa.DataType] | str]) -> dict[Any, pa.DataType] | None:
+def _unified(shards: list[dict[Any, pa.DataType]]) -> dict[Any, pa.DataType] | None:
     """Return the type of each column that holds the values of all shards, None without shards."""
     import pyarrow as pa
 
     known: dict[Any, pa.DataType] | None = None
     for types in shards:
-        if isinstance(types, str):
-            raise UsageError(types)
         if not types:
             raise UsageError("A frame without columns cannot become a Spark DataFrame")
         if known is None:

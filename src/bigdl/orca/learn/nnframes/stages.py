@@ -35,7 +35,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 from bigdl.common.checks import check_choice, check_number, check_positive
-from bigdl.common.errors import UsageError, WorkerError
+from bigdl.common.errors import UsageError, WorkerError, refusing
 from bigdl.orca.data.xshards.frames import quoted
 from bigdl.orca.learn.nnframes.preprocessing import (
     FeatureLabelPreprocessing,
@@ -43,11 +43,11 @@ from bigdl.orca.learn.nnframes.preprocessing import (
     as_preprocessing,
 )
 from bigdl.orca.learn.optimizers.schedule import Default
-from bigdl.orca.learn.prediction.shipping import digest_of
 from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
 from bigdl.orca.learn.pytorch import PyTorchEstimator
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 from bigdl.orca.learn.pytorch.parts import ModelParts
+from bigdl.runtime.serialization import digest_of, pickled_by_value
 from bigdl.training.position import EveryEpoch, MaxEpoch, MaxIteration, Trigger
 
 T = TypeVar("T")
@@ -345,13 +345,8 @@ class StageWriter(DefaultParamsWriter):
 
     def saveImpl(self, path: str) -> None:
         stage: Any = self.instance
-        try:
-            data = cloudpickle.dumps(stage._saved())
-        except Exception as error:
-            raise UsageError(
-                "The stage cannot be saved, since it refers to something that cannot be pickled "
-                f"({error}); create such objects inside a model creator instead"
-            ) from error
+        advice = "create such objects inside a model creator instead"
+        data = pickled_by_value(stage._saved(), "The stage cannot be saved", advice)
         super().saveImpl(path)
         pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
         table = pa.table({"number": pa.array(range(len(pieces)), pa.int32()), "piece": pieces})
@@ -391,10 +386,8 @@ class StageReader(MLReader):
                 "where it comes from, pass trust=True, or load a pipeline inside "
                 "`with trusted_loading():`"
             )
-        try:
+        with refusing(f"The model in {path!r} cannot be loaded", text=str):
             return cloudpickle.loads(data)
-        except Exception as error:  # whatever the code in it raises
-            raise UsageError(f"The model in {path!r} cannot be loaded: {error}") from error
 
 
 logger = logging.getLogger("bigdl.orca")

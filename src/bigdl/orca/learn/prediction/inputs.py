@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, outcome_of, without_errors
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds import ON_RAY, kind_of
@@ -27,7 +27,6 @@ from bigdl.orca.data.xshards.shards import arrays_of, even_cut, map_arrays
 from bigdl.orca.learn.prediction.shipping import Ready, ShippedModel
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
-from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, is_frame
 from bigdl.training.batches import zero_column
@@ -333,10 +332,7 @@ def decode_columns(specs, batch) -> list:
     """The columns of an Arrow batch as arrays, or dicts of them."""
     columns = []
     for spec, column in zip(specs, batch.columns, strict=True):
-        try:
-            leaves = decode(spec, column)
-        except SourceError as error:
-            raise UsageError(str(error)) from None
+        leaves = decode(spec, column)
         columns.append(leaves[0][1] if spec.kind == "plain" else dict(leaves))
     return columns
 
@@ -555,17 +551,8 @@ def _cut(rows, cluster):
 def _run(shards, predict, cluster):
     """The predicted shards; what was wrong with one is raised here."""
 
-    def attempt(partition):
-        try:
-            return [(None, shard) for shard in predict(partition)]
-        except UsageError as error:
-            return [(str(error), None)]
-
-    results = cluster.map_shards(attempt, shards)
-    for message, _ in results:
-        if message is not None:
-            raise UsageError(message)
-    return [shard for _, shard in results]
+    outcomes = cluster.map_shards(lambda part: [outcome_of(list, predict(part))], shards)
+    return [shard for predicted in without_errors(outcomes) for shard in predicted]
 
 
 def _concatenated(pieces):
@@ -587,10 +574,7 @@ def predictor(
     def predict(shards):
         with model_of_task() as model:
             for shard in shards:
-                try:
-                    columns = columns_of(shard, names, None, with_labels=False, **dtypes)
-                except SourceError as error:
-                    raise UsageError(str(error)) from None
+                columns = columns_of(shard, names, None, with_labels=False, **dtypes)
                 rows = len(columns[0][2])
 
                 def take(start, count, columns=columns, rows=rows):

@@ -6,7 +6,6 @@ and each Python worker keeps the few models that it used last.
 
 import contextlib
 import functools
-import hashlib
 import os
 import sys
 from collections import OrderedDict
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from bigdl.common.errors import UsageError
+from bigdl.runtime.serialization import digest_of, pickled_by_value
 from bigdl.training.state import device_of_task, isolated_rng
 
 _CACHE_BYTES = 2 << 30
@@ -59,13 +58,8 @@ class ShippedModel:
 
     def __init__(self, model: Any, sc: Any, origin: tuple):
         self._origin = sc, *origin
-        try:
-            data = cloudpickle.dumps(model)
-        except Exception as error:
-            raise UsageError(
-                f"The model cannot be shipped to the workers, since it refers to something that "
-                f"cannot be pickled ({error}); create such objects inside the model creator instead"
-            ) from error
+        advice = "create such objects inside the model creator instead"
+        data = pickled_by_value(model, "The model cannot be shipped to the workers", advice)
         self.digest = digest_of(data)
         self.broadcast = sc.broadcast(data)
 
@@ -113,11 +107,6 @@ def shipped_of(
     if previous is not None and previous.is_of(sc, *origin):
         return previous
     return ShippedModel(make(), sc, origin)
-
-
-def digest_of(data: bytes) -> str:
-    """SHA-256 of bytes, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
 
 
 @contextlib.contextmanager

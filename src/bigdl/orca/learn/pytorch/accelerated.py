@@ -33,8 +33,8 @@ from bigdl.orca.learn.prediction.inputs import (
     decode_columns,
     rows_of_columns,
 )
-from bigdl.orca.learn.prediction.shipping import digest_of
 from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot
+from bigdl.runtime.serialization import digest_of
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.values import columns_of, is_frame

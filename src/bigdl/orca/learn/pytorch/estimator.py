@@ -26,7 +26,7 @@ from bigdl.orca.learn.backends import BACKENDS, backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
 from bigdl.orca.learn.layer_fit.figures import draw_phases, phase_summaries
 from bigdl.orca.learn.metrics import Metric
-from bigdl.orca.learn.prediction.shipping import ShippedModel, digest_of, shipped_of
+from bigdl.orca.learn.prediction.shipping import ShippedModel, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
@@ -43,6 +43,7 @@ from bigdl.orca.learn.pytorch.parts import (
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.runtime.failure import FailurePolicy
+from bigdl.runtime.serialization import digest_of
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
 from bigdl.training.fit import Training

@@ -23,11 +23,12 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.layer_fit.figures import PHASES
-from bigdl.orca.learn.prediction.shipping import digest_of, shipped_of
+from bigdl.orca.learn.prediction.shipping import shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
 from bigdl.runtime.failure import FailurePolicy
+from bigdl.runtime.serialization import digest_of
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.fit import Training

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import UsageError, refusing
 from bigdl.orca.data.file import open_file_system
 from bigdl.orca.learn.arguments import path_of, warn_once
 from bigdl.orca.learn.estimator import TrainingEstimator
@@ -407,10 +407,8 @@ def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> 
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder, f"model{suffix}")
         local.write_bytes(data)
-        try:
+        with refusing(failure):  # a file of something else shows in many ways
             return read(local)
-        except Exception as error:  # a file of something else shows in many ways
-            raise UsageError(f"{failure}: {one_line(error)}") from error
 
 
 # -- shapes of subclassed models -----------------------------------------------------------------
@@ -439,11 +437,9 @@ def _tell_shapes(model: keras.Model, sample_input: Any, known: dict) -> Any:
         row = zeros_of(known["example"])
     else:
         return None
-    try:
+    rows = "rows of this form" if sample_input is None else "sample_input"
+    with refusing(f"The model does not take {rows}"):  # a call of the user's may raise anything
         call_on(model, row)
-    except Exception as error:  # a call of the user's own may raise anything
-        rows = "rows of this form" if sample_input is None else "sample_input"
-        raise UsageError(f"The model does not take {rows}: {one_line(error)}") from error
     return row
 
 
