@@ -222,5 +222,8 @@ class LazyModule:
     def __init__(self, module: str, extra: str):
         self._required = module, extra
 
+    def __reduce__(self):
+        return type(self), self._required
+
     def __getattr__(self, name: str) -> Any:
         return getattr(require(*self._required), name)

@@ -16,6 +16,11 @@ def is_local_path(path: str) -> bool:
     return _SCHEME.match(plain_path(path)) is None
 
 
+def is_local_storage(fs: Any) -> bool:
+    """Return True if an fsspec file system is that of this machine."""
+    return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
+
+
 def plain_path(path: str | os.PathLike) -> str:
     """`path` without the schemes that mean a local path."""
     if not isinstance(path, str | os.PathLike):

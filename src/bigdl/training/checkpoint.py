@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bigdl.common.errors import UsageError
-from bigdl.common.storage import open_file_system
+from bigdl.common.storage import is_local_storage, open_file_system
 from bigdl.training.position import Position
 
 logger = logging.getLogger("bigdl.orca")
@@ -92,7 +92,7 @@ class CheckpointDirectory:
     def __init__(self, url: str, keep: int = 2):
         self._fs, self._root = open_file_system(url)
         # a relative path would be another one where a worker has another working directory
-        self.url = self._root if _is_local(self._fs) else url.rstrip("/")
+        self.url = self._root if is_local_storage(self._fs) else url.rstrip("/")
         self.keep = keep
 
     @classmethod
@@ -148,7 +148,7 @@ class CheckpointDirectory:
         }
         name = checkpoint_name(snapshot)
         final = f"{self._root}/{name}"
-        local = _is_local(self._fs)
+        local = is_local_storage(self._fs)
         aside = f"{self._root}/.{name}-{secrets.token_hex(4)}" if local else final
         if self._fs.exists(final):  # an attempt that was repeated from an earlier point
             self._fs.rm(final, recursive=True)
@@ -245,10 +245,6 @@ def find_checkpoint(path: str, version: int | None = None) -> Snapshot:
     return run.read(names[version])
 
 
-def _is_local(fs) -> bool:
-    return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
-
-
 def _names_in(fs, folder: str) -> list[str]:
     """Return the names of what is in a folder; none if it is not there."""
     if not fs.exists(folder):
@@ -272,7 +268,7 @@ def write_bytes(url: str, data: bytes) -> None:
         parent = posixpath.dirname(path)
         if parent:
             fs.makedirs(parent, exist_ok=True)
-        if _is_local(fs):
+        if is_local_storage(fs):
             aside = f"{path}.{secrets.token_hex(4)}"
             fs.pipe_file(aside, data)
             fs.mv(aside, path)

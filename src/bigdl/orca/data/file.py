@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
-from bigdl.common.storage import is_local_path, open_file_system, plain_path
+from bigdl.common.storage import is_local_path, is_local_storage, open_file_system, plain_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -247,7 +247,7 @@ def put_local_file_to_remote(
         target = joined(target, os.path.basename(source))
     done = _copy_file(local, source, fs, target, over_write)
     if done == 0 and filemode is not None:
-        if _is_local(fs):
+        if is_local_storage(fs):
             os.chmod(target, filemode)
         else:
             logger.warning(
@@ -419,10 +419,6 @@ def _local(path: str) -> tuple[Any, str]:
     return open_file_system(path)
 
 
-def _is_local(fs: Any) -> bool:
-    return "file" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
-
-
 def _copy_directory(
     source_fs: Any, source: str, target_fs: Any, target: str, over_write: bool
 ) -> int:
@@ -465,7 +461,7 @@ def _copy_file(source_fs: Any, source: str, target_fs: Any, target: str, over_wr
     int
         −1 if it was left as it is.
     """
-    from_local, to_local = _is_local(source_fs), _is_local(target_fs)
+    from_local, to_local = is_local_storage(source_fs), is_local_storage(target_fs)
     if from_local and to_local and os.path.exists(target) and os.path.samefile(source, target):
         return 0
     if not over_write and target_fs.exists(target):

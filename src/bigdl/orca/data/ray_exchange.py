@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import LazyModule, UsageError, require
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.ray_launch import set_environment, shared_environment
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame
+
+ray = LazyModule("ray", "ray")
 
 _BLOCK = 64 << 20  # bytes of a block of cells
 _STORE = "bigdl-store-{}"
@@ -37,8 +39,6 @@ class _Store:
 
     def put(self, key: str, place, value) -> None:
         """Keep a copy of a value; a second try of a task replaces what the first has left."""
-        import ray
-
         self._kept.setdefault(key, {})[place] = ray.put(value)
 
     def keep(self, key: str, references: list) -> None:
@@ -73,8 +73,6 @@ class RaySide:
     @classmethod
     def of(cls, cluster: RayCluster) -> RaySide:
         """The way to the driver's Ray, for one exchange; starts the stores."""
-        import ray
-
         start_stores(cluster)
         context = ray.get_runtime_context()
         key = secrets.token_hex(8)
@@ -82,8 +80,6 @@ class RaySide:
 
     def connect(self):
         """Connect this process; returns the store of its node."""
-        import ray
-
         if ray.is_initialized() and ray.get_runtime_context().gcs_address != self.address:
             ray.shutdown()
         if not ray.is_initialized():
@@ -106,14 +102,10 @@ class RaySide:
 
     def put(self, place, value) -> None:
         """Leave a value with the store of this node."""
-        import ray
-
         ray.get(self.connect().put.remote(self.key, place, value))
 
     def take(self, place) -> Any:
         """A value that the driver has left with the stores."""
-        import ray
-
         return ray.get(ray.get(self.connect().references.remote(self.key))[place])
 
     # -- on the driver -------------------------------------------------------------------------
@@ -126,8 +118,6 @@ class RaySide:
         list of (place, ObjectRef)
             What its tasks have left, sorted by the places; the stores let go of it.
         """
-        import ray
-
         from bigdl.orca.cluster.spark_calls import SparkCall
 
         SparkCall(sc, job).wait()
@@ -139,8 +129,6 @@ class RaySide:
 
     def leave(self, references: list) -> None:
         """Leave objects for the tasks, by their places in a list."""
-        import ray
-
         ray.get([store.keep.remote(self.key, references) for store in _stores.values()])
 
     def drop(self) -> None:
@@ -154,7 +142,6 @@ class RaySide:
 
 def start_stores(cluster: RayCluster) -> None:
     """A store on every node, also on those that run no tasks."""
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     session, hosts = cluster.session, cluster.hosts
@@ -278,8 +265,6 @@ def spark_df_to_ray_dataset(df):
     from pyspark.sql.classic.dataframe import DataFrame
 
     require("ray.data", "ray")
-    import ray
-
     from bigdl.orca.data.xshards.frames import without_vectors
 
     if not isinstance(df, DataFrame):

@@ -10,7 +10,7 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.xshards.frames import quoted
-from bigdl.orca.learn.prediction.inputs import spark_type
+from bigdl.orca.learn.prediction.inputs import cells_of, spark_type
 
 __all__ = [
     "array2dict",
@@ -204,14 +204,8 @@ def convert_predict_xshards_to_dataframe(df, pred_shards, multi_output: bool = F
     multi_output : bool
         Accepted for compatibility: several outputs are seen from the shards.
     """
-    return convert_predict_rdd_to_dataframe(df, pred_shards.rdd.flatMap(_rows_of_prediction))
-
-
-def _rows_of_prediction(shard):
-    predicted = shard["prediction"]
-    if isinstance(predicted, list | tuple):
-        return [list(row) for row in zip(*predicted, strict=True)]
-    return list(predicted)
+    cells = pred_shards.rdd.flatMap(lambda shard: cells_of(shard["prediction"]))
+    return convert_predict_rdd_to_dataframe(df, cells)
 
 
 def _cell(value):

@@ -6,11 +6,12 @@ takes a model, a loss or an optimizer.
 
 from __future__ import annotations
 
-import io
 import os
+from pathlib import Path
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
+from bigdl.training.state import dumps
 
 __all__ = ["TorchLoss", "TorchModel", "TorchOptim"]
 
@@ -66,13 +67,10 @@ class TorchModel:
 
     def saveModel(self, path: str, over_write: bool = False) -> None:
         """Write the whole module (a pickle) to a local file."""
-        torch = require("torch", "orca")
         if os.path.exists(path) and not over_write:
             raise UsageError(f"The file {path!r} exists; pass over_write=True to replace it")
-        content = io.BytesIO()  # a module that cannot be pickled leaves no file
-        torch.save(self._module, content)
-        with open(path, "wb") as file:
-            file.write(content.getbuffer())
+        content = dumps(self._module)  # a module that cannot be pickled leaves no file
+        Path(path).write_bytes(content)
 
     @staticmethod
     def loadModel(path: str, *, trust: bool = False) -> TorchModel:

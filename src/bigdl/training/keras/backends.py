@@ -22,8 +22,12 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import LazyModule, UsageError, require
 from bigdl.runtime.serialization import pickled_by_value
+
+keras = LazyModule("keras", "tf")
+tf = LazyModule("tensorflow", "tf")
+torch = LazyModule("torch", "orca")
 
 _BACKENDS = ("tensorflow", "torch", "jax")
 
@@ -79,8 +83,6 @@ def use_backend(name: str, config: dict | None = None, threads: int | None = Non
         )
     if name != "tensorflow" or threads is None:
         return
-    import tensorflow as tf
-
     config = config or {}
     with contextlib.suppress(RuntimeError):  # a process that has computed already keeps its own
         # while one waits for the other workers another one can compute
@@ -94,8 +96,6 @@ def use_backend(name: str, config: dict | None = None, threads: int | None = Non
 
 def seed_keras(seed: int, rank: int = 0) -> None:
     """Seed Keras, its backend, numpy and random; ranks draw different numbers."""
-    import keras
-
     from bigdl.training.state import seed_everything
 
     keras.utils.set_random_seed(seed_everything(seed, rank))
@@ -149,16 +149,12 @@ class Steps:
 
     def test(self, batch: tuple) -> dict:
         """Return the figures of a batch."""
-        import torch
-
         self._model.eval()
         with torch.no_grad():
             return self._model.test_step(_map(_torch_tensor, batch))
 
     def predict(self, inputs: Any) -> Any:
         """Return the predictions for ``x`` as arrays."""
-        import torch
-
         self._model.eval()
         with torch.no_grad():
             outputs = self._model.predict_step((_map(_torch_tensor, inputs),))
@@ -182,8 +178,6 @@ class _TensorFlowSteps(Steps):
         return _map(_array, self._run("predict_step", (inputs,)))
 
     def _run(self, name, batch):
-        import tensorflow as tf
-
         batch, step = _map(_tf_tensor, batch), getattr(self._model, name)
         if self._model.run_eagerly:
             return step(batch)
@@ -234,15 +228,11 @@ class _JaxSteps(Steps):
 
 def steps_of(model: Any) -> Steps:
     """Return the steps of a model under the backend of this process."""
-    import keras
-
     kinds = {"tensorflow": _TensorFlowSteps, "torch": Steps, "jax": _JaxSteps}
     return kinds[keras.backend.backend()](model)
 
 
 def _map(function, value):
-    import keras
-
     return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), value)
 
 
@@ -251,20 +241,14 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _torch_tensor(value):
-    import torch
-
     return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(_array(value)))
 
 
 def _tf_tensor(value):
-    import tensorflow as tf
-
     return value if tf.is_tensor(value) else tf.convert_to_tensor(_array(value))
 
 
 def _any_rows(tensor):
-    import tensorflow as tf
-
     if not isinstance(tensor, tf.Tensor):  # a ragged or sparse tensor
         return tf.type_spec_from_value(tensor)
     return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)

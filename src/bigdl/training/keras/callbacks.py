@@ -13,9 +13,11 @@ import posixpath
 from collections.abc import Sequence
 from typing import Any, cast
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.training.checkpoint import RemoteFolder
 from bigdl.training.keras.state import share_state
+
+keras = LazyModule("keras", "tf")
 
 _FILES, _FOLDERS = ("filepath", "filename"), ("log_dir", "backup_dir")
 _WRITERS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore", "RemoteMonitor")
@@ -39,8 +41,6 @@ def as_callbacks(callbacks: Any) -> list:
     """
     if callbacks is None:
         return []
-    import keras
-
     callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.Callback):
@@ -72,8 +72,6 @@ class WorkerCallbacks:
     """
 
     def __init__(self, callbacks: Sequence[Any], model: Any, rank: int, **params: Any):
-        import keras
-
         self._callbacks = self._on_rank(callbacks, rank)
         self._numbered = [c for c in callbacks if not _writes_only(c)]
         self.logs: dict[str, Any] = {}
@@ -113,8 +111,6 @@ class WorkerCallbacks:
 
     def put_numbers(self, text: str) -> None:
         """The inverse of :meth:`numbers`, for the same callbacks."""
-        import keras
-
         kept = json.loads(text)
         if len(kept) != len(self._numbered):
             return
@@ -145,8 +141,6 @@ class Rank0CallbackBridge(WorkerCallbacks):
         super().__init__(callbacks, model, sync.rank, **params)
 
     def _on_rank(self, callbacks, rank):
-        import keras
-
         def share(*_):
             share_state(self._model, self._sync)
 
@@ -168,8 +162,6 @@ def _writes_only(callback) -> bool:
 
 def _numbers(callback) -> tuple[str, dict, dict]:
     """Return the class of a callback, its numbers, and its comparisons of ``keras.ops``."""
-    import keras
-
     attributes = {key: value for key, value in vars(callback).items() if not key.startswith("_")}
     numbers = {
         key: value

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import LazyModule, UsageError, one_line
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
 from bigdl.training.batches import (
@@ -44,6 +44,9 @@ from bigdl.training.batches import (
     zero_column,
 )
 from bigdl.training.fit import RunSettings
+
+keras = LazyModule("keras", "tf")
+tf = LazyModule("tensorflow", "tf")
 
 
 @dataclass
@@ -335,7 +338,6 @@ def build_for(model: Any, batch: tuple) -> None:
     batch : tuple
         A batch that it takes.
     """
-    import keras
 
     def array(value):
         if value is None:
@@ -356,8 +358,6 @@ def build_for(model: Any, batch: tuple) -> None:
 
 def _check_texts(model: Any, inputs: Any) -> None:
     """Refuse texts for an input of numbers and the other way round, if a model tells its inputs."""
-    import keras
-
     try:
         takes = model.inputs
     except (AttributeError, ValueError):  # not built yet
@@ -395,8 +395,6 @@ def shipped_dataset(dataset: Any, name: str) -> DatasetGraph:
     UsageError
         If it depends on what cannot leave this process.
     """
-    import tensorflow as tf
-
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
@@ -420,8 +418,6 @@ def with_seeds(graph: bytes, seed: int) -> bytes:
     Newer kinds of the operation keep their seeds outside of the graph, where loading it finds
     others, and a seed of (0, 0) means a random one.
     """
-    import tensorflow as tf
-
     definition = tf.compat.v1.GraphDef.FromString(graph)
     nodes = {node.name: node for node in definition.node}
     for node in definition.node:
@@ -444,8 +440,6 @@ class DatasetGraph:
         self._graph, self._spec, self._is_off = graph, spec, is_off
 
     def __call__(self, config, batch_size):
-        import tensorflow as tf
-
         variant = tf.raw_ops.DatasetFromGraph(graph_def=self._graph)
         dataset = tf.data.experimental.from_variant(variant, self._spec)
         if not self._is_off:
@@ -461,8 +455,6 @@ class DatasetGraph:
 
 def check_elements(dataset: Any) -> None:
     """Refuse a dataset whose elements are no batches ``(x, y)`` or ``(x, y, weights)``."""
-    import tensorflow as tf
-
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) not in (2, 3):
         raise UsageError(
@@ -484,8 +476,6 @@ class DatasetRows:
     """
 
     def __init__(self, dataset: Any, sync: Any):
-        import tensorflow as tf
-
         self._dataset, self._sync = dataset, sync
         policy = dataset.options().experimental_distribute.auto_shard_policy
         self._is_shared = policy != tf.data.experimental.AutoShardPolicy.OFF
@@ -497,8 +487,6 @@ class DatasetRows:
         self._passes = 0  # that were begun
 
     def example(self, types, assembly):
-        import tensorflow as tf
-
         def zeros(spec):
             shape = [1, *(1 if n is None else n for n in spec.shape[1:])]
             return tf.zeros(shape, spec.dtype)
@@ -555,8 +543,6 @@ class DatasetRows:
 
     def _check_equal(self, batch):
         """Refuse rows that differ between the workers: some would be read twice, others never."""
-        import tensorflow as tf
-
         checksum = 0
         for leaf in tf.nest.flatten(batch):
             values = np.asarray(leaf.numpy())
@@ -573,8 +559,6 @@ class DatasetRows:
 
     def _part(self, batch) -> tuple[Any, int]:
         """Return this worker's part of a batch and its number of rows."""
-        import tensorflow as tf
-
         rows, rank, size = _rows(batch), self._sync.rank, self._sync.world_size
         if not self._is_shared:
             return batch, rows
@@ -583,8 +567,6 @@ class DatasetRows:
 
 
 def _rows(batch) -> int:
-    import tensorflow as tf
-
     return int(tf.shape(tf.nest.flatten(batch)[0])[0])
 
 

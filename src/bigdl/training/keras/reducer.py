@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.keras.backends import steps_of
 from bigdl.training.keras.state import (
@@ -34,6 +34,10 @@ from bigdl.training.keras.state import (
     synchronized_layers,
     tensor_of,
 )
+
+keras = LazyModule("keras", "tf")
+tf = LazyModule("tensorflow", "tf")
+torch = LazyModule("torch", "orca")
 
 _SUMMED = ("float32", "float64")  # others are widened first
 
@@ -165,8 +169,6 @@ class GradientReducer:
 
         Layers that want the moments of the whole batch get them, too.
         """
-        import keras
-
         if self._sync.world_size == 1:
             return
         # instances keep their classes, so a file of the model tells nothing of this
@@ -215,8 +217,6 @@ class GradientReducer:
     # -- the torch backend -----------------------------------------------------------------------
 
     def _of_tensors(self, gradients: Sequence, variables: Sequence) -> list:
-        import torch
-
         parameters = [variable.value for variable in variables]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -229,8 +229,6 @@ class GradientReducer:
     # -- the TensorFlow backend ------------------------------------------------------------------
 
     def _in_graph(self, gradients: Sequence, variables: Sequence) -> list:
-        import tensorflow as tf
-
         tables = [
             i
             for i, gradient in enumerate(gradients)
@@ -275,8 +273,6 @@ class GradientReducer:
 
     def _sum_of_rows(self, kinds, all_values, all_indices) -> list[tuple]:
         """Return values and indices of the rows of each table that any rank has."""
-        import torch
-
         key = tuple(kinds)
         if key not in self._tables:  # the same objects each time: the sync keeps buffers for them
             # in the place of the tables: of their shapes and dtypes, in the memory of one element
@@ -304,12 +300,11 @@ class GradientReducer:
     def _in_step(self, gradients: Sequence, variables: Sequence) -> list:
         import jax
         from jax.experimental import io_callback
-        from keras import ops
 
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         kinds = [gradients[i].dtype.name for i in present]
         sent = [
-            gradients[i] if kind in _SUMMED else ops.cast(gradients[i], "float32")
+            gradients[i] if kind in _SUMMED else keras.ops.cast(gradients[i], "float32")
             for i, kind in zip(present, kinds, strict=True)
         ]
         forms = [jax.ShapeDtypeStruct(tensor.shape, tensor.dtype) for tensor in sent]
@@ -317,7 +312,7 @@ class GradientReducer:
         back = io_callback(self._sum_or_zeros, forms, *sent, ordered=True)
         out = list(gradients)
         for i, kind, value in zip(present, kinds, back, strict=True):
-            out[i] = ops.cast(value, kind)
+            out[i] = keras.ops.cast(value, kind)
         return out
 
     def _sum_or_zeros(self, *arrays) -> list:
@@ -334,11 +329,8 @@ class GradientReducer:
 
     def _moments(self, layer, inputs, mask) -> tuple[Any, Any]:
         """Mean and variance of a layer's inputs on all workers."""
-        import tensorflow as tf
-        from keras import ops
-
         if mask is None:
-            mean, variance = ops.moments(inputs, axes=layer._reduction_axes)
+            mean, variance = keras.ops.moments(inputs, axes=layer._reduction_axes)
             count = tf.size(inputs) / tf.size(mean)
         else:
             mean, variance = type(layer)._moments(layer, inputs, mask)
@@ -358,7 +350,6 @@ class GradientReducer:
 
     def _summed_moments(self, values):
         """The sum over all workers, with its gradient."""
-        import tensorflow as tf
 
         @tf.custom_gradient
         def summed(values):
@@ -383,8 +374,6 @@ class GradientReducer:
 
 def _wide(tensor):
     """In a dtype that gradients are summed in."""
-    import tensorflow as tf
-
     return tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.float32)
 
 
@@ -396,8 +385,6 @@ def loss_divisor(model) -> str:
     UsageError
         For losses that are divided by different things, or left undivided in rows.
     """
-    import keras
-
     divisors = set()
     for loss in keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
@@ -417,7 +404,5 @@ def loss_divisor(model) -> str:
 
 def check_optimizer(model):
     """Refuse a model without an optimizer, unless a training step of the user's does without."""
-    import keras
-
     if model.optimizer is None and type(model).train_step is keras.Model.train_step:
         raise UsageError("fit needs an optimizer; pass it to model.compile")

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.shards.texts import TEXT
 from bigdl.training.state import RunningState, dumps, loads
 
 if TYPE_CHECKING:
     import torch
+else:
+    torch = LazyModule("torch", "orca")
+
+keras = LazyModule("keras", "tf")
 
 
 def array_of(value: Any) -> np.ndarray:
@@ -29,8 +33,6 @@ def array_of(value: Any) -> np.ndarray:
 
 def tensor_of(variable: Any) -> torch.Tensor:
     """Return a copy of a variable as a tensor of torch, on the CPU."""
-    import torch
-
     array = np.array(array_of(variable))
     if array.dtype.name == "bfloat16":  # numpy has no such type of its own
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -39,8 +41,6 @@ def tensor_of(variable: Any) -> torch.Tensor:
 
 def to_variable(variable: Any, tensor: torch.Tensor) -> None:
     """Set a variable to the value of a tensor."""
-    import torch
-
     variable.assign((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
 
 
@@ -81,8 +81,6 @@ def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
 
 def optimizers_of(model: Any) -> list:
     """Return the compiled optimizer, and those that a model holds for its own training step."""
-    import keras
-
     values = [getattr(model, "optimizer", None), *vars(model).values()]
     kept = {id(each): each for each in values if isinstance(each, keras.optimizers.Optimizer)}
     return list(kept.values())
@@ -160,8 +158,6 @@ def zeros_of(form: Any) -> Any:
 
 def synchronized_layers(model: Any) -> list:
     """Return the layers of a model, at any depth, that want the moments of all workers."""
-    import keras
-
     return [
         layer
         for layer in model._flatten_layers()
@@ -204,8 +200,6 @@ def merge_metrics(model: Any, sync: Any, initial: list) -> None:
     initial : list of tensor
         Of ``model.metrics_variables``, when they were reset.
     """
-    import torch
-
     variables = model.metrics_variables
     if sync.world_size == 1 or not variables:
         return

@@ -41,11 +41,11 @@ RayXShards, ray.data.Dataset or Feed
         if is_of_kind(data):
             make = getattr(import_module(f"{__name__}.{module}"), cls)
             return make(data, names_of(feature_cols), names_of(label_cols), config, name=name)
-    given = f"{type(data).__module__}.{type(data).__qualname__}"
     raise UsageError(
         f"{name or 'data'} must be a Spark DataFrame, SparkXShards, a path of Parquet files, numpy "
         "arrays, a pandas DataFrame, a torch DataLoader or Dataset, or a function (config, "
-        f"batch_size) that returns one; with Ray also RayXShards or a Ray Dataset; got {given}"
+        "batch_size) that returns one; with Ray also RayXShards or a Ray Dataset; got "
+        f"{kind_of(data)}"
     )
 
 

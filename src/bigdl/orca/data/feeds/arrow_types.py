@@ -6,20 +6,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.shards.columns import ColumnSpec, common_length
 from bigdl.runtime.shards.texts import is_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType
+else:
+    pa = LazyModule("pyarrow", "orca")
 
 _VECTOR = ["type", "size", "indices", "values"]  # fields of Spark ML's vectors in Parquet
 
 
 def spark_readable(type_: pa.DataType, nested: bool = False) -> pa.DataType:
     """Return the Arrow type in which Spark takes the values of an Arrow type of pandas."""
-    import pyarrow as pa
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
     kinds = pa.types
@@ -51,7 +52,6 @@ def spark_readable(type_: pa.DataType, nested: bool = False) -> pa.DataType:
 
 def spark_type(name: str, arrow_type: pa.DataType) -> DataType:
     """Return the Spark type that a column of Parquet would have in a DataFrame."""
-    import pyarrow as pa
     from pyspark.errors import PySparkTypeError
     from pyspark.ml.linalg import VectorUDT
     from pyspark.sql.pandas.types import from_arrow_type
@@ -68,8 +68,6 @@ def spark_type(name: str, arrow_type: pa.DataType) -> DataType:
 
 def arrow_type_of(spec: ColumnSpec, source: pa.DataType) -> pa.DataType:
     """The Arrow type of a column of Parquet in its spec's type."""
-    import pyarrow as pa
-
     type_ = pa.string() if is_text(spec.dtype) else pa.from_numpy_dtype(spec.dtype)
     for _ in range(spec.ndim):
         type_ = pa.list_(type_)
@@ -78,8 +76,6 @@ def arrow_type_of(spec: ColumnSpec, source: pa.DataType) -> pa.DataType:
 
 def densified(spec: ColumnSpec, column):
     """Spark ML's vectors, dense and sparse, as lists of values."""
-    import pyarrow as pa
-
     if column.null_count:  # a list column with the same nulls: what refuses nulls counts them
         empty = [[0.0] if each.is_valid else None for each in column]
         return pa.array(empty, pa.list_(pa.float64()))

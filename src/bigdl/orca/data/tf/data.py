@@ -101,8 +101,7 @@ def _arrays(frame) -> dict[str, np.ndarray]:
 
 def _array(values: np.ndarray) -> np.ndarray:
     if values.dtype == object and len(values) and not isinstance(values[0], str):
-        cells = [cell.toArray() if hasattr(cell, "toArray") else cell for cell in values]
-        values = np.stack([np.asarray(cell) for cell in cells])
+        values = np.stack([np.asarray(cell) for cell in values])
     return values.astype("float32") if values.dtype == "float64" else values
 
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.xshards import SparkXShards
@@ -23,6 +23,8 @@ from bigdl.orca.settings import OrcaContext
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame
+else:
+    pd = LazyModule("pandas", "orca")
 
 _ERROR = -1  # in place of the number of a vocabulary
 
@@ -318,7 +320,6 @@ class _Encoder:
 
     def __init__(self, ids: Mapping, split: str | None, sort: bool, first: bool):
         import numpy as np
-        import pandas as pd
 
         self.values = pd.Index(list(ids), dtype=None if ids else object)
         self.ids = np.array([*ids.values(), 0], dtype=np.int32)  # −1 finds the 0 of the unknown
@@ -326,13 +327,9 @@ class _Encoder:
 
     def numbers(self, values: pd.Series):
         """The numbers of single values, as an int32 array."""
-        import pandas as pd
-
         return self.ids[self.values.get_indexer(pd.Index(values))]
 
     def __call__(self, series: pd.Series) -> pd.Series:
-        import pandas as pd
-
         if isinstance(series.dtype, pd.CategoricalDtype):
             series = series.astype(series.cat.categories.dtype)
         if self.split is None:

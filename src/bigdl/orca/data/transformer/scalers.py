@@ -50,15 +50,6 @@ class _Moments(NamedTuple):
         return cls(count, mean, squares.sum(0), lows.min(0), highs.max(0))
 
 
-class _Line(NamedTuple):
-    """A linear function of every feature, which maps `center` to `base` exactly."""
-
-    center: np.ndarray
-    width: np.ndarray
-    slope: np.ndarray
-    base: np.ndarray
-
-
 class _Scaler(ABC):
     """A linear function of every feature, learned from :class:`_Moments`."""
 
@@ -68,12 +59,12 @@ class _Scaler(ABC):
     def setInputOutputCol(self, inputCol: str | list[str] | None, outputCol: str | None) -> _Scaler:
         """Set the columns, from which :meth:`fit_transform` has to learn then; returns this."""
         self.inputCol, self.outputCol = inputCol, outputCol
-        self._line: _Line | None = None
+        self._line: tuple[np.ndarray, ...] | None = None
         return self
 
     @abstractmethod
-    def _learn(self, moments: _Moments) -> _Line:
-        """The function that `moments` ask for."""
+    def _learn(self, moments: _Moments) -> tuple[np.ndarray, ...]:
+        """Center, width, slope and base of the function, which maps center to base exactly."""
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
         """Learn from all shards and add the column of scaled values.
@@ -93,7 +84,7 @@ class _Scaler(ABC):
         def moments_of(frame: pd.DataFrame) -> _Moments:
             return _Moments.of(_matrix(frame, columns))
 
-        with_rows = shard.rdd.filter(len)
+        with_rows = shard.rdd.filter(lambda frame: len(frame) > 0)
         parts = without_errors(with_rows.map(partial(outcome_of, moments_of)).collect())
         if len({len(part.known) for part in parts}) > 1:
             raise UsageError(f"The columns {columns} hold arrays of different lengths")
@@ -160,10 +151,10 @@ class MinMaxScaler(_Scaler):
         super().__init__(inputCol, outputCol)
         self.min, self.max = min, max
 
-    def _learn(self, moments: _Moments) -> _Line:
+    def _learn(self, moments: _Moments) -> tuple[np.ndarray, ...]:
         width = moments.high - moments.low
         varies = width > 0
-        return _Line(
+        return (
             moments.low,
             np.where(varies, width, 1.0),
             np.where(varies, self.max - self.min, 0.0),
@@ -196,12 +187,12 @@ class StandardScaler(_Scaler):
         super().__init__(inputCol, outputCol)
         self.withMean, self.withStd = withMean, withStd
 
-    def _learn(self, moments: _Moments) -> _Line:
+    def _learn(self, moments: _Moments) -> tuple[np.ndarray, ...]:
         zeros = np.zeros(len(moments.known))
         spread = np.sqrt(moments.squares / np.maximum(moments.known - 1, 1))
         if not self.withStd:
             spread = zeros + 1.0
-        return _Line(
+        return (
             moments.mean if self.withMean else zeros,
             np.where(spread > 0, spread, 1.0),
             np.where(spread > 0, 1.0, 0.0),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import functions as F
 else:
     F = LazyModule("pyspark.sql.functions", "orca")
+    pa = LazyModule("pyarrow", "orca")
 
 _CELL_ROWS = 1 << 16
 
@@ -59,7 +60,6 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     UsageError
         If a shard is no frame, shards do not have the same columns, or Spark has no type for one.
     """
-    import pyarrow as pa
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark = SparkCluster.from_active().spark
@@ -72,8 +72,6 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     zone = spark.conf.get("spark.sql.session.timeZone")
 
     def pack(shard: pd.DataFrame) -> Iterator[tuple[bytes]]:
-        import pyarrow as pa
-
         for low in range(0, len(shard), _CELL_ROWS):
             rows = shard.iloc[low : low + _CELL_ROWS]
             arrays = [
@@ -100,8 +98,6 @@ def _column_types(shard: Any) -> dict[Any, pa.DataType]:
 
 def _unified(shards: list[dict[Any, pa.DataType]]) -> dict[Any, pa.DataType] | None:
     """Return the type of each column that holds the values of all shards, None without shards."""
-    import pyarrow as pa
-
     known: dict[Any, pa.DataType] | None = None
     for types in shards:
         if not types:
@@ -128,8 +124,6 @@ def _unified(shards: list[dict[Any, pa.DataType]]) -> dict[Any, pa.DataType] | N
 
 
 def _array_type(name: Any, column: Any):
-    import pyarrow as pa
-
     if column.dtype == object:
         type_ = _array(name, column).type
     else:
@@ -139,8 +133,6 @@ def _array_type(name: Any, column: Any):
 
 
 def _array(name: Any, column: Any):
-    import pyarrow as pa
-
     try:
         return pa.array(column, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
@@ -161,7 +153,6 @@ def _plain(value):
 
 
 def _converted(name, column, type_, zone):
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     array = _array(name, column)
@@ -177,8 +168,6 @@ def _converted(name, column, type_, zone):
 
 
 def _serialized(table: pa.Table | pa.RecordBatch) -> bytes:
-    import pyarrow as pa
-
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write(table)
@@ -186,8 +175,6 @@ def _serialized(table: pa.Table | pa.RecordBatch) -> bytes:
 
 
 def _unpack_cells(batches: Iterable) -> Iterator:
-    import pyarrow as pa
-
     for batch in batches:
         for cell in batch.column(0):
             with pa.ipc.open_stream(cell.as_buffer()) as reader:
@@ -234,8 +221,6 @@ def frames_of(
 
     def cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Cut the batches of a partition at the bounds of shards; a part is one cell."""
-        import pyarrow as pa
-
         row, size = 0, shard_size or sys.maxsize
         for batch in batches:
             low = 0
@@ -261,7 +246,6 @@ def frames_of(
 
 
 def _pandas(cells: list, names: list) -> pd.DataFrame:
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     table = pa.concat_tables(pa.ipc.open_stream(pa.py_buffer(cell)).read_all() for cell in cells)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.ray import RayCluster, Shared
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.ray_exchange import RaySide, partitions_to_ray
@@ -15,6 +15,7 @@ from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards, un
 
 __all__ = ["RayXShards"]
 
+ray = LazyModule("ray", "ray")
 logger = logging.getLogger("bigdl.orca")
 
 
@@ -36,8 +37,6 @@ class RayXShards(XShards):
 
     @classmethod
     def _from_shards(cls, shards: list) -> RayXShards:
-        import ray
-
         return cls([ray.put([shard]) for shard in shards])
 
     # From and to others -------------------------------------------------------------------------
@@ -110,8 +109,6 @@ class RayXShards(XShards):
 
     def get_refs(self) -> list:
         """References of the shards."""
-        import ray
-
         count_of: Any = ray.remote(lambda partition: len(partition))
         item_of: Any = ray.remote(lambda partition, number: partition[number])
         counts = ray.get([count_of.remote(each) for each in self._references])
@@ -123,8 +120,6 @@ class RayXShards(XShards):
 
     def collect_partitions(self) -> list[list]:
         """All shards, as a list for every partition."""
-        import ray
-
         return ray.get(self._references)
 
     def collect(self) -> list:
@@ -147,8 +142,6 @@ class RayXShards(XShards):
 
     def map_partitions(self, func: Callable, *args: Any) -> RayXShards:
         """New XShards of ``func(partition, *args)``, a list of shards, of every partition."""
-        import ray
-
         task: Any = ray.remote(func)
         return RayXShards([task.remote(each, *args) for each in self._references])
 
@@ -223,8 +216,6 @@ class RayXShards(XShards):
         return self._reduce(actors, reduce_partitions_func, return_refs, xshards)
 
     def _reduce(self, actors, func, return_refs, *others):
-        import ray
-
         if self.num_partitions() < len(actors):
             raise UsageError(
                 f"The number of partitions, {self.num_partitions()}, should not be smaller than "
@@ -248,8 +239,6 @@ class RayXShards(XShards):
         addresses : list of str
             Of the nodes of those actors.
         """
-        import ray
-
         if not actors:
             raise UsageError("There must be at least one actor")
         if self.num_partitions() < len(actors):
@@ -318,7 +307,5 @@ def _node_of_actors(actors) -> list[tuple[str, str]]:
 def _reachable(argument: Any) -> Any:
     """A SharedValue that Spark holds as an object of Ray, and anything else as it is."""
     if isinstance(argument, SharedValue) and not isinstance(argument.broadcast_data, Shared):
-        import ray
-
         return ray.put(argument.value)
     return argument

@@ -8,10 +8,11 @@ from functools import reduce
 from operator import and_, itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
+import cloudpickle
 import numpy as np
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from bigdl.orca.data.xshards.ray import RayXShards
+else:
+    pd = LazyModule("pandas", "orca")
 
 _own_pickles: set[tuple] = set()  # path, time and length of each file that this process wrote
 
@@ -172,8 +175,6 @@ class SharedValue:
     """
 
     def __init__(self, data: Any):
-        import cloudpickle
-
         # As bytes: Spark's own pickler does not know the classes of the main program.
         self.broadcast_data = active_cluster().broadcaster.broadcast(cloudpickle.dumps(data))
         self._data: tuple[Any] | None = (data,)
@@ -185,8 +186,6 @@ class SharedValue:
     def value(self) -> Any:
         """The value; on a worker it is unpickled once per process."""
         if self._data is None:
-            import cloudpickle
-
             broadcast: Any = self.broadcast_data
             if not hasattr(broadcast, "_bigdl_value"):  # lives as long as Spark keeps the bytes
                 broadcast._bigdl_value = (cloudpickle.loads(broadcast.value),)
@@ -704,8 +703,6 @@ class SparkXShards(XShards):
 
     def get_null_sum(self) -> pd.DataFrame:
         """Number of nulls (``total``) of each column (``col``), as a pandas frame."""
-        import pandas as pd
-
         self._require_frames()
         counts = self.rdd.map(lambda frame: frame.isna().sum()).collect()
         columns = list(counts[0].index) if counts else []
@@ -714,8 +711,6 @@ class SparkXShards(XShards):
 
     def max_values(self, col_name: str) -> Any:
         """The largest value of a column; NaN if it has none."""
-        import pandas as pd
-
         self._columns(col_name)
         largest = self.rdd.map(lambda frame: frame[col_name].dropna().max()).collect()
         return max((each for each in largest if not pd.isna(each)), default=float("nan"))
@@ -779,8 +774,6 @@ class SparkXShards(XShards):
 
     def concat_to_pdf(self, axis: Literal[0, 1] = 0) -> pd.DataFrame:
         """All shards as one pandas frame in this process."""
-        import pandas as pd
-
         self._require_frames()
         frames = self.collect()
         return pd.concat(frames, axis=axis) if axis and frames else _concatenated(frames)
@@ -800,8 +793,6 @@ class SparkXShards(XShards):
 
 def _concatenated(frames: list) -> Any:
     """Return the rows of frames or Series, of whose types those without rows have no say."""
-    import pandas as pd
-
     with_rows = [frame for frame in frames if len(frame)] or frames[:1]
     return pd.concat(with_rows) if with_rows else pd.DataFrame()
 

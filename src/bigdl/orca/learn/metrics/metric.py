@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.training.state import to_cpu
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     State = dict[str, torch.Tensor]
     Reduction = Literal["sum", "cat", "max", "min"]
+else:
+    torch = LazyModule("torch", "orca")
 
 
 class TorchMetric(ABC):
@@ -65,8 +67,6 @@ class TorchMetric(ABC):
         UsageError
             If there are weights and the metric has no notion of them.
         """
-        import torch
-
         if weights is not None and not self.takes_weights:
             raise UsageError(
                 f"The metric {self.name} has no notion of rows that count more than others; leave "
@@ -191,8 +191,6 @@ _OPERATIONS = {"sum": "sum", "max": "amax", "min": "amin"}
 
 def _merged(key: str, values: Sequence, reduction: Reduction) -> Any:
     """Return what the tensors (or lists of them) of several states merge to."""
-    import torch
-
     if any(isinstance(value, list) for value in values):
         return [tensor for tensors in values for tensor in tensors]
     filled = [tensor for tensor in values if tensor.numel()]
@@ -392,8 +390,6 @@ class CustomizedMetric(MergedMetric):
         return "CustomizedMetric" if name == "<lambda>" else name
 
     def _batch_state(self, preds, targets, weights=None):
-        import torch
-
         value = self.fn(preds, targets)
         try:
             value = float(value)
@@ -449,16 +445,12 @@ class TorchmetricsState(TorchMetric):
         self._updates = 0
 
     def compute(self):
-        import torch
-
         if not self._updates:
             return torch.tensor(float("nan"))
         with torch.no_grad():
             return self._metric.compute()
 
     def state(self):
-        import torch
-
         state: dict[str, Any] = {_UPDATES: torch.tensor(self._updates)}
         for key, value in self._metric.state_dict().items():
             if self.reductions.get(key) == "cat":

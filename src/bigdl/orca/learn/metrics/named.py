@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_choice, check_positive
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.learn.metrics.metric import NAMED, MergedMetric
 
 if TYPE_CHECKING:
     import torch
 
     from bigdl.orca.learn.metrics.metric import Reduction, State
+else:
+    torch = LazyModule("torch", "orca")
 
 __all__ = [
     "AUC",
@@ -56,8 +58,6 @@ class MeanMetric(MergedMetric):
         return preds.double(), targets.double()
 
     def _batch_state(self, preds, targets, weights=None):
-        import torch
-
         terms = self._terms(*self._prepared(*cpu_tensors(self.get_name(), preds, targets)))
         if weights is None:
             return {"total": terms.sum(dtype=torch.float64), "count": torch.tensor(terms.numel())}
@@ -165,8 +165,6 @@ class Top5Accuracy(LabelMetric):
     """
 
     def _terms(self, preds, targets):
-        import torch
-
         classes = preds.shape[-1]
         labels = labels_below(classes, self.get_name(), targets).unsqueeze(-1)
         own = preds.gather(-1, labels)
@@ -307,8 +305,6 @@ class ConfusionMetric(MergedMetric):
         return predicted, labels_below(classes, name, targets.flatten()), classes
 
     def _figure(self, state):
-        import torch
-
         state = {key: tensor.double() for key, tensor in state.items()}
         if not state["actual"].sum():
             return torch.tensor(float("nan"))
@@ -376,8 +372,6 @@ class CurveMetric(MergedMetric):
     reductions: Mapping[str, Reduction] = {"scores": "cat", "labels": "cat", "weights": "cat"}
 
     def _batch_state(self, preds, targets, weights=None):
-        import torch
-
         name = self.get_name()
         scores, labels = binary_scores(name, *cpu_tensors(name, preds, targets))
         narrow = scores.dtype in (torch.float32, torch.float16, torch.bfloat16)
@@ -422,8 +416,6 @@ class AUC(CurveMetric):
         self.threshold_num = threshold_num
 
     def _figure(self, state):
-        import torch
-
         thresholds, positives, negatives = self._counts(state)
         pairs = positives.sum() * negatives.sum()
         if not pairs or thresholds.isnan().any():
@@ -442,8 +434,6 @@ class ROC(CurveMetric):
     """
 
     def _figure(self, state):
-        import torch
-
         thresholds, positives, negatives = (counts.flip(0) for counts in self._counts(state))
         start = torch.zeros(1, dtype=torch.int64)
         true, false = (torch.cat([start, c]).cumsum(0).double() for c in (positives, negatives))
@@ -464,8 +454,6 @@ class PrecisionRecallCurve(CurveMetric):
     """
 
     def _figure(self, state):
-        import torch
-
         thresholds, positives, negatives = self._counts(state)
         above = positives.flip(0).cumsum(0).flip(0).double()
         chosen = (positives + negatives).flip(0).cumsum(0).flip(0).double()
@@ -487,7 +475,6 @@ def cpu_tensors(name: str, preds: Any, targets: Any) -> tuple[torch.Tensor, torc
 
 def _cpu_tensor(name: str, role: str, value: Any) -> torch.Tensor:
     import numpy as np
-    import torch
 
     if isinstance(value, np.ndarray | np.generic):
         value = torch.tensor(value)
@@ -502,8 +489,6 @@ def _cpu_tensor(name: str, role: str, value: Any) -> torch.Tensor:
 
 def row_weights(name: str, weights: Any, rows: int) -> torch.Tensor:
     """Return the weights of a batch's rows as float64 of shape ``(rows,)``, on the CPU."""
-    import torch
-
     weights = _cpu_tensor(name, "weights", weights).to(torch.float64)
     if weights.numel() != rows:
         raise UsageError(
@@ -590,8 +575,6 @@ def several_labels(name: str, targets: torch.Tensor) -> UsageError:
 
 def labels_below(classes: int, name: str, labels: torch.Tensor, role="targets") -> torch.Tensor:
     """Return class labels as int64 after checking that each is one of 0 ... `classes` - 1."""
-    import torch
-
     integers = labels.to(torch.int64)
     wrong = (integers < 0) | (integers >= classes) | (integers != labels)
     if wrong.any():

@@ -6,27 +6,9 @@ They work in a ``Pipeline``, in a ``CrossValidator`` and with Spark's evaluators
 :class:`bigdl.orca.learn.pytorch.Estimator`, exactly for any number of workers.
 """
 
-from bigdl.orca.learn.nnframes import preprocessing
+from bigdl.orca.learn.nnframes import preprocessing, stages
 from bigdl.orca.learn.nnframes.image_reader import NNImageReader
 from bigdl.orca.learn.nnframes.preprocessing import *  # noqa: F403
-from bigdl.orca.learn.nnframes.stages import (
-    NNClassifier,
-    NNClassifierModel,
-    NNEstimator,
-    NNModel,
-    TrainSummary,
-    ValidationSummary,
-    trusted_loading,
-)
+from bigdl.orca.learn.nnframes.stages import *  # noqa: F403
 
-__all__ = [
-    *preprocessing.__all__,
-    "NNClassifier",
-    "NNClassifierModel",
-    "NNEstimator",
-    "NNImageReader",
-    "NNModel",
-    "TrainSummary",
-    "ValidationSummary",
-    "trusted_loading",
-]
+__all__ = [*preprocessing.__all__, *stages.__all__, "NNImageReader"]

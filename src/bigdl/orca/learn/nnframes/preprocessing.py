@@ -35,8 +35,6 @@ class Preprocessing:
         -------
         torch.Tensor or tuple of torch.Tensor
         """
-        import torch
-
         if hasattr(value, "toArray"):  # Spark's vectors
             value = value.toArray()
         row = torch.as_tensor(value)
@@ -180,16 +178,12 @@ class RowFunction(Preprocessing):
         self.function = function
 
     def batch(self, rows):
-        import torch
-
         made = [self.function(row) for row in rows]
         if made and isinstance(made[0], tuple):
             return tuple(self._stacked(column) for column in zip(*made, strict=True))
         return self._stacked(made) if made else torch.empty(0)
 
     def _stacked(self, made):
-        import torch
-
         try:
             return torch.stack([torch.as_tensor(each) for each in made])
         except RuntimeError as error:

@@ -50,6 +50,16 @@ from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.runtime.serialization import digest_of, pickled_by_value
 from bigdl.training.position import EveryEpoch, MaxEpoch, MaxIteration, Trigger
 
+__all__ = [
+    "NNClassifier",
+    "NNClassifierModel",
+    "NNEstimator",
+    "NNModel",
+    "TrainSummary",
+    "ValidationSummary",
+    "trusted_loading",
+]
+
 T = TypeVar("T")
 
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, outcome_of, without_errors
+from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_errors
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
-from bigdl.orca.data.xshards.shards import arrays_of, even_cut, map_arrays
+from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
 from bigdl.orca.learn.prediction.shipping import Ready, ShippedModel
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from bigdl.orca.cluster.spark import SparkCluster
 
+pa = LazyModule("pyarrow", "orca")
 logger = logging.getLogger("bigdl.orca")
 
 
@@ -157,8 +158,6 @@ class OutputColumns:
 
 
 def _column(array):
-    import pyarrow as pa
-
     if array.ndim == 2:
         return _vectors(array)
     out = pa.array(np.ascontiguousarray(array).reshape(-1), pa.float32())
@@ -169,8 +168,6 @@ def _column(array):
 
 def _lists(values, count, width):
     """`count` lists of `width` values each."""
-    import pyarrow as pa
-
     offsets = np.arange(count + 1, dtype=np.int64) * width
     if offsets[-1] >= 2**31:
         raise UsageError(
@@ -182,8 +179,6 @@ def _lists(values, count, width):
 
 def _vectors(array):
     """Rows of a 2-D array as Spark's dense vectors."""
-    import pyarrow as pa
-
     rows, width = array.shape
     values = _lists(pa.array(array.astype(np.float64).reshape(-1)), rows, width)
     return pa.StructArray.from_arrays(
@@ -204,8 +199,6 @@ def _vectors(array):
 
 def _joined(arrays):
     """Several outputs as one column: an array of vectors per row."""
-    import pyarrow as pa
-
     rows = len(arrays[0])
     flat = [a.reshape(rows, -1) if rows else a.reshape(0, 1) for a in arrays]
     pieces = [_vectors(a) for a in flat]
@@ -435,8 +428,6 @@ def predict_rows(
 
 def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size):
     def task(batches):
-        import pyarrow as pa
-
         with model_of_task() as model:
             for batch in batches:
                 features = batch.select(inputs)
@@ -540,7 +531,7 @@ def _predict_arrays(data, predict, cluster, named):
         {key: value for key, value in shard.items() if key not in data}
         for shard in _run(shards, predict, cluster)
     ]
-    joined = {key: _concatenated([shard[key] for shard in predicted]) for key in predicted[0]}
+    joined = join_shards(predicted)
     return joined["prediction"] if list(joined) == ["prediction"] else joined
 
 
@@ -553,12 +544,6 @@ def _run(shards, predict, cluster):
 
     outcomes = cluster.map_shards(lambda part: [outcome_of(list, predict(part))], shards)
     return [shard for predicted in without_errors(outcomes) for shard in predicted]
-
-
-def _concatenated(pieces):
-    if isinstance(pieces[0], list):
-        return [np.concatenate(each) for each in zip(*pieces, strict=True)]
-    return np.concatenate(pieces)
 
 
 # -- one shard ----------------------------------------------------------------------------------
@@ -601,7 +586,7 @@ def rows_of_columns(columns: list, index) -> list:
 def _with_outputs(shard, outputs, output_cols):
     named = _named(outputs, output_cols)
     if is_frame(shard):
-        named = {name: _cells(value) for name, value in named.items()}
+        named = {name: cells_of(value) for name, value in named.items()}
     elif not isinstance(shard, dict):
         shard = {"x": shard}
     for name in named:
@@ -621,9 +606,9 @@ def _named(outputs, output_cols) -> dict[str, Any]:
     return {names[0]: arrays} if len(names) < len(arrays) else dict(zip(names, arrays, strict=True))
 
 
-def _cells(value):
+def cells_of(value):
     """An output as the cells of a column: numbers, arrays, or lists of them."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [list(row) for row in zip(*value, strict=True)]
     return value if value.ndim == 1 else list(value)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
 from bigdl.training.keras.data import Assembly
@@ -23,7 +23,8 @@ from bigdl.training.state import isolated_rng
 
 if TYPE_CHECKING:
     import keras
-
+else:
+    keras = LazyModule("keras", "tf")
 
 _NO_MODEL = "Must provide callable function for model_creator or load a saved model."
 
@@ -77,8 +78,6 @@ class KerasParts:
 
     def with_instance(self, model: keras.Model, custom_objects: dict | None = None) -> KerasParts:
         """Return the same with a copy of a model instead of a creator."""
-        import keras
-
         model = actual(model)
         if not isinstance(model, keras.Model):
             raise UsageError(
@@ -105,8 +104,6 @@ class KerasParts:
         UsageError
             For training without an optimizer and a loss.
         """
-        import keras
-
         self.need()
         if self.archive is not None:
             with (
@@ -151,8 +148,6 @@ class KerasParts:
 
 def _custom_objects(model) -> dict[str, Any]:
     """Return what is not part of Keras and named in the archive of a model."""
-    import keras
-
     objects = dict(keras.saving.get_custom_objects())
     seen: dict[int, Any] = {}  # kept, so that no other object gets the id of one that is gone
 
@@ -249,7 +244,6 @@ class _ReadyModel:
 
 def call_on(model: keras.Model, inputs: Any) -> None:
     """Let a model make its variables by calling it on the first row of its inputs."""
-    import keras
 
     def first(value):
         return keras.ops.convert_to_tensor(value[:1])
