@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import synthetic
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from bigdl.friesian.feature import FeatureTable
@@ -55,13 +56,11 @@ def towers(options):
     """
     chance = None
     if options.data_dir:
-        ratings, users, items = _read(options.data_dir)
+        ratings, users, items = read(options.data_dir)
     else:
         *frames, chance = synthetic.movielens(options.users, options.items)
         ratings, users, items = map(FeatureTable.from_pandas, frames)
-    users = users.cut_bins("age", [18, 25, 35, 45, 50, 56], out_cols="age_bin")
-    users = users.category_encode("occupation")[0].select(*USER).cache()
-    items = items.category_encode("genre", freq_limit=2)[0].fillna(0, "genre").select(*ITEM).cache()
+    users, items = _numbered(users, items)
     _, train, last = _split(ratings)
     train = train.join(users, on="user").join(items, on="item").cache()
     schema = users.feature_schema().union(items.feature_schema())
@@ -72,7 +71,51 @@ def towers(options):
     return train, test, users, items, schema, counts, chance
 
 
-def _read(data_dir):
+def opinions(options):
+    """For models of how much users like films: all ratings, with facts.
+
+    Returns
+    -------
+    train, test : FeatureTable
+        ``user``, ``item``, ``rating``, the rest of `USER` and `ITEM`; of each user the test has
+        the last fifth.
+    value : ndarray or None
+        Of generated ratings, what they are without chance.
+    """
+    value = None
+    if options.data_dir:
+        ratings, users, items = read(options.data_dir)
+    else:
+        *frames, value = synthetic.opinions(options.users, options.items)
+        ratings, users, items = map(FeatureTable.from_pandas, frames)
+    users, items = _numbered(users, items)
+    of_user = Window.partitionBy("user").orderBy("time", "item")
+    table = ratings.append_column("part", F.percent_rank().over(of_user))
+    table = table.join(users, on="user").join(items, on="item").cache()
+    return table.filter("part <= 0.8").cache(), table.filter("part > 0.8").cache(), value
+
+
+def ndcgs(found, value, baseline):
+    """NDCG@10 of predictions and of a baseline, and what an ideal model would reach.
+
+    Parameters
+    ----------
+    found : pandas.DataFrame
+        ``user``, ``item``, ``rating``, ``prediction``.
+    value : ndarray or None
+        See :func:`opinions`.
+    baseline : str
+        A column of scores.
+    """
+    of = found["user"], found["rating"]
+    figures = {"ndcg@10": synthetic.ndcg(*of, found["prediction"])}
+    figures["ndcg@10 of mean ratings"] = synthetic.ndcg(*of, found[baseline])
+    if value is not None:
+        figures["ideal ndcg@10"] = synthetic.ndcg(*of, value[found["user"], found["item"]])
+    return figures
+
+
+def read(data_dir):
     """Ratings, facts about users and about items, of MovieLens 100K."""
     table = FeatureTable.read_csv
     ratings = table(f"{data_dir}/u.data", "\t", names=["user", "item", "rating", "time"])
@@ -83,6 +126,14 @@ def _read(data_dir):
     items = table(f"{data_dir}/u.item", "|", names=fields)
     # the set of its genres is the genre of a film
     return ratings, users, items.append_column("genre", F.concat_ws("", *genres))
+
+
+def _numbered(users, items):
+    """Facts about users and items, all as numbers."""
+    users = users.cut_bins("age", [18, 25, 35, 45, 50, 56], out_cols="age_bin")
+    users = users.category_encode("occupation")[0].select(*USER).cache()
+    items = items.category_encode("genre", freq_limit=2)[0].fillna(0, "genre").select(*ITEM)
+    return users, items.cache()
 
 
 def _split(ratings):

@@ -5,7 +5,18 @@ import argparse
 from bigdl.orca import init_orca_context
 
 
-def parse(argv, description, *, size, epochs, lr=0.01, batch_size=256, data=None, output=False):
+def parse(
+    argv,
+    description,
+    *,
+    size,
+    epochs,
+    lr=0.01,
+    batch_size=256,
+    data=None,
+    output=False,
+    choices=None,
+):
     """Read the options of a program.
 
     Parameters
@@ -18,12 +29,16 @@ def parse(argv, description, *, size, epochs, lr=0.01, batch_size=256, data=None
         What a folder given as ``--data-dir`` has.
     output : bool
         Whether there is a folder for what the program writes.
+    choices : dict of str to list of str, optional
+        Options that are one of some words, of which the first is the default.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name, default in size.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    for name, words in (choices or {}).items():
+        parser.add_argument(f"--{name}", choices=words, default=words[0])
     if data is not None:
         parser.add_argument("--data-dir", help=f"folder of {data}, instead of generated data")
     if output:

@@ -44,6 +44,26 @@ def movielens(users=300, items=200, per_user=20, genres=8, seed=0):
     return ratings, user_facts, item_facts, chance
 
 
+def opinions(users=300, items=200, per_user=40, genres=8, seed=0):
+    """Ratings like those of MovieLens: there are good films, and users like some genres more.
+
+    Returns
+    -------
+    ratings, user_facts, item_facts : pandas.DataFrame
+        As those of :func:`movielens`.
+    value : ndarray of shape (users + 1, items + 1)
+        The rating of an item by a user, without what is chance.
+    """
+    ratings, user_facts, item_facts, _ = movielens(users, items, per_user, genres, seed)
+    rng = np.random.default_rng([seed, 1])
+    genre = item_facts["genre"].str.removeprefix("genre").astype(int).to_numpy()
+    value = 3.2 + 0.4 * rng.normal(size=items + 1) + 0.3 * rng.normal(size=(users + 1, 1))
+    value[:, 1:] += 0.8 * rng.normal(size=(users + 1, genres))[:, genre]
+    rating = value[ratings["user"], ratings["item"]] + rng.normal(0, 0.5, len(ratings))
+    ratings["rating"] = rating.round().clip(1, 5).astype(int)
+    return ratings, user_facts, item_facts, value
+
+
 def criteo(rows=4000, numbers=13, categories=26, seed=0):
     """Clicks on advertisements like those of Criteo: I1 … counts, C1 … hashed categories.
 
@@ -168,3 +188,23 @@ def hit_rate(user, label, score, best=10):
     frame = pd.DataFrame({"user": user, "label": label, "score": score})
     frame["rank"] = frame.groupby("user")["score"].rank(ascending=False, method="max")
     return float((frame[frame["label"] == 1]["rank"] <= best).mean())
+
+
+def ndcg(user, label, score, best=10):
+    """Mean over the users of the normalised discounted cumulative gain of the `best` of hers.
+
+    The gain of a label is ``2 ** label - 1``; equal scores stand in random order.
+
+    Parameters
+    ----------
+    user, label, score : array_like of shape (n,)
+    """
+    frame = pd.DataFrame({"user": user, "gain": 2.0 ** np.asarray(label) - 1, "score": score})
+    frame = frame.sample(frac=1, random_state=0)
+
+    def gains(by):
+        place = frame.groupby("user")[by].rank(ascending=False, method="first")
+        gain = (frame["gain"] / np.log2(place + 1)).where(place <= best, 0.0)
+        return gain.groupby(frame["user"]).sum()
+
+    return float((gains("score") / gains("gain")).mean())

@@ -7,11 +7,16 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+import rank_trees
+import recall_items
 import synthetic
 import train_deepfm
 import train_dien
+import train_din
 import train_mmoe
 import train_ncf
+import train_ple
+import train_trees
 import train_two_tower
 import train_wide_and_deep
 import tree_features
@@ -35,15 +40,22 @@ def test_figures_are_those_of_their_definitions():
     assert synthetic.hit_rate([1, 1], [1, 0], [0.5, 0.5], best=1) == 0.0  # a tie is no hit
 
 
+def test_ndcg_is_that_of_its_definition():
+    users, rating, score = [1, 1, 1, 2, 2], [3, 1, 2, 1, 5], [0.1, 0.9, 0.5, 0.2, 0.7]
+    first = (1 + 3 / np.log2(3)) / (7 + 3 / np.log2(3))
+    assert synthetic.ndcg(users, rating, score, best=2) == pytest.approx((first + 1) / 2)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: synthetic.movielens(20, 30, 5)[0],
+        lambda: synthetic.opinions(20, 30, 5)[0],
         lambda: synthetic.criteo(50)[0],
         lambda: synthetic.recsys(50)[0],
         lambda: synthetic.sessions(20)[0],
     ],
-    ids=["movielens", "criteo", "recsys", "sessions"],
+    ids=["movielens", "opinions", "criteo", "recsys", "sessions"],
 )
 def test_generated_data_are_the_same_every_time(make):
     pd.testing.assert_frame_equal(make(), make())
@@ -117,6 +129,57 @@ def test_two_tasks_are_learned_by_one_model(orca_spark):
     found = train_mmoe.main([])
     for label in ("like", "retweet"):
         assert share(found[f"{label} auc"], found[f"ideal {label} auc"], 0.5) > 0.5
+
+
+@pytest.mark.slow
+def test_progressive_layers_learn_two_tasks(orca_spark):
+    found = train_ple.main([])
+    for label in ("like", "retweet"):
+        assert share(found[f"{label} auc"], found[f"ideal {label} auc"], 0.5) > 0.5
+        assert found[f"{label} auc"] > found[f"{label} auc of the author's mean"] + 0.05
+
+
+@pytest.mark.slow
+def test_din_finds_what_matters_of_a_history(orca_spark):
+    found = train_din.main([])
+    assert found["auc"] > 0.8
+    assert found["auc of popularity"] < 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--lists", "pad", "--epochs", "20", "--batch-size", "64"]],
+    ids=["sample", "pad"],
+)
+def test_lists_are_ranked_by_a_model_of_keras(orca_spark, more):
+    pytest.importorskip("keras")
+    import train_listwise
+
+    found = train_listwise.main(more)
+    assert found["ndcg@10"] > found["ndcg@10 of mean ratings"] + 0.01
+
+
+@pytest.mark.slow
+def test_candidates_are_the_nearest_films_of_a_user(orca_spark, tmp_path):
+    found = recall_items.main(["--output", str(tmp_path)])
+    assert found["recall@50"] > 2 * found["recall@50 of popular films"]
+    candidates = pd.read_parquet(tmp_path / "candidates")
+    assert (candidates["candidates"].str.len() == 50).all()
+
+
+@pytest.mark.slow
+def test_trees_rank_the_films_of_a_user(orca_spark):
+    pytest.importorskip("xgboost")
+    found = rank_trees.main([])
+    assert found["ndcg@10"] > found["ndcg@10 of mean ratings"] + 0.02
+
+
+@pytest.mark.slow
+def test_trees_learn_likes_on_spark(orca_spark):
+    pytest.importorskip("xgboost")
+    found = train_trees.main(["--rows", "10000"])
+    assert found["auc"] > 0.7
 
 
 @pytest.mark.slow

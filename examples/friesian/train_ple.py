@@ -1,0 +1,125 @@
+"""PLE: likes and retweets in one model, with experts of their own and experts that they share.
+
+    python examples/friesian/train_ple.py
+
+Tang et al., "Progressive Layered Extraction (PLE): A Novel Multi-Task Learning (MTL) Model for
+Personalized Recommendations", RecSys 2020.
+"""
+
+import engagements
+import programs
+import synthetic
+import torch
+from torch import nn
+
+from bigdl.friesian.models import MultiTaskLoss
+from bigdl.orca import stop_orca_context
+from bigdl.orca.learn.pytorch import Estimator
+
+
+class Extraction(nn.Module):
+    """One layer: of each task, and of what all share, a mixture of experts.
+
+    The mixture of a task has its own experts and the shared ones; that of what is shared has all.
+    """
+
+    def __init__(self, width, out, tasks, own, shared):
+        super().__init__()
+
+        def experts(count):
+            return nn.ModuleList(
+                nn.Sequential(nn.Linear(width, out), nn.ReLU()) for _ in range(count)
+            )
+
+        self.own = nn.ModuleList(experts(own) for _ in range(tasks))
+        self.shared = experts(shared)
+        self.gates = nn.ModuleList(nn.Linear(width, own + shared) for _ in range(tasks))
+        self.gate_of_all = nn.Linear(width, tasks * own + shared)
+
+    def forward(self, inputs, common):
+        """New states of the tasks, and of what they share, for those of the layer before."""
+        shared = [expert(common) for expert in self.shared]
+        own = [
+            [expert(state) for expert in experts]
+            for experts, state in zip(self.own, inputs, strict=True)
+        ]
+        mixed = [
+            mixture(gate(state), experts + shared)
+            for gate, state, experts in zip(self.gates, inputs, own, strict=True)
+        ]
+        everyone = [each for opinions in own for each in opinions] + shared
+        return mixed, mixture(self.gate_of_all(common), everyone)
+
+
+def mixture(logits, experts):
+    """The mean of the experts, weighed by the softmax of the logits of a gate."""
+    return torch.einsum("ne,new->nw", logits.softmax(1), torch.stack(experts, 1))
+
+
+class PLE(nn.Module):
+    """Probabilities of several tasks, as a dict, for columns of numbers and categories."""
+
+    def __init__(self, schema, categories, numbers, tasks, dim=8, layers=(64, 32), own=2, shared=2):
+        super().__init__()
+        self.feature_cols, self.tasks = [*categories, *numbers], tasks
+        self.tables = nn.ModuleList(
+            nn.Embedding(schema.cardinality(name), dim) for name in categories
+        )
+        for table in self.tables:
+            nn.init.normal_(table.weight, std=0.05)
+        widths = [len(categories) * dim + len(numbers), *layers]
+        self.layers = nn.ModuleList(
+            Extraction(width, out, len(tasks), own, shared)
+            for width, out in zip(widths, layers, strict=False)
+        )
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Linear(widths[-1], 16), nn.ReLU(), nn.Linear(16, 1)) for _ in tasks
+        )
+
+    def forward(self, *columns):
+        categories, numbers = columns[: len(self.tables)], columns[len(self.tables) :]
+        parts = [
+            table(column.long()) for table, column in zip(self.tables, categories, strict=True)
+        ]
+        common = torch.cat([*parts, *(each.float().unsqueeze(1) for each in numbers)], 1)
+        states = [common] * len(self.tasks)
+        for layer in self.layers:
+            states, common = layer(states, common)
+        return {
+            task: torch.sigmoid(tower(state)).squeeze(1)
+            for task, tower, state in zip(self.tasks, self.towers, states, strict=True)
+        }
+
+
+def main(argv=None):
+    options = programs.parse(argv, __doc__, size={"rows": 20000}, epochs=5, lr=0.003)
+    programs.start(options)
+    train, test, chance = engagements.prepare(options)
+
+    tasks = [f"{label}_probability" for label in engagements.LABELS]
+    model = PLE(train.feature_schema(), engagements.CATEGORIES, engagements.NUMBERS, tasks)
+    est = Estimator.from_torch(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.05),
+        loss=MultiTaskLoss(),
+        workers_per_node=options.workers,
+    )
+    columns = {"feature_cols": model.feature_cols, "batch_size": options.batch_size}
+    est.fit(
+        train.df, epochs=options.epochs, label_cols=engagements.LABELS, seed=options.seed, **columns
+    )
+    found = est.predict(test.df, **columns)
+    figures = engagements.figures(found, tasks, chance)
+
+    # what can be known of the author alone
+    _, codes = train.target_encode("author", engagements.LABELS, kfold=1)
+    coded = test.encode_target(codes, drop_cat=False).to_pandas()
+    for label in engagements.LABELS:
+        auc = synthetic.auc(coded[label], coded[f"author_te_{label}"])
+        figures[f"{label} auc of the author's mean"] = float(auc)
+    return programs.report(figures)
+
+
+if __name__ == "__main__":
+    main()
+    stop_orca_context()
