@@ -275,9 +275,10 @@ def test_rows_count_by_their_weight(crew, sizes):
     assert figures[-1]["val_loss"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_weights_of_rows_and_classes_multiply(crew):
+@pytest.mark.parametrize("ignored", [2, 255, -100])
+def test_weights_of_rows_and_classes_multiply(crew, ignored):
     loss = nn.CrossEntropyLoss(
-        weight=torch.tensor([1.0, 2.0, 5.0]).double(), ignore_index=2, label_smoothing=0.0
+        weight=torch.tensor([1.0, 2.0, 5.0]).double(), ignore_index=ignored, label_smoothing=0.0
     )
 
     def step(model, b):
@@ -289,6 +290,8 @@ def test_weights_of_rows_and_classes_multiply(crew):
         return (b["w"] * each).sum() / counted if counted else (each * 0).sum()
 
     run = Run(crew, model=classifier, loss=loss)
+    for shard in run._shards:
+        shard["c"][shard["c"] == 2] = ignored
     run.fit(labels=["c", "w"], weighted=True)
     near(run.weights, alone(make_model=classifier, step_loss=step))
 

@@ -313,11 +313,7 @@ class PlainForward(ForwardPass):
         # class probabilities are divided by the rows
         if not (counts_unevenly(criterion) and are_tensors and target.ndim != output.ndim):
             return rows
-        labels = target.to(torch.int64)
-        counted = labels[labels != criterion.ignore_index]
-        if criterion.weight is None:
-            return float(counted.numel())
-        return float(criterion.weight.double()[counted].sum())
+        return float(_class_weights(criterion, target.to(torch.int64)).sum())
 
     def _call(self, criterion, output, target):
         outputs = output if isinstance(output, list | tuple) else (output,)
@@ -352,6 +348,14 @@ def counts_unevenly(criterion: Any) -> bool:
     """Return True if a mean loss may be divided by something else than its rows."""
     # a subclass may compute something else
     return type(criterion) in _OVER_CLASSES and criterion.reduction == "mean"
+
+
+def _class_weights(criterion: Any, labels: torch.Tensor) -> torch.Tensor:
+    """The weight of every label in a mean loss over classes; 0 of one that is ignored."""
+    kept = labels != criterion.ignore_index
+    if criterion.weight is None:
+        return kept.double()
+    return criterion.weight.double()[labels * kept] * kept
 
 
 # their means are not over the rows or the elements
@@ -424,10 +428,7 @@ class WeightedForward(PlainForward):
         labels = target.to(torch.int64)
         if labels.shape != losses.shape:  # class probabilities
             return torch.ones_like(losses)
-        kept = labels != criterion.ignore_index
-        if criterion.weight is None:
-            return kept.to(losses.dtype)
-        return torch.where(kept, criterion.weight[labels.clamp(min=0)].to(losses.dtype), 0.0)
+        return _class_weights(criterion, labels).to(losses.dtype)
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         inputs, named, (*targets, _) = self.columns.split(batch)
