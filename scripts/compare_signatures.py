@@ -29,9 +29,7 @@ BEGIN = "<!-- signatures: what scripts/compare_signatures.py --write puts here -
 END = "<!-- end of signatures -->"
 
 _CALLABLE = re.compile(r"(?P<name>\w+(?:\(\))?(?:\.\w+(?:\(\))?)*)\((?P<arguments>.*)\)")
-_NOTE = re.compile(
-    r"\s+(?P<kind>version|keywords|because|gap|dropped)(?P<names>( \w+)*): (?P<text>.+)"
-)
+_NOTE = re.compile(r"\s+(?P<kind>version|keywords|because|dropped)(?P<names>( \w+)*): (?P<text>.+)")
 # What defaults of 2.x are written with.
 _NAMES = {"logging": logging, "sys": sys}
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -84,12 +82,11 @@ class Published:
         return " ".join([self.name, *(f"({text})" for text in self.texts("version"))])
 
     def notes_on(self, difference: Difference) -> list[Note]:
-        """Return the notes that say why there is a difference, or that it is a gap."""
+        """Return the notes that say why there is a difference."""
         return [
             note
             for note in self.notes
-            if note.kind in ("because", "gap")
-            and (not note.names or difference.argument in note.names)
+            if note.kind == "because" and (not note.names or difference.argument in note.names)
         ]
 
 
@@ -274,16 +271,7 @@ def mistakes(published: Published, found: list[Difference]) -> list[str]:
     return wrong + [
         f"{published.title} does not differ, as this says: {note.text}"
         for note in published.notes
-        if note.kind in ("because", "gap") and note not in used
-    ]
-
-
-def gaps_of(published: Published, found: list[Difference]) -> list[str]:
-    """Return the differences that shall not stay."""
-    return [
-        f"{each.old or 'nothing'} in 2.x, here {each.here}"
-        for each in found
-        if any(note.kind == "gap" for note in published.notes_on(each))
+        if note.kind == "because" and note not in used
     ]
 
 
@@ -315,7 +303,7 @@ def _row(title: str, notes: tuple[Note, ...], group: list[Difference]) -> str:
     name, _, version = title.partition(" ")
     old = ", ".join(each.old for each in group if each.old)
     here = dict.fromkeys(each.here for each in group)  # each text once
-    why = "; ".join(f"planned: {note.text}" if note.kind == "gap" else note.text for note in notes)
+    why = "; ".join(note.text for note in notes)
     cells = [f"`{name}` {version}".strip(), old, ", ".join(here), why]
     return "| " + " | ".join(cells) + " |"
 
@@ -336,8 +324,7 @@ def main() -> None:
     compared = [(each, differences(each)) for each in read()]
     wrong = {each.title: mistakes(each, found) for each, found in compared}
     if options.json:
-        gaps = {each.title: gaps_of(each, found) for each, found in compared}
-        print(json.dumps({"mistakes": wrong, "gaps": gaps, "table": table(compared)}))
+        print(json.dumps({"mistakes": wrong, "table": table(compared)}))
         return
     if problems := [line for lines in wrong.values() for line in lines]:
         raise SystemExit("\n".join(problems))

@@ -111,7 +111,8 @@ def test_a_fit_on_a_dataset_tells_the_shapes_for_all_files(fed, runs, tmp_path):
     assert [w.shape for w in own] == [(4, 1), (1,)]
     for name in ("m.keras", "folder"):
         read = Estimator.from_keras(backend="spark")
-        read.load(fed.save(str(tmp_path / name)))
+        path = fed.save(checkpoint=str(tmp_path / name))  # as in BigDL 2.0
+        read.load(checkpoint=path, sample_input=np.ones((1, 4)))
         assert equal(weights(read), own)
     fed.save_weights(str(tmp_path / "w.h5"))
     fed.save_checkpoint(str(tmp_path / "checkpoint"))

@@ -174,12 +174,11 @@ class _AutoXGBoost(AutoEstimator):
     def __init__(
         self,
         logs_dir: str,
-        cpus_per_trial: int = 1,
-        name: str | None = None,
-        remote_dir: str | None = None,
-        *,
-        backend: str | None = None,
-        **xgb_configs: Any,
+        cpus_per_trial: int,
+        name: str | None,
+        remote_dir: str | None,
+        backend: str | None,
+        xgb_configs: dict[str, Any],
     ):
         check_positive("cpus_per_trial", cpus_per_trial)
         super().__init__(
@@ -216,8 +215,17 @@ class AutoXGBClassifier(_AutoXGBoost):
 
     _model_type = "classifier"
 
-    def __init__(self, logs_dir: str = "/tmp/auto_xgb_classifier_logs", *args: Any, **kwargs: Any):
-        super().__init__(logs_dir, *args, **kwargs)
+    def __init__(
+        self,
+        logs_dir: str = "/tmp/auto_xgb_classifier_logs",
+        cpus_per_trial: int = 1,
+        name: str | None = None,
+        remote_dir: str | None = None,
+        *,
+        backend: str | None = None,
+        **xgb_configs: Any,
+    ):
+        super().__init__(logs_dir, cpus_per_trial, name, remote_dir, backend, xgb_configs)
 
 
 class AutoXGBRegressor(_AutoXGBoost):
@@ -228,5 +236,14 @@ class AutoXGBRegressor(_AutoXGBoost):
 
     _model_type = "regressor"
 
-    def __init__(self, logs_dir: str = "/tmp/auto_xgb_regressor_logs", *args: Any, **kwargs: Any):
-        super().__init__(logs_dir, *args, **kwargs)
+    def __init__(
+        self,
+        logs_dir: str = "/tmp/auto_xgb_regressor_logs",
+        cpus_per_trial: int = 1,
+        name: str | None = None,
+        remote_dir: str | None = None,
+        *,
+        backend: str | None = None,
+        **xgb_configs: Any,
+    ):
+        super().__init__(logs_dir, cpus_per_trial, name, remote_dir, backend, xgb_configs)

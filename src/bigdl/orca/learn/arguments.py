@@ -122,3 +122,8 @@ def path_of(verb: str, path: Any) -> str:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError(f"{verb} needs the path of a file, got {path!r}")
     return os.fspath(path)
+
+
+def path_under(verb: Callable, old: Mapping[str, Any], old_name: str, path: Any) -> str:
+    """Return the path that a call names by today's name or by that of BigDL 2.0."""
+    return path_of(verb.__name__, take_old(verb, old, {old_name: "path"}).get("path", path))

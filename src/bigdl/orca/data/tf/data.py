@@ -101,7 +101,8 @@ def _arrays(frame) -> dict[str, np.ndarray]:
 
 def _array(values: np.ndarray) -> np.ndarray:
     if values.dtype == object and len(values) and not isinstance(values[0], str):
-        values = np.stack([np.asarray(cell) for cell in values])
+        cells = [cell.toArray() if hasattr(cell, "toArray") else cell for cell in values]
+        values = np.stack([np.asarray(cell) for cell in cells])
     return values.astype("float32") if values.dtype == "float64" else values
 
 

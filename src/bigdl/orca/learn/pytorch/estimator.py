@@ -18,7 +18,7 @@ from bigdl.orca.learn.arguments import (
     check_counts,
     check_layer_options,
     config_of,
-    path_of,
+    path_under,
     take_old,
     with_weight,
 )
@@ -662,7 +662,7 @@ RayXShards or a ray.data.Dataset
         str
             `path`.
         """
-        path = _path(self.save, path, old)
+        path = path_under(self.save, old, "model_path", path)
         model = self.get_model()
         try:
             data = dumps(model if entire else model.state_dict())
@@ -694,7 +694,7 @@ RayXShards or a ray.data.Dataset
         def is_trusted(data):
             return trust or digest_of(data) in self._saved
 
-        path = _path(self.load, path, old)
+        path = path_under(self.load, old, "model_path", path)
         snapshot, module = read_model(path, is_trusted)
         parts = self._parts
         if module is not None:
@@ -712,11 +712,13 @@ RayXShards or a ray.data.Dataset
 
     def save_checkpoint(self, path: str | None = None, **old) -> None:
         """Write the full state: model, optimizer, scheduler and epoch."""
-        write_bytes(_path(self.save_checkpoint, path, old), dumps(self.get_state_dict()))
+        write_bytes(
+            path_under(self.save_checkpoint, old, "model_path", path), dumps(self.get_state_dict())
+        )
 
     def load_checkpoint(self, path: str | None = None, **old) -> None:
         """Read what :meth:`save_checkpoint` wrote, or a checkpoint's folder in ``model_dir``."""
-        self.load(_path(self.load_checkpoint, path, old))
+        self.load(path_under(self.load_checkpoint, old, "model_path", path))
 
     def load_orca_checkpoint(
         self, path: str, version: int | None = None, prefix: str | None = None
@@ -889,8 +891,3 @@ def _takes_over_prediction(callbacks) -> bool:
             "model's forward return what you want"
         )
     return True
-
-
-def _path(verb, path, old) -> str:
-    """Return the location that a call names, by either of its names."""
-    return path_of(verb.__name__, take_old(verb, old, {"model_path": "path"}).get("path", path))

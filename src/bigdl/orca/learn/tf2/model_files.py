@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.errors import UsageError, refusing
 from bigdl.orca.data.file import open_file_system
-from bigdl.orca.learn.arguments import path_of, warn_once
+from bigdl.orca.learn.arguments import path_of, path_under, warn_once
 from bigdl.orca.learn.estimator import TrainingEstimator
 from bigdl.orca.learn.tf2.parts import KerasParts, call_on
 from bigdl.training.checkpoint import (
@@ -133,7 +133,7 @@ class KerasFiles(TrainingEstimator):
 
     def save(
         self,
-        filepath: str,
+        filepath: str | None = None,
         overwrite: bool = True,
         include_optimizer: bool = True,
         save_format: str | None = None,
@@ -141,6 +141,7 @@ class KerasFiles(TrainingEstimator):
         options: Any = None,
         *,
         sample_input: Any = None,
+        **old: Any,
     ) -> str:
         """Write the whole model.
 
@@ -160,6 +161,8 @@ class KerasFiles(TrainingEstimator):
             Accepted for compatibility: a SavedModel has the signature ``serve``.
         sample_input : optional
             See :meth:`get_model`.
+        **old
+            The keyword of BigDL 2.0: ``checkpoint``, for `filepath`.
 
         Returns
         -------
@@ -172,7 +175,7 @@ class KerasFiles(TrainingEstimator):
             If `save_format` contradicts the name, nothing can be written there, or the model has
             no weights yet.
         """
-        filepath = path_of("save", filepath)
+        filepath = path_under(self.save, old, "checkpoint", filepath)
         file_format = _format_to_write(filepath, save_format)
         _check_place(filepath, overwrite=overwrite, is_folder=file_format == "tf")
         if signatures is not None:
@@ -194,12 +197,14 @@ class KerasFiles(TrainingEstimator):
 
     def load(
         self,
-        filepath: str,
+        filepath: str | None = None,
         custom_objects: dict[str, Any] | None = None,
         compile: bool = True,
         options: Any = None,
         *,
         trust: bool = False,
+        sample_input: Any = None,
+        **old: Any,
     ) -> None:
         """Read a whole model that :meth:`save` or Keras wrote; it takes the creator's place.
 
@@ -216,6 +221,10 @@ class KerasFiles(TrainingEstimator):
             Accepted for compatibility.
         trust : bool
             Run code that the file may hold, such as a Lambda layer's.
+        sample_input
+            Accepted for compatibility: a whole model knows its inputs.
+        **old
+            The keyword of BigDL 2.0: ``checkpoint``, for `filepath`.
 
         Raises
         ------
@@ -224,7 +233,7 @@ class KerasFiles(TrainingEstimator):
         """
         import keras
 
-        filepath = path_of("load", filepath)
+        filepath = path_under(self.load, old, "checkpoint", filepath)
         if options is not None:
             warn_once("load(options=) has no effect: the whole model is read by Keras 3")
         data, suffix = _read_whole(filepath)
