@@ -16,6 +16,7 @@ from bigdl.orca import OrcaContext
 from bigdl.orca.data import SharedValue, SparkXShards, XShards
 from bigdl.orca.data.utils import partition_get_data_label, process_spark_xshards
 from bigdl.orca.data.xshards.persistence import release_dropped
+from bigdl.runtime.serialization import _user_key, user_signature
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -284,20 +285,41 @@ def test_samples_are_stacked(sc):
 # Pickles and helpers ----------------------------------------------------------------------------
 
 
-def test_own_pickles_come_back_and_foreign_ones_need_trust(sc, tmp_path):
+def test_pickles_of_this_user_come_back_and_foreign_ones_need_trust(sc, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/home")
     path = f"{tmp_path}/own"
     shards = numbers(sc)
     assert shards.save_pickle(path) is shards
+    _user_key.cache_clear()  # as in a process that is started later
     assert sorted(XShards.load_pickle(path).collect()) == [0, 1, 2, 3]
+    assert sorted(XShards.load_pickle(f"{tmp_path}/o*").collect()) == [0, 1, 2, 3]
     foreign = f"{tmp_path}/foreign"
     sc.parallelize([1, 2]).saveAsPickleFile(foreign)
     with pytest.raises(UsageError, match="pass trust=True"):
         XShards.load_pickle(foreign)
     assert sorted(XShards.load_pickle(foreign, trust=True).collect()) == [1, 2]
-    time.sleep(0.01)
-    next((tmp_path / "own").glob("part-*")).write_bytes(b"changed")
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/home of another user")
     with pytest.raises(UsageError, match="did not write"):
+        XShards.load_pickle(path)
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/home")
+    part = next((tmp_path / "own").glob("part-*"))
+    part.write_bytes(b"changed")
+    part.with_name(f".{part.name}.crc").unlink()
+    with pytest.raises(UsageError, match="have changed since"):
         SparkXShards.load_pickle(path)
+
+
+def test_a_key_that_others_can_read_signs_for_this_process_only(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    signature = user_signature("text")
+    (key,) = (tmp_path / "bigdl/keys").iterdir()
+    assert key.stat().st_mode & 0o777 == 0o600
+    _user_key.cache_clear()
+    assert user_signature("text") == signature
+    key.chmod(0o640)
+    _user_key.cache_clear()
+    assert user_signature("text") != signature
+    assert "others can read or change it; remove it" in caplog.text
 
 
 def test_shards_of_a_partition_become_one_of_each():

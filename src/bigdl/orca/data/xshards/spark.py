@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
@@ -12,7 +15,7 @@ import cloudpickle
 import numpy as np
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.errors import BigDLError, LazyModule, UsageError
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
@@ -35,6 +38,8 @@ from bigdl.orca.data.xshards.shards import (
     with_failures,
 )
 from bigdl.orca.settings import OrcaContext
+from bigdl.runtime.serialization import user_signature
+from bigdl.training.checkpoint import read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +50,10 @@ if TYPE_CHECKING:
 else:
     pd = LazyModule("pandas", "orca")
 
-_own_pickles: set[tuple] = set()  # path, time and length of each file that this process wrote
+logger = logging.getLogger("bigdl.orca")
+
+_SIGNATURES = "_bigdl_signatures"
+"""A file beside pickles, which Spark does not read: the signature of each by its user."""
 
 
 class XShards(ABC):
@@ -76,8 +84,8 @@ class XShards(ABC):
     ) -> SparkXShards:
         """Load what ``save_pickle`` wrote.
 
-        Unpickling runs code that the file names, so a file that was not written by this process
-        is loaded only on request.
+        Unpickling runs code that the file names.  ``save_pickle`` signs its files, and those that
+        another user wrote or that have changed since are loaded only on request.
 
         Parameters
         ----------
@@ -86,17 +94,18 @@ class XShards(ABC):
         minPartitions : int, optional
             Least number of partitions.
         trust : bool, default False
-            Load files of others too.
+            Load files of others too, and do not read the files a first time for their signatures.
 
         Raises
         ------
         UsageError
             If the files are of others and `trust` is False.
         """
-        if not trust and not _files(path) <= _own_pickles:
+        if not trust and not _are_signed(path):
             raise UsageError(
-                f"{path} holds pickles that this process did not write, and loading a pickle runs "
-                "code that it names; pass trust=True if you trust who wrote them"
+                f"{path} holds pickles that programs of this user did not write, or that have "
+                "changed since, and loading a pickle runs code that it names; pass trust=True if "
+                "you trust who wrote them"
             )
         return SparkXShards(SparkCluster.from_active().sc.pickleFile(path, minPartitions))
 
@@ -454,6 +463,9 @@ class SparkXShards(XShards):
     def save_pickle(self, path: str, batchSize: int = 10) -> SparkXShards:
         """Write the shards as a pickle file of Spark, which :meth:`load_pickle` reads.
 
+        The files are signed with a key of this user, see
+        :func:`~bigdl.runtime.serialization.user_signature`.
+
         Parameters
         ----------
         path : str
@@ -462,7 +474,11 @@ class SparkXShards(XShards):
             Shards that are pickled together.
         """
         self.rdd.saveAsPickleFile(path, batchSize)
-        _own_pickles.update(_files(path))
+        for folder, signatures in _signatures(path).items():
+            try:
+                write_bytes(f"{folder}/{_SIGNATURES}", json.dumps(signatures).encode())
+            except BigDLError as error:
+                logger.warning("load_pickle will need trust=True for %s: %s", folder, error)
         return self
 
     @classmethod
@@ -797,11 +813,27 @@ def _concatenated(frames: list) -> Any:
     return pd.concat(with_rows) if with_rows else pd.DataFrame()
 
 
-def _files(path: str) -> set[tuple]:
-    """Return path, time of modification and length of each file that Spark would read."""
+def _signatures(path: str) -> dict[str, dict[str, str]]:
+    """Return by folder what the signatures of the files are that Spark would read there."""
     spark = SparkCluster.from_active().spark
-    found = spark.read.format("binaryFile").load(path)
-    return {tuple(row) for row in found.select("path", "modificationTime", "length").collect()}
+    found = spark.read.format("binaryFile").load(path).select("path", F.sha2("content", 256))
+    signatures: dict[str, dict[str, str]] = {}
+    for file, digest in found.collect():
+        folder, name = posixpath.split(file)
+        signatures.setdefault(folder, {})[name] = user_signature(f"{name} {digest}")
+    return signatures
+
+
+def _are_signed(path: str) -> bool:
+    """Return True if programs of this user wrote all files that Spark would read."""
+    for folder, signatures in _signatures(path).items():
+        try:
+            signed = json.loads(read_bytes(f"{folder}/{_SIGNATURES}"))
+        except (BigDLError, ValueError):
+            return False
+        if not signatures.items() <= dict(signed).items():
+            return False
+    return True
 
 
 # Operations of Spark ------------------------------------------------------------------------------
