@@ -143,7 +143,7 @@ def test_nothing_stays_in_shared_memory_and_no_descriptor_is_lost(two):
     before, shared = descriptors(), os.listdir("/dev/shm")
     for _ in range(5):
         two.run([np.zeros(LARGE)] * 3)
-    assert descriptors() == before
+    assert descriptors() <= before  # what others left may be collected meanwhile
     assert os.listdir("/dev/shm") == shared
 
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
 distributions = LazyModule("optuna.distributions", "automl")
-samplers = LazyModule("optuna.samplers", "automl")
 
 _EPS = 1e-9
 _PREFIX_END = ":"
@@ -153,13 +152,23 @@ class Assignment:
         return self._resolved[id(lazy)]
 
 
-def random_parameters(parameters: Mapping[str, BaseDistribution], seed: int) -> dict[str, Any]:
-    """Return parameters by chance, without a trial of Optuna."""
-    sampler = samplers.RandomSampler(seed % 2**32)
-    return {
-        name: sampler.sample_independent(None, None, name, distribution)
-        for name, distribution in parameters.items()
-    }
+def random_parameters(
+    parameters: Mapping[str, BaseDistribution], rng: np.random.Generator
+) -> dict[str, Any]:
+    """Return parameters by chance, in place of what a sampler of Optuna suggests."""
+    return {name: _drawn(distribution, rng) for name, distribution in parameters.items()}
+
+
+def _drawn(distribution: Any, rng: np.random.Generator) -> Any:
+    if isinstance(distribution, distributions.CategoricalDistribution):
+        return distribution.choices[int(rng.integers(len(distribution.choices)))]
+    low, high = distribution.low, distribution.high
+    number = float if isinstance(distribution, distributions.FloatDistribution) else round
+    if distribution.log:
+        return number(math.exp(rng.uniform(math.log(low), math.log(high))))
+    if number is float:
+        return float(rng.uniform(low, high))
+    return int(rng.integers(low, high, endpoint=True))
 
 
 def visit(value: Any, naming: Naming, name: str) -> None:
@@ -508,8 +517,8 @@ class SearchSpace:
 
     def random_parameters(self, seed: int, number: int) -> dict[str, Any]:
         """Return the parameters of a trial, by chance; they depend on (seed, number) alone."""
-        drawn = random_parameters(self.drawn_parameters, mixed_seed(seed, number))
-        return {**self.grid_point(number), **drawn}
+        rng = np.random.default_rng([seed, number])
+        return {**self.grid_point(number), **random_parameters(self.drawn_parameters, rng)}
 
     def resolve(
         self, source: BaseTrial | Mapping[str, Any], seed: int, number: int

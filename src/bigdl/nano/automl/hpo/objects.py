@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bigdl.common.errors import UsageError, require
 from bigdl.tuning.spaces import (
     Assignment,
@@ -87,7 +89,8 @@ class Searchable(Lazy):
     def rand(self) -> Any:
         """A value at random, of Python's generator."""
         distributions = {name: space.distribution for name, space in self.kwspaces.items()}
-        return with_config(self, random_parameters(distributions, random.getrandbits(32)))
+        rng = np.random.default_rng(random.getrandbits(64))
+        return with_config(self, random_parameters(distributions, rng))
 
     def sample(self, **config: Any) -> Any:
         """Return the value for some choices.
