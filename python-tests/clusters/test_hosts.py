@@ -341,7 +341,8 @@ def test_a_lost_host_is_replaced_by_another(hosts, tmp_path, weights, loss, tria
 def test_ray_goes_on_without_a_lost_host(hosts, tmp_path, weights, loss, trial):
     """If that is allowed; else it says what is missing."""
     may_shrink = trial % 2 == 0
-    fit = {"min_workers": 1} if may_shrink else {}
+    # without room each loss waits two minutes for a node to come back
+    fit = {"min_workers": 1} if may_shrink else {"max_failures": 1}
     program = in_a_step(hosts, tmp_path, fit=fit, **OPTIONS["ray"])
     host = host_of(program.waiting())
     do(hosts, loss, host)
