@@ -27,7 +27,7 @@ def test_as_many_losses_are_retried_as_were_asked_for():
 
 
 def test_none_is_retried_with_zero():
-    with pytest.raises(WorkerLost, match=r"worker 1 was lost \(1 losses are more than 0\)"):
+    with pytest.raises(WorkerLost, match=r"worker 1 was lost \(1 loss is more than 0\)"):
         FailurePolicy(0).allow_retry(WorkerLost("worker 1 was lost"))
 
 

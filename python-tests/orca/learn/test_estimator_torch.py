@@ -5,6 +5,7 @@ import logging
 import pickle
 import subprocess
 import sys
+import warnings
 
 import case_names as naming
 import numpy as np
@@ -582,7 +583,9 @@ def lightning_module():
         def training_step(self, batch, batch_idx):
             x, y = batch
             loss = nn.functional.mse_loss(self(x)[:, 0], y)
-            self.log("train_thing", loss, prog_bar=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                self.log("train_thing", loss, prog_bar=True)
             return loss
 
         def validation_step(self, batch, batch_idx):

@@ -134,7 +134,8 @@ class FailurePolicy:
         count = len(self._losses)
         within = "" if self.window is None else f" within {self.window:g} s"
         if count > self.max_failures:
-            reason = f"{count} losses{within} are more than {self.max_failures}"
+            noun, verb = ("loss", "is") if count == 1 else ("losses", "are")
+            reason = f"{count} {noun}{within} {verb} more than {self.max_failures}"
             raise WorkerLost(f"{error} ({reason})") from None
         return f"loss {count} of {self.max_failures}{within}"
 

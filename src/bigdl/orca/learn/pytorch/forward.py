@@ -193,6 +193,8 @@ class LightningForward(ForwardPass):
         return getattr(type(self.model), name) is not getattr(_base(self.model), name, None)
 
     def _log(self, name, value, *_, **__):
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
         with contextlib.suppress(TypeError, ValueError):  # e.g. a metric object: not one number
             self._values[name] = float(value)
 
