@@ -54,13 +54,7 @@ def towers(options):
     chance : ndarray or None
         See :func:`pairs`.
     """
-    chance = None
-    if options.data_dir:
-        ratings, users, items = read(options.data_dir)
-    else:
-        *frames, chance = synthetic.movielens(options.users, options.items)
-        ratings, users, items = map(FeatureTable.from_pandas, frames)
-    users, items = _numbered(users, items)
+    ratings, users, items, chance = _tables(options, synthetic.movielens)
     _, train, last = _split(ratings)
     train = train.join(users, on="user").join(items, on="item").cache()
     schema = users.feature_schema().union(items.feature_schema())
@@ -69,6 +63,17 @@ def towers(options):
     draw = {"seed": options.seed, "exclude_history_col": "seen"}
     test = last.add_negative_samples(size, neg_num=99, **draw)
     return train, test, users, items, schema, counts, chance
+
+
+def _tables(options, generate):
+    """Ratings, users and items of the data given, or generated ones and what is known of them."""
+    known = None
+    if options.data_dir:
+        ratings, users, items = read(options.data_dir)
+    else:
+        *frames, known = generate(options.users, options.items)
+        ratings, users, items = map(FeatureTable.from_pandas, frames)
+    return ratings, *_numbered(users, items), known
 
 
 def opinions(options):
@@ -82,13 +87,7 @@ def opinions(options):
     value : ndarray or None
         Of generated ratings, what they are without chance.
     """
-    value = None
-    if options.data_dir:
-        ratings, users, items = read(options.data_dir)
-    else:
-        *frames, value = synthetic.opinions(options.users, options.items)
-        ratings, users, items = map(FeatureTable.from_pandas, frames)
-    users, items = _numbered(users, items)
+    ratings, users, items, value = _tables(options, synthetic.opinions)
     of_user = Window.partitionBy("user").orderBy("time", "item")
     table = ratings.append_column("part", F.percent_rank().over(of_user))
     table = table.join(users, on="user").join(items, on="item").cache()

@@ -50,6 +50,15 @@ class _Moments(NamedTuple):
         return cls(count, mean, squares.sum(0), lows.min(0), highs.max(0))
 
 
+class _Line(NamedTuple):
+    """A linear function of every feature, which maps `center` to `base` exactly."""
+
+    center: np.ndarray
+    width: np.ndarray
+    slope: np.ndarray
+    base: np.ndarray
+
+
 class _Scaler(ABC):
     """A linear function of every feature, learned from :class:`_Moments`."""
 
@@ -59,12 +68,12 @@ class _Scaler(ABC):
     def setInputOutputCol(self, inputCol: str | list[str] | None, outputCol: str | None) -> _Scaler:
         """Set the columns, from which :meth:`fit_transform` has to learn then; returns this."""
         self.inputCol, self.outputCol = inputCol, outputCol
-        self._line: tuple[np.ndarray, ...] | None = None
+        self._line: _Line | None = None
         return self
 
     @abstractmethod
-    def _learn(self, moments: _Moments) -> tuple[np.ndarray, ...]:
-        """Center, width, slope and base of the function, which maps center to base exactly."""
+    def _learn(self, moments: _Moments) -> _Line:
+        """The function that `moments` ask for."""
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
         """Learn from all shards and add the column of scaled values.
@@ -151,10 +160,10 @@ class MinMaxScaler(_Scaler):
         super().__init__(inputCol, outputCol)
         self.min, self.max = min, max
 
-    def _learn(self, moments: _Moments) -> tuple[np.ndarray, ...]:
+    def _learn(self, moments: _Moments) -> _Line:
         width = moments.high - moments.low
         varies = width > 0
-        return (
+        return _Line(
             moments.low,
             np.where(varies, width, 1.0),
             np.where(varies, self.max - self.min, 0.0),
@@ -187,12 +196,12 @@ class StandardScaler(_Scaler):
         super().__init__(inputCol, outputCol)
         self.withMean, self.withStd = withMean, withStd
 
-    def _learn(self, moments: _Moments) -> tuple[np.ndarray, ...]:
+    def _learn(self, moments: _Moments) -> _Line:
         zeros = np.zeros(len(moments.known))
         spread = np.sqrt(moments.squares / np.maximum(moments.known - 1, 1))
         if not self.withStd:
             spread = zeros + 1.0
-        return (
+        return _Line(
             moments.mean if self.withMean else zeros,
             np.where(spread > 0, spread, 1.0),
             np.where(spread > 0, 1.0, 0.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import posixpath
@@ -16,6 +17,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import BigDLError, LazyModule, UsageError
+from bigdl.common.storage import open_file_system
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
@@ -463,7 +465,7 @@ class SparkXShards(XShards):
     def save_pickle(self, path: str, batchSize: int = 10) -> SparkXShards:
         """Write the shards as a pickle file of Spark, which :meth:`load_pickle` reads.
 
-        The files are signed with a key of this user, see
+        The files, which are read once more for that, are signed with a key of this user, see
         :func:`~bigdl.runtime.serialization.user_signature`.
 
         Parameters
@@ -474,11 +476,11 @@ class SparkXShards(XShards):
             Shards that are pickled together.
         """
         self.rdd.saveAsPickleFile(path, batchSize)
-        for folder, signatures in _signatures(path).items():
-            try:
+        try:
+            for folder, signatures in _signatures(path).items():
                 write_bytes(f"{folder}/{_SIGNATURES}", json.dumps(signatures).encode())
-            except BigDLError as error:
-                logger.warning("load_pickle will need trust=True for %s: %s", folder, error)
+        except BigDLError as error:
+            logger.warning("load_pickle will need trust=True for %s: %s", path, error)
         return self
 
     @classmethod
@@ -815,25 +817,34 @@ def _concatenated(frames: list) -> Any:
 
 def _signatures(path: str) -> dict[str, dict[str, str]]:
     """Return by folder what the signatures of the files are that Spark would read there."""
-    spark = SparkCluster.from_active().spark
-    found = spark.read.format("binaryFile").load(path).select("path", F.sha2("content", 256))
+    cluster = SparkCluster.from_active()
+    found = cluster.spark.read.format("binaryFile").load(path).select("path").collect()
+    files = [posixpath.split(row.path) for row in found]
+    for folder in {folder for folder, _ in files}:
+        open_file_system(folder)  # what cannot be opened is told here, and not by a task
+    digests = cluster.sc.parallelize(files, len(files) or 1).map(_digest_of_file).collect()
     signatures: dict[str, dict[str, str]] = {}
-    for file, digest in found.collect():
-        folder, name = posixpath.split(file)
+    for (folder, name), digest in zip(files, digests, strict=True):
         signatures.setdefault(folder, {})[name] = user_signature(f"{name} {digest}")
     return signatures
 
 
+def _digest_of_file(place: tuple[str, str]) -> str:
+    """SHA-256 of a file of any length, in hexadecimal; runs in a task."""
+    fs, path = open_file_system(posixpath.join(*place))
+    with fs.open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _are_signed(path: str) -> bool:
     """Return True if programs of this user wrote all files that Spark would read."""
-    for folder, signatures in _signatures(path).items():
-        try:
-            signed = json.loads(read_bytes(f"{folder}/{_SIGNATURES}"))
-        except (BigDLError, ValueError):
-            return False
-        if not signatures.items() <= dict(signed).items():
-            return False
-    return True
+    try:
+        return all(
+            signatures.items() <= dict(json.loads(read_bytes(f"{folder}/{_SIGNATURES}"))).items()
+            for folder, signatures in _signatures(path).items()
+        )
+    except (BigDLError, ValueError):
+        return False
 
 
 # Operations of Spark ------------------------------------------------------------------------------
