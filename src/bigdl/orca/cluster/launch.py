@@ -45,6 +45,9 @@ EVERYWHERE = {
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # milliseconds; with Spark's minute, an executor that was alone for a moment goes on keeping
+    # its blocks without a copy long after another one has come
+    "spark.storage.cachedPeersTtl": "2000",
 }
 """Spark properties of every cluster mode."""
 
