@@ -1,8 +1,10 @@
 """What a user can get wrong is answered by one sentence."""
 
+import time
+
 import pytest
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, WorkerError
 from bigdl.friesian.feature import FeatureTable, StringIndex, TargetCode
 from bigdl.friesian.feature.table import Table
 
@@ -359,3 +361,44 @@ def test_wrong_tables_indices_and_codes(make):
         with pytest.raises(UsageError) as caught:
             call()
         assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        FeatureTable.compute,
+        FeatureTable.show,
+        FeatureTable.collect,
+        FeatureTable.to_pandas,
+        FeatureTable.to_dict,
+        lambda table: table.get_stats("y", "max"),
+        lambda table: table.gen_string_idx("y"),
+        lambda table: table.get_vocabularies(["y"]),
+    ],
+)
+@pytest.mark.filterwarnings("error:toPandas")
+def test_a_function_of_apply_that_fails_ends_with_the_users_frames(make, capfd, use):
+    def fails(value):
+        if value == 3:
+            raise KeyError("row 3")
+        return value
+
+    table = make([(1,), (2,), (3,)], "x int").apply("x", "y", fails, "int")
+    with pytest.raises(WorkerError, match=r"^KeyError in a task of Spark:") as caught:
+        use(table)
+    _first, *frames = str(caught.value).splitlines()
+    assert f'File "{__file__}"' in frames[1]
+    assert frames[-1] == "KeyError: 'row 3'"
+    assert len(frames) < 12
+    assert "org.apache.spark" not in capfd.readouterr().err
+
+
+def test_a_long_function_that_fails_is_not_run_as_often_as_tasks_may_fail(make, tmp_path):
+    def fails(value):
+        (tmp_path / f"{time.monotonic_ns()}").touch()
+        time.sleep(2)
+        raise KeyError(value)
+
+    with pytest.raises(WorkerError, match=r"^KeyError in a task of Spark:"):
+        make([(1,)], "x int").apply("x", "y", fails, "int").write_csv(f"{tmp_path}/table")
+    assert len([path for path in tmp_path.iterdir() if path.name != "table"]) < 4

@@ -3,6 +3,7 @@
 import gc
 import random
 import sys
+import tempfile
 import time
 
 import cloudpickle
@@ -205,6 +206,40 @@ def test_a_failed_transform_shows_the_users_frames_and_runs_once_on_a_shard(sc, 
     assert "pyspark" in e.value.traceback
     with pytest.raises(Exception, match="ZeroDivisionError"):
         shards.to_lazy().transform_shard(lambda shard: fails(shard.tolist())).collect()
+
+
+@pytest.mark.parametrize(
+    ("use", "runs"),
+    [
+        (SparkXShards.collect, 1),
+        (SparkXShards.first, 1),
+        (len, 1),
+        (SparkXShards.to_spark_df, 1),
+        (lambda shards: shards.head(10), 4),
+        (lambda shards: shards.zip(shards), 1),
+        (lambda shards: shards.cache().collect(), 4),
+        (lambda shards: shards.save_pickle(f"{tempfile.mkdtemp()}/shards"), 4),
+    ],
+)
+def test_a_function_that_fails_in_a_lazy_shard_ends_with_the_users_frames(
+    sc, tmp_path, capfd, use, runs
+):
+    import pandas as pd
+
+    def fails(frame):
+        (tmp_path / f"{time.monotonic_ns()}").touch()
+        raise KeyError("row 3")
+
+    frame = pd.DataFrame({"x": [1, 2, 3]})
+    shards = SparkXShards(sc.parallelize([frame], 1)).to_lazy().transform_shard(fails)
+    with pytest.raises(WorkerError, match=r"^KeyError in ") as caught:
+        use(shards)
+    _first, *frames = str(caught.value).splitlines()
+    assert f'File "{__file__}"' in frames[1]
+    assert frames[-1] == "KeyError: 'row 3'"
+    assert len(frames) < 12
+    assert len(list(tmp_path.iterdir())) <= runs
+    assert "org.apache.spark" not in capfd.readouterr().err
 
 
 # split, zip, repartition ------------------------------------------------------------------------

@@ -64,17 +64,27 @@ class WorkerError(BigDLError, RuntimeError):
         code, see :func:`short_traceback`.
     original : BaseException or None
         The exception, where it is known.
+    place : str
+        Where it was raised, as the text says it.
     """
 
-    def __init__(self, rank: int, kind: str, traceback: str, original: BaseException | None = None):
+    def __init__(
+        self,
+        rank: int,
+        kind: str,
+        traceback: str,
+        original: BaseException | None = None,
+        place: str = "",
+    ):
         self.rank = rank
         self.kind = kind
         self.traceback = traceback
         self.original = original
-        super().__init__(f"{kind} in worker {rank}:\n{short_traceback(traceback)}")
+        self.place = place or f"worker {rank}"
+        super().__init__(f"{kind} in {self.place}:\n{short_traceback(traceback)}")
 
     def __reduce__(self):
-        return type(self), (self.rank, self.kind, self.traceback)
+        return type(self), (self.rank, self.kind, self.traceback, None, self.place)
 
     def as_original(self, place: str) -> Exception:
         """Return the user's own exception with a note of where it was raised, or else this one."""

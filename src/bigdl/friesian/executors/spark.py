@@ -34,7 +34,7 @@ from bigdl.friesian.ops.operator import (
     check_schema,
     inputs_of,
 )
-from bigdl.friesian.ops.spark import F, col, kind_of, schema_of, shared, without_nan
+from bigdl.friesian.ops.spark import F, action, col, kind_of, schema_of, shared, without_nan
 from bigdl.friesian.ops.targets import target_figures
 from bigdl.friesian.ops.vocabulary import Source, count_values, counts_of_sources, enough
 
@@ -109,6 +109,7 @@ def transformed(
     return df
 
 
+@action
 def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
     """Run a program; all counts of values and all figures come out of one job.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial, reduce
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -350,15 +351,18 @@ class Table(CellMethods):
 
     # -- figures, files and objects of Python --------------------------------------------------
 
+    @spark.action
     def compute(self) -> Self:
         """Compute every row now; returns this table."""
         self.df.write.format("noop").mode("overwrite").save()
         return self
 
+    @spark.action
     def size(self) -> int:
         """Number of rows, which is counted anew every time."""
         return self.df.count()
 
+    @spark.action
     def show(self, n: int = 20, truncate: bool | int = True) -> None:
         """Print the first rows."""
         self.df.show(n, truncate)
@@ -367,10 +371,16 @@ class Table(CellMethods):
         """The DataFrame of Spark, which is also the attribute ``df``."""
         return self.df
 
+    @spark.action
     def to_pandas(self) -> pd.DataFrame:
         """All rows as a frame of pandas."""
-        return self.df.toPandas()
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "toPandas attempted"
+            )  # and the error in Java's frames
+            return self.df.toPandas()
 
+    @spark.action
     def collect(self) -> list[Row]:
         """All rows."""
         return self.df.collect()
@@ -393,6 +403,7 @@ class Table(CellMethods):
         """All values of all columns, by the name of the column."""
         return self._columns(self.df.columns)
 
+    @spark.action
     def _columns(self, names: list[str]) -> dict[str, list]:
         chosen = self.df.select(*map(col, names))
         if all(_is_same_in_arrow(kind_of(self.df, name)) for name in names):
@@ -466,6 +477,7 @@ class Table(CellMethods):
         schema = "column string, median double"
         return self._clone(self.df.sparkSession.createDataFrame(rows, schema))
 
+    @spark.action
     def write_parquet(self, path: str, mode: str = "overwrite") -> None:
         """Write a folder of Parquet files.
 
@@ -479,6 +491,7 @@ class Table(CellMethods):
         check_choice("mode", mode, _MODES)
         self.df.write.parquet(os.fspath(path), mode=mode)
 
+    @spark.action
     def write_csv(
         self,
         path: str,

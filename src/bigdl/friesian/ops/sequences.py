@@ -494,6 +494,7 @@ class AddNegHistSeq(TableOperator):
         return spark.replace(rows, added).drop(row)
 
 
+@spark.action
 def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float) -> np.ndarray:
     """Return the tickets of every item, in proportion to its count to the power `popularity`.
 

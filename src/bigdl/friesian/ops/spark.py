@@ -8,15 +8,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import reduce, wraps
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.kinds import Field, require_kind
-from bigdl.orca.cluster.spark_calls import silent_when_closed
+from bigdl.orca.cluster.spark_calls import silent_when_closed, users_errors
 from bigdl.orca.data.transformer.encoding import as_names as as_names
 from bigdl.orca.data.transformer.encoding import check_string as check_string
 from bigdl.orca.data.xshards.frames import F as F
@@ -196,6 +196,25 @@ def as_number(time: Column, kind: str) -> Column:
 # -- DataFrames ------------------------------------------------------------------------------------
 
 
+_Function = TypeVar("_Function", bound=Callable)
+
+
+def action(function: _Function) -> _Function:
+    """A function or method of a table or DataFrame that raises what a function of the user raises.
+
+    What it raises is that of :func:`~bigdl.orca.cluster.spark_calls.users_errors`.
+    """
+
+    @wraps(function)
+    def call(data: Any, *args: Any, **kwargs: Any) -> Any:
+        session = getattr(data, "df", data).sparkSession
+        with users_errors(getattr(session, "_sc", None)):
+            return function(data, *args, **kwargs)
+
+    return cast("_Function", call)
+
+
+@action
 def figures_of(df: DataFrame, figures: Sequence[Column]) -> list[Any]:
     """The values of some aggregates of all rows."""
     named = [each.alias(str(i)) for i, each in enumerate(figures)]

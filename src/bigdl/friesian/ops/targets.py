@@ -260,6 +260,7 @@ class TargetStatistics:
         return F.when(count > 0, self._code(total, count, mean)).otherwise(mean)
 
 
+@spark.action
 def _computed(table: DataFrame) -> DataFrame:
     """A table that is computed once: on the driver if it is small, else on the executors."""
     counted = table.persist()

@@ -143,6 +143,7 @@ class Dictionary:
             self._frames[kind] = self.df.sparkSession.createDataFrame(table, schema)
         return F.broadcast(self._frames[kind])
 
+    @spark.action
     def shipped(self, kind: str, limited: bool = True) -> Any:
         """A broadcast of the entries as a :class:`Vocabulary`; None if there are too many keys."""
         if kind not in self._shipped:
@@ -172,6 +173,7 @@ class Dictionary:
         is_known = ~spark.is_missing(F.col("key"), kind_of(pairs, "key"))
         return pairs.filter(is_known & F.col("value").isNotNull())
 
+    @spark.action
     def _table(self, kind: str) -> pa.Table | None:
         """The entries, sorted by key, or None if there are too many to collect."""
         if kind not in self._tables:
@@ -392,6 +394,7 @@ def number_column(name: str) -> str:
     return "id_number" if name.lower() == "id" else "id"
 
 
+@spark.action
 def learn(
     df: DataFrame, sources: Sequence[Source], order_by_freq: bool, separator: str | None
 ) -> list[DataFrame]:
@@ -425,6 +428,7 @@ def learn(
     ]
 
 
+@spark.action
 def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
     """The different values of columns in their order, a null at the end."""
     sources = [Source(name, (name,)) for name in columns]
@@ -484,6 +488,7 @@ def count_values(
     return enough(counted, (source.at_least for source in sources)), fields
 
 
+@spark.action
 def counts_of_sources(counted: DataFrame, fields: Sequence[str]) -> list[pa.Table]:
     """Tables of ``value`` and ``count`` of each source, from what :func:`count_values` returned."""
     table = counted.toArrow()

@@ -83,8 +83,13 @@ _NOISY = (
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.scheduler.DAGScheduler",
     "org.apache.spark.scheduler.TaskSchedulerImpl",
-    "org.apache.spark.api.python.PythonRunner",
+    "org.apache.spark.api.python",
+    "org.apache.spark.sql.execution.python",
     "org.apache.spark.storage.BlockManager",
+    "org.apache.spark.util.Utils",
+    "org.apache.spark.internal.io",
+    "org.apache.spark.sql.execution.datasources",
+    "org.apache.hadoop.mapreduce.lib.output",
 )
 
 
@@ -117,15 +122,16 @@ def quiet(sc):
 def _silence(sc):
     try:
         log4j = sc._jvm.org.apache.logging.log4j
-        context, configurator = log4j.LogManager.getContext(False), log4j.core.config.Configurator
+        manager, configurator = log4j.LogManager, log4j.core.config.Configurator
+        context, off = manager.getContext(False), log4j.Level.OFF
         configuration = context.getConfiguration()
+        loggers = configuration.getLoggers()
         _restore.callback(context.updateLoggers)
-        for name in _NOISY:
-            if configuration.getLoggers().containsKey(name):
-                level = log4j.LogManager.getLogger(name).getLevel()
-                _restore.callback(configurator.setLevel, name, level)
+        for name in _NOISY:  # each name behind a dot is a call of the JVM
+            if loggers.containsKey(name):
+                _restore.callback(configurator.setLevel, name, manager.getLogger(name).getLevel())
             else:
                 _restore.callback(configuration.removeLogger, name)
-            configurator.setLevel(name, log4j.Level.OFF)
+            configurator.setLevel(name, off)
     except Exception as error:  # an internal API
         logger.debug("Cannot quieten Spark's loggers: %s", error)

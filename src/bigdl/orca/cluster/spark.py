@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import kubernetes
+from bigdl.orca.cluster.spark_calls import users_errors
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -108,7 +109,8 @@ class SparkCluster:
 
     def map_shards(self, func: Callable, shards: Sequence) -> list:
         """The elements of ``func([shard])`` of every shard, each computed by a task of Spark."""
-        return self.sc.parallelize(shards, len(shards)).mapPartitions(func).collect()
+        with users_errors(self.sc):
+            return self.sc.parallelize(shards, len(shards)).mapPartitions(func).collect()
 
     @property
     def is_local(self) -> bool:

@@ -1,20 +1,24 @@
 """Calls that run Spark jobs, and the errors that a failed job means, without JVM frames."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import logging
+import os
 import re
 import secrets
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bigdl.common.errors import BigDLError, WorkerError
+from bigdl.common.errors import BigDLError, UsageError, WorkerError, short_traceback
+from bigdl.orca.cluster import plan
 from bigdl.runtime.jobs import (
     LOOK_S,
     PROCESS_ENDED,
@@ -24,10 +28,16 @@ from bigdl.runtime.jobs import (
     worker_lost,
 )
 
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
 logger = logging.getLogger("bigdl.orca")
 
 
 _CANCEL_S = 10.0  # seconds that a cancelled job gets to end
+QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
+_WATCH_S = 0.5  # seconds between two looks for tasks that failed
+_MOST_TASKS = 1000  # of a stage that are looked at
 
 
 class SparkCall:
@@ -165,6 +175,102 @@ _TRACEBACK = re.compile(
 )
 
 
+def failed_function(text: str) -> BigDLError | None:
+    """Return the error of a user's function that Spark's text about a failed job holds."""
+    found = _TRACEBACK.search(text)
+    if found is None:
+        return None
+    cause = re.sub(r"\s+SQLSTATE: \w+$", "", found[1].strip())
+    lines = short_traceback(cause).split("\n")
+    kind, _, message = next(line for line in lines[1:] if not line.startswith(" ")).partition(": ")
+    kind = kind.rpartition(".")[2]
+    if kind == UsageError.__name__:
+        return UsageError(message)
+    return WorkerError(-1, kind, cause, place="a task of Spark")
+
+
+@contextlib.contextmanager
+def users_errors(sc: SparkContext | None) -> Iterator[None]:
+    """Raise for a function of the user that fails in a job of a block its own error, and no more.
+
+    Spark would print what fails in each task, run the function again as often as a task may fail,
+    and wrap the error in its own and Java's frames.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext or None
+        None where Spark is remote.
+
+    Raises
+    ------
+    WorkerError
+        With the lines of the user's code.
+    """
+    watch = None if sc is None or plan.is_switched_off() else _Watch(sc)
+    with contextlib.ExitStack() as stack:
+        if sc is not None:
+            stack.enter_context(plan.quiet(sc))
+        if watch is not None:
+            stack.enter_context(watch)
+        try:
+            yield
+        except BigDLError:
+            raise
+        except Exception as error:
+            failure = (watch and watch.failure) or failed_function(str(error))
+            if failure is None:
+                raise
+            time.sleep(QUIET_S)
+            raise failure from None
+
+
+class _Watch:
+    """Cancels the jobs of a block once a function of the user has failed in one of their tasks."""
+
+    def __init__(self, sc: SparkContext):
+        self._sc = sc
+        self._tag = f"bigdl-{secrets.token_hex(6)}"
+        self._ended = threading.Event()
+        self.failure: BigDLError | None = None
+
+    def __enter__(self) -> None:
+        from pyspark import InheritableThread
+
+        self._sc.addJobTag(self._tag)
+        InheritableThread(target=self._run, daemon=True).start()
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        with contextlib.suppress(Exception):
+            self._sc.removeJobTag(self._tag)
+
+    def _run(self) -> None:
+        try:
+            while self.failure is None and not self._ended.wait(_WATCH_S):
+                self.failure = self._look()
+            if self.failure is not None:
+                self._sc.cancelJobsWithTag(self._tag)
+        except Exception as error:  # an internal API, or the SparkContext was stopped
+            logger.debug("Cannot tell why tasks fail: %s", error)
+
+    def _look(self) -> BigDLError | None:
+        """Return the error of the first task that failed by a function of the user."""
+        tracker, jvm = self._sc.statusTracker(), self._sc._jsc.sc()
+        jobs = map(tracker.getJobInfo, jvm.statusTracker().getJobIdsForTag(self._tag))
+        numbers = {stage for job in jobs if job is not None for stage in job.stageIds}
+        stages = [stage for stage in map(tracker.getStageInfo, numbers) if stage is not None]
+        for stage in stages:
+            if not stage.numFailedTasks:
+                continue
+            tasks = jvm.statusStore().taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
+            for message in (tasks.apply(i).errorMessage() for i in range(tasks.size())):
+                text = message.get() if message.isDefined() else ""
+                files = re.findall(r'^ +File "([^"]+)"', text, re.MULTILINE)
+                if files and f"{os.sep}pyspark{os.sep}" not in files[-1]:  # is none of Spark's own
+                    return failed_function(text)
+        return None
+
+
 _REPORT = "bigdl-report:"
 
 
@@ -224,5 +330,5 @@ def job_error(error: BaseException, vanished: list[dict], in_pod: bool = False) 
             return JobCancelled("The Spark job was cancelled before it was done")
     cause = (found.group(1) if found else text.split("\n\tat ")[0]).strip()
     failure = WorkerError(-1, type(error).__name__, cause)
-    failure.args = (f"The input could not be computed:\n{cause}",)
+    failure.args = (f"The input could not be computed:\n{short_traceback(cause)}",)
     return failure

@@ -19,7 +19,14 @@ from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.cluster.spark_calls import SparkCall, job_error, one_row, unreachable
+from bigdl.orca.cluster.spark_calls import (
+    QUIET_S,
+    SparkCall,
+    job_error,
+    one_row,
+    unreachable,
+    users_errors,
+)
 from bigdl.orca.engines import rank0
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
@@ -40,7 +47,6 @@ logger = logging.getLogger("bigdl.orca")
 _RENDEZVOUS = ("auto", "driver", "rank0")
 _ATTEMPT = "bigdl.attempt"
 _ROWS = "rank int, kind string, detail string, data binary"
-_QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
 
 _unreachable: set[str] = set()  # applications whose executors cannot connect to this driver
 
@@ -135,7 +141,12 @@ class SparkEngine(Engine):
 
     def prepare(self, feed: Feed, num_workers: int) -> Ingest:
         """Describe how the workers get the rows of a feed."""
-        return SparkCall(self.cluster.sc, lambda: feed.prepare(self.cluster, num_workers)).wait()
+
+        def prepare() -> Ingest:
+            with users_errors(self.cluster.sc):
+                return feed.prepare(self.cluster, num_workers)
+
+        return SparkCall(self.cluster.sc, prepare).wait()
 
 
 class SparkJob(Job):
@@ -194,7 +205,7 @@ class SparkJob(Job):
                 with contextlib.suppress(Exception):
                     line.set("abort", "another worker failed")
                     await_survivors(line, self.num_workers)
-                    time.sleep(_QUIET_S)
+                    time.sleep(QUIET_S)
                 raise
 
     def _stage(self):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError
-from bigdl.orca.cluster.spark_calls import silent_when_closed
+from bigdl.orca.cluster.spark_calls import silent_when_closed, users_errors
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.xshards import SparkXShards
 from bigdl.orca.data.xshards.frames import F, quoted
@@ -294,7 +294,8 @@ def _count_shards(shards: SparkXShards, sources: list[Source], split: str | None
 
     limits = {_ERROR: 0, **{i: source.at_least for i, source in enumerate(sources)}}
     counts = shards.rdd.flatMap(count).reduceByKey(operator.add)
-    frequent = counts.filter(lambda pair: pair[1] >= limits[pair[0][0]]).collect()
+    with users_errors(counts.context):
+        frequent = counts.filter(lambda pair: pair[1] >= limits[pair[0][0]]).collect()
     for (i, message), _ in frequent:
         if i == _ERROR:
             raise UsageError(message)

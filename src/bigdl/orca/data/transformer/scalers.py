@@ -14,6 +14,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, outcome_of, without_errors
 from bigdl.orca.data.transformer.encoding import as_columns, require_columns
+from bigdl.orca.data.xshards.shards import collected
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +95,7 @@ class _Scaler(ABC):
             return _Moments.of(_matrix(frame, columns))
 
         with_rows = shard.rdd.filter(lambda frame: len(frame) > 0)
-        parts = without_errors(with_rows.map(partial(outcome_of, moments_of)).collect())
+        parts = without_errors(collected(with_rows.map(partial(outcome_of, moments_of))))
         if len({len(part.known) for part in parts}) > 1:
             raise UsageError(f"The columns {columns} hold arrays of different lengths")
         moments = _Moments.merged(parts) if parts else None

@@ -18,7 +18,7 @@ from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds.arrow_types import spark_readable
 from bigdl.orca.data.xshards import persistence
-from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name
+from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name, collected
 from bigdl.runtime.shards.columns import quoted as quoted
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark = SparkCluster.from_active().spark
-    shards = rdd.map(functools.partial(outcome_of, _column_types)).collect()
+    shards = collected(rdd.map(functools.partial(outcome_of, _column_types)))
     types = _unified(without_errors(shards))
     if types is None:
         return spark.range(0).select(), {}

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bigdl.common.errors import WorkerError, short_traceback
+from bigdl.common.errors import WorkerError
+from bigdl.orca.cluster.spark_calls import users_errors
 
 if TYPE_CHECKING:
-    from pyspark import RDD, SparkContext
+    from pyspark import RDD, SparkContext, TaskContext
 
 
 def arrays_of(data: Any) -> Iterator:
@@ -125,10 +126,8 @@ class FailedShard:
 
     def as_error(self) -> WorkerError:
         """Return the error to be raised by the driver."""
-        error = WorkerError(self.partition, self.kind, self.traceback)
-        shown = short_traceback(self.traceback)
-        error.args = (f"{self.kind} in partition {self.partition} of the XShards:\n{shown}",)
-        return error
+        place = f"partition {self.partition} of the XShards"
+        return WorkerError(self.partition, self.kind, self.traceback, place=place)
 
 
 _COMPUTING = "bigdl.xshards.computing"  # local property of a job
@@ -148,20 +147,43 @@ def computing(sc: SparkContext) -> Iterator[None]:
         sc.setLocalProperty(_COMPUTING, cast("str", None))
 
 
-def with_failures(shards: Iterable) -> Iterator:
-    """Yield the shards of a partition and, in jobs that ask for it, the one that failed."""
-    from pyspark import TaskContext
+def with_failures(shards: Iterable) -> Iterable:
+    """Return the shards of a partition and, in jobs that ask for it, the one that failed."""
+    return _with_failure(shards) if _task().getLocalProperty(_COMPUTING) else shards
 
+
+def _with_failure(shards: Iterable) -> Iterator:
     try:
         yield from shards
     except Exception as error:
-        task = cast("TaskContext", TaskContext.get())  # shards are read in tasks only
         frames = traceback.extract_tb(error.__traceback__)
         # Spark's own troubles, such as input that went away, are for its retries
-        is_sparks = f"{os.sep}pyspark{os.sep}" in frames[-1].filename
-        if is_sparks or not task.getLocalProperty(_COMPUTING):
+        if f"{os.sep}pyspark{os.sep}" in frames[-1].filename:
             raise
-        yield FailedShard(task.partitionId(), type(error).__name__, traceback.format_exc())
+        yield FailedShard(_task().partitionId(), type(error).__name__, traceback.format_exc())
+
+
+def _task() -> TaskContext:
+    from pyspark import TaskContext
+
+    return cast("TaskContext", TaskContext.get())  # shards are read in tasks only
+
+
+def collected(rdd: RDD, number: int | None = None) -> list:
+    """Return all elements of an RDD, or the first `number`, of which nothing else is made.
+
+    Raises
+    ------
+    WorkerError
+        If the function of the user fails that makes one. It is not run again.
+    """
+    elements = rdd.mapPartitions(_with_failure)
+    with users_errors(rdd.context):
+        found = elements.collect() if number is None else elements.take(number)
+    for each in found:
+        if isinstance(each, FailedShard):
+            raise each.as_error()
+    return found
 
 
 def summarize(shards: Iterable) -> Iterator[Summary | FailedShard]:

@@ -21,6 +21,7 @@ from bigdl.common.storage import open_file_system
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark_calls import users_errors
 from bigdl.orca.data.xshards import frames, persistence
 from bigdl.orca.data.xshards.frames import F
 from bigdl.orca.data.xshards.shards import (
@@ -29,6 +30,7 @@ from bigdl.orca.data.xshards.shards import (
     FailedShard,
     Summary,
     arrays_of,
+    collected,
     computing,
     even_cut,
     known_class_name,
@@ -320,7 +322,7 @@ class SparkXShards(XShards):
 
     def collect(self) -> list:
         """All shards, in order."""
-        return self.rdd.collect()
+        return collected(self.rdd)
 
     def first(self) -> Any:
         """The first shard.
@@ -336,7 +338,7 @@ class SparkXShards(XShards):
 
     def take(self, n: int) -> list:
         """The first `n` shards, or all if there are fewer."""
-        return self.rdd.take(n)
+        return collected(self.rdd, n)
 
     def __len__(self) -> int:
         """Sum of ``len`` of the shards, where one without a length counts as 1.
@@ -348,7 +350,7 @@ class SparkXShards(XShards):
     def _summary(self) -> list[Summary]:
         """What the shards of each partition are; computed once."""
         if self._summaries is None:
-            found = self.rdd.mapPartitions(summarize).collect()
+            found = collected(self.rdd.mapPartitions(summarize))
             for failed in found:
                 if isinstance(failed, FailedShard):
                     self.uncache()
@@ -414,7 +416,7 @@ class SparkXShards(XShards):
         Otherwise a list of only these XShards.
         """
         sized = self.rdd.map(lambda shard: isinstance(shard, list | tuple) and len(shard))
-        counts = set(sized.collect())
+        counts = set(collected(sized))
         if len(counts) != 1 or not all(counts):  # False, or nothing to split
             return [self]
         return [self._derive(self.rdd.map(itemgetter(i))) for i in range(counts.pop())]
@@ -475,7 +477,8 @@ class SparkXShards(XShards):
         batchSize : int, default 10
             Shards that are pickled together.
         """
-        self.rdd.saveAsPickleFile(path, batchSize)
+        with users_errors(self.rdd.context):
+            self.rdd.saveAsPickleFile(path, batchSize)
         try:
             for folder, signatures in _signatures(path).items():
                 write_bytes(f"{folder}/{_SIGNATURES}", json.dumps(signatures).encode())
@@ -701,10 +704,11 @@ class SparkXShards(XShards):
         """The first `n` rows, as a pandas frame."""
         self._require_frames()
         first: list[pd.DataFrame] = []
-        for frame in self.rdd.map(methodcaller("head", n)).toLocalIterator():
-            first.append(frame)
-            if sum(map(len, first)) >= n:
-                break
+        with users_errors(self.rdd.context):
+            for frame in self.rdd.map(methodcaller("head", n)).toLocalIterator():
+                first.append(frame)
+                if sum(map(len, first)) >= n:
+                    break
         return _concatenated(first).head(n)
 
     # Columns -------------------------------------------------------------------------------------
@@ -722,7 +726,7 @@ class SparkXShards(XShards):
     def get_null_sum(self) -> pd.DataFrame:
         """Number of nulls (``total``) of each column (``col``), as a pandas frame."""
         self._require_frames()
-        counts = self.rdd.map(lambda frame: frame.isna().sum()).collect()
+        counts = collected(self.rdd.map(lambda frame: frame.isna().sum()))
         columns = list(counts[0].index) if counts else []
         total = sum(each.reindex(columns).to_numpy() for each in counts)
         return pd.DataFrame({"col": columns, "total": total if counts else []})
@@ -730,7 +734,7 @@ class SparkXShards(XShards):
     def max_values(self, col_name: str) -> Any:
         """The largest value of a column; NaN if it has none."""
         self._columns(col_name)
-        largest = self.rdd.map(lambda frame: frame[col_name].dropna().max()).collect()
+        largest = collected(self.rdd.map(lambda frame: frame[col_name].dropna().max()))
         return max((each for each in largest if not pd.isna(each)), default=float("nan"))
 
     def unique(self) -> np.ndarray:
@@ -741,7 +745,7 @@ class SparkXShards(XShards):
                 "Currently only support unique() for XShards of Pandas Series, but the shards are "
                 f"{name}; select a column first, as in shards['column'].unique()"
             )
-        series = self.rdd.map(methodcaller("drop_duplicates")).collect()
+        series = collected(self.rdd.map(methodcaller("drop_duplicates")))
         return np.asarray(_concatenated(series).unique()) if series else np.array([])
 
     def describe(self, cols: str | Sequence[str] | None = None) -> pd.DataFrame:

@@ -149,7 +149,9 @@ def _rows_of(data, config, names, partitions: int) -> list:
     if input_type == "Spark DataFrame":
         return _rows_of_frame(data, config, names, partitions)
     if input_type == "SparkXShards":
-        return data.rdd.mapPartitions(first).take(partitions)
+        from bigdl.orca.data.xshards.shards import collected
+
+        return collected(data.rdd.mapPartitions(first), partitions)
     if input_type == "RayXShards":
         import ray
 
