@@ -245,3 +245,74 @@ def test_import_of_orca_is_light():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "[]"
+
+
+# What could run code when it is read --------------------------------------------------------
+
+OF_THIS_RUN = {
+    "friesian/executors/arrow.py",
+    "nano/acceleration/search/isolation.py",
+    "orca/automl/ray_workers.py",
+}
+"""They unpickle files that the same run wrote, in a folder of its own."""
+
+ON_REQUEST = {
+    "nano/pytorch/encryption.py",  # torch.load's own weights_only
+    "orca/data/xshards/spark.py",
+    "orca/inference/runtimes.py",
+    "orca/learn/nnframes/stages.py",
+    "orca/learn/pytorch/parts.py",
+    "orca/learn/tf2/model_files.py",
+    "runtime/serialization.py",
+}
+"""They unpickle files of the user: with trust=True, or what the user's own programs signed."""
+
+BETWEEN_PROCESSES = {
+    "nano/pytorch/training/processes.py",
+    "nano/pytorch/training/shared_objects.py",
+    "nano/tf/inference/optimizer.py",
+    "nano/tf/serialization.py",
+    "nano/tf/training/processes.py",
+    "orca/inference/inference_model.py",
+    "orca/learn/horovod.py",
+    "orca/learn/prediction/shipping.py",
+    "orca/learn/pytorch/layer.py",
+    "orca/learn/tf2/parts.py",
+    "orca/parameter_layer/barrier.py",
+    "orca/parameter_layer/shuffle.py",
+    "runtime/failure.py",
+    "runtime/messages.py",
+    "runtime/task.py",
+    "training/batches.py",
+    "training/keras/backends.py",
+    "training/keras/data.py",
+}
+"""They unpickle bytes that the processes of one run send each other."""
+
+
+def _unpicklers() -> set[str]:
+    """Return the modules that call what can run code that its data name."""
+    return {
+        str(path.relative_to(SRC / "bigdl"))
+        for path in SRC.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute | ast.Call) and _runs_code(node)
+    }
+
+
+def _runs_code(node: ast.Attribute | ast.Call) -> bool:
+    if isinstance(node, ast.Attribute):
+        named = ast.unparse(node)
+        is_loader = named.startswith(("pickle.load", "cloudpickle.load", "joblib.load"))
+        return is_loader or node.attr in ("Unpickler", "pickleFile", "read_pickle")
+    keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+    named = ast.unparse(node.func)
+    return (
+        (named in ("torch.load", "_torch_load") and keywords.get("weights_only") != "True")
+        or keywords.get("allow_pickle", "False") != "False"
+        or keywords.get("safe_mode", "True") != "True"
+    )
+
+
+def test_no_state_of_another_run_is_a_pickle():
+    assert _unpicklers() == OF_THIS_RUN | ON_REQUEST | BETWEEN_PROCESSES

@@ -242,26 +242,32 @@ CASES = {
     "pad length": (lambda t: t.pad("history", 0), "seq_len should be a positive integer"),
     "difference": (
         lambda t: t.difference_lag("city", "time"),
-        "city should be a column of numbers",
+        "columns should be numeric: city should be a column of numbers",
     ),
     "difference shifts": (lambda t: t.difference_lag("age", "time", 1.5), "shifts should be int"),
     "difference names": (
         lambda t: t.difference_lag(["age", "item"], "time", [1, 2], out_cols=["x", "y"]),
         "out_cols should have 2 lists",
     ),
-    "listwise": (lambda t: t.sample_listwise("age", 1, 1), "age should be a column of arrays"),
+    "listwise": (
+        lambda t: t.sample_listwise("age", 1, 1),
+        "Each column should be of list type: age should be a column of arrays",
+    ),
     "listwise missing": (
         lambda t: t.sample_listwise("no", 1, 1),
-        "do not exist in this Table",
+        "does not exist in this FeatureTable.",
     ),
     "kfold": (
         lambda t: t.target_encode("city", "age", kfold=0),
-        "kfold should be a positive integer",
+        "kfold should be an integer larger than 0",
     ),
-    "target": (lambda t: t.target_encode("city", "tags"), "tags should be a column of numbers"),
+    "target": (
+        lambda t: t.target_encode("city", "tags"),
+        "target_cols should be numeric: tags should be a column of numbers",
+    ),
     "target mean": (
         lambda t: t.target_encode("city", "age", target_mean={"age": "x"}),
-        "mean in target_mean should be a number",
+        "mean in target_mean should be numeric",
     ),
     "target means": (
         lambda t: t.target_encode("city", "age", target_mean={"item": 2}),
@@ -269,7 +275,7 @@ CASES = {
     ),
     "target fold": (
         lambda t: t.target_encode("city", "age", fold_col="tags"),
-        "should be a column of whole numbers",
+        "fold_col should be integer type: tags should be a column of whole numbers",
     ),
     "target names": (
         lambda t: t.target_encode(["city", "tags"], "age", out_cols="x"),
@@ -320,6 +326,10 @@ CASES = {
     "joint": (lambda t: t.joint_encode(["city", "no"]), "do not exist in this Table"),
     "joint index": (lambda t: t.joint_encode("city", index=t), "index should be a StringIndex"),
     "codes": (lambda t: t.encode_target("city"), "targets should be TargetCode"),
+    "codes elsewhere": (
+        lambda t: t.drop("city").encode_target(t.target_encode("city", "age", kfold=1)[1]),
+        "city in TargetCode.cat_col in targets does not exist in Table",
+    ),
     "apply": (lambda t: t.apply("no", "x", len), "do not exist in this Table"),
     "apply func": (lambda t: t.apply("age", "x", 3), "func should be a function"),
     "embed": (lambda t: t.string_embed("age", len), "age should be a column of strings"),
@@ -355,7 +365,7 @@ def test_wrong_tables_indices_and_codes(make):
             lambda: FeatureTable(df).encode_target(
                 TargetCode(df.withColumnRenamed("c", "unknown"), "unknown", {"out": ("y", 1)})
             ),
-            "['unknown'] do not exist in this Table",
+            "unknown in TargetCode.cat_col in targets does not exist in Table",
         ),
     ]:
         with pytest.raises(UsageError) as caught:

@@ -101,11 +101,61 @@ def test_arguments_of_read_csv(folder, backend, options):
 def test_an_empty_file_has_columns_only_by_names(tmp_path, backend):
     path = str(tmp_path / "a.csv")
     (tmp_path / "a.csv").touch()
-    with pytest.raises(Exception, match="No columns to parse from file"):
+    with pytest.raises(UsageError, match="No columns to parse from file") as caught:
         read_csv(path).collect()
+    assert path in str(caught.value)
     shards = read_csv(path, names=["p", "q"]).collect()
     assert [list(shard.columns) for shard in shards] == [["p", "q"]]
     assert not sum(map(len, shards))
+
+
+@pytest.mark.parametrize(
+    ("text", "frame"),
+    [
+        ("a,b,c\n1,2,3\n4,5\n", {"a": [1, 4], "b": [2, 5], "c": [3, np.nan]}),
+        ("\ufeffa,b\n1,2\n", {"a": [1], "b": [2]}),
+        ('a,b\r\n1,"x,y"\r\n2,"z ""q"""\r\n', {"a": [1, 2], "b": ["x,y", 'z "q"']}),
+    ],
+)
+def test_short_rows_marks_and_quotes_are_read_as_pandas_reads_them(tmp_path, backend, text, frame):
+    (tmp_path / "r.csv").write_text(text, encoding="utf-8", newline="")
+    same(read_csv(str(tmp_path / "r.csv")), pd.DataFrame(frame))
+
+
+def test_a_row_with_too_many_fields_is_refused_by_its_file(tmp_path, backend):
+    (tmp_path / "r.csv").write_text("a,b\n1,2\n3,4,5\n6,7\n")
+    with pytest.raises(UsageError, match=r"r\.csv") as caught:
+        read_csv(str(tmp_path / "r.csv"))
+    what = "3 fields, but there are 2 columns: '3,4,5'"
+    assert (what if backend == "spark" else "line 3, saw 3") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"usecols": ["a"]},
+        {"header": 0, "names": "a int, b int"},
+        {"dtype": str},
+        {"sep": ";"},
+        {"sep": "||"},
+    ],
+)
+def test_too_many_fields_are_seen_whatever_the_options(tmp_path, options):
+    sep = options.get("sep", ",")
+    (tmp_path / "r.csv").write_text("a,b\n1,2\n3,4,5\n6,7\n".replace(",", sep))
+    with pytest.raises(UsageError, match="has 3 fields"):
+        read_csv(str(tmp_path / "r.csv"), **options)
+    found = read_csv(str(tmp_path / "r.csv"), mode="DROPMALFORMED", **options)
+    assert rows(found)["a"].astype(int).tolist() == [1, 6]
+
+
+def test_an_end_of_a_line_within_quotes_needs_an_option_of_spark(tmp_path):
+    (tmp_path / "r.csv").write_text('a,b\n1,"x\ny"\n2,z\n')
+    with pytest.raises(UsageError, match=r"r\.csv ends within quotes: .*pass multiLine=True"):
+        read_csv(str(tmp_path / "r.csv"))
+    frame = pd.DataFrame({"a": [1, 2], "b": ["x\ny", "z"]})
+    same(read_csv(str(tmp_path / "r.csv"), multiLine=True), frame)
 
 
 @pytest.mark.slow

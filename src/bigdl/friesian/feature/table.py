@@ -1577,7 +1577,12 @@ class FeatureTable(FeatureMethods, Table):
         look_ups, done = [], []
         for code in codes:
             names = as_names(code.cat_col)
-            require_columns(self.columns, names, advice="; cat_col of a TargetCode names them")
+            for name in names:
+                if name not in self.columns:
+                    raise UsageError(
+                        f"{name} in TargetCode.cat_col in targets does not exist in Table, whose "
+                        f"columns are {self.columns}"
+                    )
             once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
             outputs = {
                 output: (output, F.lit(mean).cast("double"))
@@ -1653,7 +1658,14 @@ class FeatureTable(FeatureMethods, Table):
         replace : bool, default True
             Put the parts in the place of the arrays, otherwise into ``sampled_<column>``.
         """
-        names = spark.names_of(self.df, columns, kinds.is_array, "arrays")
+        names = as_names(columns)
+        missing = [name for name in names if name not in self.columns]
+        if missing:
+            raise UsageError(
+                f"{missing[0]} does not exist in this FeatureTable. Its columns: {self.columns}"
+            )
+        rule = "Each column should be of list type"
+        require_kind(schema_of(self.df), names, kinds.is_array, "arrays", rule=rule)
         check_integer("num_sampled_list", num_sampled_list, 1)
         check_integer("num_sampled_item", num_sampled_item, 1)
         seed = spark.random_seed(random_seed)
@@ -1712,7 +1724,8 @@ class FeatureTable(FeatureMethods, Table):
         names, order = as_names(columns), as_names(sort_cols, "sort_cols")
         groups = [] if partition_cols is None else as_names(partition_cols, "partition_cols")
         require_columns(self.columns, [*order, *groups])
-        require_kind(schema_of(self.df), names, kinds.is_number, "numbers")
+        rule = "columns should be numeric"
+        require_kind(schema_of(self.df), names, kinds.is_number, "numbers", rule=rule)
         steps = spark.listed([shifts])
         if not steps or not all(type(step) is int for step in steps):
             raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")

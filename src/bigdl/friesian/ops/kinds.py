@@ -230,9 +230,14 @@ def require_kind(
     is_kind: Callable[[str], bool],
     word: str,
     advice: str = "",
+    rule: str = "",
 ) -> None:
-    """Check that columns exist and are of a kind, which a message calls by a word."""
-    message = f"{{name}} should be a column of {word}, but its type is {{kind}}{advice}"
+    """Check that columns exist and are of a kind, which a message calls by a word.
+
+    Before that it has a rule in the words of BigDL 2.x, where there are some.
+    """
+    rule = f"{rule}: " if rule else ""
+    message = f"{rule}{{name}} should be a column of {word}, but its type is {{kind}}{advice}"
     check_kinds(before, names, is_kind, message)
 
 

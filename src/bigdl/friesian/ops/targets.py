@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 COUNT = "target_encode_count"  # how many rows a category had, in a table of codes
 _COUNTS = ("count", "frequency")
+_TARGETS = "target_cols should be numeric"  # as BigDL 2.x says
 _RELATIVE_ERROR = 0.001  # of the rank that an edge of times has
 
 
@@ -124,13 +125,19 @@ def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
     missing = [target for target in targets if target not in target_mean]
     if missing:
         raise UsageError(f"target_mean has nothing for {missing}, got {dict(target_mean)!r}")
-    return {each: float(check_number("mean in target_mean", target_mean[each])) for each in targets}
+    try:
+        return {each: float(check_number("mean", target_mean[each])) for each in targets}
+    except UsageError:
+        raise UsageError(
+            f"mean in target_mean should be numeric, got {dict(target_mean)!r}"
+        ) from None
 
 
 def _with_folds(df: DataFrame, kfold: int, fold_seed: int | None, fold_col: str) -> DataFrame:
     """`df` with a column of folds 0 … kfold − 1, unless it has one."""
     if fold_col in df.columns:
-        require_kind(schema_of(df), [fold_col], kinds.is_integral, "whole numbers")
+        rule = "fold_col should be integer type"
+        require_kind(schema_of(df), [fold_col], kinds.is_integral, "whole numbers", rule=rule)
         return df
     if fold_seed is None:
         fold = F.monotonically_increasing_id() % kfold
@@ -521,7 +528,12 @@ class TargetEncode(GroupEncode):
     def __post_init__(self) -> None:
         if self.fold_seed is not None:
             check_integer("fold_seed", self.fold_seed)
-        check_integer("kfold", self.kfold, 1)
+        try:
+            check_integer("kfold", self.kfold, 1)
+        except UsageError:  # in the words of BigDL 2.x
+            raise UsageError(
+                f"kfold should be an integer larger than 0, got {self.kfold!r}"
+            ) from None
         check_number("smooth", self.smooth, 0)
         check_string(self.fold_col, "fold_col")
         if any(self.fold_col in outputs for outputs in self.out_cols):
@@ -535,7 +547,7 @@ class TargetEncode(GroupEncode):
 
     def requests(self, before: Schema) -> dict[str, Request]:
         check_categories(before, self.categories)
-        require_kind(before, self.targets, kinds.is_numeric, "numbers")
+        require_kind(before, self.targets, kinds.is_numeric, "numbers", rule=_TARGETS)
         count = len(self.targets)
         return {
             str(i): TargetSums((*group, *self.targets), count)
@@ -617,7 +629,7 @@ class TargetEncode(GroupEncode):
         return statistics.encode(rows).drop(*self.dropped), statistics
 
     def _check(self, df: DataFrame) -> None:
-        require_kind(schema_of(df), self.targets, kinds.is_number, "numbers")
+        require_kind(schema_of(df), self.targets, kinds.is_number, "numbers", rule=_TARGETS)
         require_columns(df.columns, self.categories)
 
 

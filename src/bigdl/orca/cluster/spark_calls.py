@@ -180,13 +180,17 @@ def failed_function(text: str) -> BigDLError | None:
     found = _TRACEBACK.search(text)
     if found is None:
         return None
-    cause = re.sub(r"\s+SQLSTATE: \w+$", "", found[1].strip())
+    return error_of(re.sub(r"\s+SQLSTATE: \w+$", "", found[1].strip()), "a task of Spark")
+
+
+def error_of(cause: str, place: str, rank: int = -1) -> BigDLError:
+    """Return the error that a traceback tells of: one of the caller is one here, too."""
     lines = short_traceback(cause).split("\n")
     kind, _, message = next(line for line in lines[1:] if not line.startswith(" ")).partition(": ")
     kind = kind.rpartition(".")[2]
     if kind == UsageError.__name__:
         return UsageError(message)
-    return WorkerError(-1, kind, cause, place="a task of Spark")
+    return WorkerError(rank, kind, cause, place=place)
 
 
 @contextlib.contextmanager

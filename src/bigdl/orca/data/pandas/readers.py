@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, first_line, refusing
 from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
 from bigdl.orca.data.utils import process_spark_xshards
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
-from bigdl.orca.data.xshards.frames import frames_of, quoted, safe_names
-from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut
+from bigdl.orca.data.xshards.frames import F, frames_of, quoted, safe_names
+from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut, with_failures
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
@@ -73,8 +75,9 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | Ra
     Raises
     ------
     UsageError
-        For arguments that cannot be followed, for an empty file without `names`, and with the
-        backend ``"pandas"`` if there is no file.
+        For arguments that cannot be followed, for an empty file without `names`, for a row with
+        more fields than there are columns, or one that ends within quotes (one with fewer fields
+        ends with nulls), and with the backend ``"pandas"`` if there is no file.
     pyspark.errors.AnalysisException
         With the backend ``"spark"``, if there is no file.
 
@@ -166,7 +169,7 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
     """XShards of a frame per partition, on which ``finish`` is called, of at least one per node."""
     rdd = frames_of(frame, names=names)
     if finish is not None:
-        rdd = rdd.map(finish)
+        rdd = rdd.map(finish).mapPartitions(with_failures, preservesPartitioning=True)
     nodes = SparkCluster.active_or_local().nodes
     shards = process_spark_xshards(SparkXShards.lazy(rdd, class_name), nodes)
     return SparkXShards(shards.rdd, class_name=shards.type.get("class_name"))
@@ -185,6 +188,10 @@ mode modifiedafter modifiedbefore multiline nanvalue negativeinf nullvalue pathg
 positiveinf preferdate quote quoteall recursivefilelookup samplingratio singlevariantcolumn
 timestampformat timestampntzformat timezone unescapedquotehandling
 """
+
+
+_RAGGED = "_bigdl_ragged"  # a column of the rows that do not have as many fields as the others
+_SHOWN = 200  # characters of such a row in a message
 
 
 def _read_csv(
@@ -231,6 +238,7 @@ def _read_csv(
         header=header == 0,
         sep=sep,
         preferDate=False,  # dates become datetime64, not Python objects
+        columnPruning=False,  # rows are looked at as a whole, also where few columns are read
         # A quote in a quoted text is written twice, unless another character marks it.
         escape='"' if quotechar is None else quotechar,
     )
@@ -269,9 +277,33 @@ def _read_csv(
         ]
         frame = reader.schema(StructType(fields)).csv(paths)
     safe = dict(zip(columns, safe_names(len(columns)), strict=True))
-    frame = frame.toDF(*safe.values()).select(*(safe[name] for name in chosen))
+    kept = [safe[name] for name in chosen]
+    lowered = {name.lower(): value for name, value in options.items()}
+    is_checked = lowered.get("mode", "permissive").lower() == "permissive" and not (
+        lowered.keys() & {"columnnameofcorruptrecord", "singlevariantcolumn"}
+        or "_corrupt_record" in columns
+    )
+    if is_checked:
+        # Spark would leave out what does not fit, without a word
+        reader = reader.option("columnNameOfCorruptRecord", _RAGGED)
+        frame = reader.schema(frame.schema.add(_RAGGED, "string")).csv(paths)
+        frame = frame.toDF(*safe.values(), _RAGGED)
+        where = F.concat_ws("\n", F.input_file_name(), _RAGGED)
+        frame = frame.select(*kept, F.when(F.col(_RAGGED).isNotNull(), where).alias(_RAGGED))
+        chosen.append(_RAGGED)
+    else:
+        frame = frame.toDF(*safe.values()).select(*kept)
+    check_row = partial(
+        _check_row,
+        len(columns),
+        lowered.get("delimiter", sep),
+        lowered.get("quote", '"' if quotechar is None else quotechar),
+        lowered.get("escape", escapechar),
+    )
 
     def finish(frame: pd.DataFrame) -> Any:
+        if is_checked:
+            frame.pop(_RAGGED).dropna().map(check_row)
         if types:
             frame = frame.astype(types)
         if index is not None:
@@ -279,6 +311,36 @@ def _read_csv(
         return frame.squeeze("columns") if squeeze else frame
 
     return to_xshards(frame, chosen, finish, None if squeeze else DATA_FRAME)
+
+
+def _check_row(columns: int, sep: str, quote: str, escape: str | None, row: str) -> None:
+    """Refuse a row that Spark cannot read as it is; one with too few fields is filled with nulls.
+
+    Parameters
+    ----------
+    columns : int
+    sep, quote, escape : str
+    row : str
+        The name of the file in a line of its own, and the row.
+    """
+    import csv
+
+    file, _, text = row.partition("\n")
+    shown = repr(text if len(text) < _SHOWN else f"{text[:_SHOWN]}…")
+    if quote and (text.replace(escape + quote, "") if escape else text).count(quote) % 2:
+        raise UsageError(
+            f"A row of {file} ends within quotes: {shown}; pass multiLine=True if fields hold ends "
+            'of lines, or quotechar="" if quotes have no meaning'
+        )
+    fields = text.split(sep)
+    if len(sep) == len(quote) == 1:
+        lines = io.StringIO(text, newline="")
+        fields = next(csv.reader(lines, delimiter=sep, quotechar=quote, escapechar=escape), [])
+    if any(fields[columns:]):
+        raise UsageError(
+            f"A row of {file} has {len(fields)} fields, but there are {columns} columns: {shown}; "
+            'mend it, or pass mode="DROPMALFORMED" to leave out all rows that do not fit'
+        )
 
 
 def _named(
@@ -373,7 +435,8 @@ def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
         for file in files:
             if not is_local_path(file):
                 open_file_system(file)  # makes the driver of the storage ready in this process
-            frame = getattr(pd, f"read_{kind}")(file, **keywords)
+            with refusing(f"{file} cannot be read", text=first_line):
+                frame = getattr(pd, f"read_{kind}")(file, **keywords)
             frames.append(frame.squeeze("columns") if squeeze else frame)
         return frames[0] if len(frames) == 1 else pd.concat(frames)
 
@@ -382,5 +445,5 @@ def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
 
         task: Any = ray.remote(lambda files: [read(files)])
         return RayXShards([task.remote(files) for files in groups])
-    rdd = cluster.sc.parallelize(groups, number).map(read)
+    rdd = cluster.sc.parallelize(groups, number).map(read).mapPartitions(with_failures)
     return SparkXShards(rdd, class_name=None if options.get("squeeze") else DATA_FRAME)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bigdl.common.errors import WorkerError
-from bigdl.orca.cluster.spark_calls import users_errors
+from bigdl.common.errors import BigDLError
+from bigdl.orca.cluster.spark_calls import error_of, users_errors
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext, TaskContext
@@ -116,18 +116,17 @@ class FailedShard:
     Attributes
     ----------
     partition : int
-    kind, traceback : str
+    traceback : str
         Of the exception.
     """
 
     partition: int
-    kind: str
     traceback: str
 
-    def as_error(self) -> WorkerError:
+    def as_error(self) -> BigDLError:
         """Return the error to be raised by the driver."""
         place = f"partition {self.partition} of the XShards"
-        return WorkerError(self.partition, self.kind, self.traceback, place=place)
+        return error_of(self.traceback, place, self.partition)
 
 
 _COMPUTING = "bigdl.xshards.computing"  # local property of a job
@@ -160,7 +159,7 @@ def _with_failure(shards: Iterable) -> Iterator:
         # Spark's own troubles, such as input that went away, are for its retries
         if f"{os.sep}pyspark{os.sep}" in frames[-1].filename:
             raise
-        yield FailedShard(_task().partitionId(), type(error).__name__, traceback.format_exc())
+        yield FailedShard(_task().partitionId(), traceback.format_exc())
 
 
 def _task() -> TaskContext:
