@@ -68,6 +68,8 @@ class ProgressBar(Progress):
 
     def update(self, progress: dict) -> None:
         done = progress["epoch"] * progress["steps"] + progress["step"]
+        total = progress["epochs"] * progress["steps"]
+        text = f"epoch {progress['epoch'] + 1}/{progress['epochs']}"
         if self._bar is None:
             # without ipywidgets tqdm's bar for notebooks only warns
             if in_notebook() and importlib.util.find_spec("ipywidgets"):
@@ -75,11 +77,9 @@ class ProgressBar(Progress):
             else:
                 from tqdm.std import tqdm
             # the time before the first report is that of the start, not of steps
-            self._bar = tqdm(desc="fit", unit="step", initial=done)
+            self._bar = tqdm(desc=text, total=total, unit="step", initial=done)
         bar = self._bar
-        bar.total = progress["epochs"] * progress["steps"]
-        bar.n = done
-        text = f"epoch {progress['epoch'] + 1}/{progress['epochs']}"
+        bar.total, bar.n = total, done
         bar.set_description(text, refresh=False)
         if progress["loss"] is not None:
             bar.set_postfix(loss=f"{progress['loss']:.4f}", refresh=False)

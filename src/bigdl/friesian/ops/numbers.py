@@ -278,7 +278,7 @@ class MinMaxScale(Operator):
             cells = df.select(F.posexplode(_as_array(col(name), before[name].kind)))
             value = spark.without_nan(F.col("col"), "double")
             grouped = cells.groupBy("pos").agg(F.min(value).alias("min"), F.max(value).alias("max"))
-            table = grouped.sort("pos").toArrow()
+            table = spark.arrow_of(grouped.sort("pos"))
             extremes[name] = table["min"].to_pylist(), table["max"].to_pylist()
         return extremes
 
