@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.cluster.spark_calls import job_error
+from bigdl.orca.cluster.spark_calls import failed_function, job_error
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.engine import SparkEngine
@@ -588,6 +589,19 @@ def test_why_a_spark_job_failed(text, kind, message):
     assert isinstance(error, kind)
     assert message in str(error)
     assert "\tat " not in str(error)
+
+
+def test_the_error_of_a_function_is_found_in_sparks_words():
+    text = f"[PYTHON_EXCEPTION] thrown: {TRACEBACK}\n SQLSTATE: 38000\n\tat org.a.B.c(D.scala:1)\n"
+    error = failed_function(text)
+    assert isinstance(error, WorkerError)
+    assert (error.kind, error.place) == ("KeyError", "a task of Spark")
+    assert str(error) == f"KeyError in a task of Spark:\n{TRACEBACK}"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    usage = failed_function(text.replace("KeyError: 1", "bigdl.common.errors.UsageError: pad it"))
+    assert isinstance(usage, UsageError)
+    assert str(usage) == "pad it"
+    assert failed_function("Python worker exited unexpectedly (crashed)") is None
 
 
 def test_who_was_lost_is_named():

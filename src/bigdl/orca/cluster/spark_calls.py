@@ -186,7 +186,8 @@ def failed_function(text: str) -> BigDLError | None:
 def error_of(cause: str, place: str, rank: int = -1) -> BigDLError:
     """Return the error that a traceback tells of: one of the caller is one here, too."""
     lines = short_traceback(cause).split("\n")
-    kind, _, message = next(line for line in lines[1:] if not line.startswith(" ")).partition(": ")
+    said = next((line for line in lines[1:] if not line.startswith(" ")), lines[-1].strip())
+    kind, _, message = said.partition(": ")
     kind = kind.rpartition(".")[2]
     if kind == UsageError.__name__:
         return UsageError(message)
