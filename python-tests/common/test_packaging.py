@@ -101,6 +101,7 @@ def test_metadata_is_lean_and_names_the_extras(wheel):
         "ray",
         "nano",
         "inc",
+        "elasticsearch",
         "encryption",
         "tf",
         "jax",

@@ -27,10 +27,6 @@ DROPPED = {
         "it ran runners of MMCV 1",
         "Estimator.from_torch of bigdl.orca.learn.pytorch with a MainCallback",
     ),
-    "bigdl.orca.data.elastic_search": (
-        "it wrapped a connector that Spark has",
-        'spark.read.format("org.elasticsearch.spark.sql")',
-    ),
     "bigdl.dllib.keras": (_LAYERS, _IN_TORCH),
     "bigdl.dllib.models": (_LAYERS, _IN_TORCH),
     "bigdl.dllib.estimator": (

@@ -1,7 +1,15 @@
 """Distributed data of Orca: XShards, what reads them, and feeds for training."""
 
+from bigdl.orca.data import elastic_search
 from bigdl.orca.data.image import read_images
 from bigdl.orca.data.ray_exchange import spark_df_to_ray_dataset
 from bigdl.orca.data.xshards import SharedValue, SparkXShards, XShards
 
-__all__ = ["SharedValue", "SparkXShards", "XShards", "read_images", "spark_df_to_ray_dataset"]
+__all__ = [
+    "SharedValue",
+    "SparkXShards",
+    "XShards",
+    "elastic_search",
+    "read_images",
+    "spark_df_to_ray_dataset",
+]
