@@ -43,6 +43,7 @@ NANO = [
 ]
 AUTOML = [*ORCA, "optuna>=4.5,<6", "matplotlib>=3.9", "cmaes>=0.10"]
 XGBOOST = ["xgboost>=2.1,<4", "scikit-learn>=1.6"]
+ELASTICSEARCH = ["elasticsearch>=8.15,<10"]
 ENCRYPTION = ["cryptography>=43"]
 INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
 JAX = ["jax>=0.10,<0.11", "keras>=3.12,<4"]
@@ -57,12 +58,25 @@ EXTRAS = {
     "inc": INC,
     "automl": AUTOML,
     "xgboost": XGBOOST,
+    "elasticsearch": ELASTICSEARCH,
     "encryption": ENCRYPTION,
     "tf": TF,
     "jax": JAX,
     "friesian": FRIESIAN,
     "all": sorted(
-        {*ORCA, *JAVA, *RAY, *NANO, *AUTOML, *XGBOOST, *ENCRYPTION, *TF, *JAX, *FRIESIAN}
+        {
+            *ORCA,
+            *JAVA,
+            *RAY,
+            *NANO,
+            *AUTOML,
+            *XGBOOST,
+            *ELASTICSEARCH,
+            *ENCRYPTION,
+            *TF,
+            *JAX,
+            *FRIESIAN,
+        }
     ),
     "dev": [
         "build>=1.2",
