@@ -1,0 +1,10 @@
+"""Every public class and function of Nano has an example, and all examples run."""
+
+import pytest
+from docstring_examples import check, pages_below
+
+
+@pytest.mark.parametrize("page", pages_below("bigdl.nano"))
+def test_examples_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check(page)
