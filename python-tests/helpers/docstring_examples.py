@@ -1,16 +1,25 @@
 """The examples in the docstrings of all public objects, as the pages of ``docs/api`` name them."""
 
+import contextlib
 import doctest
 import importlib
 import inspect
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "api"
-NAMED = re.compile(r"^\.\. auto(module|class|function):: (\S+)", re.MULTILINE)
+NAMED = re.compile(
+    r"^\.\. auto(module|class|exception|function):: (\S+)((?:\n +:.*)*)", re.MULTILINE
+)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+ALL = doctest.DocTestFinder(exclude_empty=True)
+ONE = doctest.DocTestFinder(exclude_empty=True, recurse=False)
 
 
 def pages_below(*packages: str) -> list[str]:
@@ -20,35 +29,73 @@ def pages_below(*packages: str) -> list[str]:
 
 
 def check(page: str) -> None:
-    """Run the examples of all classes and functions of a page, and of their methods.
+    """Run the examples of all modules, classes and functions of a page, and of their methods.
 
-    Each docstring is a program of its own, as a reader would run it in an empty directory.
+    Each docstring is a program of its own, as a reader would run it: what it leaves in the current
+    directory is removed.
     """
     said: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
-    for full, value in _objects(page).items():
-        tests = doctest.DocTestFinder(exclude_empty=True).find(value, full, globs={})
-        tests = [test for test in tests if test.examples]
-        if not tests:
+    modules, objects = _named(page)
+    tests = [test for name, module in modules.items() for test in _tests(ONE, name, module)]
+    for full, value in objects.items():
+        if not _tests(ONE, full, value):
             said.append(f"{full} has no example: add a section Examples to its docstring\n")
-        for test in tests:
+    for full, value in _with_bases(objects).items():
+        tests += _tests(ALL, full, value)
+    for test in tests:
+        with _clean_directory():
             runner.run(test, out=said.append)
     if said:
         pytest.fail("".join(said), pytrace=False)
 
 
-def _objects(page):
-    """Classes and functions by their full names, each once."""
-    objects = {}
-    for kind, name in NAMED.findall((PAGES / f"{page}.md").read_text()):
+@contextlib.contextmanager
+def _clean_directory() -> Iterator[None]:
+    """Remove what is new in the current directory, in which Spark's processes may run, too."""
+    before = set(Path().iterdir())
+    yield
+    for new in set(Path().iterdir()) - before:
+        shutil.rmtree(new) if new.is_dir() else new.unlink()
+
+
+def _tests(finder: doctest.DocTestFinder, full: str, value: Any) -> list[doctest.DocTest]:
+    return [test for test in finder.find(value, full, globs={}) if test.examples]
+
+
+def _named(page: str) -> tuple[dict[str, ModuleType], dict[str, Any]]:
+    """Modules of a page, and its classes and functions by their full names, each once.
+
+    Public are the names in ``__all__`` of a module; where it has none, the classes and functions
+    that are defined in it.
+    """
+    modules, objects = {}, {}
+    for kind, name, options in NAMED.findall((PAGES / f"{page}.md").read_text()):
         names = [name]
         if kind == "module":
-            module = importlib.import_module(name)
-            own = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
-            names = [f"{name}.{n}" for n in own]
+            modules[name] = importlib.import_module(name)
+            names = [] if ":no-members:" in options else _public(modules[name])
         for full in names:
             place, _, last = full.rpartition(".")
             value = getattr(importlib.import_module(place), last)
             if inspect.isclass(value) or inspect.isfunction(value):
                 objects.setdefault(value, full)
-    return {full: value for value, full in objects.items()}
+    return modules, {full: value for value, full in objects.items()}
+
+
+def _public(module: ModuleType) -> Iterator[str]:
+    own = getattr(module, "__all__", None)
+    for name, value in vars(module).items():
+        is_own = not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        if is_own if own is None else name in own:
+            yield f"{module.__name__}.{name}"
+
+
+def _with_bases(objects: dict[str, Any]) -> dict[str, Any]:
+    """The objects, and the classes of the project that they inherit methods from."""
+    names = {value: full for full, value in objects.items()}
+    for value in objects.values():
+        for base in inspect.getmro(value) if inspect.isclass(value) else ():
+            if base.__module__.startswith("bigdl."):
+                names.setdefault(base, f"{base.__module__}.{base.__qualname__}")
+    return {full: value for value, full in names.items()}

@@ -39,15 +39,50 @@ _LIBRARY = re.compile(
 
 
 class BigDLError(Exception):
-    """Base class of every exception that BigDL raises on purpose."""
+    """Base class of every exception that BigDL raises on purpose.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import BigDLError
+    >>> from bigdl.orca.automl import hp
+    >>> try:
+    ...     hp.uniform(2, 1)
+    ... except BigDLError as error:  # whatever BigDL itself refuses, and what workers report
+    ...     print(type(error).__name__)
+    UsageError
+    """
 
 
 class UsageError(BigDLError, RuntimeError, ValueError):
-    """The caller asked for something that cannot be done; the message says what to do instead."""
+    """The caller asked for something that cannot be done; the message says what to do instead.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import UsageError
+    >>> from bigdl.orca.learn.trigger import SeveralIteration
+    >>> try:
+    ...     SeveralIteration(0)
+    ... except UsageError as error:  # programs of BigDL 2.x catch ValueError or RuntimeError
+    ...     print(error)
+    interval of SeveralIteration should be a positive integer, got 0
+    >>> issubclass(UsageError, ValueError), issubclass(UsageError, RuntimeError)
+    (True, True)
+    """
 
 
 class MissingExtraError(UsageError, ImportError):
-    """An optional dependency is not installed; the message holds the ``pip install`` line."""
+    """An optional dependency is not installed; the message holds the ``pip install`` line.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import MissingExtraError
+    >>> from bigdl.orca.data.file import exists
+    >>> try:
+    ...     exists("oss://bucket/data.csv")  # a storage whose driver is not installed
+    ... except MissingExtraError as error:
+    ...     print(error)
+    'oss://bucket/data.csv' needs a driver for oss:// that is not installed; run: pip install ossfs
+    """
 
 
 class WorkerError(BigDLError, RuntimeError):
@@ -66,6 +101,16 @@ class WorkerError(BigDLError, RuntimeError):
         The exception, where it is known.
     place : str
         Where it was raised, as the text says it.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import WorkerError
+    >>> from bigdl.orca.engine import LocalEngine
+    >>> try:
+    ...     LocalEngine().run(lambda worker: 1 / 0)
+    ... except WorkerError as error:
+    ...     print(error.kind, "in worker", error.rank)
+    ZeroDivisionError in worker 0
     """
 
     def __init__(
@@ -95,7 +140,19 @@ class WorkerError(BigDLError, RuntimeError):
 
 
 class WorkerLost(BigDLError, RuntimeError):
-    """A worker process or its host went away (killed, out of memory, preempted)."""
+    """A worker process or its host went away (killed, out of memory, preempted).
+
+    Examples
+    --------
+    >>> import os, signal
+    >>> from bigdl.common.errors import WorkerLost
+    >>> from bigdl.orca.engine import LocalEngine
+    >>> try:
+    ...     LocalEngine().run(lambda worker: os.kill(os.getpid(), signal.SIGKILL))
+    ... except WorkerLost as error:  # as the out-of-memory killer of Linux does
+    ...     print("lost")
+    lost
+    """
 
 
 def short_traceback(text: str) -> str:

@@ -12,7 +12,14 @@ _HDFS = ("hdfs", "arrow_hdfs")
 
 
 def is_local_path(path: str) -> bool:
-    """Return True if `path` is on this machine: without a scheme, ``file://`` or ``dbfs:/``."""
+    """Return True if `path` is on this machine: without a scheme, ``file://`` or ``dbfs:/``.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import is_local_path
+    >>> is_local_path("/data/ratings.csv"), is_local_path("hdfs://host/ratings.csv")
+    (True, False)
+    """
     return _SCHEME.match(plain_path(path)) is None
 
 
@@ -22,7 +29,16 @@ def is_local_storage(fs: Any) -> bool:
 
 
 def plain_path(path: str | os.PathLike) -> str:
-    """`path` without the schemes that mean a local path."""
+    """`path` without the schemes that mean a local path.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import plain_path
+    >>> plain_path("file:///data/ratings.csv")
+    '/data/ratings.csv'
+    >>> plain_path("s3://bucket/ratings.csv")
+    's3://bucket/ratings.csv'
+    """
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"A path must be a str, but got {path!r}")
     path = os.fspath(path)
@@ -42,6 +58,13 @@ def open_file_system(path: str) -> tuple[Any, str]:
         If the driver of the storage is not installed; the message has the line that installs it.
     UsageError
         If no storage has this scheme.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import open_file_system
+    >>> fs, inside = open_file_system("memory://data/ratings.csv")
+    >>> fs.protocol, inside
+    ('memory', '/data/ratings.csv')
     """
     fsspec = require("fsspec", "orca")
     path = plain_path(path)

@@ -79,6 +79,13 @@ def init_nncontext(
     Returns
     -------
     pyspark.SparkContext
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nncontext import init_nncontext
+    >>> sc = init_nncontext("my application", cluster_mode="local", cores=2)
+    >>> sc.parallelize([1, 2, 3]).sum()
+    6
     """
     properties = _properties(conf)
     if str(cluster_mode).lower() in ("spark-submit", "bigdl-submit") and properties:
@@ -101,7 +108,15 @@ def init_spark_on_local(
     spark_log_level: str = "WARN",
     redirect_spark_log: bool = True,
 ) -> SparkContext:
-    """Start Spark on this machine; see :func:`bigdl.orca.init_orca_context`."""
+    """Start Spark on this machine; see :func:`bigdl.orca.init_orca_context`.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nncontext import init_spark_on_local
+    >>> sc = init_spark_on_local(cores=2)
+    >>> sc.parallelize(range(10)).filter(lambda number: number % 2 == 0).collect()
+    [0, 2, 4, 6, 8]
+    """
     return _start("local", **locals())
 
 
@@ -121,6 +136,16 @@ def _with_driver_on_cluster(
     start.__doc__ = f"""As :func:`{function.__name__}`, with the driver on the cluster, too.
 
     See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="{cluster_mode}"``.
+
+    Examples
+    --------
+    The arguments are those of :func:`{function.__name__}`:
+
+    >>> import inspect
+    >>> from bigdl.dllib import nncontext
+    >>> client = inspect.signature(nncontext.{function.__name__})
+    >>> inspect.signature(nncontext.{function.__name__}_cluster) == client
+    True
     """
     return start
 
@@ -147,6 +172,19 @@ def init_spark_on_yarn(
     """Start Spark on YARN with this process as the driver.
 
     See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="yarn-client"``.
+
+    Examples
+    --------
+    In a program whose Spark runs already, that is taken over, as a test of one's own does:
+
+    >>> import os
+    >>> from bigdl.dllib.nncontext import init_spark_on_local, init_spark_on_yarn
+    >>> os.mkdir("hadoop-conf")
+    >>> sc = init_spark_on_local(cores=2)
+    >>> init_spark_on_yarn(
+    ...     hadoop_conf="hadoop-conf", conda_name=None, num_executors=4, executor_cores=8
+    ... ) is sc
+    True
     """
     return _start("yarn-client", **locals())
 
@@ -173,12 +211,30 @@ def init_spark_standalone(
     """Join a standalone cluster, or start one on this machine.
 
     See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="standalone"``.
+
+    Examples
+    --------
+    In a program whose Spark runs already, that is taken over, as a test of one's own does:
+
+    >>> from bigdl.dllib.nncontext import init_spark_on_local, init_spark_standalone
+    >>> sc = init_spark_on_local(cores=2)
+    >>> init_spark_standalone(num_executors=2, executor_cores=8, master="spark://host:7077") is sc
+    True
     """
     return _start("standalone", **locals())
 
 
 def stop_spark_standalone() -> None:
-    """Stop the standalone cluster that this process started, and the context on it."""
+    """Stop the standalone cluster that this process started, and the context on it.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nncontext import init_spark_on_local, stop_spark_standalone
+    >>> sc = init_spark_on_local(cores=2)
+    >>> stop_spark_standalone()  # this process started no standalone cluster: Spark goes on
+    >>> sc.parallelize([1, 2, 3]).count()
+    3
+    """
     stop_own_cluster()
 
 
@@ -202,6 +258,18 @@ def init_spark_on_k8s(
     """Start Spark on Kubernetes with this process as the driver.
 
     See :func:`bigdl.orca.init_orca_context` with ``cluster_mode="k8s-client"``.
+
+    Examples
+    --------
+    In a program whose Spark runs already, that is taken over, as a test of one's own does:
+
+    >>> from bigdl.dllib.nncontext import init_spark_on_k8s, init_spark_on_local
+    >>> sc = init_spark_on_local(cores=2)
+    >>> init_spark_on_k8s(
+    ...     master="k8s://https://host:6443", container_image="team/bigdl:3.0",
+    ...     num_executors=4, executor_cores=8,
+    ... ) is sc
+    True
     """
     return _start("k8s-client", **locals())
 
@@ -210,7 +278,15 @@ init_spark_on_k8s_cluster = _with_driver_on_cluster(init_spark_on_k8s, "k8s-clus
 
 
 def init_spark_conf(conf: Mapping[str, Any] | None = None) -> SparkConf:
-    """Make a SparkConf that has the given properties over those that Spark finds by itself."""
+    """Make a SparkConf that has the given properties over those that Spark finds by itself.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nncontext import init_spark_conf
+    >>> conf = init_spark_conf({"spark.sql.shuffle.partitions": 8})
+    >>> conf.get("spark.sql.shuffle.partitions")
+    '8'
+    """
     require("pyspark", "orca")
     from pyspark import SparkConf
 
@@ -227,6 +303,13 @@ def getOrCreateSparkContext(
     conf : SparkConf or dict, optional
     appName : str, optional
         Name of the application.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nncontext import getOrCreateSparkContext, init_spark_on_local
+    >>> sc = init_spark_on_local(cores=2)
+    >>> getOrCreateSparkContext() is sc  # the active one
+    True
     """
     properties = _properties(conf)
     if appName is not None:
@@ -241,6 +324,14 @@ def set_optimizer_version(optimizerVersion: str, bigdl_type: str = "float") -> N
     ------
     UsageError
         If it is neither ``"optimizerV1"`` nor ``"optimizerV2"``.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nncontext import get_optimizer_version, set_optimizer_version
+    >>> set_optimizer_version("optimizerV2")
+    >>> get_optimizer_version()
+    'optimizerV2'
+    >>> set_optimizer_version("optimizerV1")  # the default
     """
     global _optimizer_version
     check_choice("optimizerVersion", optimizerVersion, ("optimizerV1", "optimizerV2"))
@@ -249,7 +340,14 @@ def set_optimizer_version(optimizerVersion: str, bigdl_type: str = "float") -> N
 
 
 def get_optimizer_version(bigdl_type: str = "float") -> str:
-    """The version that :func:`set_optimizer_version` was given, default ``"optimizerV1"``."""
+    """The version that :func:`set_optimizer_version` was given, default ``"optimizerV1"``.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nncontext import get_optimizer_version
+    >>> get_optimizer_version()
+    'optimizerV1'
+    """
     return _optimizer_version
 
 

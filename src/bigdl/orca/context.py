@@ -135,9 +135,10 @@ def init_orca_context(
 
     Examples
     --------
-    >>> from bigdl.orca import init_orca_context, stop_orca_context
-    >>> sc = init_orca_context(cluster_mode="local", cores=4, memory="4g")
-    >>> stop_orca_context()
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2, memory="2g")
+    >>> sc.parallelize([1, 2, 3]).map(lambda number: number * 10).collect()
+    [10, 20, 30]
     """
     if arguments.check_runtime(runtime, cluster_mode, init_ray_on_spark) == "ray":
         return _init_ray(cores, memory, num_nodes, kwargs)
@@ -256,6 +257,17 @@ def stop_orca_context() -> None:
     -----
     Objects that live in the JVM (data frames, broadcast variables, functions made by ``udf``)
     cannot be used with a context that is started later.
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> stop_orca_context()
+    >>> try:
+    ...     OrcaContext.get_spark_context()
+    ... except ValueError as error:
+    ...     print(error)
+    No active SparkContext. Please create a SparkContext first
     """
     with _State.lock:
         if _State.pid not in (None, os.getpid()):

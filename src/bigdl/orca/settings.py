@@ -83,8 +83,13 @@ class OrcaContext(metaclass=_Checked):
 
     Examples
     --------
-    >>> from bigdl.orca import OrcaContext
-    >>> OrcaContext.pandas_read_backend = "pandas"
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> spark = OrcaContext.get_spark_session()
+    >>> spark.range(3).count()
+    3
+    >>> OrcaContext.pandas_read_backend = "pandas"  # what readers of bigdl.orca.data.pandas use
+    >>> OrcaContext.pandas_read_backend = "spark"  # as it was
     """
 
     log_output = False

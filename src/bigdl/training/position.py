@@ -17,12 +17,10 @@ from bigdl.common.errors import UsageError
 
 __all__ = [
     "EveryEpoch",
-    "Goal",
     "MaxEpoch",
     "MaxIteration",
     "MaxScore",
     "MinLoss",
-    "Position",
     "SeveralIteration",
     "Trigger",
     "TriggerAnd",
@@ -170,6 +168,13 @@ class TriggerState:
         Mean training loss of the epoch that has just ended; None within an epoch.
     score : float, optional
         Latest validation score, if there is one.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import MinLoss, TriggerState
+    >>> at_the_end = TriggerState(epoch=3, step=120, epoch_finished=True, loss=0.08)
+    >>> MinLoss(0.1)(at_the_end)
+    True
     """
 
     epoch: int
@@ -190,6 +195,15 @@ class Trigger(ABC):
     is_reproducible : bool
         True if the answer depends on the state alone, so that every worker finds the same. Of a
         trigger that looks at other things (the time, say) the answer of rank 0 counts.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import Trigger, TriggerState
+    >>> class EveryOtherEpoch(Trigger):
+    ...     def __call__(self, state):
+    ...         return state.epoch_finished and state.epoch % 2 == 0
+    >>> [EveryOtherEpoch()(TriggerState(epoch, epoch * 10, True)) for epoch in (1, 2, 3, 4)]
+    [False, True, False, True]
     """
 
     is_reproducible = False
@@ -245,7 +259,15 @@ class _Reproducible(Trigger):
 
 
 class EveryEpoch(_Reproducible):
-    """Fires at the end of each epoch."""
+    """Fires at the end of each epoch.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import EveryEpoch, TriggerState
+    >>> trigger = EveryEpoch()
+    >>> trigger(TriggerState(epoch=0, step=9)), trigger(TriggerState(1, 10, epoch_finished=True))
+    (False, True)
+    """
 
     def __call__(self, state: TriggerState) -> bool:
         return state.epoch_finished
@@ -263,6 +285,13 @@ class SeveralIteration(_Reproducible):
     ------
     UsageError
         If `interval` is not a positive int.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import SeveralIteration, TriggerState
+    >>> trigger = SeveralIteration(50)
+    >>> [step for step in range(1, 200) if trigger(TriggerState(0, step))]
+    [50, 100, 150]
     """
 
     def __init__(self, interval: int):
@@ -284,6 +313,13 @@ class MaxEpoch(_Reproducible):
     ------
     UsageError
         If `max_epoch` is not a positive int.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import MaxEpoch, TriggerState
+    >>> trigger = MaxEpoch(3)
+    >>> [trigger(TriggerState(epoch, epoch * 10, True)) for epoch in (2, 3, 4)]
+    [False, True, True]
     """
 
     def __init__(self, max_epoch: int):
@@ -305,6 +341,13 @@ class MaxIteration(_Reproducible):
     ------
     UsageError
         If `max_iteration` is not a positive int.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import MaxIteration, TriggerState
+    >>> trigger = MaxIteration(100)
+    >>> [trigger(TriggerState(0, step)) for step in (99, 100, 101)]
+    [False, True, True]
     """
 
     def __init__(self, max_iteration: int):
@@ -326,6 +369,13 @@ class MaxScore(_Reproducible):
     ------
     UsageError
         If `max_score` is not a number.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import MaxScore, TriggerState
+    >>> trigger = MaxScore(0.9)
+    >>> [trigger(TriggerState(1, 10, True, score=score)) for score in (0.85, 0.9, 0.95)]
+    [False, False, True]
     """
 
     def __init__(self, max_score: float):
@@ -347,6 +397,13 @@ class MinLoss(_Reproducible):
     ------
     UsageError
         If `min_loss` is not a number.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import MinLoss, TriggerState
+    >>> trigger = MinLoss(0.1)
+    >>> [trigger(TriggerState(1, 10, True, loss=loss)) for loss in (0.2, 0.1, 0.05)]
+    [False, False, True]
     """
 
     def __init__(self, min_loss: float):
@@ -376,6 +433,13 @@ class TriggerAnd(_Combined):
     ------
     UsageError
         If there is none, or one is not a trigger.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import MaxEpoch, MinLoss, TriggerAnd, TriggerState
+    >>> trigger = TriggerAnd(MinLoss(0.1), MaxEpoch(5))  # well trained, and long enough
+    >>> [trigger(TriggerState(epoch, epoch * 10, True, loss=0.05)) for epoch in (4, 5)]
+    [False, True]
     """
 
     def __call__(self, state: TriggerState) -> bool:
@@ -394,6 +458,13 @@ class TriggerOr(_Combined):
     ------
     UsageError
         If there is none, or one is not a trigger.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.trigger import MaxEpoch, MinLoss, TriggerOr, TriggerState
+    >>> trigger = TriggerOr(MinLoss(0.1), MaxEpoch(5))  # well trained, or long enough
+    >>> [trigger(TriggerState(epoch, epoch * 10, True, loss=0.5)) for epoch in (4, 5)]
+    [False, True]
     """
 
     def __call__(self, state: TriggerState) -> bool:

@@ -24,6 +24,14 @@ class Feature:
     shape : tuple of (int or None)
         Lengths of the arrays, from the outermost on: ``()`` for single values, ``(100,)`` for
         arrays that all have 100 values, ``(None,)`` for arrays of different lengths.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.feature import Feature
+    >>> Feature("int", cardinality=944, shape=(100,))  # histories of 100 users each
+    Feature(dtype='int', cardinality=944, shape=(100,))
+    >>> Feature("float").cardinality is None  # numbers that no embedding is made for
+    True
     """
 
     dtype: str
@@ -40,8 +48,9 @@ class FeatureSchema(dict[str, Feature]):
 
     Examples
     --------
+    >>> from bigdl.friesian.feature import Feature, FeatureSchema
     >>> schema = FeatureSchema({"user": Feature("int", 944), "age": Feature("float")})
-    >>> schema["user"].cardinality
+    >>> schema.cardinality("user")
     944
     >>> FeatureSchema.from_json(schema.to_json()) == schema
     True
@@ -92,6 +101,14 @@ class FeatureSchema(dict[str, Feature]):
         ------
         UsageError
             If a column of both has another type or depth in the other.
+
+        Examples
+        --------
+        >>> from bigdl.friesian.feature import Feature, FeatureSchema
+        >>> train = FeatureSchema({"user": Feature("int", 944)})
+        >>> test = FeatureSchema({"user": Feature("int", 951)})
+        >>> train.union(test).cardinality("user")
+        951
         """
         both = {name: _fitting(name, self[name], other[name]) for name in self if name in other}
         return FeatureSchema({**self, **other, **both})

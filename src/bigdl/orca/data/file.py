@@ -61,13 +61,29 @@ logger = logging.getLogger("bigdl.orca")
 
 
 def read_bytes(path: str) -> bytes:
-    """The content of a file."""
+    """The content of a file.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import read_bytes, write_text
+    >>> _ = write_text("notes.txt", "ab")
+    >>> read_bytes("notes.txt")
+    b'ab'
+    """
     fs, inside = open_file_system(path)
     return fs.cat_file(inside)
 
 
 def open_text(path: str) -> list[str]:
-    """The lines of a text file in UTF-8, without the white space around them."""
+    r"""The lines of a text file in UTF-8, without the white space around them.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import open_text, write_text
+    >>> _ = write_text("memory://names.txt", "Ada \nLin\n")
+    >>> open_text("memory://names.txt")
+    ['Ada', 'Lin']
+    """
     return [line.strip() for line in io.StringIO(read_bytes(path).decode("utf-8"))]
 
 
@@ -78,6 +94,15 @@ def open_image(path: str) -> PIL.Image.Image:
     ------
     UsageError
         If the file is not an image that Pillow can read.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca.data.file import open_image
+    >>> Image.new("RGB", (4, 3), "red").save("red.png")
+    >>> image = open_image("red.png")
+    >>> image.size, image.getpixel((0, 0))
+    ((4, 3), (255, 0, 0))
     """
     return decode_image(read_bytes(path), path)
 
@@ -105,6 +130,14 @@ def load_numpy(path: str) -> np.ndarray:
     ------
     UsageError
         If the file holds Python objects, which would mean to run code that is in it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca.data.file import load_numpy
+    >>> np.savez("data.npz", x=np.arange(3), y=np.ones(2))
+    >>> load_numpy("data.npz")["x"]
+    array([0, 1, 2])
     """
     import numpy as np
 
@@ -118,7 +151,16 @@ def load_numpy(path: str) -> np.ndarray:
 
 
 def listdir(path: str) -> list[str]:
-    """The full paths of what is in a directory, sorted; local ones come without a scheme."""
+    """The full paths of what is in a directory, sorted; local ones come without a scheme.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import listdir, makedirs, write_text
+    >>> makedirs("memory://logs/old")
+    >>> _ = write_text("memory://logs/run.txt", "done")
+    >>> listdir("memory://logs")
+    ['memory://logs/old', 'memory://logs/run.txt']
+    """
     fs, inside = _directory(path)
     entries = [entry.rstrip("/") for entry in fs.ls(inside, detail=False)]
     # an object store may list the directory itself, as a marker
@@ -127,13 +169,30 @@ def listdir(path: str) -> list[str]:
 
 
 def makedirs(path: str) -> None:
-    """Make a directory and those above it; nothing happens if it exists."""
+    """Make a directory and those above it; nothing happens if it exists.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import exists, makedirs
+    >>> makedirs("models/ncf/best")
+    >>> exists("models/ncf")
+    True
+    """
     fs, inside = open_file_system(path)
     fs.makedirs(inside, exist_ok=True)
 
 
 def rmdir(path: str) -> None:
-    """Remove a directory with everything in it."""
+    """Remove a directory with everything in it.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import exists, makedirs, rmdir
+    >>> makedirs("models/ncf")
+    >>> rmdir("models")
+    >>> exists("models")
+    False
+    """
     fs, inside = _directory(path)
     fs.rm(inside, recursive=True)
 
@@ -145,6 +204,14 @@ def write_text(path: str, text: str) -> int:
     -------
     int
         Number of bytes written.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import open_text, write_text
+    >>> write_text("notes.txt", "zwölf")  # ö is two bytes
+    6
+    >>> open_text("notes.txt")
+    ['zwölf']
     """
     data = text.encode("utf-8")
     fs, inside = open_file_system(path)
@@ -153,7 +220,16 @@ def write_text(path: str, text: str) -> int:
 
 
 def fresh_file_system(path: str) -> tuple[Any, str]:
-    """As :func:`open_file_system`, without listings that are remembered from before."""
+    """As :func:`open_file_system`, without listings that are remembered from before.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import fresh_file_system, write_text
+    >>> _ = write_text("memory://runs/1.txt", "done")
+    >>> fs, inside = fresh_file_system("memory://runs/1.txt")
+    >>> fs.size(inside)
+    4
+    """
     fs, inside = open_file_system(path)
     fs.invalidate_cache()
     return fs, inside
@@ -181,6 +257,15 @@ def files_of(path: str, *, nested: bool = False) -> list[str]:
     ------
     UsageError
         If there is none.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import files_of, makedirs, write_text
+    >>> makedirs("table")
+    >>> for name in ("part-1.csv", "part-0.csv", "_SUCCESS"):
+    ...     _ = write_text(f"table/{name}", "1")
+    >>> [path.rpartition("/")[2] for path in files_of("table")]
+    ['part-0.csv', 'part-1.csv']
     """
     fs, inside = fresh_file_system(path)
     files: list[str] = []
@@ -198,18 +283,42 @@ def files_of(path: str, *, nested: bool = False) -> list[str]:
 
 
 def exists(path: str) -> bool:
-    """Return True if there is a file or directory at `path`."""
+    """Return True if there is a file or directory at `path`.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import exists, write_text
+    >>> _ = write_text("notes.txt", "ab")
+    >>> exists("notes.txt"), exists("no.txt")
+    (True, False)
+    """
     fs, inside = fresh_file_system(path)
     return fs.exists(inside)
 
 
 def is_file(path: str) -> bool:
-    """Return True if there is a file, not a directory, at `path`."""
+    """Return True if there is a file, not a directory, at `path`.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import is_file, makedirs
+    >>> makedirs("models")
+    >>> is_file("models")
+    False
+    """
     fs, inside = fresh_file_system(path)
     return fs.isfile(inside)
 
 
 def joined(folder: str, name: str) -> str:
+    """Return the path of a name in a folder.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import joined
+    >>> joined("hdfs://host/data/", "part-0.csv")
+    'hdfs://host/data/part-0.csv'
+    """
     return f"{folder.rstrip('/')}/{name}"
 
 
@@ -238,6 +347,17 @@ def put_local_file_to_remote(
     ------
     OSError
         If the file cannot be read or written.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import open_text, put_local_file_to_remote, write_text
+    >>> _ = write_text("model.txt", "weights")
+    >>> put_local_file_to_remote("model.txt", "memory://models/model.txt", over_write=True)
+    0
+    >>> open_text("memory://models/model.txt")
+    ['weights']
+    >>> put_local_file_to_remote("model.txt", "memory://models/model.txt")  # there is one
+    -1
     """
     local, source = _local(local_path)
     if not local.isfile(source):
@@ -265,13 +385,34 @@ def put_local_dir_to_remote(local_dir: str, remote_dir: str, over_write: bool = 
     int
         0 when every file was copied, −1 when some were left as they are because they exist
         already and `over_write` is False.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import exists, makedirs, put_local_dir_to_remote, write_text
+    >>> makedirs("model")
+    >>> _ = write_text("model/weights.txt", "0.5")
+    >>> put_local_dir_to_remote("model", "memory://published/model", over_write=True)
+    0
+    >>> exists("memory://published/model/weights.txt")
+    True
     """
     _local(local_dir)
     return _copy_directory(*_directory(local_dir), *fresh_file_system(remote_dir), over_write)
 
 
 def put_local_dir_tree_to_remote(local_dir: str, remote_dir: str, over_write: bool = False) -> int:
-    """The same as :func:`put_local_dir_to_remote`."""
+    """The same as :func:`put_local_dir_to_remote`.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import exists, makedirs, put_local_dir_tree_to_remote, write_text
+    >>> makedirs("logs/2024")
+    >>> _ = write_text("logs/2024/run.txt", "done")
+    >>> put_local_dir_tree_to_remote("logs", "memory://archive", over_write=True)
+    0
+    >>> exists("memory://archive/2024/run.txt")
+    True
+    """
     return put_local_dir_to_remote(local_dir, remote_dir, over_write)
 
 
@@ -284,6 +425,16 @@ def put_local_files_with_prefix_to_remote(
     -------
     int
         As of :func:`put_local_dir_to_remote`.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import listdir, put_local_files_with_prefix_to_remote, write_text
+    >>> for name in ("net.index", "net.data", "other"):
+    ...     _ = write_text(name, "1")
+    >>> put_local_files_with_prefix_to_remote("net.", "memory://nets", over_write=True)
+    0
+    >>> listdir("memory://nets")
+    ['memory://nets/net.data', 'memory://nets/net.index']
     """
     _local(local_path_prefix)
     return _copy_prefix(local_path_prefix, *fresh_file_system(remote_dir), over_write)
@@ -300,6 +451,15 @@ def get_remote_file_to_local(remote_path: str, local_path: str, over_write: bool
     int
         0 when the file was copied, −1 when nothing was done because it exists already and
         `over_write` is False.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import get_remote_file_to_local, open_text, write_text
+    >>> _ = write_text("memory://models/weights.txt", "0.5")
+    >>> get_remote_file_to_local("memory://models/weights.txt", "weights.txt")
+    0
+    >>> open_text("weights.txt")
+    ['0.5']
     """
     fs, source = fresh_file_system(remote_path)
     if not fs.isfile(source):
@@ -318,6 +478,15 @@ def get_remote_dir_to_local(remote_dir: str, local_dir: str, over_write: bool = 
     int
         0 when every file was copied, −1 when some were left as they are because they exist
         already and `over_write` is False.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import get_remote_dir_to_local, open_text, write_text
+    >>> _ = write_text("memory://models/best/weights.txt", "0.5")
+    >>> get_remote_dir_to_local("memory://models/best", "best")
+    0
+    >>> open_text("best/weights.txt")
+    ['0.5']
     """
     return _copy_directory(*_directory(remote_dir), *_local(local_dir), over_write)
 
@@ -331,6 +500,17 @@ def get_remote_files_with_prefix_to_local(
     -------
     str
         The prefix of the local paths.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import get_remote_files_with_prefix_to_local, listdir, write_text
+    >>> for name in ("net.index", "net.data", "other"):
+    ...     _ = write_text(f"memory://saved/{name}", "1")
+    >>> prefix = get_remote_files_with_prefix_to_local("memory://saved/net", "copy")
+    >>> listdir("copy")
+    ['copy/net.data', 'copy/net.index']
+    >>> prefix.endswith("copy/net")
+    True
     """
     local, target = _local(local_dir)
     _copy_prefix(remote_path_prefix, local, target, over_write)
@@ -341,7 +521,19 @@ def get_remote_files_with_prefix_to_local(
 
 
 def enable_multi_fs_load_static(load: Callable) -> Callable:
-    """Make a function whose first parameter is a local path read from any storage."""
+    """Make a function whose first parameter is a local path read from any storage.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import enable_multi_fs_load_static, write_text
+    >>> @enable_multi_fs_load_static
+    ... def first_line(path):
+    ...     with open(path) as file:  # knows local files only
+    ...         return file.readline()
+    >>> _ = write_text("memory://log.txt", "started")
+    >>> first_line("memory://log.txt")
+    'started'
+    """
     return _of_any_path(load, 0, _copied_from)
 
 
@@ -349,6 +541,20 @@ def enable_multi_fs_load(load: Callable) -> Callable:
     """Make a method whose first parameter, after ``self``, is a local path read from any storage.
 
     A remote file or directory is copied to a temporary one for the time of the call.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import enable_multi_fs_load, write_text
+    >>> class Model:
+    ...     @enable_multi_fs_load
+    ...     def load(self, path):
+    ...         with open(path) as file:  # knows local files only
+    ...             self.weight = float(file.read())
+    >>> _ = write_text("memory://weight.txt", "0.5")
+    >>> model = Model()
+    >>> model.load("memory://weight.txt")
+    >>> model.weight
+    0.5
     """
     return _of_any_path(load, 1, _copied_from)
 
@@ -358,6 +564,18 @@ def enable_multi_fs_save(save: Callable) -> Callable:
 
     The method writes a temporary file or directory, which is then copied.  A file that exists is
     replaced unless the method has a parameter ``overwrite`` or ``over_write`` that is false.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.file import enable_multi_fs_save, open_text
+    >>> class Model:
+    ...     @enable_multi_fs_save
+    ...     def save(self, path):
+    ...         with open(path, "w") as file:  # knows local files only
+    ...             _ = file.write("0.5")
+    >>> Model().save("memory://weight.txt")
+    >>> open_text("memory://weight.txt")
+    ['0.5']
     """
     return _of_any_path(save, 1, _copied_to)
 

@@ -37,12 +37,36 @@ __all__ = [
 
 
 def write_tfrecord(format: str, output_path: str, *args: Any, **kwargs: Any) -> NoReturn:
-    """No more available, since it needed TensorFlow 1; the error says what takes its place."""
+    """No more available, since it needed TensorFlow 1; the error says what takes its place.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import UsageError
+    >>> from bigdl.orca.data.image import write_tfrecord
+    >>> try:
+    ...     write_tfrecord("mnist", "mnist.tfrecord")
+    ... except UsageError as error:
+    ...     print(error)
+    write_tfrecord is no more available: it needed TensorFlow 1; use
+    bigdl.orca.data.image.write_parquet("image_folder", …) instead
+    """
     _refuse("write_tfrecord", 'bigdl.orca.data.image.write_parquet("image_folder", …)')
 
 
 def read_tfrecord(format: str, path: str, *args: Any, **kwargs: Any) -> NoReturn:
-    """No more available, since it needed TensorFlow 1; the error says what takes its place."""
+    """No more available, since it needed TensorFlow 1; the error says what takes its place.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import UsageError
+    >>> from bigdl.orca.data.image import read_tfrecord
+    >>> try:
+    ...     read_tfrecord("mnist", "mnist.tfrecord")
+    ... except UsageError as error:
+    ...     print(error)
+    read_tfrecord is no more available: it needed TensorFlow 1; use tf.data.TFRecordDataset, or
+    bigdl.orca.data.image.read_parquet("tf_dataset", …) instead
+    """
     readers = 'tf.data.TFRecordDataset, or bigdl.orca.data.image.read_parquet("tf_dataset", …)'
     _refuse("read_tfrecord", readers)
 

@@ -53,7 +53,23 @@ _MODES = ("overwrite", "append", "ignore", "error", "errorifexists")
 
 
 class ParquetDataset:
-    """Writes and reads the directories that this module describes."""
+    """Writes and reads the directories that this module describes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca.data.image import ParquetDataset
+    >>> from bigdl.orca.data.image.utils import DType, FeatureType, SchemaField
+    >>> schema = {
+    ...     "id": SchemaField(FeatureType.SCALAR, DType.INT32),
+    ...     "pixels": SchemaField(FeatureType.NDARRAY, DType.FLOAT32, (2,)),
+    ... }
+    >>> records = ({"id": n, "pixels": np.full(2, n, "float32")} for n in range(3))
+    >>> ParquetDataset.write("dataset", records, schema)
+    >>> dataset = ParquetDataset.read_as_torch("dataset")
+    >>> [record["pixels"].tolist() for record in dataset]
+    [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    """
 
     @staticmethod
     def write(
@@ -235,6 +251,21 @@ def read_parquet(
     ------
     UsageError
         If there is no such dataset, or it has fewer chunks than shards are asked for.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca.data.file import makedirs
+    >>> from bigdl.orca.data.image import read_parquet, write_parquet
+    >>> for label in ("cat", "dog"):
+    ...     makedirs(f"pets/{label}")
+    ...     Image.new("RGB", (8, 6)).save(f"pets/{label}/1.jpg")
+    >>> write_parquet("image_folder", "dataset", "pets", {"cat": 0, "dog": 1}, shuffle=False)
+    >>> loader = read_parquet(
+    ...     "dataloader", "dataset", transforms=lambda record: record["label"], batch_size=2
+    ... )
+    >>> next(iter(loader))
+    tensor([0, 1]...)
     """
     check_choice("format", format, ("dataloader", "tf_dataset"))
     if format == "tf_dataset":
@@ -352,6 +383,17 @@ def write_parquet(format: str, output_path: str, *args: Any, **kwargs: Any) -> N
     output_path : str
     *args, **kwargs
         Of :func:`write_mnist`, :func:`write_from_directory` or :func:`write_voc`.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca.data.file import makedirs
+    >>> from bigdl.orca.data.image import ParquetDataset, write_parquet
+    >>> makedirs("pets/cat")
+    >>> Image.new("RGB", (8, 6)).save("pets/cat/1.jpg")
+    >>> write_parquet("image_folder", "dataset", "pets", {"cat": 0})
+    >>> [record["label_str"] for record in ParquetDataset.read_as_torch("dataset")]
+    ['cat']
     """
     writers: dict[str, Callable[..., None]]
     writers = {"mnist": write_mnist, "image_folder": write_from_directory, "voc": write_voc}
@@ -369,6 +411,18 @@ def write_mnist(image_file: str, label_file: str, output_path: str, **kwargs: An
     output_path : str
     **kwargs
         Of :meth:`ParquetDataset.write`.
+
+    Examples
+    --------
+    >>> import struct
+    >>> from pathlib import Path
+    >>> from bigdl.orca.data.image import ParquetDataset, write_mnist
+    >>> head = struct.pack(">4I", 2051, 2, 28, 28)  # two images of 28 x 28 pixels
+    >>> _ = Path("images").write_bytes(head + bytes(2 * 28 * 28))
+    >>> _ = Path("labels").write_bytes(struct.pack(">2I", 2049, 2) + bytes([7, 3]))
+    >>> write_mnist("images", "labels", "mnist")
+    >>> [int(record["label"]) for record in ParquetDataset.read_as_torch("mnist")]
+    [7, 3]
     """
     images, labels = _idx(image_file, 2051, 3), _idx(label_file, 2049, 1)
     if len(images) != len(labels):
@@ -423,6 +477,19 @@ def write_from_directory(
         Makes the mixture the same each time.
     **kwargs
         Of :meth:`ParquetDataset.write`.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca.data.file import makedirs
+    >>> from bigdl.orca.data.image import ParquetDataset, write_from_directory
+    >>> for label in ("cat", "dog"):
+    ...     makedirs(f"pets/{label}")
+    ...     Image.new("RGB", (8, 6)).save(f"pets/{label}/1.jpg")
+    >>> write_from_directory("pets", {"cat": 0, "dog": 1}, "dataset", shuffle=False)
+    >>> dataset = ParquetDataset.read_as_torch("dataset")
+    >>> [(record["label_str"], record["label"]) for record in dataset]
+    [('cat', 0), ('dog', 1)]
     """
     if not isinstance(label_map, Mapping) or not label_map:
         raise UsageError(f"label_map must be a dict of label to number, got {label_map!r}")
@@ -456,7 +523,7 @@ def write_voc(
     classes: list[str] | Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> None:
-    """Write images and boxes of PASCAL VOC as a :class:`ParquetDataset`.
+    r"""Write images and boxes of PASCAL VOC as a :class:`ParquetDataset`.
 
     The columns are ``image`` (the bytes of the file), ``label`` (float32, a row ``xmin, ymin,
     xmax, ymax, class, difficult`` per object, with the box in fractions of the image) and
@@ -473,6 +540,25 @@ def write_voc(
         Names of the classes, or their numbers; default: the 20 of VOC.
     **kwargs
         Of :meth:`ParquetDataset.write`.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca.data.file import makedirs, write_text
+    >>> from bigdl.orca.data.image import ParquetDataset, write_voc
+    >>> for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
+    ...     makedirs(f"VOCdevkit/VOC2007/{folder}")
+    >>> Image.new("RGB", (100, 50)).save("VOCdevkit/VOC2007/JPEGImages/1.jpg")
+    >>> _ = write_text("VOCdevkit/VOC2007/ImageSets/Main/train.txt", "1\n")
+    >>> _ = write_text("VOCdevkit/VOC2007/Annotations/1.xml", '''<annotation>
+    ...   <size><width>100</width><height>50</height></size>
+    ...   <object><name>dog</name><difficult>0</difficult><bndbox>
+    ...     <xmin>10</xmin><ymin>10</ymin><xmax>60</xmax><ymax>40</ymax>
+    ...   </bndbox></object>
+    ... </annotation>''')
+    >>> write_voc("VOCdevkit", [(2007, "train")], "dataset", classes=["cat", "dog"])
+    >>> [record["label"].shape for record in ParquetDataset.read_as_torch("dataset")]
+    [(1, 6)]
     """
     schema = {
         "image": SchemaField(FeatureType.IMAGE, DType.BYTES),

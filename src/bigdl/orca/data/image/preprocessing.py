@@ -65,6 +65,22 @@ def read_images(
     ------
     UsageError
         If there is no image, or a mask is missing.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data.file import makedirs
+    >>> from bigdl.orca.data.image import read_images
+    >>> sc = init_orca_context("local", cores=2)
+    >>> makedirs("pets")
+    >>> for name in ("cat.1.jpg", "dog.1.jpg"):
+    ...     Image.new("RGB", (8, 6)).save(f"pets/{name}")
+    >>> def is_dog(path):
+    ...     return int(path.rpartition("/")[2].startswith("dog"))
+    >>> shards = read_images("pets", label_func=is_dog)
+    >>> [(image.size, label) for image, label in shards.collect()]
+    [((8, 6), 0), ((8, 6), 1)]
     """
     check_choice("backend", backend, ("spark", "pillow"))
     if label_func is not None and not callable(label_func):
@@ -92,7 +108,18 @@ def read_images_pil(
     image_type: str | tuple[str, ...] = ".jpg",
     target_type: str | tuple[str, ...] = ".png",
 ) -> SparkXShards:
-    """:func:`read_images` in the Python workers."""
+    """:func:`read_images` in the Python workers.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data.image import read_images_pil
+    >>> sc = init_orca_context("local", cores=2)
+    >>> Image.new("L", (8, 6)).save("scan.png")
+    >>> read_images_pil("scan.png", image_type=".png").first().size
+    (8, 6)
+    """
     return read_images(file_path, label_func, target_path, image_type, target_type, "pillow")
 
 
@@ -103,7 +130,21 @@ def read_images_spark(
     image_type: str | tuple[str, ...] = ".jpg",
     target_type: str | tuple[str, ...] = ".png",
 ) -> SparkXShards:
-    """:func:`read_images` through Spark."""
+    """:func:`read_images` through Spark.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data.image import read_images_spark
+    >>> sc = init_orca_context("local", cores=2)
+    >>> Image.new("RGB", (8, 6)).save("photo.jpg")
+    >>> Image.new("L", (8, 6), 255).save("photo_mask.png")
+    >>> shards = read_images_spark("photo.jpg", target_path="photo_mask.png")
+    >>> image, mask = shards.first()
+    >>> mask.getpixel((0, 0))
+    255
+    """
     return read_images(file_path, label_func, target_path, image_type, target_type, "spark")
 
 
@@ -114,7 +155,7 @@ def read_voc(
     diff: bool = False,
     max_samples: int | None = None,
 ) -> SparkXShards:
-    """Read images and boxes of PASCAL VOC.
+    r"""Read images and boxes of PASCAL VOC.
 
     Parameters
     ----------
@@ -135,6 +176,27 @@ def read_voc(
     SparkXShards
         A shard is a tuple of the image and a float32 array with a row ``xmin, ymin, xmax, ymax,
         class`` (and ``difficult``) per object, the box in fractions of the image.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data.file import write_text, makedirs
+    >>> from bigdl.orca.data.image import read_voc
+    >>> sc = init_orca_context("local", cores=2)
+    >>> for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
+    ...     makedirs(f"VOCdevkit/VOC2007/{folder}")
+    >>> Image.new("RGB", (100, 50)).save("VOCdevkit/VOC2007/JPEGImages/1.jpg")
+    >>> _ = write_text("VOCdevkit/VOC2007/ImageSets/Main/train.txt", "1\n")
+    >>> _ = write_text("VOCdevkit/VOC2007/Annotations/1.xml", '''<annotation>
+    ...   <size><width>100</width><height>50</height></size>
+    ...   <object><name>dog</name><difficult>0</difficult><bndbox>
+    ...     <xmin>10</xmin><ymin>10</ymin><xmax>60</xmax><ymax>40</ymax>
+    ...   </bndbox></object>
+    ... </annotation>''')
+    >>> image, boxes = read_voc("VOCdevkit", [(2007, "train")], classes=["cat", "dog"]).first()
+    >>> boxes.tolist()  # in fractions of the image, and the class
+    [[...]]
     """
     numbers = class_numbers(classes)
     columns = 6 if diff else 5
@@ -163,6 +225,25 @@ def read_coco(file_path: str, split: str = "train", max_samples: int | None = No
         A shard is a tuple of the image and a float32 array with a row ``xmin, ymin, xmax, ymax,
         class`` per object: the box in fractions of the image, the classes numbered from 0 in the
         order of their ``category_id``.
+
+    Examples
+    --------
+    >>> import json
+    >>> from PIL import Image
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data.file import makedirs, write_text
+    >>> from bigdl.orca.data.image import read_coco
+    >>> sc = init_orca_context("local", cores=2)
+    >>> makedirs("coco/annotations"); makedirs("coco/train2017")
+    >>> Image.new("RGB", (100, 50)).save("coco/train2017/1.jpg")
+    >>> _ = write_text("coco/annotations/instances_train2017.json", json.dumps({
+    ...     "images": [{"id": 1, "file_name": "1.jpg", "width": 100, "height": 50}],
+    ...     "categories": [{"id": 18, "name": "dog"}],
+    ...     "annotations": [{"image_id": 1, "category_id": 18, "bbox": [10, 10, 50, 25]}],
+    ... }))
+    >>> image, boxes = read_coco("coco").first()
+    >>> boxes.round(2).tolist()  # in fractions of the image, and the class
+    [[...]]
     """
     rdd = _spread(coco_records(file_path, split)[: _at_most(max_samples)])
     return SparkXShards(rdd.map(lambda pair: (open_image(pair[0]), pair[1])))

@@ -51,7 +51,7 @@ def paths_for_spark(file_path) -> list[str]:
 
 
 def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
-    """Read CSV files.
+    r"""Read CSV files.
 
     Parameters
     ----------
@@ -83,7 +83,16 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | Ra
 
     Examples
     --------
-    >>> shards = read_csv("data/*.csv", usecols=["user", "item"], dtype={"user": "int32"})
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data.file import write_text
+    >>> from bigdl.orca.data.pandas import read_csv
+    >>> sc = init_orca_context("local", cores=2)
+    >>> _ = write_text("ratings.csv", "user,item,rating\n1,7,5.0\n2,7,3.5\n")
+    >>> shards = read_csv("ratings.csv", usecols=["user", "rating"], dtype={"user": "int32"})
+    >>> shards.head()
+       user  rating
+    0     1     5.0
+    1     2     3.5
     """
     if _is_with_pandas():
         return _read_with_pandas("csv", file_path, kwargs)
@@ -91,7 +100,7 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | Ra
 
 
 def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | RayXShards:
-    """Read JSON files.
+    r"""Read JSON files.
 
     Parameters
     ----------
@@ -105,6 +114,18 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | R
     -------
     SparkXShards or RayXShards
         One pandas frame per partition.
+
+    Examples
+    --------
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data.file import write_text
+    >>> from bigdl.orca.data.pandas import read_json
+    >>> sc = init_orca_context("local", cores=2)
+    >>> _ = write_text("cities.json", '{"city": "Oslo", "size": 7}\n{"city": "Rome", "size": 28}\n')
+    >>> read_json("cities.json").head()
+       city  size
+    0  Oslo     7
+    1  Rome    28
     """
     if _is_with_pandas():
         return _read_with_pandas("json", file_path, kwargs)
@@ -143,6 +164,18 @@ def read_parquet(
     -------
     SparkXShards or RayXShards
         One pandas frame per partition.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data.pandas import read_parquet
+    >>> sc = init_orca_context("local", cores=2)
+    >>> pd.DataFrame({"user": [1, 2], "age": [31, 45]}).to_parquet("users.parquet")
+    >>> read_parquet("users.parquet", columns=["age"]).head()
+       age
+    0   31
+    1   45
     """
     if isinstance(columns, str):
         columns = [columns]

@@ -38,9 +38,18 @@ class StringIndexer:
 
     Examples
     --------
-    >>> indexer = StringIndexer(inputCol="city")  # doctest: +SKIP
-    >>> train = indexer.fit_transform(train)  # doctest: +SKIP
-    >>> test = indexer.transform(test)  # doctest: +SKIP
+    >>> import pandas as pd
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import SparkXShards
+    >>> from bigdl.orca.data.transformer import StringIndexer
+    >>> sc = init_orca_context("local", cores=2)
+    >>> train = SparkXShards(sc.parallelize([pd.DataFrame({"city": ["Oslo", "Rome", "Oslo"]})], 1))
+    >>> test = SparkXShards(sc.parallelize([pd.DataFrame({"city": ["Rome", "Bern"]})], 1))
+    >>> indexer = StringIndexer(inputCol="city")
+    >>> indexer.fit_transform(train).first()["city"].tolist()
+    [1, 2, 1]
+    >>> indexer.transform(test).first()["city"].tolist()  # Bern is new
+    [2, 0]
     """
 
     def __init__(self, inputCol: str | list[str] | None = None):
@@ -103,6 +112,17 @@ def gen_string_idx(
     -------
     StringIndex or list of StringIndex
         A list if `columns` is one.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import SparkXShards
+    >>> from bigdl.orca.data.transformer import gen_string_idx
+    >>> sc = init_orca_context("local", cores=2)
+    >>> shards = SparkXShards(sc.parallelize([pd.DataFrame({"city": ["Oslo", "Rome", "Rome"]})], 1))
+    >>> gen_string_idx(shards, "city", order_by_freq=True).to_dict()
+    {'Rome': 1, 'Oslo': 2}
     """
     sources = sources_of(columns, freq_limit)
     require_columns(df, [column for source in sources for column in source.columns])
@@ -155,6 +175,18 @@ def encode_string(
     -------
     SparkXShards or pyspark.sql.DataFrame
         As `df`, with int32 numbers (or lists of them) in place of the values.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import SparkXShards
+    >>> from bigdl.orca.data.transformer import encode_string
+    >>> sc = init_orca_context("local", cores=2)
+    >>> shards = SparkXShards(sc.parallelize([pd.DataFrame({"tags": ["new,red", "blue"]})], 1))
+    >>> index = {"red": 1, "new": 2}
+    >>> encode_string(shards, "tags", index, do_split=True).first()["tags"].map(list).tolist()
+    [[2, 1], []]
     """
     names = as_columns(columns, "columns")
     chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
@@ -203,6 +235,18 @@ def category_encode(
     -------
     (SparkXShards or pyspark.sql.DataFrame, StringIndex or list of StringIndex)
         A list if `columns` is one.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import SparkXShards
+    >>> from bigdl.orca.data.transformer import category_encode
+    >>> sc = init_orca_context("local", cores=2)
+    >>> shards = SparkXShards(sc.parallelize([pd.DataFrame({"city": ["Rome", "Oslo", "Rome"]})], 1))
+    >>> encoded, index = category_encode(shards, "city")
+    >>> encoded.first()["city"].tolist(), index.to_dict()
+    ([2, 1, 2], {'Oslo': 1, 'Rome': 2})
     """
     indices = gen_string_idx(df, columns, freq_limit, order_by_freq, do_split, sep)
     encoded = encode_string(
@@ -377,6 +421,15 @@ class StringIndex:
     df : pyspark.sql.DataFrame
         With the columns `col_name` and ``id``; made when it is asked for.
     col_name : str
+
+    Examples
+    --------
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data.transformer import StringIndex
+    >>> sc = init_orca_context("local", cores=2)
+    >>> index = StringIndex.from_dict({"Oslo": 1, "Rome": 2}, "city")
+    >>> sorted(index.df.collect())
+    [Row(city='Oslo', id=1), Row(city='Rome', id=2)]
     """
 
     def __init__(self, df: DataFrame, col_name: str):

@@ -147,6 +147,18 @@ class MinMaxScaler(_Scaler):
         Columns of numbers, or of arrays of them.
     outputCol : str, optional
         Column of the scaled values, one array per row.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import SparkXShards
+    >>> from bigdl.orca.data.transformer import MinMaxScaler
+    >>> sc = init_orca_context("local", cores=2)
+    >>> shards = SparkXShards(sc.parallelize([pd.DataFrame({"age": [20.0, 30.0, 40.0]})], 1))
+    >>> scaler = MinMaxScaler(inputCol="age", outputCol="scaled")
+    >>> [float(row[0]) for row in scaler.fit_transform(shards).first()["scaled"]]
+    [0.0, 0.5, 1.0]
     """
 
     def __init__(
@@ -185,6 +197,18 @@ class StandardScaler(_Scaler):
         Columns of numbers, or of arrays of them.
     outputCol : str, optional
         Column of the scaled values, one array per row.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import SparkXShards
+    >>> from bigdl.orca.data.transformer import StandardScaler
+    >>> sc = init_orca_context("local", cores=2)
+    >>> shards = SparkXShards(sc.parallelize([pd.DataFrame({"age": [20.0, 30.0, 40.0]})], 1))
+    >>> scaler = StandardScaler(withMean=True, inputCol="age", outputCol="scaled")
+    >>> [float(row[0]) for row in scaler.fit_transform(shards).first()["scaled"]]
+    [-1.0, 0.0, 1.0]
     """
 
     def __init__(

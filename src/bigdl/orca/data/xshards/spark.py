@@ -66,6 +66,17 @@ class XShards(ABC):
     A shard is any object that can be pickled, most often a pandas DataFrame or arrays in a dict.
     XShards are made by :meth:`partition`, by the readers of ``bigdl.orca.data`` and from a Spark
     RDD whose elements are the shards.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import XShards
+    >>> sc = init_orca_context("local", cores=2)
+    >>> shards = XShards.partition({"x": np.arange(4), "y": np.zeros(4)}, num_shards=2)
+    >>> doubled = shards.transform_shard(lambda shard: {**shard, "x": shard["x"] * 2})
+    >>> [shard["x"].tolist() for shard in doubled.collect()]
+    [[0, 2], [4, 6]]
     """
 
     _on_ray: ClassVar[Any] = None  # RayXShards, which imports this module
@@ -104,6 +115,16 @@ class XShards(ABC):
         ------
         UsageError
             If the files are of others and `trust` is False.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import XShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> shards = XShards.partition(np.arange(4), num_shards=2).save_pickle("saved")
+        >>> [shard.tolist() for shard in XShards.load_pickle("saved").collect()]
+        [[0, 1], [2, 3]]
         """
         if not trust and not _are_signed(path):
             raise UsageError(
@@ -129,6 +150,15 @@ class XShards(ABC):
         UsageError
             If there are fewer rows than shards, the arrays differ in their first dimension, or
             `data` holds something else.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import XShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> [len(shard) for shard in XShards.partition(np.arange(5), num_shards=2).collect()]
+        [3, 2]
         """
         rows = _count_rows(data)
         cluster = active_cluster()
@@ -183,8 +213,19 @@ class SharedValue:
 
     Examples
     --------
+    >>> import pandas as pd
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import SharedValue, SparkXShards
+    >>> sc = init_orca_context("local", cores=2)
+    >>> shards = SparkXShards(sc.parallelize([pd.DataFrame({"name": ["a", "b", "a"]})], 1))
     >>> index = SharedValue({"a": 1, "b": 2})
-    >>> shards.transform_shard(lambda df, index: df.assign(code=df["name"].map(index)), index)
+    >>> def encode(frame, index):  # gets the dict itself
+    ...     return frame.assign(code=frame["name"].map(index))
+    >>> shards.transform_shard(encode, index).first()
+      name  code
+    0    a     1
+    1    b     2
+    2    a     1
     """
 
     def __init__(self, data: Any):
@@ -245,6 +286,19 @@ class SparkXShards(XShards):
     transient : bool
     type : dict
         What is known of the shards: ``"class_name"`` and, of pandas frames, ``"schema"``.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import SparkXShards
+    >>> sc = init_orca_context("local", cores=2)
+    >>> frames = [pd.DataFrame({"city": ["Oslo", "Rome"]}), pd.DataFrame({"city": ["Bern"]})]
+    >>> shards = SparkXShards(sc.parallelize(frames, 2))
+    >>> len(shards), shards.num_partitions()
+    (3, 2)
+    >>> shards["city"].unique()
+    array(['Oslo', 'Rome', 'Bern'], dtype=object)
     """
 
     def __init__(
@@ -380,6 +434,16 @@ class SparkXShards(XShards):
         func : callable
         *args : object
             Further arguments; of a :class:`SharedValue` the function gets the value.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import XShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> shards = XShards.partition(np.arange(4), num_shards=2)
+        >>> [shard.tolist() for shard in shards.transform_shard(np.add, 10).collect()]
+        [[10, 11], [12, 13]]
         """
 
         def transform(shard: Any) -> Any:
@@ -414,6 +478,17 @@ class SparkXShards(XShards):
         """One XShards per item, if every shard is a list or tuple of equally many items.
 
         Otherwise a list of only these XShards.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import XShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> pairs = XShards.partition((np.arange(4), np.zeros(4)), num_shards=2)
+        >>> numbers, zeros = pairs.split()
+        >>> [shard.tolist() for shard in numbers.collect()]
+        [[0, 1], [2, 3]]
         """
         sized = self.rdd.map(lambda shard: isinstance(shard, list | tuple) and len(shard))
         counts = set(collected(sized))
@@ -428,6 +503,17 @@ class SparkXShards(XShards):
         ------
         UsageError
             If `other` is no SparkXShards, or has not as many partitions with as many shards.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import XShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> letters = XShards.partition(np.array(["a", "b"]), num_shards=2)
+        >>> numbers = XShards.partition(np.array([1, 2]), num_shards=2)
+        >>> [(str(letter[0]), int(number[0])) for letter, number in letters.zip(numbers).collect()]
+        [('a', 1), ('b', 2)]
         """
         if not isinstance(other, SparkXShards):
             raise UsageError(f"other should be a SparkXShards, got {type(other).__name__}")
@@ -451,6 +537,16 @@ class SparkXShards(XShards):
         Shards that can be cut by rows (pandas frames and Series, arrays, lists, and dicts of
         arrays of one length) are cut and joined: every partition has one shard, and the numbers of
         rows differ by at most 1.  Other shards stay whole.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import XShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> shards = XShards.partition(np.arange(6), num_shards=2)
+        >>> [shard.tolist() for shard in shards.repartition(3).collect()]
+        [[0, 1], [2, 3], [4, 5]]
         """
         number = check_positive("num_partitions", num_partitions)
         rdd, class_name = repartition(self.rdd, self._summary(), number)
@@ -461,6 +557,17 @@ class SparkXShards(XShards):
 
         A shard of these is one sample, ``(features, labels)`` or features alone.  Features and
         labels are arrays, or tuples, lists or dicts of them, as the arrays of the result are.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import SparkXShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> samples = [(np.array([1.0, 2.0]), 0), (np.array([3.0, 4.0]), 1)]
+        >>> batch = SparkXShards(sc.parallelize(samples, 1)).stack_feature_labels().first()
+        >>> batch["x"].shape, batch["y"].tolist()
+        ((2, 2), [0.0, 1.0])
         """
         return self._derive(self.rdd.mapPartitions(stack_samples), class_name="dict")
 
@@ -550,6 +657,18 @@ class SparkXShards(XShards):
         ------
         UsageError
             If the shards are no frames, or have no such column.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import SparkXShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> day_1 = pd.DataFrame({"user": [1, 2], "item": [7, 8]})
+        >>> day_2 = pd.DataFrame({"user": [1, 2], "item": [9, 9]})
+        >>> by_user = SparkXShards(sc.parallelize([day_1, day_2], 2)).partition_by("user")
+        >>> all(len(frame) == 2 * frame["user"].nunique() for frame in by_user.collect())
+        True
         """
         self._require_frames("Currently only support partition by for XShards of Pandas DataFrame")
         if not isinstance(cols, str):
@@ -570,6 +689,20 @@ class SparkXShards(XShards):
         col_names : str or sequence of str, optional
             Default: all columns.
         ascending : bool or sequence of bool, default True
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import SparkXShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> frames = [pd.DataFrame({"age": [31, 45]}), pd.DataFrame({"age": [28]})]
+        >>> shards = SparkXShards(sc.parallelize(frames, 2))
+        >>> shards.sort_values("age", ascending=False).head()
+           age
+        0   45
+        1   31
+        2   28
         """
         frame, columns = self._as_spark()
         names = list(columns) if col_names is None else self._columns(col_names)
@@ -606,6 +739,20 @@ class SparkXShards(XShards):
         how : {"inner", "left", "right", "outer"}, default "inner"
         on : str or sequence of str, optional
             Columns of both frames.  Default: all that they have in common.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import SparkXShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> left = pd.DataFrame({"user": [2, 1], "rating": [3, 5]})
+        >>> right = pd.DataFrame({"user": [1, 2], "age": [31, 45]})
+        >>> ratings, users = (SparkXShards(sc.parallelize([frame], 1)) for frame in (left, right))
+        >>> ratings.merge(users, on="user").head()
+           user  rating  age
+        0     2       3   45
+        1     1       5   31
         """
         if not isinstance(right, SparkXShards):
             raise UsageError(f"right should be a SparkXShards, got {type(right).__name__}")
@@ -667,6 +814,18 @@ class SparkXShards(XShards):
         join : bool, default False
             Give every row the results of its group, in the order of the rows.  Otherwise there is
             one row per group, in the order of their keys, null last.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import SparkXShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> frame = pd.DataFrame({"user": [1, 2, 1], "rating": [5, 3, 4]})
+        >>> SparkXShards(sc.parallelize([frame], 1)).group_by("user", agg={"rating": "max"}).head()
+           user  max(rating)
+        0     1            5
+        1     2            3
         """
         by = self._columns(columns)
         frame, named = self._as_spark()
@@ -724,7 +883,20 @@ class SparkXShards(XShards):
         return self._derive_frames(self.rdd.map(methodcaller("drop", columns=missing)))
 
     def get_null_sum(self) -> pd.DataFrame:
-        """Number of nulls (``total``) of each column (``col``), as a pandas frame."""
+        """Number of nulls (``total``) of each column (``col``), as a pandas frame.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import SparkXShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> frame = pd.DataFrame({"age": [31, None], "city": ["Oslo", "Rome"]})
+        >>> SparkXShards(sc.parallelize([frame], 1)).get_null_sum()
+            col  total
+        0   age      1
+        1  city      0
+        """
         self._require_frames()
         counts = collected(self.rdd.map(lambda frame: frame.isna().sum()))
         columns = list(counts[0].index) if counts else []
@@ -764,7 +936,20 @@ class SparkXShards(XShards):
     def assembleFeatureLabelCols(
         self, featureCols: str | Sequence[str], labelCols: str | Sequence[str]
     ) -> SparkXShards:
-        """Shards ``{"x": array, "y": array}`` of shape (rows, columns)."""
+        """Shards ``{"x": array, "y": array}`` of shape (rows, columns).
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import SparkXShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> frame = pd.DataFrame({"age": [31, 45], "size": [1.7, 1.8], "bought": [0, 1]})
+        >>> shards = SparkXShards(sc.parallelize([frame], 1))
+        >>> shards.assembleFeatureLabelCols(["age", "size"], ["bought"]).first()["x"]
+        array([[31. ,  1.7],
+               [45. ,  1.8]])
+        """
         features, labels = self._columns(featureCols), self._columns(labelCols)
 
         def assemble(frame: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -788,6 +973,16 @@ class SparkXShards(XShards):
         UsageError
             If the shards are no frames, have different columns, or values that Spark has no type
             for.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.orca import init_orca_context
+        >>> from bigdl.orca.data import SparkXShards
+        >>> sc = init_orca_context("local", cores=2)
+        >>> shards = SparkXShards(sc.parallelize([pd.DataFrame({"age": [31, 45]})], 1))
+        >>> shards.to_spark_df().filter("age > 40").collect()
+        [Row(age=45)]
         """
         self._require_frames()
         frame, _ = frames.spark_frame(self.rdd)

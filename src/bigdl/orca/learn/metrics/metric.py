@@ -42,6 +42,30 @@ class TorchMetric(ABC):
     takes_weights : bool
         Whether rows may have weights. A row of weight 2 then counts as two rows, one of weight 0 as
         none, and :meth:`update` takes the weights as its third argument.
+
+    Examples
+    --------
+    A metric of one's own that is more than a mean, here the largest error:
+
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import TorchMetric, merge_states
+    >>> class LargestError(TorchMetric):
+    ...     reductions = {"largest": "max"}
+    ...     def reset(self):
+    ...         self.largest = torch.tensor(0.0)
+    ...     def update(self, preds, targets):
+    ...         self.largest = torch.maximum(self.largest, (preds - targets).abs().max())
+    ...     def compute(self):
+    ...         return self.largest
+    ...     def state(self):
+    ...         return {"largest": self.largest.clone()}
+    ...     def load_state(self, state):
+    ...         self.largest = state["largest"].clone()
+    >>> metric = LargestError("largest_error")
+    >>> metric.reset()
+    >>> metric(torch.tensor([1.0, 2.0]), torch.tensor([1.5, 5.0]))
+    >>> metric.compute()
+    tensor(3.)
     """
 
     reductions: Mapping[str, Reduction] = {}
@@ -169,6 +193,17 @@ def merge_states(
     ------
     UsageError
         If there is no state, or the states are not of one and the same metric.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import MSE, merge_states
+    >>> one, two = MSE().get_metric(), MSE().get_metric()
+    >>> one(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1.0, 1.0, 1.0]))
+    >>> two(torch.tensor([1.0]), torch.tensor([5.0]))
+    >>> one.load_state(merge_states([one.state(), two.state()], one.reductions))
+    >>> one.compute()  # of four rows; the mean of the two figures would be 8
+    tensor(4.)
     """
     if not states:
         raise UsageError("merge_states expects the state of at least one worker, got none")
@@ -216,6 +251,12 @@ class Metric(ABC):
     The Estimator keeps it on the driver, sends it to the workers, and calls :meth:`get_metric`
     once per evaluation and worker.  A subclass stores its parameters in the constructor and
     implements :meth:`_torch_metric`.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.metrics import AUC, Metric
+    >>> [metric.name for metric in Metric.convert_metrics_list([AUC(), "accuracy"])]
+    ['AUC', 'Accuracy']
     """
 
     def get_name(self) -> str:
@@ -369,6 +410,17 @@ class CustomizedMetric(MergedMetric):
     ------
     UsageError
         If `compute_function` is not callable.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import CustomizedMetric
+    >>> def huber(preds, targets):
+    ...     return torch.nn.functional.huber_loss(preds, targets)
+    >>> metric = CustomizedMetric(huber).get_metric()
+    >>> metric(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 3.0]))
+    >>> metric.name, metric.compute()
+    ('huber', tensor(1.5000))
     """
 
     takes_weights = False

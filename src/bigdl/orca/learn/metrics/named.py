@@ -106,6 +106,15 @@ class Accuracy(MeanMetric):
     zero_based_label : bool, default True
         Whether the first class is labelled 0.  False: it is 1, and 1 is subtracted from targets
         before they meet the class found by score or probability.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import Accuracy
+    >>> accuracy = Accuracy().get_metric()
+    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([1, 0, 0]))
+    >>> accuracy.compute()  # the classes of highest score are 1, 0 and 1
+    tensor(0.6667)
     """
 
     def __init__(self, zero_based_label: bool = True):
@@ -129,6 +138,15 @@ class SparseCategoricalAccuracy(LabelMetric):
     """Share of rows whose class of highest score is the label.
 
     Scores are ``(..., C)``, labels ``(...)`` or ``(..., 1)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import SparseCategoricalAccuracy
+    >>> accuracy = SparseCategoricalAccuracy().get_metric()
+    >>> accuracy(torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]]), torch.tensor([1, 2]))
+    >>> accuracy.compute()
+    tensor(0.5000)
     """
 
     def _terms(self, preds, targets):
@@ -139,6 +157,16 @@ class CategoricalAccuracy(DistributionMetric):
     """Share of rows whose class of highest score is that of the one-hot target.
 
     Both are of shape ``(..., C)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import CategoricalAccuracy
+    >>> accuracy = CategoricalAccuracy().get_metric()
+    >>> scores = torch.tensor([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
+    >>> accuracy(scores, torch.tensor([[0, 1, 0], [0, 0, 1]]))
+    >>> accuracy.compute()
+    tensor(0.5000)
     """
 
     def _terms(self, preds, targets):
@@ -151,6 +179,15 @@ class BinaryAccuracy(MeanMetric):
     For predictions of shape ``(n,)`` or ``(n, 1)`` elements are rows.  For several outputs per
     row every output counts, so the figure stays between 0 and 1 (BigDL 2.x divided by the number
     of rows).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import BinaryAccuracy
+    >>> accuracy = BinaryAccuracy().get_metric()
+    >>> accuracy(torch.tensor([0.9, 0.4, 0.6, 0.2]), torch.tensor([1, 0, 0, 0]))
+    >>> accuracy.compute()
+    tensor(0.7500)
     """
 
     def _terms(self, preds, targets):
@@ -162,6 +199,15 @@ class Top5Accuracy(LabelMetric):
 
     Scores are ``(..., C)``, labels ``(...)`` or ``(..., 1)``.  Of equal scores the class with the
     lower number goes first.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import Top5Accuracy
+    >>> accuracy = Top5Accuracy().get_metric()
+    >>> accuracy(torch.tensor([[7, 6, 5, 4, 3, 2], [7, 6, 5, 4, 3, 2]]), torch.tensor([4, 5]))
+    >>> accuracy.compute()  # class 5 comes sixth
+    tensor(0.5000)
     """
 
     def _terms(self, preds, targets):
@@ -176,6 +222,15 @@ class MSE(MeanMetric):
     """Mean of ``(pred - target)**2`` over all elements.
 
     Shapes must be equal; ``(n, 1)`` counts as ``(n,)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import MSE
+    >>> mse = MSE().get_metric()
+    >>> mse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    >>> mse.compute()
+    tensor(2.)
     """
 
     def _terms(self, preds, targets):
@@ -186,6 +241,15 @@ class MAE(MeanMetric):
     """Mean of ``|pred - target|`` over all elements.
 
     Shapes must be equal; ``(n, 1)`` counts as ``(n,)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import MAE
+    >>> mae = MAE().get_metric()
+    >>> mae(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    >>> mae.compute()
+    tensor(1.)
     """
 
     def _terms(self, preds, targets):
@@ -197,6 +261,15 @@ class BinaryCrossEntropy(MeanMetric):
 
     Predictions are probabilities, clipped to ``[1e-7, 1 - 1e-7]``.  Shapes must be equal;
     ``(n, 1)`` counts as ``(n,)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import BinaryCrossEntropy
+    >>> entropy = BinaryCrossEntropy().get_metric()
+    >>> entropy(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
+    >>> entropy.compute()  # log 2
+    tensor(0.6931)
     """
 
     def _terms(self, preds, targets):
@@ -208,6 +281,15 @@ class CategoricalCrossEntropy(DistributionMetric):
     """Mean over rows of ``-sum(t log p)``, in nats.
 
     Both are of shape ``(..., C)``; predictions are probabilities, at least 1e-7 after clipping.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import CategoricalCrossEntropy
+    >>> entropy = CategoricalCrossEntropy().get_metric()
+    >>> entropy(torch.tensor([[0.25, 0.5, 0.25]]), torch.tensor([[0.0, 1.0, 0.0]]))
+    >>> entropy.compute()  # -log 0.5
+    tensor(0.6931)
     """
 
     def _terms(self, preds, targets):
@@ -219,6 +301,15 @@ class SparseCategoricalCrossEntropy(LabelMetric):
 
     Predictions are probabilities ``(..., C)``, at least 1e-7 after clipping; labels are ``(...)``
     or ``(..., 1)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import SparseCategoricalCrossEntropy
+    >>> entropy = SparseCategoricalCrossEntropy().get_metric()
+    >>> entropy(torch.tensor([[0.25, 0.5, 0.25]]), torch.tensor([1]))
+    >>> entropy.compute()  # -log 0.5
+    tensor(0.6931)
     """
 
     def _terms(self, preds, targets):
@@ -232,6 +323,15 @@ class KLDivergence(DistributionMetric):
 
     Both are distributions of shape ``(..., C)``; predictions are at least 1e-7 after clipping.  A
     class with ``t = 0`` adds nothing.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import KLDivergence
+    >>> divergence = KLDivergence().get_metric()
+    >>> divergence(torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]]))
+    >>> divergence.compute()
+    tensor(0.1438)
     """
 
     def _terms(self, preds, targets):
@@ -243,6 +343,15 @@ class Poisson(MeanMetric):
     """Mean of ``p - t log(p + 1e-7)`` over all elements.
 
     Shapes must be equal; ``(n, 1)`` counts as ``(n,)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import Poisson
+    >>> poisson = Poisson().get_metric()
+    >>> poisson(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.0]))
+    >>> poisson.compute()
+    tensor(1.5000)
     """
 
     def _terms(self, preds, targets):
@@ -349,19 +458,48 @@ class Precision(ConfusionMetric):
     ------
     UsageError
         If a parameter is not one of these.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import Precision
+    >>> precision = Precision(threshold=0.4).get_metric()
+    >>> precision(torch.tensor([0.9, 0.5, 0.1, 0.2]), torch.tensor([1, 0, 1, 0]))
+    >>> precision.compute()  # of two rows that are taken for class 1, one is
+    tensor(0.5000)
     """
 
     _among = ("predicted",)
 
 
 class Recall(ConfusionMetric):
-    """Share of the rows of a class that were found; everything else as in :class:`Precision`."""
+    """Share of the rows of a class that were found; everything else as in :class:`Precision`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import Recall
+    >>> recall = Recall().get_metric()
+    >>> recall(torch.tensor([0.9, 0.8, 0.1, 0.2]), torch.tensor([1, 1, 1, 1]))
+    >>> recall.compute()  # two of four rows of class 1 are found
+    tensor(0.5000)
+    """
 
     _among = ("actual",)
 
 
 class F1Score(ConfusionMetric):
-    """Harmonic mean of precision and recall; everything else as in :class:`Precision`."""
+    """Harmonic mean of precision and recall; everything else as in :class:`Precision`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import F1Score
+    >>> f1 = F1Score().get_metric()
+    >>> f1(torch.tensor([0.9, 0.8, 0.1, 0.2]), torch.tensor([1, 1, 1, 1]))
+    >>> f1.compute()  # precision is 1, recall one half
+    tensor(0.6667)
+    """
 
     _among = ("predicted", "actual")
 
@@ -410,6 +548,15 @@ class AUC(CurveMetric):
     ----------
     threshold_num : int, default 200
         Accepted for programs written for BigDL 2.x; the figure is exact, no thresholds are needed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import AUC
+    >>> auc = AUC().get_metric()
+    >>> auc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
+    >>> auc.compute()  # three of the four pairs of both classes are in order
+    tensor(0.7500)
     """
 
     def __init__(self, threshold_num: int = 200):
@@ -431,6 +578,16 @@ class ROC(CurveMetric):
     One point per distinct score, in descending order, after the point ``(0, 0)`` with the
     threshold inf: ``sklearn.metrics.roc_curve(..., drop_intermediate=False)``.  A rate whose class
     has no row is nan.  See :class:`AUC` for the inputs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import ROC
+    >>> roc = ROC().get_metric()
+    >>> roc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
+    >>> false_positives, true_positives, thresholds = roc.compute()
+    >>> true_positives.tolist()
+    [0.0, 0.5, 0.5, 1.0, 1.0]
     """
 
     def _figure(self, state):
@@ -451,6 +608,16 @@ class PrecisionRecallCurve(CurveMetric):
     One point per distinct score, in ascending order, then the point ``(1, 0)`` without threshold:
     ``sklearn.metrics.precision_recall_curve``.  Recall is nan if no row is of class 1.  See
     :class:`AUC` for the inputs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.metrics import PrecisionRecallCurve
+    >>> curve = PrecisionRecallCurve().get_metric()
+    >>> curve(torch.tensor([0.1, 0.4, 0.8]), torch.tensor([0, 1, 1]))
+    >>> precision, recall, thresholds = curve.compute()
+    >>> recall.tolist()
+    [1.0, 1.0, 0.5, 0.0]
     """
 
     def _figure(self, state):

@@ -39,6 +39,21 @@ class Optimizer:
     ----------
     schedule : Scheduler or None
         Creator of the scheduler that belongs to it.
+
+    Examples
+    --------
+    Every optimizer of this module is given to an Estimator, which calls it on the workers:
+
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import RMSprop
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(2, 1),
+    ...     optimizer=RMSprop(learningrate=0.01),
+    ...     loss=torch.nn.MSELoss(),
+    ... )
+    >>> type(RMSprop(learningrate=0.01)(torch.nn.Linear(2, 1), {}))
+    <class 'torch.optim.rmsprop.RMSprop'>
     """
 
     schedule: Scheduler | None = None
@@ -88,6 +103,14 @@ class SGD(Optimizer):
         Replaces `learningrate_decay`.
     learningrates, weightdecays : None
         Rates of single weights; give a torch optimizer with parameter groups instead.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> optimizer = SGD(learningrate=0.1, momentum=0.9)(torch.nn.Linear(2, 1), {})
+    >>> optimizer.defaults["lr"], optimizer.defaults["momentum"]
+    (0.1, 0.9)
     """
 
     def __init__(
@@ -122,7 +145,15 @@ class SGD(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """Adaptive gradient descent."""
+    """Adaptive gradient descent.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import Adagrad
+    >>> Adagrad(learningrate=0.1)(torch.nn.Linear(2, 1), {}).defaults["lr"]
+    0.1
+    """
 
     def __init__(self, learningrate=1e-3, learningrate_decay=0.0, weightdecay=0.0):
         super().__init__(
@@ -131,7 +162,23 @@ class Adagrad(Optimizer):
 
 
 class LBFGS(Optimizer):
-    """Accepted by name; distributed training has no use for it and says so."""
+    """Accepted by name; distributed training has no use for it and says so.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import LBFGS
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=LBFGS(), loss=torch.nn.MSELoss(), backend="local"
+    ... )
+    >>> try:
+    ...     estimator.fit({"x": np.ones((8, 1), "float32"), "y": np.ones((8, 1), "float32")})
+    ... except ValueError as error:
+    ...     print(error)
+    LBFGS ...
+    """
 
     def __init__(
         self,
@@ -157,14 +204,30 @@ class LBFGS(Optimizer):
 
 
 class Adadelta(Optimizer):
-    """Adaptive gradient descent without a learning rate."""
+    """Adaptive gradient descent without a learning rate.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import Adadelta
+    >>> Adadelta(decayrate=0.95)(torch.nn.Linear(2, 1), {}).defaults["rho"]
+    0.95
+    """
 
     def __init__(self, decayrate=0.9, epsilon=1e-10):
         super().__init__("Adadelta", 1.0, rho=decayrate, eps=epsilon)
 
 
 class Adam(Optimizer):
-    """Adam."""
+    """Adam.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import Adam
+    >>> Adam(learningrate=0.01, beta1=0.8)(torch.nn.Linear(2, 1), {}).defaults["betas"]
+    (0.8, 0.999)
+    """
 
     def __init__(
         self, learningrate=1e-3, learningrate_decay=0.0, beta1=0.9, beta2=0.999, epsilon=1e-8
@@ -175,7 +238,15 @@ class Adam(Optimizer):
 
 
 class ParallelAdam(Adam):
-    """Adam; `parallel_num` threads of the JVM have no meaning here."""
+    """Adam; `parallel_num` threads of the JVM have no meaning here.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import ParallelAdam
+    >>> type(ParallelAdam(learningrate=0.01)(torch.nn.Linear(2, 1), {}))
+    <class 'torch.optim.adam.Adam'>
+    """
 
     def __init__(
         self,
@@ -190,7 +261,16 @@ class ParallelAdam(Adam):
 
 
 class Ftrl(Optimizer):
-    """Follow the regularized leader."""
+    """Follow the regularized leader.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import Ftrl
+    >>> creator = Ftrl(learningrate=0.1, l1_regularization_strength=0.01)
+    >>> creator(torch.nn.Linear(2, 1), {}).param_groups[0]["lr"]
+    0.1
+    """
 
     def __init__(
         self,
@@ -213,14 +293,30 @@ class Ftrl(Optimizer):
 
 
 class Adamax(Optimizer):
-    """Adam by the infinity norm."""
+    """Adam by the infinity norm.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import Adamax
+    >>> Adamax()(torch.nn.Linear(2, 1), {}).defaults["lr"]
+    0.002
+    """
 
     def __init__(self, learningrate=0.002, beta1=0.9, beta2=0.999, epsilon=1e-38):
         super().__init__("Adamax", learningrate, betas=(beta1, beta2), eps=epsilon)
 
 
 class RMSprop(Optimizer):
-    """RMSprop."""
+    """RMSprop.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import RMSprop
+    >>> RMSprop(decayrate=0.9)(torch.nn.Linear(2, 1), {}).defaults["alpha"]
+    0.9
+    """
 
     def __init__(self, learningrate=0.01, learningrate_decay=0.0, decayrate=0.99, epsilon=1e-8):
         super().__init__("RMSprop", learningrate, learningrate_decay, alpha=decayrate, eps=epsilon)

@@ -25,7 +25,19 @@ __all__ = [
 
 
 class Scheduler(ABC):
-    """A creator ``scheduler(optimizer, config)``."""
+    """A creator ``scheduler(optimizer, config)``.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.optimizers.schedule import Scheduler
+    >>> class Halving(Scheduler):
+    ...     def rate(self, lr, n):
+    ...         return lr / 2**n
+    >>> [Halving().rate(0.8, n) for n in (0, 1, 2)]
+    [0.8, 0.4, 0.2]
+    >>> optimizer = SGD(learningrate=0.8, learningrate_schedule=Halving())
+    """
 
     def __call__(self, optimizer, config=None):
         from bigdl.orca.learn.optimizers.torch_schedule import ByFormula
@@ -42,7 +54,14 @@ class Scheduler(ABC):
 
 
 class Default(Scheduler):
-    """``lr / (1 + n * decay)``; the optimizer gives its ``learningrate_decay``."""
+    """``lr / (1 + n * decay)``; the optimizer gives its ``learningrate_decay``.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.optimizers.schedule import Default
+    >>> [Default(decay=1.0).rate(0.8, n) for n in (0, 1, 3)]
+    [0.8, 0.4, 0.2]
+    """
 
     def __init__(self, decay: float = 0.0):
         self.decay = check_number("Default: decay", decay, 0)
@@ -52,7 +71,14 @@ class Default(Scheduler):
 
 
 class Poly(Scheduler):
-    """``lr * (1 - n / max_iteration) ** power``, and 0 from there on."""
+    """``lr * (1 - n / max_iteration) ** power``, and 0 from there on.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.optimizers.schedule import Poly
+    >>> [Poly(power=2, max_iteration=10).rate(1.0, n) for n in (0, 5, 10)]
+    [1.0, 0.25, 0.0]
+    """
 
     def __init__(self, power: float, max_iteration: int):
         self.power = check_number("Poly: power", power)
@@ -63,7 +89,15 @@ class Poly(Scheduler):
 
 
 class Exponential(Scheduler):
-    """``lr * decay_rate ** (n / decay_step)``; in stairs with the quotient's floor."""
+    """``lr * decay_rate ** (n / decay_step)``; in stairs with the quotient's floor.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.optimizers.schedule import Exponential
+    >>> stairs = Exponential(decay_step=10, decay_rate=0.5, stair_case=True)
+    >>> [stairs.rate(1.0, n) for n in (0, 9, 10, 20)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
 
     def __init__(self, decay_step: int, decay_rate: float, stair_case: bool = False):
         self.decay_step = check_positive("Exponential: decay_step", decay_step)
@@ -76,7 +110,14 @@ class Exponential(Scheduler):
 
 
 class Step(Scheduler):
-    """``lr * gamma ** (n // step_size)``."""
+    """``lr * gamma ** (n // step_size)``.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.optimizers.schedule import Step
+    >>> [Step(step_size=100, gamma=0.5).rate(1.0, n) for n in (0, 99, 100, 200)]
+    [1.0, 1.0, 0.5, 0.25]
+    """
 
     def __init__(self, step_size: int, gamma: float):
         self.step_size = check_positive("Step: step_size", step_size)
@@ -87,7 +128,14 @@ class Step(Scheduler):
 
 
 class MultiStep(Scheduler):
-    """``lr * gamma ** k`` after k of the numbers of `step_sizes` are reached."""
+    """``lr * gamma ** k`` after k of the numbers of `step_sizes` are reached.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.optimizers.schedule import MultiStep
+    >>> [MultiStep([100, 500], gamma=0.5).rate(1.0, n) for n in (99, 100, 499, 500)]
+    [1.0, 0.5, 0.5, 0.25]
+    """
 
     def __init__(self, step_sizes, gamma: float):
         if not isinstance(step_sizes, list | tuple) or not step_sizes:
@@ -100,7 +148,14 @@ class MultiStep(Scheduler):
 
 
 class Warmup(Scheduler):
-    """``lr + delta * n``; meant for the start of a :class:`SequentialSchedule`."""
+    """``lr + delta * n``; meant for the start of a :class:`SequentialSchedule`.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.optimizers.schedule import Warmup
+    >>> [Warmup(delta=0.5).rate(1.0, n) for n in (0, 1, 2)]
+    [1.0, 1.5, 2.0]
+    """
 
     def __init__(self, delta: float):
         self.delta = check_number("Warmup: delta", delta)
@@ -117,6 +172,14 @@ class Plateau(Scheduler):
     monitor : str
         A figure of an epoch such as ``"val_loss"`` or the name of a metric; ``"Loss"`` is the
         training loss and ``"score"`` the first metric.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.optimizers.schedule import Plateau
+    >>> schedule = Plateau("val_loss", factor=0.5, patience=2)
+    >>> SGD(learningrate=0.1, learningrate_schedule=schedule).schedule is schedule
+    True
     """
 
     def __init__(
@@ -164,6 +227,14 @@ class SequentialSchedule(Scheduler):
     ----------
     iteration_per_epoch : int
         Accepted for compatibility: updates are counted.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.optimizers.schedule import Poly, SequentialSchedule, Warmup
+    >>> schedule = SequentialSchedule()
+    >>> schedule = schedule.add(Warmup(delta=0.25), 4).add(Poly(1, max_iteration=10), 10)
+    >>> [schedule.rate(0.0, n) for n in (0, 2, 4, 9, 14)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
     """
 
     def __init__(self, iteration_per_epoch: int = 1):
