@@ -118,6 +118,16 @@ def invalidInputError(condition: object, errMsg: str, fixMsg: str | None = None)
     ------
     UsageError
         A RuntimeError and a ValueError.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.log4Error import invalidInputError
+    >>> batch_size = 0
+    >>> try:
+    ...     invalidInputError(batch_size > 0, "batch_size should be positive, got 0", "pass 32")
+    ... except ValueError as error:
+    ...     print(str(error).splitlines()[0])
+    batch_size should be positive, got 0
     """
     invalidOperationError(condition, errMsg, fixMsg)
 
@@ -144,6 +154,15 @@ def invalidOperationError(
     ------
     UsageError
         A RuntimeError and a ValueError.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.log4Error import invalidOperationError
+    >>> try:
+    ...     invalidOperationError(False, "The model is not trained", cause=KeyError("weights"))
+    ... except KeyError as error:
+    ...     print(error, error.__notes__)
+    'weights' ['The model is not trained']
     """
     if condition:
         return

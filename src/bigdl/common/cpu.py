@@ -43,6 +43,13 @@ def usable_cores() -> list[int]:
     list of int
         The affinity mask in increasing order. A CPU quota does not shorten it: a quota limits
         time, not places (see :func:`core_count`).
+
+    Examples
+    --------
+    >>> import os
+    >>> from bigdl.orca.cpu_info import get_cgroup_cpuset  # the name of BigDL 2.x
+    >>> set(get_cgroup_cpuset()) == os.sched_getaffinity(0)
+    True
     """
     return sorted(os.sched_getaffinity(0))
 

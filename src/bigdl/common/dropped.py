@@ -41,7 +41,19 @@ DROPPED = {
 
 
 class DroppedModuleError(UsageError, ModuleNotFoundError):
-    """A module of BigDL 2.x was imported that is no more; the message says what to use instead."""
+    """A module of BigDL 2.x was imported that is no more; the message says what to use instead.
+
+    Examples
+    --------
+    >>> import bigdl.orca
+    >>> from bigdl.common.dropped import DroppedModuleError
+    >>> try:
+    ...     import bigdl.orca.learn.mpi
+    ... except DroppedModuleError as error:  # programs may catch ModuleNotFoundError
+    ...     print(error)
+    bigdl.orca.learn.mpi is no longer available: it needed Plasma, which Arrow has removed;
+    use bigdl.orca.learn.pytorch with backend="spark" instead
+    """
 
 
 class _DroppedModules(MetaPathFinder):

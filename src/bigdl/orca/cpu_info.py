@@ -26,6 +26,13 @@ def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> l
     ------
     UsageError
         If the machine has fewer usable cores.
+
+    Examples
+    --------
+    >>> from bigdl.orca.cpu_info import schedule_workers
+    >>> cores = schedule_workers(1, cores_per_worker=1)
+    >>> len(cores), len(cores[0])  # of one worker, one core
+    (1, 1)
     """
     machine = topology()
     usable = sum(len(siblings) for siblings in machine.cores)

@@ -71,6 +71,14 @@ class Engine(ABC):
     cluster : SparkCluster, RayCluster or LocalMachine
     workers_per_node, channel_port, timeout, log_to_driver
         As each engine describes them.
+
+    Examples
+    --------
+    >>> from bigdl.orca.engine import LocalEngine
+    >>> def who(worker):  # runs in each worker
+    ...     return {"rank": worker.rank, "of": worker.world_size}
+    >>> LocalEngine().run(who, num_workers=2)
+    [{'rank': 0, 'of': 2}, {'rank': 1, 'of': 2}]
     """
 
     _job_class: Callable[..., Job]

@@ -216,6 +216,15 @@ class Job(contextlib.AbstractContextManager):
     engine : Engine
     fn, feed, num_workers, threads, keep_spools
         See :meth:`~bigdl.runtime.engine.Engine.open`.
+
+    Examples
+    --------
+    >>> from bigdl.orca.engine import LocalEngine
+    >>> def add(worker):
+    ...     return worker.options["start"] + worker.rank
+    >>> with LocalEngine().open(add, num_workers=2) as job:  # the same program, run twice
+    ...     [job.attempt({"start": start}) for start in (10, 20)]
+    [[10, 11], [20, 21]]
     """
 
     def __init__(

@@ -65,6 +65,12 @@ class LocalEngine(Engine):
     ------
     UsageError
         For an argument that cannot work.
+
+    Examples
+    --------
+    >>> from bigdl.orca.engine import LocalEngine
+    >>> LocalEngine().run(lambda worker: worker.rank * 10, num_workers=2)
+    [0, 10]
     """
 
     def __init__(

@@ -18,27 +18,67 @@ __all__ = [
 
 
 def MSECriterion(size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.MSELoss``."""
+    """``torch.nn.MSELoss``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.criterion import MSECriterion
+    >>> MSECriterion()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    tensor(2.)
+    """
     return _loss("MSELoss", size_average)
 
 
 def AbsCriterion(size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.L1Loss``."""
+    """``torch.nn.L1Loss``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.criterion import AbsCriterion
+    >>> AbsCriterion()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+    tensor(1.)
+    """
     return _loss("L1Loss", size_average)
 
 
 def SmoothL1Criterion(size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.SmoothL1Loss``."""
+    """``torch.nn.SmoothL1Loss``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.criterion import SmoothL1Criterion
+    >>> SmoothL1Criterion()(torch.tensor([0.0]), torch.tensor([3.0]))
+    tensor(2.5000)
+    """
     return _loss("SmoothL1Loss", size_average)
 
 
 def BCECriterion(weights=None, size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.BCELoss`` of probabilities."""
+    """``torch.nn.BCELoss`` of probabilities.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.criterion import BCECriterion
+    >>> BCECriterion()(torch.tensor([0.5]), torch.tensor([1.0]))
+    tensor(0.6931)
+    """
     return _loss("BCELoss", size_average, weights)
 
 
 def CrossEntropyCriterion(weights=None, size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.CrossEntropyLoss`` of scores, with weights of the classes."""
+    """``torch.nn.CrossEntropyLoss`` of scores, with weights of the classes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.criterion import CrossEntropyCriterion
+    >>> CrossEntropyCriterion()(torch.zeros(1, 2), torch.tensor([1]))
+    tensor(0.6931)
+    """
     return _loss("CrossEntropyLoss", size_average, weights)
 
 
@@ -48,13 +88,30 @@ def ClassNLLCriterion(
     logProbAsInput: bool = True,
     bigdl_type: str = "float",
 ):
-    """``torch.nn.NLLLoss`` of log-probabilities, or of probabilities."""
+    """``torch.nn.NLLLoss`` of log-probabilities, or of probabilities.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.criterion import ClassNLLCriterion
+    >>> ClassNLLCriterion(logProbAsInput=False)(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
+    tensor(0.6931)
+    """
     loss = _loss("NLLLoss", size_average, weights)
     return loss if logProbAsInput else _OfProbabilities(loss)
 
 
 def DistKLDivCriterion(size_average: bool = True, bigdl_type: str = "float"):
-    """``torch.nn.KLDivLoss`` of log-probabilities, a mean over all elements."""
+    """``torch.nn.KLDivLoss`` of log-probabilities, a mean over all elements.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.criterion import DistKLDivCriterion
+    >>> halves = torch.tensor([[0.5, 0.5]])
+    >>> DistKLDivCriterion()(halves.log(), halves)
+    tensor(0.)
+    """
     return _loss("KLDivLoss", size_average)
 
 

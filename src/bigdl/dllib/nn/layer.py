@@ -36,7 +36,16 @@ __all__ = [
 
 
 class Sequential(nn.Sequential):
-    """``torch.nn.Sequential`` that is built by :meth:`add`."""
+    """``torch.nn.Sequential`` that is built by :meth:`add`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import Linear, ReLU, Sequential
+    >>> model = Sequential().add(Linear(4, 8)).add(ReLU()).add(Linear(8, 2))
+    >>> model(torch.zeros(5, 4)).shape
+    torch.Size([5, 2])
+    """
 
     def add(self, layer) -> Sequential:
         """Append a layer; returns the model."""
@@ -45,7 +54,18 @@ class Sequential(nn.Sequential):
 
 
 class Model:
-    """Models of BigDL's JVM layers, which cannot be read."""
+    """Models of BigDL's JVM layers, which cannot be read.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nn.layer import Model
+    >>> try:
+    ...     Model.load("lenet.bigdl")
+    ... except ValueError as error:
+    ...     print(error)
+    'lenet.bigdl' cannot be read: models of BigDL's JVM layers need BigDL 2.x; export it to
+    ONNX there, or define the model in PyTorch
+    """
 
     @staticmethod
     def load(path: str, *args, **kwargs):
@@ -59,7 +79,15 @@ class Model:
 
 
 class Reshape(nn.Module):
-    """Every row in another shape."""
+    """Every row in another shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import Reshape
+    >>> Reshape([1, 28, 28])(torch.zeros(5, 784)).shape
+    torch.Size([5, 1, 28, 28])
+    """
 
     def __init__(self, size: Sequence[int], batch_mode: bool | None = None):
         super().__init__()
@@ -70,52 +98,130 @@ class Reshape(nn.Module):
 
 
 def View(sizes: Sequence[int] | int, num_input_dims: int = 0):
-    """Every row in another shape."""
+    """Every row in another shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import View
+    >>> View(784)(torch.zeros(5, 1, 28, 28)).shape
+    torch.Size([5, 784])
+    """
     return Reshape([sizes] if isinstance(sizes, int) else sizes)
 
 
 def Linear(input_size: int, output_size: int, with_bias: bool = True):
-    """``torch.nn.Linear``."""
+    """``torch.nn.Linear``.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nn.layer import Linear
+    >>> Linear(4, 2, with_bias=False)
+    Linear(in_features=4, out_features=2, bias=False)
+    """
     return nn.Linear(input_size, output_size, bias=with_bias)
 
 
 def Dropout(init_p: float = 0.5):
-    """``torch.nn.Dropout``."""
+    """``torch.nn.Dropout``.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nn.layer import Dropout
+    >>> Dropout(0.2)
+    Dropout(p=0.2, inplace=False)
+    """
     return nn.Dropout(init_p)
 
 
 def ReLU(ip: bool = False):
-    """``torch.nn.ReLU``."""
+    """``torch.nn.ReLU``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import ReLU
+    >>> ReLU()(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
     return nn.ReLU(inplace=ip)
 
 
 def Tanh():
-    """``torch.nn.Tanh``."""
+    """``torch.nn.Tanh``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import Tanh
+    >>> Tanh()(torch.tensor([0.0, 1.0]))
+    tensor([0.0000, 0.7616])
+    """
     return nn.Tanh()
 
 
 def Sigmoid():
-    """``torch.nn.Sigmoid``."""
+    """``torch.nn.Sigmoid``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import Sigmoid
+    >>> Sigmoid()(torch.tensor([0.0]))
+    tensor([0.5000])
+    """
     return nn.Sigmoid()
 
 
 def SoftMax():
-    """``torch.nn.Softmax`` over the classes of a row."""
+    """``torch.nn.Softmax`` over the classes of a row.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import SoftMax
+    >>> SoftMax()(torch.zeros(1, 2))
+    tensor([[0.5000, 0.5000]])
+    """
     return nn.Softmax(dim=1)
 
 
 def LogSoftMax():
-    """``torch.nn.LogSoftmax`` over the classes of a row."""
+    """``torch.nn.LogSoftmax`` over the classes of a row.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import LogSoftMax
+    >>> LogSoftMax()(torch.zeros(1, 2))
+    tensor([[-0.6931, -0.6931]])
+    """
     return nn.LogSoftmax(dim=1)
 
 
 def BatchNormalization(n_output: int, eps: float = 1e-5, momentum: float = 0.1):
-    """``torch.nn.BatchNorm1d``."""
+    """``torch.nn.BatchNorm1d``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import BatchNormalization
+    >>> BatchNormalization(1)(torch.tensor([[1.0], [3.0]])).round().tolist()
+    [[-1.0], [1.0]]
+    """
     return nn.BatchNorm1d(n_output, eps, momentum)
 
 
 def SpatialBatchNormalization(n_output: int, eps: float = 1e-5, momentum: float = 0.1):
-    """``torch.nn.BatchNorm2d``."""
+    """``torch.nn.BatchNorm2d``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import SpatialBatchNormalization
+    >>> SpatialBatchNormalization(3)(torch.zeros(5, 3, 8, 8)).shape
+    torch.Size([5, 3, 8, 8])
+    """
     return nn.BatchNorm2d(n_output, eps, momentum)
 
 
@@ -130,7 +236,15 @@ def SpatialConvolution(
     pad_h: int = 0,
     n_group: int = 1,
 ):
-    """``torch.nn.Conv2d``; width comes before height."""
+    """``torch.nn.Conv2d``; width comes before height.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import SpatialConvolution
+    >>> SpatialConvolution(1, 6, kernel_w=5, kernel_h=3)(torch.zeros(1, 1, 28, 28)).shape
+    torch.Size([1, 6, 26, 24])
+    """
     return nn.Conv2d(
         n_input_plane,
         n_output_plane,
@@ -142,5 +256,13 @@ def SpatialConvolution(
 
 
 def SpatialMaxPooling(kw: int, kh: int, dw: int = 1, dh: int = 1, pad_w: int = 0, pad_h: int = 0):
-    """``torch.nn.MaxPool2d``; width comes before height."""
+    """``torch.nn.MaxPool2d``; width comes before height.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import SpatialMaxPooling
+    >>> SpatialMaxPooling(2, 2, dw=2, dh=2)(torch.zeros(1, 6, 24, 24)).shape
+    torch.Size([1, 6, 12, 12])
+    """
     return nn.MaxPool2d((kh, kw), (dh, dw), (pad_h, pad_w))

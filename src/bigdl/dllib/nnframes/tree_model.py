@@ -59,19 +59,67 @@ class _XGBoost(_Tree):
 
 
 class XGBClassifier(_XGBoost, name="SparkXGBClassifier"):
-    """``xgboost.spark.SparkXGBClassifier``; parameters as a dict or by keyword."""
+    """``xgboost.spark.SparkXGBClassifier``; parameters as a dict or by keyword.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nnframes.tree_model import XGBClassifier
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from pyspark.ml.linalg import Vectors
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [(Vectors.dense(-1.0), 0), (Vectors.dense(1.0), 1)] * 4
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["features", "label"])
+    >>> model = XGBClassifier({"n_estimators": 3, "min_child_weight": 0}).fit(frame)
+    >>> [row.prediction for row in model.transform(frame).limit(2).collect()]
+    [0.0, 1.0]
+    """
 
 
 class XGBClassifierModel(_XGBoost, name="SparkXGBClassifierModel"):
-    """``xgboost.spark.SparkXGBClassifierModel``."""
+    """``xgboost.spark.SparkXGBClassifierModel``.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nnframes.tree_model import XGBClassifier, XGBClassifierModel
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from pyspark.ml.linalg import Vectors
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [(Vectors.dense(-1.0), 0), (Vectors.dense(1.0), 1)] * 4
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["features", "label"])
+    >>> XGBClassifier(n_estimators=3).fit(frame).save("trees")
+    >>> XGBClassifierModel.load("trees").getOrDefault("n_estimators")
+    3
+    """
 
 
 class XGBRegressor(_XGBoost, name="SparkXGBRegressor"):
-    """``xgboost.spark.SparkXGBRegressor``; parameters as a dict or by keyword."""
+    """``xgboost.spark.SparkXGBRegressor``; parameters as a dict or by keyword.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nnframes.tree_model import XGBRegressor
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> XGBRegressor({"n_estimators": 3}, max_depth=2).getOrDefault("max_depth")
+    2
+    """
 
 
 class XGBRegressorModel(_XGBoost, name="SparkXGBRegressorModel"):
-    """``xgboost.spark.SparkXGBRegressorModel``."""
+    """``xgboost.spark.SparkXGBRegressorModel``.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.nnframes.tree_model import XGBRegressor, XGBRegressorModel
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from pyspark.ml.linalg import Vectors
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [(Vectors.dense(-1.0), 0.0), (Vectors.dense(1.0), 1.0)] * 4
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["features", "label"])
+    >>> XGBRegressor(n_estimators=3).fit(frame).save("trees")
+    >>> XGBRegressorModel.load("trees").getOrDefault("n_estimators")
+    3
+    """
 
 
 class _LightGBM(_Tree):
@@ -83,16 +131,64 @@ class _LightGBM(_Tree):
 
 
 class LightGBMClassifier(_LightGBM, name="LightGBMClassifier"):
-    """``synapse.ml.lightgbm.LightGBMClassifier``; parameters as a dict or by keyword."""
+    """``synapse.ml.lightgbm.LightGBMClassifier``; parameters as a dict or by keyword.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import MissingExtraError
+    >>> from bigdl.dllib.nnframes.tree_model import LightGBMClassifier
+    >>> try:
+    ...     stage = LightGBMClassifier({"numIterations": 10})
+    ... except MissingExtraError as error:  # without SynapseML
+    ...     print(error)
+    LightGBMClassifier is synapse.ml.lightgbm....; add SynapseML to Spark (its
+    package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
+    """
 
 
 class LightGBMClassifierModel(_LightGBM, name="LightGBMClassificationModel"):
-    """``synapse.ml.lightgbm.LightGBMClassificationModel``."""
+    """``synapse.ml.lightgbm.LightGBMClassificationModel``.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import MissingExtraError
+    >>> from bigdl.dllib.nnframes.tree_model import LightGBMClassifierModel
+    >>> try:
+    ...     stage = LightGBMClassifierModel.load("trees")
+    ... except MissingExtraError as error:  # without SynapseML
+    ...     print(error)
+    LightGBMClassifierModel is synapse.ml.lightgbm....; add SynapseML to Spark (its
+    package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
+    """
 
 
 class LightGBMRegressor(_LightGBM, name="LightGBMRegressor"):
-    """``synapse.ml.lightgbm.LightGBMRegressor``; parameters as a dict or by keyword."""
+    """``synapse.ml.lightgbm.LightGBMRegressor``; parameters as a dict or by keyword.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import MissingExtraError
+    >>> from bigdl.dllib.nnframes.tree_model import LightGBMRegressor
+    >>> try:
+    ...     stage = LightGBMRegressor({"numIterations": 10})
+    ... except MissingExtraError as error:  # without SynapseML
+    ...     print(error)
+    LightGBMRegressor is synapse.ml.lightgbm....; add SynapseML to Spark (its
+    package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
+    """
 
 
 class LightGBMRegressorModel(_LightGBM, name="LightGBMRegressionModel"):
-    """``synapse.ml.lightgbm.LightGBMRegressionModel``."""
+    """``synapse.ml.lightgbm.LightGBMRegressionModel``.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import MissingExtraError
+    >>> from bigdl.dllib.nnframes.tree_model import LightGBMRegressorModel
+    >>> try:
+    ...     stage = LightGBMRegressorModel.load("trees")
+    ... except MissingExtraError as error:  # without SynapseML
+    ...     print(error)
+    LightGBMRegressorModel is synapse.ml.lightgbm....; add SynapseML to Spark (its
+    package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
+    """

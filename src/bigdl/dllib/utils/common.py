@@ -36,6 +36,14 @@ def get_node_and_core_number() -> tuple[int, int]:
     ------
     UsageError
         If there is no active SparkContext.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.common import get_node_and_core_number
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> get_node_and_core_number()
+    (1, 2)
     """
     from bigdl.orca.cluster.spark import SparkCluster
 
@@ -44,7 +52,16 @@ def get_node_and_core_number() -> tuple[int, int]:
 
 
 def get_spark_context(conf: SparkConf | None = None) -> SparkContext:
-    """The active SparkContext, or a new one with the properties of `conf`."""
+    """The active SparkContext, or a new one with the properties of `conf`.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.common import get_spark_context
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> get_spark_context() is sc
+    True
+    """
     from bigdl.orca.cluster.spark import active_context
 
     active = active_context()
@@ -57,34 +74,84 @@ def get_spark_context(conf: SparkConf | None = None) -> SparkContext:
 
 
 def get_spark_sql_context(sc: SparkContext | None = None) -> SQLContext:
-    """Spark's older SQLContext on the active SparkContext."""
+    """Spark's older SQLContext on the active SparkContext.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.common import get_spark_sql_context
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> get_spark_sql_context(sc).range(3).count()
+    3
+    """
     return OrcaContext.get_sql_context()
 
 
 def create_spark_conf() -> SparkConf:
-    """An empty SparkConf: BigDL needs no property of its own."""
+    """An empty SparkConf: BigDL needs no property of its own.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.common import create_spark_conf
+    >>> create_spark_conf().set("spark.app.name", "ratings").get("spark.app.name")
+    'ratings'
+    """
     return require("pyspark", "orca").SparkConf()
 
 
 def init_engine(bigdl_type: str = "float") -> None:
-    """Accepted without effect: there is no engine in the JVM."""
+    """Accepted without effect: there is no engine in the JVM.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.common import init_engine
+    >>> init_engine()  # a program of BigDL 2.x goes on
+    """
 
 
 def redire_spark_logs(bigdl_type: str = "float", log_path: str | None = None) -> None:
-    """Accepted without effect: Spark's log is never moved to a file."""
+    """Accepted without effect: Spark's log is never moved to a file.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.common import redire_spark_logs
+    >>> redire_spark_logs()  # a program of BigDL 2.x goes on
+    """
 
 
 def show_bigdl_info_logs(bigdl_type: str = "float") -> None:
-    """Accepted without effect: BigDL logs to the logger ``bigdl`` of this process."""
+    """Accepted without effect: BigDL logs to the logger ``bigdl`` of this process.
+
+    Examples
+    --------
+    >>> import logging
+    >>> from bigdl.dllib.utils.common import show_bigdl_info_logs
+    >>> show_bigdl_info_logs()  # a program of BigDL 2.x goes on
+    >>> logger = logging.getLogger("bigdl")  # whose level is the one that counts
+    """
 
 
 def get_dtype(bigdl_type: str) -> str:
-    """numpy's name of the type that BigDL 2.x calls ``"float"`` or ``"double"``."""
+    """numpy's name of the type that BigDL 2.x calls ``"float"`` or ``"double"``.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.common import get_dtype
+    >>> get_dtype("double")
+    'float64'
+    """
     return "float32" if bigdl_type == "float" else "float64"
 
 
 def to_list(a: Any) -> list:
-    """`a` if it is a list, else a list with only `a`."""
+    """`a` if it is a list, else a list with only `a`.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils.common import to_list
+    >>> to_list(3), to_list([3])
+    ([3], [3])
+    """
     return a if isinstance(a, list) else [a]
 
 

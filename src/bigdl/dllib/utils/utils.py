@@ -16,6 +16,15 @@ def detect_conda_env_name() -> str:
     ------
     UsageError
         If it runs in none.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import UsageError
+    >>> from bigdl.dllib.utils.utils import detect_conda_env_name
+    >>> try:
+    ...     name = detect_conda_env_name()
+    ... except UsageError as error:  # in an environment of venv, say
+    ...     name = None
     """
     if not os.path.isdir(os.path.join(sys.prefix, "conda-meta")):
         raise UsageError(
@@ -32,10 +41,26 @@ def detect_conda_env_name() -> str:
 
 
 def detect_python_location() -> str:
-    """Path of the Python interpreter that runs this."""
+    """Path of the Python interpreter that runs this.
+
+    Examples
+    --------
+    >>> import os
+    >>> from bigdl.dllib.utils.utils import detect_python_location
+    >>> os.access(detect_python_location(), os.X_OK)
+    True
+    """
     return sys.executable
 
 
 def get_node_ip() -> str:
-    """The address of this machine that others reach, or ``127.0.0.1`` without a network."""
+    """The address of this machine that others reach, or ``127.0.0.1`` without a network.
+
+    Examples
+    --------
+    >>> import ipaddress
+    >>> from bigdl.dllib.utils.utils import get_node_ip
+    >>> ipaddress.ip_address(get_node_ip()).version
+    4
+    """
     return local_address()

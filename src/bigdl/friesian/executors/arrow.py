@@ -120,6 +120,18 @@ class LocalWorkers(Host):
     ----------
     workers : int, optional
         Default: one for each core.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.feature.pipeline import FeaturePipeline, LocalWorkers
+    >>> pd.DataFrame({"city": ["Oslo", "Rome", "Oslo"]}).to_parquet("users.parquet")
+    >>> pipeline = FeaturePipeline().category_encode("city")
+    >>> with LocalWorkers(1) as workers:  # both passes by the same process, without Spark
+    ...     pipeline = pipeline.fit_files("users.parquet", host=workers)
+    ...     _ = pipeline.transform_files("users.parquet", "encoded", host=workers)
+    >>> pd.read_parquet("encoded")["city"].tolist()
+    [1, 2, 1]
     """
 
     def __init__(self, workers: int | None = None):

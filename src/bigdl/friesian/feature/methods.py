@@ -90,6 +90,16 @@ class CellMethods(ABC):
         columns : str or list of str
         min, max : number, optional
             At least one of them.  Nulls and NaN stay.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"age": [-1, 40, 200]}))
+        >>> table.clip("age", min=0, max=120).to_list("age")
+        [0, 40, 120]
         """
         return self._apply(Clip(as_names(columns), min, max))
 
@@ -102,6 +112,16 @@ class CellMethods(ABC):
         clipping : bool, default True
             Compute ``log(x + 1)``, and 0 for negative x.  Without it ``log(x)``, which is null
             unless x is positive.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"count": [0, 1, -5]}))
+        >>> [round(value, 3) for value in table.log("count").to_list("count")]
+        [0.0, 0.693, 0.0]
         """
         return self._apply(Log(as_names(columns), clipping))
 
@@ -160,6 +180,17 @@ class FeatureMethods(CellMethods):
         -------
         FeatureTable or FeaturePipeline
             With columns of int.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"user": ["u1", "u2", "u1"]}))
+        >>> first, second, again = table.hash_encode("user", bins=1000).to_list("user")
+        >>> first == again, 0 <= second < 1000
+        (True, True)
         """
         return self._apply(HashEncode(as_names(columns), bins, method))
 
@@ -213,6 +244,16 @@ class FeatureMethods(CellMethods):
             The indicators are ``<prefix>_0`` and so on, which must not be there yet; default: the
             names of the columns.
         keep_original_columns : bool, default False
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"kind": [0, 2]}))
+        >>> table.one_hot_encode("kind", sizes=3).to_dict()
+        {'kind_0': [1, 0], 'kind_1': [0, 0], 'kind_2': [0, 1]}
         """
         names = as_names(columns)
         wanted = None if sizes is None else listed([sizes])
@@ -248,6 +289,16 @@ class FeatureMethods(CellMethods):
         -------
         FeatureTable or FeaturePipeline
             A null or NaN is in the bin n + 1, and has the label null.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"age": [7, 18, 70]}))
+        >>> table.cut_bins("age", [18, 65], labels=["child", "adult", "senior"]).to_list("age_bin")
+        ['child', 'adult', 'senior']
         """
         return self._apply(CutBins.of(columns, bins, labels, out_cols, drop=drop))
 
@@ -280,6 +331,16 @@ class FeatureMethods(CellMethods):
             What is filled in; for arrays of arrays rows of it, as wide as the first row.
         row_len : int, default 0
             How wide such rows are in an array that has no first row.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"items": [[7, 8], [1, 2, 3, 4]]}))
+        >>> table.pad("items", seq_len=3, mask_cols="items").to_dict()
+        {'items': [[7, 8, 0], [2, 3, 4]], 'items_mask': [[1, 1, 0], [1, 1, 1]]}
         """
         masked = self if mask_cols is None else self.mask(mask_cols, seq_len)
         return masked._apply(Pad(as_names(cols, "cols"), seq_len, mask_token, row_len))
@@ -317,6 +378,17 @@ class FeatureMethods(CellMethods):
         -------
         FeatureTable or FeaturePipeline
             With ``<col>_hist_seq`` behind each of `cols`: arrays, the oldest value first.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> views = pd.DataFrame({"user": [1, 1, 1], "item": [7, 8, 9], "time": [1, 2, 3]})
+        >>> table = FeatureTable.from_pandas(views).add_hist_seq("item", "user").sort("time")
+        >>> table.select("item", "item_hist_seq").to_dict()  # the first view has no history
+        {'item': [8, 9], 'item_hist_seq': [[7], [7, 8]]}
         """
         names = as_names(cols, "cols")
         return self._apply(AddHistSeq(names, user_col, sort_col, min_len, max_len, num_seqs))
@@ -383,6 +455,16 @@ class FeatureMethods(CellMethods):
         -----
         In a pipeline, what users have and how popular items are is that of the table which is
         transformed; nothing is learned.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> views = FeatureTable.from_pandas(pd.DataFrame({"user": [1, 2], "item": [1, 2]}))
+        >>> views.add_negative_samples(item_size=3, seed=1).to_dict()  # items are 1 and 2
+        {'user': [1, 1, 2, 2], 'item': [2, 1, 1, 2], 'label': [0, 1, 0, 1]}
         """
         options = random_seed(seed), exclude_history_col, user_col, popularity
         return self._apply(AddNegativeSamples(item_size, item_col, label_col, neg_num, *options))

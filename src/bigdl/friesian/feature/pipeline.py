@@ -67,16 +67,18 @@ class FeaturePipeline(FeatureMethods):
 
     Examples
     --------
-    >>> from bigdl.friesian.feature.pipeline import FeaturePipeline
-    >>> pipeline = (
-    ...     FeaturePipeline()
-    ...     .category_encode(["user", "city"], freq_limit=10)
-    ...     .fillna(0, ["user", "city"])
-    ...     .min_max_scale("price")
-    ... )
-    >>> train = pipeline.fit_transform(table)  # doctest: +SKIP
-    >>> pipeline.transform_row({"user": "u1", "city": "Oslo", "price": 2.5})  # doctest: +SKIP
-    {'user': 17, 'city': 3, 'price': 0.25}
+    >>> import pandas as pd
+    >>> from bigdl.friesian.feature import FeaturePipeline, FeatureTable
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> users = pd.DataFrame({"city": ["Oslo", "Rome", None], "price": [10.0, 20.0, 30.0]})
+    >>> pipeline = FeaturePipeline().category_encode("city").fillna(0, "city")
+    >>> pipeline = pipeline.min_max_scale("price")
+    >>> train = pipeline.fit_transform(FeatureTable.from_pandas(users))
+    >>> train.to_dict()
+    {'city': [1, 2, 0], 'price': [0.0, 0.5, 1.0]}
+    >>> pipeline.transform_row({"city": "Rome", "price": 15.0})  # as a server does
+    {'city': 2, 'price': 0.25}
     """
 
     def __init__(self) -> None:

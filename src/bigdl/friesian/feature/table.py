@@ -68,6 +68,18 @@ class Table(CellMethods):
     ----------
     df : pyspark.sql.DataFrame
         What the ``fit`` of an Estimator takes.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.feature import FeatureTable
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> table = FeatureTable.from_pandas(pd.DataFrame({"price": [10, 30], "age": [31, 40]}))
+    >>> table.max("price").to_dict()  # a Table
+    {'column': ['price'], 'max': [30.0]}
+    >>> table.filter("price > 20").select("age").to_list("age")
+    [40]
     """
 
     def __init__(self, df: DataFrame):
@@ -207,6 +219,16 @@ class Table(CellMethods):
             first in the table.  Without it any row is kept.
         keep : {"min", "max"}
             Ascending or descending order.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"user": [1, 1], "time": [3, 5]}))
+        >>> table.drop_duplicates("user", sort_cols="time", keep="max").to_dict()
+        {'user': [1], 'time': [5]}
         """
         from pyspark.sql import Window
 
@@ -427,6 +449,17 @@ class Table(CellMethods):
         -------
         dict of str to value or list
             By column; a list, in the order of `aggr`, if there are several figures.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> sales = pd.DataFrame({"price": [10, 12, 8], "age": [31, 40, 22]})
+        >>> table = FeatureTable.from_pandas(sales)
+        >>> table.get_stats(None, {"price": ["min", "max"], "age": "avg"})
+        {'price': [8, 12], 'age': 31.0}
         """
         names = spark.numeric_columns(self.df) if columns is None else as_names(columns)
         require_columns(self.df.columns, [*names, *(aggr if isinstance(aggr, Mapping) else ())])
@@ -562,6 +595,16 @@ class StringIndex(Table):
         Columns `col_name` and ``id``.
     col_name : str
         If this is ``"id"`` itself, the column of the numbers is ``id_number``.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.feature import StringIndex
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> index = StringIndex.from_dict({"Oslo": 1, "Rome": 2}, "city")
+    >>> index.write_parquet("vocabularies")
+    >>> sorted(StringIndex.read_parquet("vocabularies/city.parquet").to_dict().items())
+    [('Oslo', 1), ('Rome', 2)]
     """
 
     def __init__(self, df: DataFrame, col_name: str):
@@ -680,6 +723,20 @@ class TargetCode(Table):
         category that is not in the table.
     key_cols : str or list of str, optional
         The columns of `df` that hold the categories, if they are not called as `cat_col`.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.feature import FeatureTable
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> clicks = pd.DataFrame({"city": ["Oslo", "Oslo", "Rome", "Rome"], "click": [1, 1, 0, 1]})
+    >>> table, codes = FeatureTable.from_pandas(clicks).target_encode("city", "click", smooth=0)
+    >>> code = codes[0]  # a TargetCode
+    >>> sorted(code.select("city", "city_te_click", "target_encode_count").to_list("city_te_click"))
+    [0.5, 1.0]
+    >>> code.out_target_mean
+    {'city_te_click': ('click', 0.75)}
     """
 
     def __init__(
@@ -732,11 +789,16 @@ class FeatureTable(FeatureMethods, Table):
 
     Examples
     --------
+    >>> import pandas as pd
     >>> from bigdl.friesian.feature import FeatureTable
-    >>> tbl = FeatureTable.read_parquet("ratings.parquet")  # doctest: +SKIP
-    >>> tbl, index = tbl.fillna("", "genre").category_encode("genre")  # doctest: +SKIP
-    >>> tbl = tbl.add_negative_samples(item_size=3953, neg_num=4, seed=1)  # doctest: +SKIP
-    >>> tbl.write_parquet("train.parquet")  # doctest: +SKIP
+    >>> from bigdl.orca import init_orca_context
+    >>> sc = init_orca_context("local", cores=2)
+    >>> ratings = pd.DataFrame({"city": ["Oslo", "Rome", "Oslo"], "price": [10.0, None, 20.0]})
+    >>> table = FeatureTable.from_pandas(ratings).fillna(0.0, "price")
+    >>> table, index = table.category_encode("city")
+    >>> table, extremes = table.min_max_scale("price")
+    >>> table.to_dict(), extremes
+    ({'city': [1, 2, 1], 'price': [0.5, 0.0, 1.0]}, {'price': (0.0, 20.0)})
     """
 
     # -- readers -------------------------------------------------------------------------------
@@ -850,6 +912,20 @@ class FeatureTable(FeatureMethods, Table):
         extremes : dict of str to (min, max)
             The extremes before, without the range, for :meth:`transform_min_max_scale`; lists for
             arrays.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> train = FeatureTable.from_pandas(pd.DataFrame({"price": [10.0, 15.0, 20.0]}))
+        >>> train, extremes = train.min_max_scale("price")
+        >>> train.to_list("price"), extremes
+        ([0.0, 0.5, 1.0], {'price': (10.0, 20.0)})
+        >>> test = FeatureTable.from_pandas(pd.DataFrame({"price": [12.5, 30.0]}))
+        >>> test.transform_min_max_scale("price", extremes, clip=True).to_list("price")
+        [0.25, 1.0]
         """
         operator = MinMaxScale(as_names(columns), min, max, False)
         extremes = operator.extremes_of_arrays(self.df)
@@ -948,6 +1024,19 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             With the other columns of `table`: of its latest row that is not later than the row, or
             null.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> sales = FeatureTable.from_pandas(pd.DataFrame({"item": [7, 7], "time": [5, 9]}))
+        >>> prices = FeatureTable.from_pandas(
+        ...     pd.DataFrame({"item": [7, 7], "time": [1, 8], "price": [10.0, 12.0]})
+        ... )
+        >>> sales.join_as_of(prices, on="item").sort("time").to_list("price")
+        [10.0, 12.0]
         """
         check_table("table", table)
         from pyspark.sql import Window
@@ -1014,6 +1103,16 @@ class FeatureTable(FeatureMethods, Table):
         FeatureTable
             The figures have Spark's names, such as ``sum(price)``, also those of texts that hold
             numbers.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"user": [1, 2, 1], "price": [5, 3, 4]}))
+        >>> table.group_by("user", agg={"price": ["sum", "max"]}).sort("user").to_dict()
+        {'user': [1, 2], 'sum(price)': [9, 3], 'max(price)': [5, 3]}
         """
         keys = as_names(columns) if columns else []
         require_columns(self.df.columns, keys)
@@ -1046,6 +1145,17 @@ class FeatureTable(FeatureMethods, Table):
         FeatureSchema
             Types, largest values and lengths of arrays, from which
             :mod:`bigdl.friesian.models` size their layers.  Nulls do not count.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"user": [0, 6], "age": [31.5, 40.0]}))
+        >>> schema = table.feature_schema()
+        >>> schema["user"].cardinality, schema["age"].dtype
+        (7, 'double')
         """
         names = self.columns if columns is None else as_names(columns)
         require_columns(self.columns, names)
@@ -1078,6 +1188,16 @@ class FeatureTable(FeatureMethods, Table):
             The type of the result, such as ``"int"`` or ``"array<float>"``.
         vectorized : bool, default False
             `func` takes a Series of pandas, or a list of them, and returns one: many times faster.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"a": [1, 2], "b": [10, 20]}))
+        >>> table.apply(["a", "b"], "total", sum, "long").to_list("total")
+        [11, 22]
         """
         check_string(out_col, "out_col")
         if not callable(func):
@@ -1177,6 +1297,20 @@ class FeatureTable(FeatureMethods, Table):
         StringIndex or list of StringIndex
             A list if `columns` is one.  The numbers are in the column ``id``, or ``id_number`` if
             the values are in one called ``id``.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> cities = pd.DataFrame({"city": ["Rome", "Oslo", "Rome", "Bern"]})
+        >>> table = FeatureTable.from_pandas(cities)
+        >>> index = table.gen_string_idx("city", order_by_freq=True)
+        >>> sorted(index.to_dict().items(), key=lambda item: item[1])
+        [('Rome', 1), ('Bern', 2), ('Oslo', 3)]
+        >>> table.encode_string("city", index).to_list("city")
+        [1, 3, 1, 2]
         """
         sources = vocabulary.sources_of(columns, freq_limit)
         separator = check_string(sep, "sep") if do_split else None
@@ -1350,6 +1484,17 @@ class FeatureTable(FeatureMethods, Table):
         columns : str or list of str
         index_tbls : Table or list of Table
             One for each column.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"item": [700, 900, 900]}))
+        >>> mappings = table.gen_reindex_mapping("item", freq_limit=2)
+        >>> table.reindex("item", mappings).to_list("item")  # 700 occurs only once
+        [0, 1, 1]
         """
         names = as_names(columns)
         tables = spark.listed([index_tbls])
@@ -1459,6 +1604,22 @@ class FeatureTable(FeatureMethods, Table):
             With the codes as double columns.
         codes : list of TargetCode
             Of each of `cat_cols`, by all rows, for :meth:`encode_target`.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> clicks = pd.DataFrame({"city": ["Oslo", "Oslo", "Rome", "Rome"], "click": [1, 1, 0, 1]})
+        >>> table, codes = FeatureTable.from_pandas(clicks).target_encode(
+        ...     "city", "click", kfold=1, smooth=0
+        ... )
+        >>> table.to_list("city_te_click")
+        [1.0, 1.0, 0.5, 0.5]
+        >>> new = FeatureTable.from_pandas(pd.DataFrame({"city": ["Rome", "Bern"]}))
+        >>> new.encode_target(codes).to_list("city_te_click")  # of Bern the mean of all clicks
+        [0.5, 0.75]
         """
         folds = kfold, fold_seed, fold_col, drop_fold
         operator = TargetEncode.of(
@@ -1530,6 +1691,17 @@ class FeatureTable(FeatureMethods, Table):
             occur.
         counts : list of Table
             Of each of `cat_cols` its values, their ``count`` and their ``frequency``.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"city": ["Oslo", "Rome", "Oslo"]}))
+        >>> counted, counts = table.count_encode("city")
+        >>> counted.to_list("city_count")
+        [2, 1, 2]
         """
         operator = CountEncode.of(cat_cols, normalize, out_cols)
         tables = spark.listed([counts])
@@ -1618,6 +1790,18 @@ class FeatureTable(FeatureMethods, Table):
         -------
         FeatureTable
             Values without an entry, and nulls, become 0, or null if the entries are no numbers.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> histories = FeatureTable.from_pandas(pd.DataFrame({"item_hist_seq": [[1, 2], [2]]}))
+        >>> items = FeatureTable.from_pandas(pd.DataFrame({"item": [1, 2], "category": [10, 20]}))
+        >>> table = histories.add_value_features("item_hist_seq", items, "item", "category")
+        >>> table.to_list("category_hist_seq")
+        [[10, 20], [20]]
         """
         names = as_names(columns)
         require_columns(self.columns, names)
@@ -1718,6 +1902,16 @@ class FeatureTable(FeatureMethods, Table):
         -------
         FeatureTable
             With columns of the same types; null where either value is missing.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"day": [1, 2, 3], "price": [10, 12, 9]}))
+        >>> table.difference_lag("price", "day").to_list("day_diff_lag_price_1")
+        [None, 2, -3]
         """
         from pyspark.sql import Window
 

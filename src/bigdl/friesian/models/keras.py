@@ -62,6 +62,15 @@ def ncf(
     -------
     keras.Model
         Its output has the shape ``(n, 1)``.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.feature import Feature, FeatureSchema
+    >>> from bigdl.friesian.models.keras import ncf
+    >>> schema = FeatureSchema({"user": Feature("int", 944), "item": Feature("int", 1683)})
+    >>> model = ncf(schema, factors=8)
+    >>> model.output_shape
+    (None, 1)
     """
     sizes = cardinalities(schema, [user, item])
     inputs = _inputs(sizes, ())
@@ -101,6 +110,15 @@ def wide_and_deep(
     -------
     keras.Model
         Its output has the shape ``(n, 1)``.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.feature import Feature, FeatureSchema
+    >>> from bigdl.friesian.models.keras import wide_and_deep
+    >>> schema = FeatureSchema({"user_city": Feature("int", 1000), "city": Feature("int", 50)})
+    >>> model = wide_and_deep(schema, wide=["user_city"], categories=["city"])
+    >>> model.output_shape
+    (None, 1)
     """
     linear, deep = cardinalities(schema, wide), cardinalities(schema, categories)
     numbers = check_numbers(schema, numbers)
@@ -141,6 +159,14 @@ def deepfm(
     -------
     keras.Model
         Its output has the shape ``(n, 1)``.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.feature import Feature, FeatureSchema
+    >>> from bigdl.friesian.models.keras import deepfm
+    >>> schema = FeatureSchema({"user": Feature("int", 944), "age": Feature("float")})
+    >>> deepfm(schema, categories=["user"], numbers=["age"]).output_shape
+    (None, 1)
     """
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     if not sizes:
@@ -207,6 +233,15 @@ def mmoe(
     keras.Model
         Of each task an output of the shape ``(n, 1)``.  The layers ``<task>_gate`` give the shares
         of the experts, of shape ``(n, experts)``.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.feature import Feature, FeatureSchema
+    >>> from bigdl.friesian.models.keras import mmoe
+    >>> schema = FeatureSchema({"user": Feature("int", 944), "item": Feature("int", 1683)})
+    >>> model = mmoe(schema, ["user", "item"], tasks=["click", "purchase"], experts=2)
+    >>> len(model.outputs), model.get_layer("click_gate").output.shape
+    (2, (None, 2))
     """
     if isinstance(tasks, str) or not tasks:
         raise UsageError(f"tasks should be a list of names, got {tasks!r}")
@@ -261,6 +296,15 @@ def two_tower(
     keras.Model
         Its output has the shape ``(n, 2, dim)``: vectors of length 1 of the user and of the item,
         as :class:`InBatchSoftmax` takes them.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.feature import Feature, FeatureSchema
+    >>> from bigdl.friesian.models.keras import two_tower
+    >>> schema = FeatureSchema({"user": Feature("int", 944), "item": Feature("int", 1683)})
+    >>> model = two_tower(schema, ["user"], ["item"], dim=8)
+    >>> model.output_shape, model.get_layer("item_tower").output_shape
+    ((None, 2, 8), (None, 8))
     """
     towers = [
         _tower("user_tower", schema, user, user_numbers, user_sequences, dim, hidden),
@@ -378,6 +422,15 @@ class InBatchSoftmax(keras.losses.Loss):
         How often each item number occurs in the data; without it nothing is taken off.
     reduction, name, dtype
         Of ``keras.losses.Loss``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.friesian.models.keras import InBatchSoftmax
+    >>> vectors = np.stack([np.eye(2), np.eye(2)], axis=1).astype("float32")  # users and items fit
+    >>> loss = InBatchSoftmax(temperature=1.0)
+    >>> round(float(loss(np.array([7, 8]), vectors)), 4)  # -log(e / (e + 1))
+    0.3133
     """
 
     def __init__(

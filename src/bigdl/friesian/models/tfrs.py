@@ -26,6 +26,18 @@ def TFRSModel(tfrs_model: Any) -> Any:
         If TensorFlow is not installed.
     UsageError
         If it is no such model.
+
+    Examples
+    --------
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> from bigdl.friesian.models import TFRSModel
+    >>> class Recommender(keras.Model):  # stands for one of tensorflow_recommenders.models
+    ...     def compute_loss(self, inputs, training=False):
+    ...         return tf.constant([1.0, 3.0])  # of each row
+    >>> model = TFRSModel(Recommender())
+    >>> {name: float(figure) for name, figure in model.test_step({"user": [1, 2]}).items()}
+    {'loss': 2.0, 'regularization_loss': 0.0, 'total_loss': 2.0}
     """
     tensorflow = require("tensorflow", "tf")
     base = _keras_model_class(tfrs_model)

@@ -177,6 +177,16 @@ class NCF(TableModel):
     dropout : float, default 0.0
     user, item : str
         Names of the columns.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.feature import Feature, FeatureSchema
+    >>> from bigdl.friesian.models import NCF
+    >>> schema = FeatureSchema({"user": Feature("int", 944), "item": Feature("int", 1683)})
+    >>> model = NCF.from_schema(schema, factors=8)
+    >>> model(torch.tensor([1, 2, 3]), torch.tensor([7, 8, 9])).shape  # a probability for each row
+    torch.Size([3])
     """
 
     def __init__(
@@ -240,6 +250,16 @@ class WideAndDeep(TableModel):
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import WideAndDeep
+    >>> model = WideAndDeep(wide={"user_city": 1000}, categories={"city": 50}, numbers=["age"])
+    >>> model.feature_cols
+    ['user_city', 'city', 'age']
+    >>> model(torch.tensor([17, 3]), torch.tensor([4, 4]), torch.tensor([0.3, 0.7])).shape
+    torch.Size([2])
     """
 
     def __init__(
@@ -309,6 +329,16 @@ class DeepFM(TableModel):
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import DeepFM
+    >>> model = DeepFM(categories={"user": 944, "item": 1683}, numbers=["age"])
+    >>> model.feature_cols
+    ['user', 'item', 'age']
+    >>> model(torch.tensor([1, 2]), torch.tensor([7, 8]), torch.tensor([0.3, 0.7])).shape
+    torch.Size([2])
     """
 
     def __init__(
@@ -392,6 +422,17 @@ class MMoE(TableModel):
     tower_hidden : sequence of int, default (32,)
         Widths of the network of every task.
     dropout : float, default 0.0
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import MMoE
+    >>> model = MMoE(categories={"user": 944, "item": 1683}, tasks=["click", "purchase"], experts=2)
+    >>> users, items = torch.tensor([1, 2]), torch.tensor([7, 8])
+    >>> {task: scores.shape for task, scores in model(users, items).items()}
+    {'click': torch.Size([2]), 'purchase': torch.Size([2])}
+    >>> model.mixtures(users, items).shape  # rows, tasks, experts
+    torch.Size([2, 2, 2])
     """
 
     def __init__(
@@ -468,6 +509,15 @@ class MultiTaskLoss(nn.Module):
     ----------
     weights : sequence of float, optional
         Of the tasks; default 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import MultiTaskLoss
+    >>> outputs = {"click": torch.tensor([0.5]), "purchase": torch.tensor([0.5])}
+    >>> loss = MultiTaskLoss(weights=[1.0, 2.0])
+    >>> loss(outputs, torch.tensor([1.0]), torch.tensor([0.0]))  # log 2 + 2 log 2
+    tensor(2.0794)
     """
 
     def __init__(self, weights: Sequence[float] | None = None):
@@ -510,6 +560,15 @@ class Tower(TableModel):
     hidden : sequence of int, default (64,)
     sequences : mapping of str to int
         Columns of arrays of whole numbers, of which 0 is padding; their embeddings are averaged.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import Tower
+    >>> tower = Tower({"item": 1683}, numbers=["price"], dim=8)
+    >>> vectors = tower(torch.tensor([7, 8]), torch.tensor([0.3, 0.7]))
+    >>> vectors.shape, [round(length, 3) for length in vectors.norm(dim=1).tolist()]
+    (torch.Size([2, 8]), [1.0, 1.0])
     """
 
     def __init__(
@@ -570,6 +629,17 @@ class TwoTower(TableModel):
     Attributes
     ----------
     user, item : Tower
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import Tower, TwoTower
+    >>> model = TwoTower(Tower({"user": 944}, dim=8), Tower({"item": 1683}, dim=8))
+    >>> users, items = model(torch.tensor([1, 2]), torch.tensor([7, 8]))
+    >>> (users * items).sum(1).shape  # how well each item fits its user
+    torch.Size([2])
+    >>> model.item(torch.arange(1683)).shape  # vectors of all items, for a search
+    torch.Size([1683, 8])
     """
 
     def __init__(self, user: Tower, item: Tower):
@@ -626,6 +696,15 @@ class InBatchSoftmax(nn.Module):
         By which the products are divided.
     item_counts : sequence of number, optional
         How often each item number occurs in the data; without it nothing is taken off.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import InBatchSoftmax
+    >>> users = items = torch.eye(2)  # each user's vector is that of her own item
+    >>> loss = InBatchSoftmax(temperature=0.1)
+    >>> loss(users, items, torch.tensor([7, 8])) < loss(users, items.flip(0), torch.tensor([7, 8]))
+    tensor(True)
     """
 
     if TYPE_CHECKING:  # TorchScript would read it
@@ -667,6 +746,14 @@ class AUGRU(nn.Module):
     ----------
     width : int
         Of the inputs and of the state.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import AUGRU
+    >>> interests = torch.ones(1, 3, 4)  # one user, three steps, vectors of length 4
+    >>> AUGRU(4)(interests, torch.zeros(1, 3))  # no step gets attention: the state stays 0
+    tensor([[0., 0., 0., 0.]]...)
     """
 
     def __init__(self, width: int):
@@ -730,6 +817,17 @@ class DIEN(TableModel):
         `profile`, `targets`, `histories`, `mask` and `negatives`.
     predict_cols : list of str
         The same without `negatives`: what ``evaluate`` and ``predict`` need.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import DIEN
+    >>> model = DIEN({"item": 100}, ["item_hist_seq"], "item_mask", profile={"user": 10}).eval()
+    >>> model.predict_cols
+    ['user', 'item', 'item_hist_seq', 'item_mask']
+    >>> history, mask = torch.tensor([[3, 5, 0]]), torch.tensor([[1, 1, 0]])
+    >>> model(torch.tensor([1]), torch.tensor([7]), history, mask).shape
+    torch.Size([1])
     """
 
     def __init__(
@@ -862,6 +960,17 @@ class InterestLoss(nn.Module):
     ----------
     weight : float, default 1.0
         Of the loss of the interests.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import InterestLoss
+    >>> probability, target = torch.tensor([0.5]), torch.tensor([1.0])
+    >>> InterestLoss()(probability, target)  # log 2
+    tensor(0.6931)
+    >>> interests = torch.tensor([0.3])  # what DIEN also returns while it trains
+    >>> InterestLoss(weight=0.5)(probability, interests, target)
+    tensor(0.8431)
     """
 
     def __init__(self, weight: float = 1.0):

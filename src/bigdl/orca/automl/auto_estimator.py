@@ -76,14 +76,23 @@ class AutoEstimator:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> import torch
     >>> from bigdl.orca.automl import hp
     >>> from bigdl.orca.automl.auto_estimator import AutoEstimator
+    >>> def model_creator(config):
+    ...     return torch.nn.Linear(1, 1)
     >>> auto_est = AutoEstimator.from_torch(
-    ...     model_creator=model_creator, optimizer="Adam", loss="CrossEntropyLoss"
-    ... )                                                             # doctest: +SKIP
-    >>> auto_est.fit((x, y), epochs=5, validation_data=(x_val, y_val), metric="accuracy",
-    ...     search_space={"lr": hp.loguniform(1e-4, 1e-1)}, n_sampling=8)  # doctest: +SKIP
-    >>> auto_est.get_best_config()                                    # doctest: +SKIP
+    ...     model_creator=model_creator, optimizer="SGD", loss="MSELoss", logs_dir="logs",
+    ...     backend="local",
+    ... )
+    >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
+    >>> auto_est.fit(
+    ...     (x, 2 * x), epochs=3, validation_data=(x, 2 * x), metric="mse",
+    ...     search_space={"lr": hp.grid_search([1e-6, 0.5])},
+    ... )
+    >>> auto_est.get_best_config()["lr"]
+    0.5
     """
 
     def __init__(

@@ -205,11 +205,20 @@ def _named(name: str) -> Callable:
     def metric(y_true: Any, y_pred: Any, multioutput: str = "raw_values") -> Any:
         return Evaluator.evaluate(name, y_true, y_pred, multioutput)
 
-    metric.__doc__ = f"""``Evaluator.evaluate("{name}", …)``."""
+    metric.__doc__ = f"""``Evaluator.evaluate("{name}", …)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca.automl.metrics import {name}
+    >>> y = np.array([1.0, 2.0])
+    >>> float({name}(y, y))  # of exact predictions
+    {float(name.lower() in _MAX)}
+    """
     return metric
 
 
-ME, MAE, MSE, RMSE, MSLE, R2 = map(_named, ("me", "mae", "mse", "rmse", "msle", "r2"))
-MPE, MAPE, MSPE = map(_named, ("mpe", "mape", "mspe"))
-sMAPE, MDAPE, sMDAPE = map(_named, ("smape", "mdape", "smdape"))
-Accuracy = _named("accuracy")
+ME, MAE, MSE, RMSE, MSLE, R2 = map(_named, ("ME", "MAE", "MSE", "RMSE", "MSLE", "R2"))
+MPE, MAPE, MSPE = map(_named, ("MPE", "MAPE", "MSPE"))
+sMAPE, MDAPE, sMDAPE = map(_named, ("sMAPE", "MDAPE", "sMDAPE"))
+Accuracy = _named("Accuracy")

@@ -211,6 +211,21 @@ class AutoXGBClassifier(_AutoXGBoost):
         Parameters of all models, such as ``n_estimators`` (default 1000) and ``max_depth``
         (default 5), unless the search space has them, too. ``"lr"`` of a search space is
         ``learning_rate``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca.automl import hp
+    >>> from bigdl.orca.automl.xgboost import AutoXGBClassifier
+    >>> x = np.linspace(-1, 1, 64)[:, None]
+    >>> y = (x[:, 0] > 0).astype(int)
+    >>> search = AutoXGBClassifier(logs_dir="logs", backend="local", n_estimators=5)
+    >>> search.fit(
+    ...     (x, y), validation_data=(x, y), metric="accuracy",
+    ...     search_space={"learning_rate": hp.grid_search([1e-9, 0.5])},
+    ... )
+    >>> search.get_best_model().predict(np.array([[-0.7], [0.7]]))
+    array([0, 1])
     """
 
     _model_type = "classifier"
@@ -232,6 +247,20 @@ class AutoXGBRegressor(_AutoXGBoost):
     """Tries configurations of ``xgboost.XGBRegressor`` and keeps the best one.
 
     The default metric is ``"rmse"``; everything else is as for :class:`AutoXGBClassifier`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca.automl import hp
+    >>> from bigdl.orca.automl.xgboost import AutoXGBRegressor
+    >>> x = np.linspace(-1, 1, 64)[:, None]
+    >>> search = AutoXGBRegressor(logs_dir="logs", backend="local", n_estimators=5)
+    >>> search.fit(
+    ...     (x, x[:, 0]), validation_data=(x, x[:, 0]), metric="rmse",
+    ...     search_space={"learning_rate": hp.grid_search([0.001, 0.5])},
+    ... )
+    >>> search.get_best_config()["learning_rate"]
+    0.5
     """
 
     _model_type = "regressor"

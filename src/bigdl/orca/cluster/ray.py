@@ -247,8 +247,11 @@ class OrcaRayContext:
 
     Examples
     --------
-    >>> from bigdl.orca import init_orca_context
-    >>> context = init_orca_context(runtime="ray", cores=4)          # doctest: +SKIP
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> sc = init_orca_context("local", cores=2, init_ray_on_spark=True)
+    >>> context = OrcaContext.get_ray_context()
+    >>> context.initialized, context.num_ray_nodes
+    (True, 1)
     """
 
     _active: ClassVar[OrcaRayContext | None] = None
@@ -418,6 +421,12 @@ def resource_to_bytes(resource_str: str | int | None) -> int | None:
     ------
     UsageError
         For anything else.
+
+    Examples
+    --------
+    >>> from bigdl.orca.ray.utils import resource_to_bytes
+    >>> resource_to_bytes("10g")
+    10000000000
     """
     if resource_str is None or type(resource_str) is int:
         return resource_str

@@ -261,6 +261,15 @@ def spark_df_to_ray_dataset(df):
     ------
     UsageError
         If `df` is something else, or Ray does not run on Spark's nodes.
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.data import spark_df_to_ray_dataset
+    >>> sc = init_orca_context("local", cores=2, init_ray_on_spark=True)
+    >>> frame = OrcaContext.get_spark_session().range(4)
+    >>> spark_df_to_ray_dataset(frame).to_pandas()["id"].tolist()
+    [0, 1, 2, 3]
     """
     from pyspark.sql.classic.dataframe import DataFrame
 

@@ -17,7 +17,15 @@ __all__ = [
 
 
 def get_class_name(obj: Any) -> str:
-    """Name of the class of `obj` with its module, e.g. ``"pandas.core.frame.DataFrame"``."""
+    """Name of the class of `obj` with its module, e.g. ``"pandas.core.frame.DataFrame"``.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.orca.data.utils import get_class_name
+    >>> get_class_name(pd.DataFrame())
+    'pandas.core.frame.DataFrame'
+    """
     return class_name(obj)
 
 
@@ -34,13 +42,35 @@ def spark_df_to_pd_sparkxshards(df, shard_size: int | None = None):
     Returns
     -------
     SparkXShards
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.data.utils import spark_df_to_pd_sparkxshards
+    >>> sc = init_orca_context("local", cores=2)
+    >>> frame = OrcaContext.get_spark_session().range(0, 5, 1, 1)
+    >>> shards = spark_df_to_pd_sparkxshards(frame, shard_size=2)
+    >>> [shard["id"].tolist() for shard in shards.collect()]
+    [[0, 1], [2, 3], [4]]
     """
     size = OrcaContext._shard_size if shard_size is None else shard_size
     return SparkXShards(frames_of(df, size), class_name=DATA_FRAME)
 
 
 def process_spark_xshards(spark_xshards, num_workers: int):
-    """XShards of at least `num_workers` partitions, so that every worker gets one."""
+    """XShards of at least `num_workers` partitions, so that every worker gets one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import XShards
+    >>> from bigdl.orca.data.utils import process_spark_xshards
+    >>> sc = init_orca_context("local", cores=2)
+    >>> one = XShards.partition({"x": np.arange(4)}, num_shards=1)
+    >>> process_spark_xshards(one, num_workers=2).num_partitions()
+    2
+    """
     if spark_xshards.num_partitions() < num_workers:
         return spark_xshards.repartition(num_workers)
     return spark_xshards
@@ -64,6 +94,15 @@ def partition_get_data_label(
     -------
     data, label
         Containers like those of one shard; `label` is None without labels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca.data.utils import partition_get_data_label
+    >>> first = {"x": np.array([1, 2]), "y": np.array([0, 1])}
+    >>> second = {"x": np.array([3]), "y": np.array([1])}
+    >>> partition_get_data_label([first, second])
+    (array([1, 2, 3]), array([0, 1, 1]))
     """
     if not partition_data or not isinstance(partition_data[0], dict):
         raise UsageError("partition_data must be a list of dicts with the key 'x', and 'y' if any")

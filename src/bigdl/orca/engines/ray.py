@@ -290,6 +290,14 @@ class RayEngine(Engine):
     ------
     UsageError
         Without an active Ray, or for an argument that cannot work.
+
+    Examples
+    --------
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.engine import RayEngine
+    >>> sc = init_orca_context("local", cores=2, init_ray_on_spark=True)
+    >>> RayEngine().run(lambda worker: worker.rank * 10, num_workers=2)
+    [0, 10]
     """
 
     def __init__(

@@ -77,6 +77,14 @@ class SparkEngine(Engine):
     ------
     UsageError
         Without an active Spark context, or for an argument that cannot work.
+
+    Examples
+    --------
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.engine import SparkEngine
+    >>> sc = init_orca_context("local", cores=2)
+    >>> SparkEngine().run(lambda worker: worker.rank * 10, num_workers=2)
+    [0, 10]
     """
 
     def __init__(

@@ -34,6 +34,17 @@ class InferenceModel:
     supported_concurrent_num : int
         How many copies there are. The copies of a network in ONNX Runtime or OpenVINO share its
         weights.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.inference import InferenceModel
+    >>> model = InferenceModel(supported_concurrent_num=2)  # for two threads at the same time
+    >>> model = model.load_module(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU()))
+    >>> model.predict(np.array([[-1.0, 2.0], [3.0, -4.0]], dtype="float32"))
+    array([[0., 2.],
+           [3., 0.]], dtype=float32)
     """
 
     def __init__(self, supported_concurrent_num: int = 1, bigdl_type: str = "float"):
@@ -57,6 +68,16 @@ class InferenceModel:
         -------
         InferenceModel
             Itself, as from every ``load``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.orca.inference import InferenceModel
+        >>> torch.jit.script(torch.nn.ReLU()).save("relu.pt")
+        >>> model = InferenceModel().load_torch("relu.pt")
+        >>> model.predict(np.array([[-1.0, 2.0]], dtype="float32"))
+        array([[0., 2.]], dtype=float32)
         """
         # the file is shipped: a script has no pickle
         return self._fill(file_copies, read_model(model_path), model_path, trust)

@@ -35,6 +35,18 @@ class HorovodRayRunner:
     ------
     UsageError
         Without an active Ray, or for an argument that cannot work.
+
+    Examples
+    --------
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.learn.horovod import HorovodRayRunner
+    >>> sc = init_orca_context("local", cores=2, init_ray_on_spark=True)
+    >>> def rank():
+    ...     import horovod.torch as hvd
+    ...     return hvd.rank()
+    >>> runner = HorovodRayRunner(workers_per_node=2)
+    >>> runner.run(rank)  # doctest: +SKIP
+    [0, 1]
     """
 
     def __init__(

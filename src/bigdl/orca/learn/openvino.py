@@ -21,7 +21,6 @@ from bigdl.orca.learn.prediction.typed import by_input
 
 __all__ = [
     "Estimator",
-    "Network",
     "OpenvinoEstimator",
 ]
 
@@ -158,7 +157,22 @@ def _rows_of(network) -> int | None:
 
 
 class Estimator:
-    """Makes Estimators of networks of OpenVINO."""
+    """Makes Estimators of networks of OpenVINO.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import openvino
+    >>> import torch
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.learn.openvino import Estimator
+    >>> sc = init_orca_context("local", cores=2)
+    >>> network = openvino.convert_model(torch.nn.ReLU(), example_input=torch.zeros(1, 2))
+    >>> openvino.save_model(network, "relu.xml")
+    >>> estimator = Estimator.from_openvino(model_path="relu.xml")
+    >>> estimator.predict(np.array([[-1.0, 2.0]], dtype="float32"))
+    array([[0., 2.]], dtype=float32)
+    """
 
     @staticmethod
     def from_openvino(*, model_path: str) -> OpenvinoEstimator:
@@ -192,7 +206,22 @@ def _refused(verb: str, advice: str = "OpenVINO does not train") -> Callable[...
 
 
 class OpenvinoEstimator:
-    """A network of OpenVINO that predicts on Spark; made by :meth:`Estimator.from_openvino`."""
+    """A network of OpenVINO that predicts on Spark; made by :meth:`Estimator.from_openvino`.
+
+    Examples
+    --------
+    >>> import openvino
+    >>> import torch
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.openvino import Estimator
+    >>> sc = init_orca_context("local", cores=2)
+    >>> network = openvino.convert_model(torch.nn.ReLU(), example_input=torch.zeros(1, 2))
+    >>> openvino.save_model(network, "relu.xml")
+    >>> frame = OrcaContext.get_spark_session().createDataFrame([([-1.0, 2.0],)], ["x"])
+    >>> estimator = Estimator.from_openvino(model_path="relu.xml")
+    >>> estimator.predict(frame, feature_cols=["x"]).first().prediction
+    DenseVector([0.0, 2.0])
+    """
 
     def __init__(self, *, model_path: str):
         self._shipped: Any = None  # what predict has broadcast last

@@ -33,7 +33,20 @@ def maybe_dataframe_to_xshards(
     accept_str_col: bool = False,
     shard_size: int | None = None,
 ) -> tuple[Any, Any]:
-    """Data and validation data as XShards where they are Spark DataFrames, else as they came."""
+    """Data and validation data as XShards where they are Spark DataFrames, else as they came.
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.utils import maybe_dataframe_to_xshards
+    >>> sc = init_orca_context("local", cores=2)
+    >>> frame = OrcaContext.get_spark_session().createDataFrame([(1.0, 0), (2.0, 1)], ["x", "y"])
+    >>> shards, _ = maybe_dataframe_to_xshards(frame.coalesce(1), None, ["x"], ["y"])
+    >>> shards.collect()
+    [{'x': array([1., 2.]...), 'y': array([0, 1])}]
+    >>> maybe_dataframe_to_xshards({"x": 1}, None, None, None)  # no frame
+    ({'x': 1}, None)
+    """
     arguments = locals()
     from pyspark.sql import DataFrame
 
@@ -78,6 +91,16 @@ def dataframe_to_xshards(
     -------
     data, validation_data : SparkXShards
         The second one is None where it was.
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.utils import dataframe_to_xshards
+    >>> sc = init_orca_context("local", cores=2)
+    >>> frame = OrcaContext.get_spark_session().createDataFrame([(1.0, 0), (2.0, 1)], ["x", "y"])
+    >>> shards, _ = dataframe_to_xshards(frame.coalesce(1), None, ["x", "y"], None, mode="predict")
+    >>> shards.collect()
+    [{'x': (array([1., 2.]...), array([0, 1]))}]
     """
     from bigdl.orca.context import OrcaContext
     from bigdl.orca.data.shard import SparkXShards
@@ -142,6 +165,13 @@ def arrays2dict(
     ------
     dict
         ``x`` and, with labels, ``y``: an array for one column, a tuple for several.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.utils import arrays2dict
+    >>> rows = [{"age": 31, "click": 0}, {"age": 45, "click": 1}, {"age": 28, "click": 0}]
+    >>> [shard["x"].tolist() for shard in arrays2dict(rows, ["age"], ["click"], shard_size=2)]
+    [[31, 45], [28]]
     """
     rows = iter(rows)
     while taken := list(islice(rows, shard_size)):
@@ -181,6 +211,16 @@ def convert_predict_rdd_to_dataframe(df, prediction_rdd):
     Returns
     -------
     pyspark.sql.DataFrame
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.utils import convert_predict_rdd_to_dataframe
+    >>> sc = init_orca_context("local", cores=2)
+    >>> frame = OrcaContext.get_spark_session().range(0, 2, 1, 1)
+    >>> predictions = sc.parallelize([0.25, 0.75], 1)
+    >>> convert_predict_rdd_to_dataframe(frame, predictions).collect()
+    [Row(id=0, prediction=0.25), Row(id=1, prediction=0.75)]
     """
     from pyspark.sql import types as T
 
@@ -203,6 +243,18 @@ def convert_predict_xshards_to_dataframe(df, pred_shards, multi_output: bool = F
         Dicts with ``prediction``: an array of rows, or a list of them for several outputs.
     multi_output : bool
         Accepted for compatibility: several outputs are seen from the shards.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.data import SparkXShards
+    >>> from bigdl.orca.learn.utils import convert_predict_xshards_to_dataframe
+    >>> sc = init_orca_context("local", cores=2)
+    >>> frame = OrcaContext.get_spark_session().range(0, 2, 1, 1)
+    >>> shards = SparkXShards(sc.parallelize([{"prediction": np.array([0.25, 0.75])}], 1))
+    >>> convert_predict_xshards_to_dataframe(frame, shards).collect()
+    [Row(id=0, prediction=0.25), Row(id=1, prediction=0.75)]
     """
     cells = pred_shards.rdd.flatMap(lambda shard: cells_of(shard["prediction"]))
     return convert_predict_rdd_to_dataframe(df, cells)
@@ -226,6 +278,18 @@ def update_predict_xshards(xshard, pred_xshards):
     ----------
     xshard, pred_xshards : SparkXShards
         Of dicts, with the same partitions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import XShards
+    >>> from bigdl.orca.learn.utils import update_predict_xshards
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = XShards.partition({"x": np.array([1, 2])}, num_shards=1)
+    >>> predictions = XShards.partition({"prediction": np.array([10, 20])}, num_shards=1)
+    >>> update_predict_xshards(rows, predictions).first()
+    {'x': array([1, 2]), 'prediction': array([10, 20])}
     """
     return xshard.zip(pred_xshards).transform_shard(
         lambda pair: {**pair[0], "prediction": pair[1]["prediction"]}

@@ -22,6 +22,15 @@ class TorchModel:
     """A PyTorch model; see :meth:`from_pytorch`.
 
     Called like the model, it gives the model's outputs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.torch import TorchModel
+    >>> model = TorchModel.from_pytorch(torch.nn.ReLU())
+    >>> model.predict(np.array([[-1.0, 2.0]], dtype="float32"))
+    array([[0., 2.]], dtype=float32)
     """
 
     def __init__(self, module):
@@ -88,7 +97,16 @@ class TorchModel:
 
 
 class TorchLoss:
-    """A loss of PyTorch; see :meth:`from_pytorch`."""
+    """A loss of PyTorch; see :meth:`from_pytorch`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.torch import TorchLoss
+    >>> loss = TorchLoss.from_pytorch(torch.nn.MSELoss())
+    >>> loss.to_pytorch()
+    MSELoss()
+    """
 
     def __init__(self, criterion):
         self._criterion = criterion
@@ -121,6 +139,15 @@ class TorchOptim:
         ``f(optimizer, config)``.
     step_frequency : str
         ``"epoch"`` or ``"batch"``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.torch import TorchOptim
+    >>> sgd = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    >>> schedule = torch.optim.lr_scheduler.StepLR(sgd, step_size=10)
+    >>> TorchOptim.from_pytorch(schedule, decayType="IterationDecay").step_frequency
+    'batch'
     """
 
     def __init__(self, optimizer, scheduler_creator, step_frequency: str):

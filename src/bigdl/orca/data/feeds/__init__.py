@@ -34,6 +34,15 @@ RayXShards, ray.data.Dataset or Feed
     ------
     UsageError
         For an input of another kind.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca.data.feeds import as_feed
+    >>> from bigdl.orca.engine import LocalEngine
+    >>> feed = as_feed((np.zeros((10, 3)), np.ones(10)))
+    >>> LocalEngine().run(lambda worker: worker.shard.rows, feed, num_workers=2)
+    [5, 5]
     """
     if isinstance(data, Feed):
         return data

@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 
 class FeatureType(Enum):
-    """Kind of a column."""
+    """Kind of a column.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.image.utils import FeatureType
+    >>> [kind.name for kind in FeatureType]
+    ['IMAGE', 'NDARRAY', 'SCALAR']
+    """
 
     IMAGE = "IMAGE"
     NDARRAY = "NDARRAY"
@@ -36,7 +43,14 @@ class FeatureType(Enum):
 
 
 class DType(Enum):
-    """Type of a scalar, or of the elements of an array."""
+    """Type of a scalar, or of the elements of an array.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.image.utils import DType
+    >>> [dtype.name for dtype in DType]
+    ['STRING', 'BYTES', 'INT32', 'FLOAT32', 'UINT8']
+    """
 
     STRING = "STRING"
     BYTES = "BYTES"
@@ -54,6 +68,13 @@ class SchemaField(NamedTuple):
     dtype : DType
     shape : tuple of int
         Shape of an array, ``()`` for others.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data.image.utils import DType, FeatureType, SchemaField
+    >>> boxes = SchemaField(FeatureType.NDARRAY, DType.FLOAT32, (-1, 4))  # any number of rows
+    >>> boxes.shape
+    (-1, 4)
     """
 
     feature_type: FeatureType

@@ -25,6 +25,18 @@ class Dataset:
     shards : SparkXShards
         Of arrays, or tuples or dicts of them, of equal numbers of rows.
     functions : sequence of callable
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import XShards
+    >>> from bigdl.orca.data.tf.data import Dataset
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = XShards.partition({"x": np.arange(4.0), "y": np.arange(4)}, num_shards=2)
+    >>> dataset = Dataset.from_tensor_slices(rows).map(lambda row: (row["x"] * 10, row["y"]))
+    >>> [x.tolist() for x, y in dataset.get_xshards().collect()]  # or give it to fit
+    [[0.0, 10.0], [20.0, 30.0]]
     """
 
     def __init__(self, shards: SparkXShards, functions: tuple[Callable, ...] = ()):

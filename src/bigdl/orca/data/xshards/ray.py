@@ -30,6 +30,17 @@ class RayXShards(XShards):
     ----------
     references : sequence of ray.ObjectRef
         Of every partition, a list of shards.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.data import XShards
+    >>> from bigdl.orca.data.xshards.ray import RayXShards
+    >>> sc = init_orca_context("local", cores=2, init_ray_on_spark=True)
+    >>> shards = RayXShards.from_spark_xshards(XShards.partition(np.arange(4), num_shards=2))
+    >>> [shard.tolist() for shard in shards.transform_shard(lambda shard: shard * 10).collect()]
+    [[0, 10], [20, 30]]
     """
 
     def __init__(self, references: Sequence):

@@ -8,7 +8,19 @@ from bigdl.orca.cluster.spark_calls import silent_when_closed
 
 
 class NNImageReader:
-    """Reads images into Spark's image schema."""
+    """Reads images into Spark's image schema.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.learn.nnframes import NNImageReader
+    >>> sc = init_orca_context("local", cores=2)
+    >>> Image.new("RGB", (8, 6)).save("photo.png")
+    >>> image = NNImageReader.readImages("photo.png", sc, resizeH=3, resizeW=4).first().image
+    >>> image.height, image.width, image.nChannels
+    (3, 4, 3)
+    """
 
     @staticmethod
     def readImages(

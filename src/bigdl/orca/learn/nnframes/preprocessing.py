@@ -26,7 +26,19 @@ __all__ = [
 
 
 class Preprocessing:
-    """Base class: :meth:`batch` says what becomes of the rows of a batch."""
+    """Base class: :meth:`batch` says what becomes of the rows of a batch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.nnframes import Preprocessing
+    >>> class Centred(Preprocessing):
+    ...     def batch(self, rows):
+    ...         return rows - rows.mean(dim=1, keepdim=True)
+    >>> Centred().batch(torch.tensor([[1.0, 3.0], [4.0, 4.0]]))
+    tensor([[-1.,  1.],
+            [ 0.,  0.]])
+    """
 
     def __call__(self, value):
         """One row: a number, a vector, nested lists or a tensor.
@@ -63,6 +75,13 @@ class SeqToTensor(Preprocessing):
     ----------
     size : sequence of int, optional
         Shape of one row; default the shape that it has, and ``(1,)`` for a number.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.nnframes import SeqToTensor
+    >>> SeqToTensor([2, 2]).batch(torch.zeros(5, 4)).shape  # five rows of four numbers
+    torch.Size([5, 2, 2])
     """
 
     def __init__(self, size: Sequence[int] | int | None = None):
@@ -90,15 +109,40 @@ class SeqToTensor(Preprocessing):
 
 
 class ArrayToTensor(SeqToTensor):
-    """An array column to a tensor of the shape `size`."""
+    """An array column to a tensor of the shape `size`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.nnframes import ArrayToTensor
+    >>> ArrayToTensor([1, 28, 28]).batch(torch.zeros(5, 784)).shape
+    torch.Size([5, 1, 28, 28])
+    """
 
 
 class MLlibVectorToTensor(SeqToTensor):
-    """A column of Spark ML vectors to a tensor of the shape `size`."""
+    """A column of Spark ML vectors to a tensor of the shape `size`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.nnframes import MLlibVectorToTensor
+    >>> MLlibVectorToTensor([4]).batch(torch.zeros(5, 4)).shape
+    torch.Size([5, 4])
+    """
 
 
 class ScalarToTensor(SeqToTensor):
-    """A number to a tensor of the shape ``(1,)``."""
+    """A number to a tensor of the shape ``(1,)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.nnframes import ScalarToTensor
+    >>> ScalarToTensor().batch(torch.tensor([0.5, 0.7]))
+    tensor([[0.5000],
+            [0.7000]])
+    """
 
     def __init__(self):
         super().__init__((1,))
@@ -113,6 +157,14 @@ class SeqToMultipleTensors(Preprocessing):
     Parameters
     ----------
     sizes : sequence of sequence of int
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.nnframes import SeqToMultipleTensors
+    >>> rows = torch.tensor([[1.0, 2.0, 3.0]])  # a user and an item of two numbers
+    >>> SeqToMultipleTensors([[1], [2]]).batch(rows)
+    (tensor([[1.]]), tensor([[2., 3.]]))
     """
 
     def __init__(self, sizes: Sequence[Sequence[int]]):
@@ -139,6 +191,15 @@ class ChainedPreprocessing(Preprocessing):
     Parameters
     ----------
     transformers : sequence of Preprocessing, callable or size
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.nnframes import ChainedPreprocessing, SeqToTensor
+    >>> chain = ChainedPreprocessing([SeqToTensor([2, 2]), lambda row: row / 255])
+    >>> chain.batch(torch.tensor([[0.0, 255.0, 0.0, 255.0]]))
+    tensor([[[0., 1.],
+             [0., 1.]]])
     """
 
     def __init__(self, transformers: Sequence[Any]):
@@ -158,7 +219,18 @@ class ChainedPreprocessing(Preprocessing):
 
 
 class FeatureLabelPreprocessing:
-    """The preprocessing of features and of labels in one object, for ``setSamplePreprocessing``."""
+    """The preprocessing of features and of labels in one object, for ``setSamplePreprocessing``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.nnframes import (
+    ...     FeatureLabelPreprocessing, NNEstimator, ScalarToTensor, SeqToTensor,
+    ... )
+    >>> estimator = NNEstimator(torch.nn.Linear(3, 1), torch.nn.MSELoss())
+    >>> preprocessing = FeatureLabelPreprocessing(SeqToTensor([3]), ScalarToTensor())
+    >>> _ = estimator.setSamplePreprocessing(preprocessing)
+    """
 
     def __init__(self, feature_transformer: Any, label_transformer: Any = None):
         self.feature = as_preprocessing(feature_transformer)

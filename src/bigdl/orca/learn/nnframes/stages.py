@@ -243,13 +243,45 @@ class Summary:
 
 
 class TrainSummary(Summary):
-    """``Loss``, ``LearningRate`` and ``Throughput`` of every step."""
+    """``Loss``, ``LearningRate`` and ``Throughput`` of every step.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.nnframes import NNEstimator, TrainSummary
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [([1.0, 0.0], 1.0), ([0.0, 1.0], 2.0)] * 4
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["features", "label"])
+    >>> summary = TrainSummary("logs", "sums")
+    >>> estimator = NNEstimator(torch.nn.Linear(2, 1), torch.nn.MSELoss()).setBatchSize(4)
+    >>> model = estimator.setMaxEpoch(1).setTrainSummary(summary).fit(frame)
+    >>> [step for step, loss, time in summary.read_scalar("Loss")]  # two batches of four rows
+    [1, 2]
+    """
 
     _getter = "get_train_summary"
 
 
 class ValidationSummary(Summary):
-    """The loss and the metrics of every validation, by their names."""
+    """The loss and the metrics of every validation, by their names.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.nnframes import NNEstimator, ValidationSummary
+    >>> from bigdl.orca.learn.trigger import EveryEpoch
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [([1.0, 0.0], 1.0), ([0.0, 1.0], 2.0)] * 4
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["features", "label"])
+    >>> summary = ValidationSummary("logs", "sums")
+    >>> estimator = NNEstimator(torch.nn.Linear(2, 1), torch.nn.MSELoss()).setMaxEpoch(2)
+    >>> estimator = estimator.setValidation(EveryEpoch(), frame, ["mse"], 8)
+    >>> model = estimator.setValidationSummary(summary).fit(frame)
+    >>> len(summary.read_scalar("mse"))  # after each epoch
+    2
+    """
 
     _getter = "get_validation_summary"
 
@@ -342,6 +374,20 @@ def trusted_loading() -> Iterator[None]:
 
     For ``PipelineModel.load`` and its like, which have no ``trust=``: loading a model that somebody
     saved runs that person's code.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from pyspark.ml import Pipeline, PipelineModel
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.nnframes import NNModel, trusted_loading
+    >>> sc = init_orca_context("local", cores=2)
+    >>> frame = OrcaContext.get_spark_session().createDataFrame([([1.0],)], ["features"])
+    >>> Pipeline(stages=[NNModel(torch.nn.ReLU(), [1])]).fit(frame).save("pipeline")
+    >>> with trusted_loading():  # whoever wrote it
+    ...     pipeline = PipelineModel.load("pipeline")
+    >>> pipeline.transform(frame).first()["prediction"]
+    1.0
     """
     token = _trusts.set(True)
     try:
@@ -453,6 +499,18 @@ class NNModel(Model, ModelParams, _Storable):
     -----
     ``transform`` is lazy and keeps all rows, their order and columns. The prediction is a double
     for one number per row, a dense vector for several.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.nnframes import NNModel
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [([-1.0],), ([2.0],)]
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["features"])
+    >>> predicted = NNModel(torch.nn.ReLU(), [1]).setPredictionCol("positive").transform(frame)
+    >>> [row.positive for row in predicted.collect()]
+    [0.0, 2.0]
     """
 
     def __init__(self, model: Any, feature_preprocessing: Any = None):
@@ -521,6 +579,20 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         By default vectors and arrays stay as they are, and a float becomes a row of one.
     label_preprocessing : Preprocessing, callable or list of int, optional
         The same for the label; by default it takes the shape that the loss needs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.nnframes import NNEstimator
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [([1.0, 0.0], 1.0), ([0.0, 1.0], 2.0)] * 4
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["features", "label"])
+    >>> estimator = NNEstimator(torch.nn.Linear(2, 1), torch.nn.MSELoss(), [2])
+    >>> estimator = estimator.setBatchSize(8).setLearningRate(0.5).setMaxEpoch(50)
+    >>> model = estimator.fit(frame)
+    >>> round(model.transform(frame).first()["prediction"], 2)
+    1.0
     """
 
     def __init__(
@@ -811,6 +883,18 @@ class NNClassifierModel(NNModel, ClassifierParams):
     logits : bool
         Whether a single output is a logit, as ``BCEWithLogitsLoss`` trains it, rather than a
         probability.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.nnframes import NNClassifierModel
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [([0.9, 0.1],), ([0.2, 0.8],)]
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["features"])
+    >>> model = NNClassifierModel(torch.nn.Softmax(dim=1), [2])
+    >>> [row.prediction for row in model.transform(frame).collect()]
+    [0.0, 1.0]
     """
 
     def __init__(self, model: Any, feature_preprocessing: Any = None, *, logits: bool = False):
@@ -846,6 +930,19 @@ class NNClassifier(NNEstimator, ClassifierParams):
     feature_preprocessing : Preprocessing, callable, list of int or list of lists, optional
     zero_based_label : bool
         Whether the first of several classes is 0 or 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.nnframes import NNClassifier
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [([1.0, 0.0], 0.0), ([0.0, 1.0], 1.0)] * 4
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["features", "label"])
+    >>> classifier = NNClassifier(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), [2])
+    >>> model = classifier.setBatchSize(8).setLearningRate(0.5).setMaxEpoch(20).fit(frame)
+    >>> [row.prediction for row in model.transform(frame).limit(2).collect()]
+    [0.0, 1.0]
     """
 
     def __init__(

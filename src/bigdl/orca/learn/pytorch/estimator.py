@@ -65,11 +65,40 @@ class TrainingOperator:
     A step of one's own is a :class:`~bigdl.orca.learn.pytorch.callbacks.MainCallback`:
     ``forward_batch`` became ``on_iter_forward``, ``train_batch`` that and ``on_iter_backward``, and
     ``predict_batch`` became ``on_pred_forward``.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.pytorch import Estimator, TrainingOperator
+    >>> import torch
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), training_operator_cls=TrainingOperator, backend="local"
+    ... )
     """
 
 
 class Estimator:
-    """Makes Estimators; see :meth:`from_torch`."""
+    """Makes Estimators; see :meth:`from_torch`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1),
+    ...     optimizer=SGD(learningrate=0.5),
+    ...     loss=torch.nn.MSELoss(),
+    ...     metrics=["mae"],
+    ...     backend="local",  # on this machine; the default is "spark"
+    ... )
+    >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
+    >>> figures = estimator.fit((x, 2 * x), epochs=50, batch_size=64, seed=1)
+    >>> round(estimator.evaluate((x, 2 * x))["num_samples"])
+    64
+    >>> estimator.predict(np.ones((1, 1), dtype="float32")).round(2)
+    array([[2.]], dtype=float32)
+    """
 
     @staticmethod
     def from_torch(
@@ -200,6 +229,22 @@ class Estimator:
         ------
         UsageError
             If there is none.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.orca.learn.optimizers import SGD
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> estimator = Estimator.from_torch(
+        ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+        ...     backend="local", model_dir="models",
+        ... )
+        >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+        >>> figures = estimator.fit((x, x), epochs=2)
+        >>> estimator.load_checkpoint(Estimator.latest_checkpoint("models"))
+        >>> len(estimator.fit((x, x), epochs=3, resume="auto"))  # one more
+        3
         """
         run = CheckpointDirectory.latest_run(checkpoint_dir)
         if run is not None:
@@ -228,6 +273,27 @@ class PyTorchEstimator(TrainingEstimator):
     options : EstimatorOptions
     metrics, use_tqdm, precision
         See :meth:`Estimator.from_torch`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca import OrcaContext, init_orca_context
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> sc = init_orca_context("local", cores=2)
+    >>> rows = [(1.0, 2.0), (2.0, 4.0), (3.0, 6.0), (4.0, 8.0)]
+    >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["x", "y"])
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.05), loss=torch.nn.MSELoss()
+    ... )
+    >>> figures = estimator.fit(
+    ...     frame, epochs=100, batch_size=4, feature_cols=["x"], label_cols=["y"], seed=1
+    ... )
+    >>> figures[-1]["train_loss"] < 0.1
+    True
+    >>> predicted = estimator.predict(frame, feature_cols=["x"])  # lazily, with all columns
+    >>> predicted.columns
+    ['x', 'y', 'prediction']
     """
 
     def __init__(

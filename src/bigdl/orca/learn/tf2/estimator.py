@@ -50,7 +50,25 @@ _OF_LAYER = (*PHASES, "step_s", "sync_s", "bytes_per_step")
 
 
 class Estimator:
-    """Makes Estimators; see :meth:`from_keras`."""
+    """Makes Estimators; see :meth:`from_keras`.
+
+    Examples
+    --------
+    >>> import keras
+    >>> import numpy as np
+    >>> from bigdl.orca.learn.tf2 import Estimator
+    >>> def model_creator(config):
+    ...     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    ...     model.compile(keras.optimizers.SGD(config["lr"]), "mse")
+    ...     return model
+    >>> estimator = Estimator.from_keras(
+    ...     model_creator=model_creator, config={"lr": 0.5}, backend="local"
+    ... )
+    >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
+    >>> figures = estimator.fit((x, 2 * x), epochs=20, batch_size=64, verbose=0)
+    >>> estimator.predict(np.ones((1, 1), dtype="float32")).round(1)
+    array([[2.]], dtype=float32)
+    """
 
     @staticmethod
     def from_keras(
@@ -181,7 +199,23 @@ class Estimator:
 
 
 class KerasEstimator(KerasFiles):
-    """A Keras model with the verbs of scikit-learn; made by :meth:`Estimator.from_keras`."""
+    """A Keras model with the verbs of scikit-learn; made by :meth:`Estimator.from_keras`.
+
+    Examples
+    --------
+    >>> import keras
+    >>> import numpy as np
+    >>> from bigdl.orca.learn.tf2 import Estimator
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", metrics=["mae"])
+    >>> estimator = Estimator.from_keras(model=model, backend="local")
+    >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
+    >>> figures = estimator.fit((x, 2 * x), epochs=2, verbose=0)
+    >>> len(figures["loss"])  # one for each epoch
+    2
+    >>> sorted(estimator.evaluate((x, 2 * x), verbose=0))
+    ['validation_loss', 'validation_mae']
+    """
 
     def __init__(self, parts: KerasParts, options: EstimatorOptions):
         from bigdl.orca.learn.tf2.layer import KerasLayerTraining

@@ -90,7 +90,27 @@ def _with_logs(hook: Callable, *args: Any, logs: dict) -> None:
 
 
 class Callback(OldHooks):
-    """Base class: every hook does nothing or what its more general hook does."""
+    """Base class: every hook does nothing or what its more general hook does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> from bigdl.orca.learn.pytorch.callbacks import Callback
+    >>> class StopAtLoss(Callback):
+    ...     def after_train_epoch(self, runner):
+    ...         runner.stop = runner.epoch_stats["train_loss"] < 0.5
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+    ...     backend="local",
+    ... )
+    >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+    >>> figures = estimator.fit((x, x), epochs=100, callbacks=[StopAtLoss()], seed=1)
+    >>> len(figures) < 100, figures[-1]["train_loss"] < 0.5
+    (True, True)
+    """
 
     def before_run(self, runner: Runner) -> None:
         """Before the first epoch of a fit."""
@@ -176,6 +196,27 @@ class MainCallback(Callback):
     must be a mean over the rows (with the criterion of the Estimator: whatever that is), and
     :meth:`on_iter_backward` must call ``backward`` equally often on every worker.
     The forward methods are not called on a worker that has no rows in a step.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> from bigdl.orca.learn.pytorch.callbacks import MainCallback
+    >>> class Mixed(MainCallback):
+    ...     def on_iter_forward(self, runner):
+    ...         x, y = runner.batch
+    ...         runner.output, runner.target = runner.model(x), y
+    ...         error = runner.output - y
+    ...         runner.loss = (error**2).mean() + error.abs().mean()
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), backend="local"
+    ... )
+    >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+    >>> figures = estimator.fit((x, x), epochs=3, callbacks=[Mixed()], seed=1)
+    >>> figures[0]["train_loss"] > figures[-1]["train_loss"]
+    True
     """
 
     def on_iter_forward(self, runner: Runner) -> None:
@@ -223,6 +264,22 @@ class MaxstepsCallback(Callback):
     """End the training when ``runner.global_step`` is `max_step`.
 
     ``fit(max_steps=)`` does the same for one fit and lets a run be resumed to another end.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> from bigdl.orca.learn.pytorch.callbacks import MaxstepsCallback
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+    ...     backend="local",
+    ... )
+    >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+    >>> figures = estimator.fit((x, x), epochs=10, batch_size=16, callbacks=[MaxstepsCallback(6)])
+    >>> [epoch["batch_count"] for epoch in figures]  # four steps of the first epoch, two more
+    [4, 2]
     """
 
     def __init__(self, max_step: int):
@@ -234,4 +291,19 @@ class MaxstepsCallback(Callback):
 
 
 class TqdmCallback(Callback):
-    """Show a progress bar on the driver, also where nobody seems to watch; as ``use_tqdm=True``."""
+    """Show a progress bar on the driver, also where nobody seems to watch; as ``use_tqdm=True``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> from bigdl.orca.learn.pytorch.callbacks import TqdmCallback
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+    ...     backend="local",
+    ... )
+    >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+    >>> figures = estimator.fit((x, x), callbacks=[TqdmCallback()])  # the bar is in sys.stderr
+    """

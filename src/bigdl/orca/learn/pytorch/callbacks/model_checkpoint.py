@@ -35,6 +35,22 @@ class EarlyStopping(Callback):
         ``"min"`` or ``"max"``: what is better.
     min_delta : float
         How much better it has to be.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> from bigdl.orca.learn.pytorch.callbacks import EarlyStopping
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+    ...     backend="local",
+    ... )
+    >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+    >>> stopping = EarlyStopping("train_loss", patience=2, min_delta=100.0)  # more than is possible
+    >>> len(estimator.fit((x, x), epochs=50, callbacks=[stopping]))
+    3
     """
 
     def __init__(
@@ -89,6 +105,25 @@ class ModelCheckpoint(Callback):
         Figure of an epoch that says which are the best, e.g. ``"val_loss"``.
     mode : str
         ``"min"`` or ``"max"``: what is better.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.data.file import listdir
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> from bigdl.orca.learn.pytorch.callbacks import ModelCheckpoint
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+    ...     backend="local",
+    ... )
+    >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+    >>> checkpoint = ModelCheckpoint("memo/net-{epoch}", num_to_keep=1)
+    >>> figures = estimator.fit((x, x), epochs=2, callbacks=[checkpoint])
+    >>> listdir("memo")
+    ['memo/last.ckpt', 'memo/net-epoch=2.ckpt']
+    >>> estimator.load_checkpoint(ModelCheckpoint.get_latest_checkpoint("memo"))
     """
 
     def __init__(

@@ -30,6 +30,23 @@ class TensorBoardCallback(Callback):
         ``"epoch"``, ``"batch"``, or every so many steps.
     **options
         Of ``torch.utils.tensorboard.SummaryWriter``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.orca.data.file import listdir
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> from bigdl.orca.learn.pytorch.callbacks import TensorBoardCallback
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+    ...     backend="local",
+    ... )
+    >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+    >>> figures = estimator.fit((x, x), callbacks=[TensorBoardCallback("logs")])
+    >>> len(listdir("logs"))  # for: tensorboard --logdir logs
+    1
     """
 
     def __init__(self, log_dir: str | None = None, freq: str | int = "epoch", **options):

@@ -25,6 +25,13 @@ class WandbLoggerCallback(Callback):
         Log gradients and weights too.
     **options
         Of ``wandb.init``.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.pytorch.callbacks import WandbLoggerCallback
+    >>> callback = WandbLoggerCallback("ratings", log_config=True, mode="offline")
+    >>> callback.project, callback.options  # for fit(callbacks=[callback])
+    ('ratings', {'mode': 'offline'})
     """
 
     def __init__(
