@@ -77,6 +77,7 @@ class SafePickle:
     Examples
     --------
     >>> import io
+    >>> from bigdl.orca import SafePickle
     >>> file = io.BytesIO()
     >>> digest = SafePickle.dump({"a": 1}, file, return_digest=True)
     >>> _ = file.seek(0)

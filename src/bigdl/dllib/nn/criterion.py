@@ -109,8 +109,8 @@ def DistKLDivCriterion(size_average: bool = True, bigdl_type: str = "float"):
     >>> import torch
     >>> from bigdl.dllib.nn.criterion import DistKLDivCriterion
     >>> halves = torch.tensor([[0.5, 0.5]])
-    >>> DistKLDivCriterion()(halves.log(), halves)
-    tensor(0.)
+    >>> DistKLDivCriterion(size_average=False)(torch.tensor([[0.25, 0.75]]).log(), halves)
+    tensor(0.1438)
     """
     return _loss("KLDivLoss", size_average)
 

@@ -141,8 +141,8 @@ class LightGBMClassifier(_LightGBM, name="LightGBMClassifier"):
     ...     stage = LightGBMClassifier({"numIterations": 10})
     ... except MissingExtraError as error:  # without SynapseML
     ...     print(error)
-    LightGBMClassifier is synapse.ml.lightgbm....; add SynapseML to Spark (its
-    package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
+    LightGBMClassifier is ...; add SynapseML to Spark
+    (its package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
     """
 
 
@@ -157,8 +157,8 @@ class LightGBMClassifierModel(_LightGBM, name="LightGBMClassificationModel"):
     ...     stage = LightGBMClassifierModel.load("trees")
     ... except MissingExtraError as error:  # without SynapseML
     ...     print(error)
-    LightGBMClassifierModel is synapse.ml.lightgbm....; add SynapseML to Spark (its
-    package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
+    LightGBMClassifierModel is ...; add SynapseML to Spark
+    (its package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
     """
 
 
@@ -173,8 +173,8 @@ class LightGBMRegressor(_LightGBM, name="LightGBMRegressor"):
     ...     stage = LightGBMRegressor({"numIterations": 10})
     ... except MissingExtraError as error:  # without SynapseML
     ...     print(error)
-    LightGBMRegressor is synapse.ml.lightgbm....; add SynapseML to Spark (its
-    package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
+    LightGBMRegressor is ...; add SynapseML to Spark
+    (its package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
     """
 
 
@@ -189,6 +189,6 @@ class LightGBMRegressorModel(_LightGBM, name="LightGBMRegressionModel"):
     ...     stage = LightGBMRegressorModel.load("trees")
     ... except MissingExtraError as error:  # without SynapseML
     ...     print(error)
-    LightGBMRegressorModel is synapse.ml.lightgbm....; add SynapseML to Spark (its
-    package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
+    LightGBMRegressorModel is ...; add SynapseML to Spark
+    (its package com.microsoft.azure:synapseml-lightgbm), or use XGBClassifier and XGBRegressor
     """

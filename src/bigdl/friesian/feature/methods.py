@@ -217,6 +217,18 @@ class FeatureMethods(CellMethods):
         sep : str, default ""
             What stands between the values.  Without anything ("a", "bc") is equal to ("ab", "c"),
             as it was in BigDL 2.x.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> views = pd.DataFrame({"user": ["u1", "u1"], "city": ["Oslo", "Rome"]})
+        >>> table = FeatureTable.from_pandas(views)
+        >>> oslo, rome = table.cross_hash_encode(["user", "city"], 1000).to_list("user_city")
+        >>> oslo == rome, max(oslo, rome) < 1000
+        (False, True)
         """
         return self._apply(CrossColumns.of(cross_columns, bin_sizes, cross_col_names, method, sep))
 

@@ -451,6 +451,18 @@ class FeaturePipeline(FeatureMethods):
         -------
         str
             A line for each step, and one for the columns of the result.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeaturePipeline
+        >>> pd.DataFrame({"city": ["Oslo", "Rome", "Oslo"]}).to_parquet("users.parquet")
+        >>> pipeline = FeaturePipeline().category_encode("city")
+        >>> pipeline = pipeline.fit_files("users.parquet", host="here")
+        >>> print(pipeline.explain())
+        step               reads  makes  executors             learned
+        1 category_encode  city   city   catalyst, arrow, row  2 rows (1 kB)
+        result: city int (3 values)
         """
         return _explained(self._steps, self._fitted)
 

@@ -260,6 +260,17 @@ class Table(CellMethods):
             The columns that all tables have, or those of any table, with nulls where one has none.
         distinct : bool, default False
             Every different row once.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> old = FeatureTable.from_pandas(pd.DataFrame({"user": [1], "age": [31]}))
+        >>> new = FeatureTable.from_pandas(pd.DataFrame({"user": [2]}))
+        >>> new.concat(old, mode="outer").sort("user").to_list("age")
+        [31, None]
         """
         others = spark.listed([tables])
         if not all(isinstance(each, Table) for each in others):
@@ -1243,6 +1254,19 @@ class FeatureTable(FeatureMethods, Table):
         -------
         FeatureTable
             With columns of array<double>; null for a null.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> def embed(texts):  # or the name of a model of sentence-transformers
+        ...     return np.array([[len(text), text.count("a")] for text in texts], dtype=float)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"title": ["banana", "fig"]}))
+        >>> table.string_embed("title", embed).to_list("title")
+        [[6.0, 3.0], [3.0, 0.0]]
         """
         names = spark.names_of(self.df, columns, kinds.is_text, "strings")
         if not callable(bert_model):
@@ -1358,6 +1382,19 @@ class FeatureTable(FeatureMethods, Table):
         -------
         FeatureTable
             Nulls for what is not in the vocabulary, and for cells without any known value.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"city": ["Rome", "Bern"]}))
+        >>> index = {"Oslo": 1, "Rome": 2}
+        >>> table.encode_string("city", index).to_list("city")
+        [2, None]
+        >>> table.encode_string("city", index, oov_buckets=1).to_list("city")
+        [2, 3]
         """
         vocabulary.check_oov_buckets(oov_buckets, do_split)
         names = as_names(columns)
@@ -1425,6 +1462,18 @@ class FeatureTable(FeatureMethods, Table):
         -------
         (FeatureTable, StringIndex)
             Nulls for what is not in the vocabulary.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> pairs = pd.DataFrame({"user": ["u1", "u2"], "friend": ["u2", "u3"]})
+        >>> table = FeatureTable.from_pandas(pairs)
+        >>> encoded, index = table.joint_encode(["user", "friend"])
+        >>> encoded.to_dict()  # u2 has one number
+        {'user': [1, 2], 'friend': [2, 3]}
         """
         names = as_names(columns)
         require_columns(self.columns, names)
@@ -1547,6 +1596,17 @@ class FeatureTable(FeatureMethods, Table):
         dict of str to list of float
             At most ``parts - 1`` ascending edges for each column, exact to a thousandth of the
             rows.  One job finds all of them.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> table = FeatureTable.from_pandas(pd.DataFrame({"price": [1, 2, 3, 4, 5, 6, 7, 800]}))
+        >>> edges = table.quantile_edges("price", 2)
+        >>> sorted(table.cut_bins("price", edges).to_list("price_bin"))  # as many rows in each bin
+        [0, 0, 0, 0, 1, 1, 1, 1]
         """
         parts = check_integer("parts", parts, 2)
         operator = CutBins.of(columns, parts, None, None, drop=True, by_quantiles=True)
@@ -1658,6 +1718,19 @@ class FeatureTable(FeatureMethods, Table):
             With the codes as double columns.  Rows of the first fold have the mean.
         codes : list of TargetCode
             Of each of `cat_cols`, by all rows, for :meth:`encode_target` on later data.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> clicks = pd.DataFrame({"city": ["Oslo"] * 3, "day": [1, 2, 3], "click": [1, 0, 1]})
+        >>> table, codes = FeatureTable.from_pandas(clicks).target_encode_by_time(
+        ...     "city", "click", "day", folds=[2, 3], target_mean={"click": 0.5}, smooth=0
+        ... )
+        >>> table.sort("day").to_list("city_te_click")  # what was known before each day
+        [0.5, 1.0, 0.5]
         """
         operator = TargetEncode.of(cat_cols, target_cols, target_mean, out_cols, smooth, drop_cat)
         df, statistics = operator.by_times(self.df, time_col, folds)
@@ -1841,6 +1914,18 @@ class FeatureTable(FeatureMethods, Table):
             The same seed gives the same places to the same rows at the same places.
         replace : bool, default True
             Put the parts in the place of the arrays, otherwise into ``sampled_<column>``.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeatureTable
+        >>> from bigdl.orca import init_orca_context
+        >>> sc = init_orca_context("local", cores=2)
+        >>> ratings = pd.DataFrame({"items": [[7, 8, 9]], "stars": [[1, 3, 5]]})
+        >>> table = FeatureTable.from_pandas(ratings)
+        >>> lists = table.sample_listwise(["items", "stars"], 2, 2, random_seed=1)
+        >>> [len(items) for items in lists.to_list("items")]  # two lists of two items each
+        [2, 2]
         """
         names = as_names(columns)
         missing = [name for name in names if name not in self.columns]

@@ -96,6 +96,23 @@ class TrainingEstimator(ABC):
         ------
         UsageError
             Before the first epoch, or if the file cannot be written.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.orca.data.file import is_file
+        >>> from bigdl.orca.learn.optimizers import SGD
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> estimator = Estimator.from_torch(
+        ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+        ...     backend="local",
+        ... )
+        >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+        >>> figures = estimator.fit((x, x), epochs=2)
+        >>> chart = estimator.plot("fit.svg")  # in a notebook it shows itself
+        >>> is_file("fit.svg")
+        True
         """
         epochs = self._training.position.history
         if not epochs:

@@ -97,7 +97,7 @@ class Estimator:
     >>> round(estimator.evaluate((x, 2 * x))["num_samples"])
     64
     >>> estimator.predict(np.ones((1, 1), dtype="float32")).round(2)
-    array([[2.]], dtype=float32)
+    array([2.], dtype=float32)
     """
 
     @staticmethod
@@ -281,19 +281,19 @@ class PyTorchEstimator(TrainingEstimator):
     >>> from bigdl.orca.learn.optimizers import SGD
     >>> from bigdl.orca.learn.pytorch import Estimator
     >>> sc = init_orca_context("local", cores=2)
-    >>> rows = [(1.0, 2.0), (2.0, 4.0), (3.0, 6.0), (4.0, 8.0)]
+    >>> rows = [([1.0], [2.0]), ([2.0], [4.0]), ([3.0], [6.0]), ([4.0], [8.0])]
     >>> frame = OrcaContext.get_spark_session().createDataFrame(rows, ["x", "y"])
     >>> estimator = Estimator.from_torch(
     ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.05), loss=torch.nn.MSELoss()
     ... )
     >>> figures = estimator.fit(
-    ...     frame, epochs=100, batch_size=4, feature_cols=["x"], label_cols=["y"], seed=1
+    ...     frame, epochs=200, batch_size=4, feature_cols=["x"], label_cols=["y"], seed=1
     ... )
     >>> figures[-1]["train_loss"] < 0.1
     True
     >>> predicted = estimator.predict(frame, feature_cols=["x"])  # lazily, with all columns
-    >>> predicted.columns
-    ['x', 'y', 'prediction']
+    >>> [(row.y, round(row.prediction)) for row in predicted.collect()]
+    [([2.0], 2), ([4.0], 4), ([6.0], 6), ([8.0], 8)]
     """
 
     def __init__(
@@ -445,6 +445,24 @@ Ray also RayXShards or a ray.data.Dataset
             When the model or another creator raised in a worker.
         WorkerLost
             When workers were lost more often than `max_failures` allows.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.orca.learn.optimizers import SGD
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> from bigdl.orca.learn.trigger import MinLoss
+        >>> estimator = Estimator.from_torch(
+        ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.5), loss=torch.nn.MSELoss(),
+        ...     backend="local",
+        ... )
+        >>> x = np.linspace(-1, 1, 64, dtype="float32")[:, None]
+        >>> figures = estimator.fit(
+        ...     (x, x), epochs=50, validation_data=(x, x), end_trigger=MinLoss(0.01), seed=1
+        ... )
+        >>> len(figures) < 50, figures[-1]["train_loss"] < 0.01, figures[-1]["num_samples"]
+        (True, True, 64)
         """
         arguments = (
             {**locals(), "min_workers": None} if BACKENDS[self._backend].is_on_ray() else locals()
@@ -554,6 +572,19 @@ Ray also RayXShards or a ray.data.Dataset
         dict
             ``num_samples``, ``val_loss`` (with a loss), and each metric under its name as a
             tensor. On a table without rows the figures are nan.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> estimator = Estimator.from_torch(
+        ...     model=torch.nn.Identity(), loss=torch.nn.MSELoss(), metrics=["mae"], backend="local"
+        ... )
+        >>> x = np.array([[1.0], [3.0]], dtype="float32")
+        >>> figures = estimator.evaluate((x, np.zeros_like(x)))
+        >>> figures["num_samples"], float(figures["val_loss"]), float(figures["MAE"])
+        (2, 5.0, 2.0)
         """
         old_options = take_old(self.evaluate, old, {"validation_metrics": "metrics"})
         metrics, names = self._metrics, self._metric_names

@@ -211,7 +211,8 @@ class MainCallback(Callback):
     ...         error = runner.output - y
     ...         runner.loss = (error**2).mean() + error.abs().mean()
     >>> estimator = Estimator.from_torch(
-    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), backend="local"
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+    ...     backend="local",
     ... )
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
     >>> figures = estimator.fit((x, x), epochs=3, callbacks=[Mixed()], seed=1)
@@ -279,7 +280,7 @@ class MaxstepsCallback(Callback):
     >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
     >>> figures = estimator.fit((x, x), epochs=10, batch_size=16, callbacks=[MaxstepsCallback(6)])
     >>> [epoch["batch_count"] for epoch in figures]  # four steps of the first epoch, two more
-    [4, 2]
+    [4.0, 2.0]
     """
 
     def __init__(self, max_step: int):
