@@ -7,6 +7,17 @@ from docstring_examples import check, pages_below
 
 from bigdl.orca import init_orca_context, stop_orca_context
 
+SLOW = (
+    "bigdl.dllib.nnframes",
+    "bigdl.friesian.feature",
+    "bigdl.orca.automl",
+    "bigdl.orca.data",
+    "bigdl.orca.learn.nnframes",
+    "bigdl.orca.learn.tf2",
+    "bigdl.orca.ray",
+)
+"""Pages whose examples train by Spark or Ray or import TensorFlow in workers, or are many."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def directory(tmp_path_factory):
@@ -18,8 +29,11 @@ def directory(tmp_path_factory):
         stop_orca_context()
 
 
-@pytest.mark.parametrize(
-    "page", pages_below("bigdl.common", "bigdl.dllib", "bigdl.friesian", "bigdl.orca")
-)
+def pages() -> list:
+    names = pages_below("bigdl.common", "bigdl.dllib", "bigdl.friesian", "bigdl.orca")
+    return [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in names]
+
+
+@pytest.mark.parametrize("page", pages())
 def test_examples_run(page):
     check(page)
