@@ -108,7 +108,7 @@ EXTRAS = {
 
 setup(
     name="bigdl",
-    version="3.0.0.dev0",
+    version="3.0.0rc1",
     description="Distributed deep learning on the data of a Spark cluster",
     long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -133,7 +133,7 @@ setup(
     scripts=["src/bigdl/nano/cli/bigdl-nano-init", "src/bigdl/nano/cli/bigdl-nano-unset-env"],
     zip_safe=False,
     classifiers=[
-        "Development Status :: 3 - Alpha",
+        "Development Status :: 4 - Beta",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",

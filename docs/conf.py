@@ -17,6 +17,8 @@ extensions = [
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"BigDL {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_show_sourcelink = False
 
 myst_enable_extensions = ["colon_fence", "deflist"]

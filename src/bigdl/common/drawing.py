@@ -94,7 +94,9 @@ class Chart:
         size = f'width="{self._width}" height="{self._height}"'
         box = f'viewBox="0 0 {self._width} {self._height}"'
         font = 'font-family="sans-serif" font-size="12"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font}>'
+        # White also where the page is dark, since texts are black.
+        style = 'style="background:#fff"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} {font} {style}>'
         return "\n".join([head, *marks, "</svg>"])
 
     def _write_with_matplotlib(self, path: Path) -> None:

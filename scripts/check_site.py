@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Check the built pages as readers meet them.
+
+python scripts/check_site.py docs/_build/html
+
+Links and anchors between pages are checked in any case. The rest needs a browser, playwright's own
+(`playwright install --with-deps --only-shell chromium`) or the one that BIGDL_BROWSER names: no page
+is wider than a telephone, texts are told from their ground in light and in dark, nothing fails in
+the console, and the search finds a method. Without a browser it says so and leaves these out.
+"""
+
+import argparse
+import functools
+import http.server
+import os
+import sys
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+WIDTH = 390
+"""Pixels of a narrow telephone."""
+CONTRAST = 4.5, 3.0
+"""Least ratio of contrast for texts and for large texts, by WCAG 2, AA."""
+SEARCHED, FOUND = "Estimator.fit", "bigdl.orca.learn.pytorch.PyTorchEstimator.fit"
+"""What is typed, and what must be among the first five results."""
+
+# Returns texts that are hard to read, each with its ratio of contrast.
+FAINT_TEXTS = """
+([normal, large]) => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const known = new Map();
+  const parse = (colour) => {
+    if (!known.has(colour)) {
+      canvas.clearRect(0, 0, 1, 1);
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+      known.set(colour, Array.from(canvas.getImageData(0, 0, 1, 1).data));
+    }
+    return known.get(colour);
+  };
+  const over = (front, back) => {
+    const alpha = front[3] / 255;
+    return [0, 1, 2].map((i) => front[i] * alpha + back[i] * (1 - alpha));
+  };
+  const luminance = (colour) => {
+    const [r, g, b] = colour.map((value) => {
+      const part = value / 255;
+      return part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement) {
+      layers.push(parse(getComputedStyle(at).backgroundColor));
+    }
+    return layers.reduceRight((below, layer) => over(layer, below), [255, 255, 255]);
+  };
+  const faint = new Map();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    const text = walker.currentNode.textContent.trim();
+    if (!text || !element.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
+    if (["SCRIPT", "STYLE"].includes(element.tagName)) continue;
+    const style = getComputedStyle(element), back = ground(element);
+    const size = parseFloat(style.fontSize);
+    const isLarge = size >= 24 || (size >= 18.66 && parseInt(style.fontWeight) >= 700);
+    const [high, low] = [luminance(over(parse(style.color), back)), luminance(back)].sort((a, b) => b - a);
+    const ratio = (high + 0.05) / (low + 0.05);
+    const key = `${style.color} on ${back.map(Math.round)}`;
+    if (ratio < (isLarge ? large : normal)) faint.set(key, `${ratio.toFixed(1)} (${key}): ${text.slice(0, 40)}`);
+  }
+  return Array.from(faint.values());
+}
+"""
+# Returns what reaches beyond the right edge and lies in no box of its own that scrolls.
+WIDE_PARTS = """
+() => {
+  const edge = document.documentElement.clientWidth + 1;
+  const parts = [];
+  const visit = (element) => {
+    for (const child of element.children) {
+      const right = child.getBoundingClientRect().right;
+      const scrolls = ["auto", "scroll"].includes(getComputedStyle(child).overflowX);
+      if ((scrolls && right <= edge) || !child.checkVisibility()) continue;
+      const before = parts.length;
+      visit(child);
+      if (before === parts.length && right > edge) {
+        parts.push(`<${child.tagName}> to ${Math.round(right)}: ${child.textContent.trim().slice(0, 50)}`);
+      }
+    }
+  };
+  visit(document.querySelector("article"));
+  return parts.slice(0, 4);
+}
+"""
+
+
+class Page(HTMLParser):
+    """Links and anchors of a page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep what the attributes of an element name."""
+        for name, value in attrs:
+            if value and name in ("href", "src"):
+                self.links.append(value)
+            elif value and name in ("id", "name"):
+                self.anchors.add(value)
+
+
+def broken_links(site: Path) -> list[str]:
+    """Return a sentence for every link to a file or an anchor that is not there."""
+    pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
+    broken = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or link == "#":
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchor = unquote(parts.fragment)
+            if not target.exists():
+                reason = "there is no such file"
+            elif anchor and target in pages and anchor not in pages[target].anchors:
+                reason = "the page has no such anchor"
+            else:
+                continue
+            broken.append(f"{path.relative_to(site.resolve())}: link to {link}: {reason}")
+    return broken
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files and prints nothing."""
+
+    def log_message(self, *arguments: object) -> None:
+        """Print nothing."""
+
+
+def look(browser, site: Path, address: str) -> list[str]:
+    """Return a sentence for everything that is wrong in a browser.
+
+    Parameters
+    ----------
+    browser : playwright.sync_api.Browser
+    site : Path
+    address : str
+        Where the site is served.
+    """
+    wrong: list[str] = []
+    pages = [path.relative_to(site).as_posix() for path in sorted(site.rglob("*.html"))]
+    for scheme in ("light", "dark"):
+        size = {"width": WIDTH, "height": 844}
+        tab = browser.new_page(viewport=size, color_scheme=scheme, reduced_motion="reduce")
+        tab.on("pageerror", lambda error, tab=tab: wrong.append(f"{tab.url}: {error}"))
+        tab.on("requestfailed", lambda request: wrong.append(f"{request.url} cannot be fetched"))
+        for page in pages:
+            tab.goto(f"{address}/{page}")
+            texts = tab.evaluate(FAINT_TEXTS, list(CONTRAST))
+            wrong += [f"{page}: hard to read in {scheme}: {text}" for text in texts]
+            parts = tab.evaluate(WIDE_PARTS) if scheme == "light" else []
+            wrong += [f"{page}: wider than {WIDTH} pixels: {part}" for part in parts]
+        tab.close()
+    tab = browser.new_page()
+    tab.goto(f"{address}/index.html")
+    tab.fill("input[name=q]", SEARCHED)
+    tab.press("input[name=q]", "Enter")
+    tab.wait_for_selector("#search-results p.search-summary, #search-results .search-summary")
+    tab.wait_for_timeout(2000)
+    links = tab.eval_on_selector_all(
+        "#search-results li a", "links => links.map((link) => link.getAttribute('href'))"
+    )
+    if FOUND not in [urlsplit(link).fragment for link in links[:5]]:
+        wrong.append(f"the search for {SEARCHED} gives first {links[:5]}")
+    tab.close()
+    return wrong
+
+
+def look_in_browser(site: Path) -> tuple[list[str], str]:
+    """Return what is wrong in a browser, and which browser it was or why there is none."""
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        return [], "playwright is not installed, so nothing was looked at in a browser"
+    handler = functools.partial(QuietHandler, directory=str(site))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with sync_playwright() as playwright:
+            try:
+                browser = playwright.chromium.launch(
+                    executable_path=os.environ.get("BIGDL_BROWSER"), args=["--no-sandbox"]
+                )
+            except Error as error:
+                reason = str(error).splitlines()[0]
+                return [], f"no browser starts, so nothing was looked at in one: {reason}"
+            wrong = look(browser, site, f"http://127.0.0.1:{server.server_port}")
+            name = f"Chromium {browser.version}, {WIDTH} pixels, light and dark, search"
+            browser.close()
+            return wrong, name
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def main() -> None:
+    """Print what is wrong; end with an error if anything is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("site", type=Path, help="folder of the built pages")
+    site = parser.parse_args().site
+    if not (site / "index.html").exists():
+        sys.exit(f"{site} holds no built pages; run: make docs")
+    wrong = broken_links(site)
+    seen, browser = look_in_browser(site)
+    wrong += seen
+    print("\n".join([*wrong, f"links and anchors; {browser}"]))
+    if wrong:
+        sys.exit(f"{len(wrong)} faults of the pages")
+
+
+if __name__ == "__main__":
+    main()

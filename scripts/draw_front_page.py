@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Draw the pictures of docs/index.md: fit.svg by its own program, speed.svg from the benchmarks' tables.
+
+python scripts/draw_front_page.py
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bigdl.common.drawing import Chart
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+# Of each bar: what it says, the usual program; heading, row and column of the table's cell.
+BARS = [
+    (
+        "Spark DataFrame to tensors, first epoch",
+        "Ray Data",
+        ("8 numeric columns", "first epoch, `bigdl` to `ray`", "median"),
+    ),
+    (
+        "NeuMF on MovieLens 1M, from table to HR@10",
+        "DataLoader",
+        ("Recommendation", "end to end, to `loader`", "1M"),
+    ),
+    (
+        "The same network on the same Parquet files",
+        "Ray Train",
+        ("Ray:", "warm, end to end", "ratio"),
+    ),
+    (
+        "ResNet50 from scratch on JPEGs, bf16",
+        "plain Lightning",
+        ("Training:", "**Nano**", "× plain", -1),
+    ),
+    (
+        "ResNet50 transfer learning, int8",
+        "plain Lightning",
+        ("Training:", "**Nano, int8**", "× plain"),
+    ),
+    (
+        "ResNet50 inference, batch 1, int8",
+        "eager PyTorch",
+        ("Inference:", "**Nano, `openvino_int8`**", "× eager"),
+    ),
+    (
+        "ResNet50 on a DataFrame, int8",
+        "eager predict",
+        ("Accelerated prediction", '`accelerate="openvino_int8"`', "ratio, wall"),
+    ),
+    (
+        "CNN of Keras, inference, int8",
+        "model.predict",
+        ("Keras models", "**OpenVINO int8**", "× `model.predict`"),
+    ),
+]
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+
+def cells(line: str) -> list[str]:
+    """Return the cells of a line of a table."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def ratio(page: str, heading: str, row: str, column: str, which: int = 0) -> float:
+    """Return the number in a cell of a page's tables.
+
+    Parameters
+    ----------
+    page : str
+        Text in Markdown.
+    heading, row, column : str
+        Begin of the heading, first cell of the row, name of the column.
+    which : int
+        Of those that this describes.
+    """
+    found, header, is_below = [], [], False
+    before = ""
+    for line in page.splitlines():
+        if line.startswith("#"):
+            is_below = line.lstrip("# ").startswith(heading)
+        elif is_below and line.startswith("|---"):
+            header = cells(before)
+        elif is_below and line.startswith("|") and cells(line)[0] == row and column in header:
+            number = _NUMBER.search(cells(line)[header.index(column)])
+            found += [float(number.group())] if number else []
+        before = line
+    if not found:
+        raise LookupError(f"benchmarks.md has no number for {heading!r}, {row!r}, {column!r}")
+    return found[which]
+
+
+def draw_speed(page: str) -> Chart:
+    """Return the chart of the ratios in a page's tables."""
+    values = [ratio(page, *place) for _, _, place in BARS]
+    step, left, right = 40.0, 12.0, 560.0
+    chart = Chart(640, step * len(BARS) + 32)
+    unit = (right - left) / max(values)
+    for number, ((what, usual, _), value) in enumerate(zip(BARS, values, strict=True)):
+        top = step * number + 8
+        chart.text(f"{what}, to {usual}", left, top + 12)
+        chart.box(left, top + 17, unit, 14, "#bbb", f"{usual}: 1")
+        chart.box(left + unit, top + 17, unit * (value - 1), 14, "#1f77b4", f"BigDL: {value:g}")
+        chart.text(f"{value:g} ×", left + unit * value + 8, top + 29)
+    bottom = step * len(BARS) + 22
+    chart.text("grey: the usual program; blue: how many times as fast BigDL is", left, bottom)
+    return chart
+
+
+def draw_fit(page: str, path: Path) -> None:
+    """Run the program of a page and keep the chart that it writes."""
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
+        shutil.copy(Path(folder, "fit.svg"), path)
+
+
+def main() -> None:
+    """Write both pictures into docs."""
+    draw_speed((DOCS / "benchmarks.md").read_text()).write(DOCS / "speed.svg", "", "")
+    draw_fit((DOCS / "index.md").read_text(), DOCS / "fit.svg")
+
+
+if __name__ == "__main__":
+    main()
