@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint size docs test test-all test-clusters bench clean distclean
+.PHONY: help install demo lint size docs release test test-all test-clusters bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,19 @@ size: ## files and lines of code, by room
 # -E: a page that has not changed since a failed build must fail again.
 docs: install ## HTML pages in docs/_build/html; a warning is an error
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html
+
+$(VENV)/.installed-release: $(VENV)/.installed
+	$(PIP) build twine playwright
+	touch $@
+
+# Chromium for the look at the site: `.venv/bin/playwright install --with-deps --only-shell chromium`,
+# or BIGDL_BROWSER names one. Installs every extra in an environment of its own, one after the other.
+release: docs $(VENV)/.installed-release ## build and check wheel, source archive and site
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python scripts/check_release.py dist/*.whl
+	$(BIN)/python scripts/check_site.py docs/_build/html
 
 test: install lint docs ## lint, documentation, and every test that is not slow
 	-$(BIN)/bigdl-prepare

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Check a wheel: each of its extras alone, in an empty environment of this Python.
 
-python scripts/check_release.py dist/bigdl-3.0.0-py3-none-any.whl     # install each, import what it is for
-python scripts/check_release.py WHEEL --extras "" java encryption     # "" is the wheel without an extra
-python scripts/check_release.py WHEEL --resolve-only                  # no more than ask pip for versions
+python scripts/check_release.py WHEEL                           # install, import what it is for
+python scripts/check_release.py WHEEL --extras "" java inc      # "" is the wheel without extras
+python scripts/check_release.py WHEEL --resolve-only            # only ask pip for the versions
 
 Versions are the newest that setup.py allows, which is what users get; -c constraints.txt takes
 those that are tested together.

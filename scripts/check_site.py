@@ -3,10 +3,10 @@
 
 python scripts/check_site.py docs/_build/html
 
-Links and anchors between pages are checked in any case. The rest needs a browser, playwright's own
-(`playwright install --with-deps --only-shell chromium`) or the one that BIGDL_BROWSER names: no page
-is wider than a telephone, texts are told from their ground in light and in dark, nothing fails in
-the console, and the search finds a method. Without a browser it says so and leaves these out.
+Links and anchors between pages are checked in any case. The rest needs a Chromium, playwright's own
+(`playwright install --with-deps --only-shell chromium`) or the program that BIGDL_BROWSER names: no
+page is wider than a telephone, texts have enough contrast in light and in dark, no script fails,
+and the search finds a method. Without a browser it says so and leaves these out.
 """
 
 import argparse
@@ -63,15 +63,17 @@ FAINT_TEXTS = """
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement;
     const text = walker.currentNode.textContent.trim();
-    if (!text || !element.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
-    if (["SCRIPT", "STYLE"].includes(element.tagName)) continue;
+    if (!text || ["SCRIPT", "STYLE"].includes(element.tagName)) continue;
+    if (!element.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
     const style = getComputedStyle(element), back = ground(element);
     const size = parseFloat(style.fontSize);
     const isLarge = size >= 24 || (size >= 18.66 && parseInt(style.fontWeight) >= 700);
-    const [high, low] = [luminance(over(parse(style.color), back)), luminance(back)].sort((a, b) => b - a);
-    const ratio = (high + 0.05) / (low + 0.05);
+    const both = [luminance(over(parse(style.color), back)), luminance(back)];
+    const ratio = (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
     const key = `${style.color} on ${back.map(Math.round)}`;
-    if (ratio < (isLarge ? large : normal)) faint.set(key, `${ratio.toFixed(1)} (${key}): ${text.slice(0, 40)}`);
+    if (ratio < (isLarge ? large : normal)) {
+      faint.set(key, `${ratio.toFixed(1)} (${key}): ${text.slice(0, 40)}`);
+    }
   }
   return Array.from(faint.values());
 }
@@ -89,7 +91,8 @@ WIDE_PARTS = """
       const before = parts.length;
       visit(child);
       if (before === parts.length && right > edge) {
-        parts.push(`<${child.tagName}> to ${Math.round(right)}: ${child.textContent.trim().slice(0, 50)}`);
+        const text = child.textContent.trim().slice(0, 50);
+        parts.push(`<${child.tagName}> to ${Math.round(right)}: ${text}`);
       }
     }
   };
@@ -156,12 +159,19 @@ def look(browser, site: Path, address: str) -> list[str]:
         Where the site is served.
     """
     wrong: list[str] = []
+
+    def note_error(error) -> None:
+        wrong.append(f"a script failed: {error}")
+
+    def note_request(request) -> None:
+        wrong.append(f"{request.url} cannot be fetched")
+
     pages = [path.relative_to(site).as_posix() for path in sorted(site.rglob("*.html"))]
     for scheme in ("light", "dark"):
         size = {"width": WIDTH, "height": 844}
         tab = browser.new_page(viewport=size, color_scheme=scheme, reduced_motion="reduce")
-        tab.on("pageerror", lambda error, tab=tab: wrong.append(f"{tab.url}: {error}"))
-        tab.on("requestfailed", lambda request: wrong.append(f"{request.url} cannot be fetched"))
+        tab.on("pageerror", note_error)
+        tab.on("requestfailed", note_request)
         for page in pages:
             tab.goto(f"{address}/{page}")
             texts = tab.evaluate(FAINT_TEXTS, list(CONTRAST))
@@ -173,8 +183,8 @@ def look(browser, site: Path, address: str) -> list[str]:
     tab.goto(f"{address}/index.html")
     tab.fill("input[name=q]", SEARCHED)
     tab.press("input[name=q]", "Enter")
-    tab.wait_for_selector("#search-results p.search-summary, #search-results .search-summary")
-    tab.wait_for_timeout(2000)
+    tab.wait_for_selector("#search-results li a")
+    tab.wait_for_timeout(2000)  # results come one after the other
     links = tab.eval_on_selector_all(
         "#search-results li a", "links => links.map((link) => link.getAttribute('href'))"
     )

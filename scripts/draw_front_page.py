@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the pictures of docs/index.md: fit.svg by its own program, speed.svg from the benchmarks' tables.
+"""Draw the pictures of docs/index.md: fit.svg by its program, speed.svg from tables.
 
 python scripts/draw_front_page.py
 """

@@ -1,7 +1,9 @@
 """The wheel holds all of ``src``, and without its extras it says how to get them."""
 
+import datetime
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIRED = ["cloudpickle", "packaging"]
@@ -47,6 +51,13 @@ def wheel(source) -> Path:
     run(*pip, "--wheel-dir", source / "dist", source)
     (path,) = (source / "dist").glob("bigdl-*.whl")
     return path
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return HeaderParser().parsestr(archive.read(name).decode())
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +100,7 @@ def test_wheel_holds_every_module_and_no_more(source, wheel):
     assert any(name.endswith("licenses/LICENSE") for name in files)
 
 
-def test_metadata_is_lean_and_names_the_extras(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = HeaderParser().parsestr(archive.read(name).decode())
+def test_metadata_is_lean_and_names_the_extras(metadata):
     hard = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert [line.partition(">")[0] for line in hard] == REQUIRED
     extras = {
@@ -114,6 +122,26 @@ def test_metadata_is_lean_and_names_the_extras(wheel):
     }
     assert set(metadata.get_all("Provides-Extra")) == extras
     assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_changelog_begins_with_what_is_unreleased_and_this_version(metadata):
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    (unreleased, newest, *_) = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert unreleased == "[Unreleased]"
+    version, date = re.fullmatch(r"\[(.+)\] - (.+)", newest).groups()
+    assert Version(metadata["Version"]).is_devrelease or metadata["Version"] == version
+    assert datetime.date.fromisoformat(date)
+    kinds = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_tested_versions_are_those_that_users_may_have(metadata):
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    for requirement in map(Requirement, metadata.get_all("Requires-Dist")):
+        version = pins[requirement.name.lower().replace("_", "-")]
+        assert requirement.specifier.contains(version, prereleases=True), requirement
 
 
 def test_bare_install_names_the_missing_extra(bare_python, tmp_path):

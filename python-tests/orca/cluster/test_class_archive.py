@@ -1,5 +1,6 @@
 """The archive of Spark's classes, and the daemon that forks Spark's Python workers."""
 
+import io
 import os
 import subprocess
 import sys
@@ -55,6 +56,30 @@ def test_a_java_that_makes_no_archives_is_named(java_home, monkeypatch):
     with pytest.raises(UsageError, match=r"^an archive .* cannot be made: no such option$"):
         class_archive.make_class_archive()
     assert not list(class_archive.class_archive(java_home).parent.iterdir())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_is_told_once_of_the_archive(java_home, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    class_archive.suggest_archive(java_home)
+    assert sys.stderr.getvalue() == ""  # a log, say: nobody watches
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    class_archive.suggest_archive(java_home)
+    class_archive.suggest_archive(java_home)
+    (line,) = sys.stderr.getvalue().splitlines()
+    assert "once you have run bigdl-prepare" in line
+    assert class_archive.archive_options(java_home) == ""
+
+
+def test_a_home_that_cannot_be_written_is_told_nothing(java_home, tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    class_archive.suggest_archive(java_home)
+    assert sys.stderr.getvalue() == ""
 
 
 @pytest.mark.slow

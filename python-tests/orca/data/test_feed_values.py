@@ -207,10 +207,12 @@ def test_parquet_that_cannot_be_read_is_refused(tmp_path):
     pq.write_table(pa.table({"a": [1], "n": pa.array([None], pa.int64())}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"a": ["x"], "s": ["x"]}), tmp_path / "1.parquet")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "table.csv").write_text("a\n1\n")
     one = str(tmp_path / "0.parquet")
     for path, columns, message in [
         (str(tmp_path / "none"), "a", "There is nothing at"),
         (str(tmp_path / "empty"), "a", "no Parquet file"),
+        (str(tmp_path / "table.csv"), "a", "cannot be read as Parquet; other files are read by"),
         (one, [], "feature_cols is required"),
         (one, "A", "did you mean 'a'"),
         (str(tmp_path / "1.parquet"), "s", "has type string"),

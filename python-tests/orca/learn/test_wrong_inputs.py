@@ -170,6 +170,13 @@ WORKER = [
     ({}, {"feature_cols": ["v"]}, "Column 'v' holds arrays of different lengths", UsageError),
     ({}, {"feature_cols": ["n", "a"]}, "'n'", UsageError),
     ({"model": lambda c: Fails()}, {}, "no forward today", WorkerError),
+    (
+        {"model": net},
+        {},
+        "The model is given 2 inputs, since each feature column or array is one, but its forward "
+        "takes (input)",
+        UsageError,
+    ),
     ({"model": lambda c: Columns(7)}, {}, "mat1 and mat2 shapes cannot be", WorkerError),
     ({"scheduler_creator": lambda o, c: 3}, {}, "must return a torch scheduler", UsageError),
     ({"loss": lambda output, target: 3}, {}, "int", WorkerError),

@@ -91,6 +91,29 @@ def archive_options(java_home: Path) -> str:
     return f"{shlex.quote(f'-XX:SharedArchiveFile={archive}')} -Xlog:cds=off"
 
 
+def suggest_archive(java_home: Path) -> None:
+    """Say in a terminal or a notebook that ``bigdl-prepare`` makes later starts faster.
+
+    It is said once for a Java and a PySpark, and not where an archive could not be kept.
+
+    Parameters
+    ----------
+    java_home : Path
+    """
+    from bigdl.training.progress import progress_form
+
+    if progress_form() != "bar":  # neither a terminal nor a notebook
+        return
+    with contextlib.suppress(OSError):  # it was said before, or the home cannot be written
+        said = class_archive(java_home).with_suffix(".said")
+        said.parent.mkdir(parents=True, exist_ok=True)
+        said.touch(exist_ok=False)
+        sys.stderr.write(
+            "Spark will start about 30 % sooner on this machine once you have run bigdl-prepare "
+            f"(it takes a minute, and 200 MB in {said.parent}; this is said only once)\n"
+        )
+
+
 def make_class_archive() -> Path:
     """Make the archive of this machine's Java and PySpark, if there is none.
 

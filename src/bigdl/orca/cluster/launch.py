@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster.class_archive import archive_options
+from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import LOGGING, LOOPBACK, QUICK_JVM, spark_home
@@ -152,6 +152,8 @@ class LaunchedSpark:
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
             ship_modules(sc)
+            if not archive and properties.get("spark.driver.host") == LOOPBACK:
+                suggest_archive(java.home)
             return cls(sc, cleanup.pop_all())
 
     def stop(self) -> None:

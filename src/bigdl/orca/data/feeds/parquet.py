@@ -162,7 +162,10 @@ def _open(urls):
         except FileNotFoundError:
             raise UsageError(f"There is nothing at {url}; pass the path of Parquet files") from None
         except (pa.ArrowInvalid, OSError) as error:
-            raise UsageError(f"{url} cannot be read as Parquet: {error}") from error
+            raise UsageError(
+                f"{url} cannot be read as Parquet; other files are read by pandas, by spark.read "
+                f"or by bigdl.orca.data.pandas first, and what that returns is passed: {error}"
+            ) from error
         fragments += sorted(dataset.get_fragments(), key=lambda f: f.path)
         schema = schema or dataset.schema
     if not fragments:

@@ -79,6 +79,23 @@ def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
         ) from None
 
 
+def call_model(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
+    """Call a model; refuse inputs that are more or fewer than its forward takes."""
+    try:
+        return model(*inputs)
+    except TypeError:
+        signature = inspect.signature(model.forward)
+        try:
+            signature.bind(*inputs)
+        except TypeError as error:
+            raise UsageError(
+                f"The model is given {len(inputs)} inputs, since each feature column or array is "
+                f"one, but its forward takes {signature} ({error}); let forward take them all, or "
+                "join columns of numbers to one, e.g. by array(a, b) or VectorAssembler"
+            ) from None
+        raise
+
+
 _OVER_CLASSES = nn.CrossEntropyLoss, nn.NLLLoss
 _ELEMENTWISE = (
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
@@ -303,7 +320,8 @@ class PlainForward(ForwardPass):
     def _run(self, inputs, named):
         if named:
             check_keywords(self.model, named)
-        return self.model(*inputs, **named)
+            return self.model(**named)
+        return call_model(self.model, inputs)
 
     def denominator(self, output: Any, target: Any, rows: int) -> float:
         """Return what this worker's part of a batch counts in the mean loss.

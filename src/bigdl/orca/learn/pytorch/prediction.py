@@ -13,6 +13,7 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import Runner
+from bigdl.orca.learn.pytorch.forward import call_model
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.training.state import precision_of, to_device
 
@@ -40,7 +41,7 @@ class TorchReady:
         """Return the model's outputs for a batch of numpy columns."""
         columns = to_device([_tensor(column) for column in batch], self.device)
         with torch.no_grad(), precision_of(self.precision, self.device)():
-            return self.model(*columns)
+            return call_model(self.model, columns)
 
 
 @dataclass(frozen=True)
