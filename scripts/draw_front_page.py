@@ -28,7 +28,7 @@ BARS = [
         ("Recommendation", "end to end, to `loader`", "1M"),
     ),
     (
-        "The same network on the same Parquet files",
+        "A small network on Parquet files",
         "Ray Train",
         ("Ray:", "warm, end to end", "ratio"),
     ),
@@ -48,8 +48,8 @@ BARS = [
         ("Inference:", "**Nano, `openvino_int8`**", "× eager"),
     ),
     (
-        "ResNet50 on a DataFrame, int8",
-        "eager predict",
+        "Prediction of a DataFrame by ResNet50, int8",
+        "predict without it",
         ("Accelerated prediction", '`accelerate="openvino_int8"`', "ratio, wall"),
     ),
     (
@@ -102,7 +102,7 @@ def draw_speed(page: str) -> Chart:
     unit = (right - left) / max(values)
     for number, ((what, usual, _), value) in enumerate(zip(BARS, values, strict=True)):
         top = step * number + 8
-        chart.text(f"{what}, to {usual}", left, top + 12)
+        chart.text(f"{what}, beside {usual}", left, top + 12)
         chart.box(left, top + 17, unit, 14, "#bbb", f"{usual}: 1")
         chart.box(left + unit, top + 17, unit * (value - 1), 14, "#1f77b4", f"BigDL: {value:g}")
         chart.text(f"{value:g} ×", left + unit * value + 8, top + 29)

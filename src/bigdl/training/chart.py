@@ -20,6 +20,11 @@ _COLOURS = (
 _PHASES = {"mean_fetch_s": "fetch", "mean_fwd_s": "forward", "mean_bwd_s": "backward"}
 
 
+def _short(value: float, digits: int) -> str:
+    """Return a number with so many digits; thousands are written out."""
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.{digits}g}"
+
+
 class PanelChart(Chart):
     """Panels of lines or stacked bars, one below the other, over the same places.
 
@@ -57,7 +62,7 @@ class PanelChart(Chart):
         up = Scale(known or [0.0, 1.0], bottom, top + _TOP)
         for tick in up.ticks():
             self.line([(_LEFT, up(tick)), (self._right, up(tick))], "#ddd")
-            self.text(f"{tick:.3g}", _LEFT - 6, up(tick) + 4, "end")
+            self.text(_short(tick, 3), _LEFT - 6, up(tick) + 4, "end")
         for number in sorted({0, len(self._places) // 2, len(self._places) - 1}):
             middle = _LEFT + (number + 0.5) * self._step
             self.text(f"{self._places[number]}", middle, bottom + 16, "middle")
@@ -72,7 +77,7 @@ class PanelChart(Chart):
                 for place, value in enumerate(those)
                 if math.isfinite(value)
             ]
-            last = f"{label} {those[-1]:.4g}".strip()
+            last = f"{label} {_short(those[-1], 4)}".strip()
             self.line(points, _COLOURS[number], 2, dots=2.5, title=last)
             self._draw_key(top, number, last)
 
