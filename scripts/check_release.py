@@ -73,7 +73,7 @@ def main() -> None:
     """Print a line for each extra; end with an error if one fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--extras", nargs="+", help="only these; all that users have, if none")
+    parser.add_argument("--extras", nargs="+", choices=IMPORTS, help="only these, not all")
     parser.add_argument("--resolve-only", action="store_true", help="install and import nothing")
     parser.add_argument("-c", "--constraint", action="append", default=[], help="as pip's")
     arguments = parser.parse_args()
