@@ -230,7 +230,10 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
 
 
 class _Watch:
-    """Cancels the jobs of a block once a function of the user has failed in one of their tasks."""
+    """Cancels the jobs of a block once one of their tasks has failed twice by the same error.
+
+    It is one of a function of the user; what fails once, such as a network, is for Spark's retries.
+    """
 
     def __init__(self, sc: SparkContext):
         self._sc = sc
@@ -259,7 +262,7 @@ class _Watch:
             logger.debug("Cannot tell why tasks fail: %s", error)
 
     def _look(self) -> BigDLError | None:
-        """Return the error of the first task that failed by a function of the user."""
+        """Return an error of the user's function with which a task failed twice."""
         tracker, jvm = self._sc.statusTracker(), self._sc._jsc.sc()
         jobs = map(tracker.getJobInfo, jvm.statusTracker().getJobIdsForTag(self._tag))
         numbers = {stage for job in jobs if job is not None for stage in job.stageIds}
@@ -268,11 +271,17 @@ class _Watch:
             if not stage.numFailedTasks:
                 continue
             tasks = jvm.statusStore().taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
-            for message in (tasks.apply(i).errorMessage() for i in range(tasks.size())):
+            seen = set()
+            for task in map(tasks.apply, range(tasks.size())):
+                message = task.errorMessage()
                 text = message.get() if message.isDefined() else ""
                 files = re.findall(r'^ +File "([^"]+)"', text, re.MULTILINE)
                 if files and f"{os.sep}pyspark{os.sep}" not in files[-1]:  # is none of Spark's own
-                    return failed_function(text)
+                    failure = failed_function(text)
+                    once = task.index(), str(failure)
+                    if once in seen:
+                        return failure
+                    seen.add(once)
         return None
 
 
