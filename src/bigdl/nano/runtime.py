@@ -35,6 +35,14 @@ class Setting:
     applied : bool
     text : str
         What was done, or why nothing was done.
+
+    Examples
+    --------
+    >>> from bigdl.nano.runtime import tune
+    >>> with tune(allocator=False, threads=2) as tuning:
+    ...     setting = tuning.settings[0]
+    >>> setting.name, setting.applied, setting.text
+    ('threads', True, '2 for PyTorch, OpenMP and BLAS')
     """
 
     name: str
@@ -50,6 +58,18 @@ class Tuning(AbstractContextManager["Tuning"]):
     ----------
     settings : tuple of Setting
         Those that were asked for.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.runtime import tune
+    >>> before = torch.get_num_threads()
+    >>> tuning = tune(allocator=False, threads=1)
+    >>> torch.get_num_threads(), tuning.applied
+    (1, {'threads': '1 for PyTorch, OpenMP and BLAS'})
+    >>> tuning.undo()
+    >>> torch.get_num_threads() == before
+    True
     """
 
     settings: tuple[Setting, ...]
@@ -120,9 +140,11 @@ def tune(
 
     Examples
     --------
-    >>> print(tune())
-    >>> with tune(threads=4):
-    ...     model(x)
+    >>> from bigdl.nano.runtime import tune
+    >>> with tune(threads=2) as tuning:  # or tune() alone, until the process ends
+    ...     print(tuning)
+    allocator: ...
+    threads: 2 for PyTorch, OpenMP and BLAS
     """
     if not isinstance(threads, int) or (threads is not False and threads < 1):
         raise UsageError(

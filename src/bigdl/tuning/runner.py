@@ -85,6 +85,15 @@ def run_trials(
         If all processes were killed before they had finished a trial.
     Exception
         What the objective has raised, unless it is in `catch`.
+
+    Examples
+    --------
+    >>> from bigdl.tuning import create_sampler, open_study, run_trials
+    >>> sampler = create_sampler("grid", search_space={"x": [-1, 0, 1, 2]})
+    >>> study = open_study(sampler=sampler)
+    >>> run_trials(study, lambda trial: (trial.suggest_int("x", -1, 2) - 1) ** 2)
+    >>> len(study.trials), study.best_params
+    (4, {'x': 1})
     """
     if n_trials is not None:
         check_positive("n_trials", n_trials)

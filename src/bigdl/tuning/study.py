@@ -48,6 +48,14 @@ class SamplerType(StrEnum):
     """Names of samplers.
 
     ``MOTPE`` is what BigDL 2.x called the search for several objectives, which TPE does itself now.
+
+    Examples
+    --------
+    >>> from bigdl.tuning import SamplerType
+    >>> SamplerType.TPE == "TPE"
+    True
+    >>> [sampler.value for sampler in SamplerType]
+    ['TPE', 'CmaEs', 'Grid', 'Random', 'PartialFixed', 'NSGAII', 'MOTPE']
     """
 
     TPE = "TPE"
@@ -60,7 +68,14 @@ class SamplerType(StrEnum):
 
 
 class PrunerType(StrEnum):
-    """Names of pruners."""
+    """Names of pruners.
+
+    Examples
+    --------
+    >>> from bigdl.tuning import PrunerType
+    >>> [pruner.value for pruner in PrunerType]
+    ['HyperBand', 'Median', 'Nop', 'Patient', 'Percentile', 'SuccessiveHalving', 'Threshold']
+    """
 
     HyperBand = "HyperBand"
     Median = "Median"
@@ -88,6 +103,16 @@ def create_sampler(
     ------
     UsageError
         If there is no such sampler, or it does not take the arguments.
+
+    Examples
+    --------
+    >>> from bigdl.tuning import create_sampler
+    >>> type(create_sampler("grid", search_space={"units": [8, 16]})).__name__
+    'GridSampler'
+    >>> create_sampler("simplex")
+    Traceback (most recent call last):
+        ...
+    bigdl.common.errors.UsageError: sampler must be one of 'TPE', 'CmaEs', ...
     """
     if isinstance(sampler, optuna.samplers.BaseSampler):
         return sampler
@@ -116,6 +141,12 @@ def create_pruner(
     ------
     UsageError
         If there is no such pruner, or it does not take the arguments.
+
+    Examples
+    --------
+    >>> from bigdl.tuning import create_pruner
+    >>> type(create_pruner("Median", n_startup_trials=3)).__name__
+    'MedianPruner'
     """
     if isinstance(pruner, optuna.pruners.BasePruner):
         return pruner
@@ -203,6 +234,17 @@ def open_study(
     UsageError
         If there is such a study and it is not to be resumed, it has other directions, the storage
         cannot be opened, or a direction is unknown.
+
+    Examples
+    --------
+    >>> from bigdl.tuning import open_study, run_trials
+    >>> study = open_study(storage="sqlite:///search.db", name="rates", directions=["maximize"])
+    >>> run_trials(study, lambda trial: trial.suggest_float("rate", 0, 1), n_trials=2)
+    >>> again = open_study(
+    ...     storage="sqlite:///search.db", name="rates", directions=["maximize"], resume=True
+    ... )
+    >>> len(again.trials)
+    2
     """
     wanted = [_direction(direction) for direction in directions]
     database = _open(storage) if isinstance(storage, str) else storage
@@ -251,6 +293,18 @@ def trial_table(study: Study) -> pd.DataFrame:
         Indexed by the trial's ``number``. The columns are ``state``, as Optuna calls it; the
         figures under the names of their metrics, or as ``value`` if they have none; ``seconds``,
         which the trial took; and each parameter under its name, missing where a trial has none.
+
+    Examples
+    --------
+    >>> from bigdl.tuning import create_sampler, open_study, run_trials, trial_table
+    >>> sampler = create_sampler("grid", search_space={"units": [8, 16]})
+    >>> study = open_study(sampler=sampler, metric_names=["loss"])
+    >>> run_trials(study, lambda trial: 4 / trial.suggest_int("units", 8, 16))
+    >>> table = trial_table(study)[["state", "loss", "units"]]
+    >>> print(table.sort_values("loss").to_string(index=False))
+       state  loss  units
+    COMPLETE  0.25     16
+    COMPLETE  0.50      8
     """
     import pandas as pd
 

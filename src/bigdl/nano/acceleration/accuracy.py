@@ -118,6 +118,16 @@ class AccuracyGoal:
         How many quantized models are built and scored at most.
     timeout : float or None
         Seconds after which no further one is tried; 0 and None set no limit.
+
+    Examples
+    --------
+    >>> from bigdl.nano.acceleration import AccuracyGoal
+    >>> scores = {"all layers in int8": 0.87, "two layers in float": 0.896}
+    >>> goal = AccuracyGoal(scores.get, absolute=0.005)
+    >>> goal.drop(0.90, 0.896) < goal.allowed(0.90)
+    True
+    >>> [name for name in scores if goal.met(0.90, goal.score(name))]
+    ['two layers in float']
     """
 
     score: Callable[[Any], float]

@@ -58,6 +58,13 @@ class BuildOptions:
         ``mean_value``, ``scale_values``, ``layout``, ``input``, ``input_shape``, ``data_type``.
     goal : AccuracyGoal or None
         With a goal, layers that cost too much accuracy are left unquantized.
+
+    Examples
+    --------
+    >>> from bigdl.nano.acceleration import BuildOptions
+    >>> options = BuildOptions(thread_num=4, dynamic_axes=False)
+    >>> options.thread_num, options.device, options.sample_size
+    (4, 'CPU', 100)
     """
 
     thread_num: int | None = None
@@ -135,6 +142,15 @@ class Method(abc.ABC, Generic[SourceT]):
         True if the method stands for one that used Intel's extension of PyTorch.
     extended : bool
         True if BigDL 2.x did not have it, so that only ``search_mode="extended"`` tries it.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> method = InferenceOptimizer.ALL_INFERENCE_ACCELERATION_METHOD["openvino_int8"]
+    >>> method.precision, method.accelerator, method.option, method.default
+    ('int8', 'openvino', 'openvino + int8', True)
+    >>> print(method.missing())  # why it cannot be used here
+    None
     """
 
     name: str
@@ -254,6 +270,13 @@ def methods(framework: str = "torch") -> Mapping[str, Method]:
     ------
     UsageError
         If the framework has registered none.
+
+    Examples
+    --------
+    >>> from bigdl.nano.acceleration import methods
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> [name for name, method in methods("torch").items() if method.precision == "fp32"]
+    ['original', ...'openvino_fp32', ...'onnxruntime_fp32', ...]
     """
     if framework not in _registered:
         raise UsageError(
@@ -270,6 +293,17 @@ def find_method(name: str, framework: str = "torch") -> Method:
     ------
     UsageError
         If there is none.
+
+    Examples
+    --------
+    >>> from bigdl.nano.acceleration import find_method
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> find_method("openvino_bf16").precision
+    'bf16'
+    >>> find_method("openvino_int4")
+    Traceback (most recent call last):
+        ...
+    bigdl.common.errors.UsageError: There is no method 'openvino_int4'; choose one of original, ...
     """
     known = methods(framework)
     if name not in known:

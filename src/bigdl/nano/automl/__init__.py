@@ -10,6 +10,18 @@ class HPOConfig:
     """Switches: the layers and optimizers of ``bigdl.nano.tf`` take search spaces or not.
 
     PyTorch's side needs no switch: ``@hpo.plmodel()`` says it of each class.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl import hpo_config
+    >>> hpo_config.enable_hpo_tf()
+    >>> from bigdl.nano.automl.hpo import space
+    >>> from bigdl.nano.tf.keras.layers import Dense  # takes spaces from now on
+    >>> Dense(units=space.Int(8, 64), activation="relu")
+    Dense(units=Int(8, 64), activation='relu')
+    >>> hpo_config.disable_hpo_tf()
+    >>> hpo_config.hpo_tf
+    False
     """
 
     def __init__(self) -> None:

@@ -63,6 +63,14 @@ class HPOSearcher(Searcher):
     ------
     UsageError
         If the Trainer was made without ``use_hpo=True``.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.pytorch import HPOSearcher
+    >>> from bigdl.nano.pytorch import Trainer
+    >>> trainer = Trainer(use_hpo=True, max_epochs=3)
+    >>> isinstance(trainer.hposearcher, HPOSearcher)  # what trainer.search uses
+    True
     """
 
     def __init__(self, trainer: Trainer, num_processes: int | None = None):

@@ -28,6 +28,26 @@ def tfmodel(**defaults: Any) -> Callable[[type], type]:
     ------
     UsageError
         If the class is not a Keras model.
+
+    Examples
+    --------
+    >>> import keras
+    >>> import bigdl.nano.automl.hpo as hpo
+    >>> from bigdl.nano.automl.hpo import space
+    >>> @hpo.tfmodel()
+    ... class Classifier(keras.Model):
+    ...     def __init__(self, units):
+    ...         super().__init__()
+    ...         self.hidden = keras.layers.Dense(units, activation="relu")
+    ...         self.scores = keras.layers.Dense(2, activation="softmax")
+    ...
+    ...     def call(self, x):
+    ...         return self.scores(self.hidden(x))
+    >>> model = Classifier(units=space.Categorical(8, 16))  # with compile, search and fit
+    >>> type(model).__name__
+    'SearchableClass'
+    >>> Classifier(8).hidden.units  # without a space it is the model itself
+    8
     """
     from bigdl.nano.automl.tf.keras import SearchableClass
     from bigdl.nano.automl.tf.substitutes import with_real_layers

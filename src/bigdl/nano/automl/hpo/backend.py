@@ -16,7 +16,17 @@ __all__ = ["OptunaBackend", "PrunerType", "SamplerType", "create_hpo_backend"]
 
 
 class OptunaBackend:
-    """Makes the parts of a search by Optuna."""
+    """Makes the parts of a search by Optuna.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo.backend import OptunaBackend, SamplerType
+    >>> sampler = OptunaBackend.create_sampler(SamplerType.Random, {"seed": 0})
+    >>> study = OptunaBackend.create_study(direction="maximize", sampler=sampler)
+    >>> study.optimize(lambda trial: -((trial.suggest_float("x", -1, 1) - 0.5) ** 2), n_trials=20)
+    >>> abs(study.best_params["x"] - 0.5) < 0.1
+    True
+    """
 
     @staticmethod
     def create_sampler(
@@ -60,5 +70,12 @@ class OptunaBackend:
 
 
 def create_hpo_backend() -> OptunaBackend:
-    """Return an object that makes the parts of a search."""
+    """Return an object that makes the parts of a search.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo.backend import create_hpo_backend
+    >>> type(create_hpo_backend().create_pruner("median")).__name__
+    'MedianPruner'
+    """
     return OptunaBackend()

@@ -112,6 +112,16 @@ class AutoObject(Searchable):
         A class or a function.
     *args, **kwargs
         Values, spaces, or containers and objects that hold spaces.
+
+    Examples
+    --------
+    >>> from collections import Counter
+    >>> from bigdl.nano.automl.hpo import space
+    >>> counter = space.AutoObject(Counter, apples=space.Int(1, 5), pears=3)
+    >>> counter.kwspaces
+    {'apples': Int(1, 5)}
+    >>> counter.sample(apples=4)
+    Counter({'apples': 4, 'pears': 3})
     """
 
     def __init__(self, target: Callable[..., Any], /, *args: Any, **kwargs: Any):
@@ -158,6 +168,20 @@ def obj(**defaults: Any) -> Callable[[type], type]:
     -------
     callable
         Returns the class itself. Constructed with spaces, it gives an :class:`AutoObject`.
+
+    Examples
+    --------
+    >>> import bigdl.nano.automl.hpo as hpo
+    >>> from bigdl.nano.automl.hpo import space
+    >>> @hpo.obj()
+    ... class Optimizer:
+    ...     def __init__(self, rate, momentum=0.9):
+    ...         self.rate, self.momentum = rate, momentum
+    >>> lazy = Optimizer(rate=space.Real(0.001, 0.1, log=True))
+    >>> lazy.sample(rate=0.01).rate
+    0.01
+    >>> Optimizer(0.5).rate  # without a space it is the object itself
+    0.5
     """
     return class_decorator(
         "hpo.obj decorates a class (hpo.func a function)", object, defaults, AutoObject
@@ -177,6 +201,19 @@ def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     callable
         Gives a function that, called with spaces, returns an :class:`AutoObject`, whose ``sample``
         calls the function; called without, it calls at once.
+
+    Examples
+    --------
+    >>> import bigdl.nano.automl.hpo as hpo
+    >>> from bigdl.nano.automl.hpo import space
+    >>> @hpo.func()
+    ... def area(width, height):
+    ...     return width * height
+    >>> area(2, 3)
+    6
+    >>> lazy = area(width=space.Int(1, 10), height=3)
+    >>> lazy.sample(width=4)
+    12
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,6 +245,18 @@ def args(default: Mapping[str, Any] | None = None, **kwvars: Any) -> Callable[..
     callable
         Makes of the function one that takes other values by name and returns an
         :class:`AutoObject`.
+
+    Examples
+    --------
+    >>> import bigdl.nano.automl.hpo as hpo
+    >>> from bigdl.nano.automl.hpo import space
+    >>> @hpo.args(rate=space.Real(0.01, 0.1), epochs=5)
+    ... def plan(args):
+    ...     return f"{args.epochs} epochs at {args.rate}"
+    >>> plan().sample(rate=0.05)
+    '5 epochs at 0.05'
+    >>> plan(epochs=2).default
+    '2 epochs at 0.01'
     """
     settled = {**(default or {}), **kwvars}
 
@@ -313,6 +362,24 @@ def plmodel(**defaults: Any) -> Callable[[type], type]:
     ------
     UsageError
         If the class is not a module of PyTorch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import bigdl.nano.automl.hpo as hpo
+    >>> from bigdl.nano.automl.hpo import space
+    >>> @hpo.plmodel()
+    ... class Classifier(torch.nn.Module):
+    ...     def __init__(self, hidden, dropout=0.0):
+    ...         super().__init__()
+    ...         self.hidden = torch.nn.Linear(4, hidden)
+    ...         self.dropout = torch.nn.Dropout(dropout)
+    ...         self.scores = torch.nn.Linear(hidden, 2)
+    >>> model = Classifier(hidden=space.Categorical(8, 16), dropout=space.Real(0.0, 0.5))
+    >>> model.kwspaces
+    {'hidden': Categorical(8, 16), 'dropout': Real(0.0, 0.5)}
+    >>> model.sample(hidden=16).hidden
+    Linear(in_features=4, out_features=16, bias=True)
     """
     module = require("torch", "nano").nn.Module
     said = "hpo.plmodel decorates a LightningModule or nn.Module"

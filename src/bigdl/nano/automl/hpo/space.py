@@ -38,13 +38,33 @@ class Space(Searchable):
     ----------
     prefix : str or None
         Begin of the names of its parameters.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo import space
+    >>> isinstance(space.Int(8, 64), space.Space), isinstance(space.List(1, 2), space.Space)
+    (True, True)
+    >>> space.Int(8, 64, prefix="dense_1").prefix  # its parameter is dense_1:units, for example
+    'dense_1'
     """
 
     prefix: str | None = None
 
 
 class SimpleSpace(Space, Domain):
-    """A space that is one parameter of a trial, which has the value that is reported."""
+    """A space that is one parameter of a trial, which has the value that is reported.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo import space
+    >>> units = space.Int(8, 64, default=16)
+    >>> units.default, units.sample()
+    (16, 16)
+    >>> units.cs
+    IntDistribution(high=64, log=False, low=8, step=1)
+    >>> 8 <= units.rand <= 64
+    True
+    """
 
     @property
     def cs(self) -> BaseDistribution:
@@ -76,6 +96,16 @@ class Categorical(SimpleSpace):
     -----
     A parameter is reported as the choice itself. A choice that is no number, string, bool or None
     is reported as its ``repr``.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo import space
+    >>> activation = space.Categorical("relu", "tanh")
+    >>> activation.default, activation.grid
+    ('relu', ['relu', 'tanh'])
+    >>> nested = space.Categorical(0, space.Int(8, 64))  # no hidden layer, or one of 8 to 64 units
+    >>> space.AutoObject(dict, hidden=nested).kwspaces
+    {'hidden': Categorical(0, Int(8, 64)), 'hidden▁1': Int(8, 64)}
     """
 
     def __init__(self, *choices: Any, prefix: str | None = None):
@@ -129,6 +159,15 @@ class Real(SimpleSpace, Number):
     log : bool
         True if orders of magnitude are equally likely; for rates, for example.
     prefix : str, optional
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo import space
+    >>> rate = space.Real(1e-4, 1e-1, default=1e-3, log=True)
+    >>> rate.default
+    0.001
+    >>> rate.cs
+    FloatDistribution(high=0.1, log=True, low=0.0001, step=None)
     """
 
     def __init__(
@@ -174,6 +213,15 @@ class Int(Real):
     prefix : str, optional
     log : bool
         True if orders of magnitude are equally likely.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo import space
+    >>> units = space.Int(8, 64, default=16)
+    >>> units.default
+    16
+    >>> 8 <= units.rand <= 64
+    True
     """
 
     def __init__(
@@ -195,6 +243,13 @@ class Bool(Categorical):
     default : bool, optional
         False if it is not given.
     prefix : str, optional
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo import space
+    >>> bias = space.Bool(default=True)
+    >>> bias.default, bias.grid
+    (True, [False, True])
     """
 
     def __init__(self, default: bool | None = None, prefix: str | None = None):
@@ -216,6 +271,15 @@ class NestedSpace(Space):
     ----------
     data : list or dict
         The parts: spaces or other values.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo import space
+    >>> layers = space.List(space.Int(8, 64), space.Int(8, 64), 10)
+    >>> len(layers), layers[0]
+    (3, Int(8, 64))
+    >>> layers.default
+    [8, 8, 10]
     """
 
     data: Any
@@ -243,6 +307,16 @@ class List(NestedSpace):
     *spaces
         Spaces or other values. An element's name ends in its place: ``units▁0``.
     prefix : str, optional
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo import space
+    >>> kernel = space.List(space.Int(1, 3), space.Int(1, 5), 1)
+    >>> model = space.AutoObject(dict, kernel=kernel)
+    >>> model.kwspaces
+    {'kernel▁0': Int(1, 3), 'kernel▁1': Int(1, 5)}
+    >>> model.sample(**{"kernel▁1": 4})
+    {'kernel': [1, 4, 1]}
     """
 
     def __init__(self, *spaces: Any, prefix: str | None = None):
@@ -260,6 +334,15 @@ class Dict(NestedSpace):
     ----------
     **spaces
         Spaces or other values. A value's name ends in its key: ``options▁depth``.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo import space
+    >>> options = space.Dict(depth=space.Int(2, 6), rounds=100)
+    >>> space.AutoObject(dict, options=options).kwspaces
+    {'options▁depth': Int(2, 6)}
+    >>> options.default
+    {'depth': 2, 'rounds': 100}
     """
 
     def __init__(self, **spaces: Any):

@@ -18,11 +18,18 @@ _OLD_ENDING = f"{SPLITTER}choice"
 
 
 def is_available() -> bool:
-    """Return True if charts can be drawn: Plotly or Matplotlib is installed."""
+    """Return True if charts can be drawn: Plotly or Matplotlib is installed.
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo.visualization import is_available
+    >>> is_available()
+    True
+    """
     return any(importlib.util.find_spec(name) for name in ("plotly", "matplotlib"))
 
 
-def _chart(name: str) -> Callable[..., Any]:
+def _chart(name: str, arguments: str = "study") -> Callable[..., Any]:
     def plot(study: Any, *args: Any, **kwargs: Any) -> Any:
         args = tuple(_todays_names(value) for value in args)
         if "params" in kwargs:
@@ -42,6 +49,18 @@ def _chart(name: str) -> Callable[..., Any]:
     Returns
     -------
     plotly.graph_objects.Figure or matplotlib.axes.Axes
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl.hpo.visualization import {name}
+    >>> from bigdl.tuning import open_study, run_trials
+    >>> def objective(trial):
+    ...     x, y = trial.suggest_float("x", -1, 1), trial.suggest_int("y", 1, 3)
+    ...     trial.report(abs(x), step=0)  # of the first epoch
+    ...     return x * x / y
+    >>> study = open_study()
+    >>> run_trials(study, objective, n_trials=5)
+    >>> chart = {name}({arguments})
     """
     return plot
 
@@ -68,7 +87,9 @@ plot_intermediate_values = _chart("plot_intermediate_values")
 plot_optimization_history = _chart("plot_optimization_history")
 plot_parallel_coordinate = _chart("plot_parallel_coordinate")
 plot_param_importances = _chart("plot_param_importances")
-plot_pareto_front = _chart("plot_pareto_front")
+plot_pareto_front = _chart(
+    "plot_pareto_front", "study, targets=lambda trial: (trial.value, trial.params['y'])"
+)
 plot_rank = _chart("plot_rank")
 plot_slice = _chart("plot_slice")
 plot_timeline = _chart("plot_timeline")

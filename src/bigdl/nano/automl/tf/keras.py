@@ -35,6 +35,23 @@ class Searchable(_ModelStandIn, Searcher):
     ``evaluate``, ``save`` and all else are the model's own, public attributes that are set are set
     on it, and the object is an instance of its class. What takes a Keras model in BigDL takes this
     object at any time, and makes the model if it was not.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.automl.hpo import space
+    >>> from bigdl.nano.automl.tf.keras import Searchable, Sequential
+    >>> from keras.layers import Dense
+    >>> model = Sequential([Dense(1)])
+    >>> isinstance(model, Searchable)
+    True
+    >>> model.compile(optimizer="sgd", loss="mse")
+    >>> x, y = np.ones((8, 2)), np.ones((8, 1))
+    >>> model.search(n_trials=2, target_metric="loss", x=x, y=y, verbose=0,
+    ...              batch_size=space.Categorical(4, 8))
+    >>> history = model.fit(x, y, verbose=0)  # with the best batch size
+    >>> model.predict(x, verbose=0).shape
+    (8, 1)
     """
 
     def __init__(self, recipe: Callable[[], AutoObject]):
@@ -236,6 +253,20 @@ class Sequential(Searchable):
     layers : list, optional
         Layers of Keras, or lazy ones.
     name : str, optional
+
+    Examples
+    --------
+    >>> import keras
+    >>> from bigdl.nano.automl.hpo import space
+    >>> from bigdl.nano.automl.tf.keras import Sequential
+    >>> model = Sequential([keras.Input((4,))])
+    >>> model.add(space.AutoObject(keras.layers.Dense, units=space.Categorical(8, 16)))
+    >>> model.add(keras.layers.Dense(2, activation="softmax"))
+    >>> model.compile(optimizer="adam", loss="sparse_categorical_crossentropy")
+    >>> model.summary()
+    Traceback (most recent call last):
+        ...
+    bigdl.common.errors.UsageError: Model is not actually built yet, so it has no summary; ...
     """
 
     def __init__(self, layers: list[Any] | None = None, name: str | None = None):
@@ -272,6 +303,18 @@ class Model(Searchable):
     outputs : AutoObject or KerasTensor, or a nested structure of them
         What layers were called with.
     name : str, optional
+
+    Examples
+    --------
+    >>> from bigdl.nano.automl import hpo_config
+    >>> hpo_config.enable_hpo_tf()
+    >>> from bigdl.nano.automl.hpo import space
+    >>> from bigdl.nano.tf.keras import Input, Model, layers
+    >>> inputs = Input(shape=(4,))
+    >>> hidden = layers.Dense(units=space.Int(8, 64), activation="relu")(inputs)
+    >>> model = Model(inputs=inputs, outputs=layers.Dense(2)(hidden))
+    >>> model.compile(optimizer="adam", loss="mse")  # then model.search(...) and model.fit(...)
+    >>> hpo_config.disable_hpo_tf()
     """
 
     def __init__(self, inputs: Any = None, outputs: Any = None, name: str | None = None):
@@ -295,6 +338,21 @@ class SearchableClass(Searchable):
     cls : type
     *args, **kwargs
         Its arguments.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from bigdl.nano.automl.hpo import space
+    >>> from bigdl.nano.automl.tf.keras import SearchableClass
+    >>> class Scores(keras.Model):
+    ...     def __init__(self, classes):
+    ...         super().__init__()
+    ...         self.layer = keras.layers.Dense(classes)
+    >>> model = SearchableClass(Scores, classes=space.Categorical(2, 3))
+    >>> model.summary()
+    Traceback (most recent call last):
+        ...
+    bigdl.common.errors.UsageError: Model is not actually built yet, so it has no summary; ...
     """
 
     def __init__(self, cls: type, /, *args: Any, **kwargs: Any):
