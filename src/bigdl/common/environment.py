@@ -27,6 +27,16 @@ class EnvContext:
     -----
     The environment belongs to the process: threads that hold such contexts at the same time must
     not name the same variables.
+
+    Examples
+    --------
+    >>> import os
+    >>> from bigdl.nano.utils.common import EnvContext
+    >>> with EnvContext({"MY_VARIABLE": "1"}):
+    ...     os.environ["MY_VARIABLE"]
+    '1'
+    >>> "MY_VARIABLE" in os.environ
+    False
     """
 
     def __init__(self, env: Mapping[str, object | None] | None = None):

@@ -31,6 +31,20 @@ class OpenVINOFacade(abc.ABC):
     Attributes
     ----------
     nano_network : CompiledNetwork
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.openvino.model import OpenVINOFacade
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> x = torch.ones(1, 2)
+    >>> fast = InferenceOptimizer.trace(torch.nn.ReLU(), x, accelerator="openvino", thread_num=2)
+    >>> isinstance(fast, OpenVINOFacade)
+    True
+    >>> fast.additional_config["INFERENCE_NUM_THREADS"]
+    2
+    >>> fast.async_predict([-x, x], num_requests=2)
+    [tensor([[0., 0.]]), tensor([[1., 1.]])]
     """
 
     nano_network: CompiledNetwork
@@ -213,9 +227,19 @@ class OpenVINOModel(OpenVINOFacade):
 
     Examples
     --------
-    >>> model = OpenVINOModel("model.xml", thread_num=2)  # doctest: +SKIP
-    >>> logits = model(images)  # doctest: +SKIP
-    >>> many = model.async_predict([images, images], num_requests=2)  # doctest: +SKIP
+    >>> import numpy as np
+    >>> import openvino
+    >>> from openvino import opset13
+    >>> from bigdl.nano.openvino import OpenVINOModel
+    >>> x = opset13.parameter([-1, 2], np.float32, name="x")
+    >>> openvino.save_model(openvino.Model([opset13.multiply(x, x)], [x]), "squares.xml")
+    >>> model = OpenVINOModel("squares.xml", thread_num=2)
+    >>> rows = np.array([[1, 2], [3, 4]], np.float32)
+    >>> model(rows)
+    array([[ 1.,  4.],
+           [ 9., 16.]], dtype=float32)
+    >>> [result.sum() for result in model.async_predict([rows, rows[:1]], num_requests=2)]
+    [np.float32(30.0), np.float32(5.0)]
     """
 
     def __init__(
@@ -328,6 +352,20 @@ class OpenVINOModel(OpenVINOFacade):
         ------
         UsageError
             If `dataloader` is empty or does not fit the network, or an argument makes no sense.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import openvino
+        >>> from openvino import opset13
+        >>> from bigdl.nano.openvino import OpenVINOModel
+        >>> weights = np.eye(16, dtype=np.float32)
+        >>> x = opset13.parameter([-1, 16], np.float32, name="x")
+        >>> model = OpenVINOModel(openvino.Model([opset13.matmul(x, weights, False, False)], [x]))
+        >>> rows = np.random.default_rng(0).uniform(0, 1, (8, 16)).astype(np.float32)
+        >>> quantized = model.pot([rows])
+        >>> bool(np.allclose(quantized(rows), rows, atol=0.02))
+        True
         """
         from bigdl.nano.openvino.quantization import Quantizer, figure_of, split_batch
 

@@ -377,6 +377,20 @@ class CompiledNetwork:
     UsageError
         If the network cannot be read, reshaped or compiled, or the device or a type of numbers is
         not there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import openvino
+    >>> from openvino import opset13
+    >>> from bigdl.nano.openvino import CompiledNetwork
+    >>> x = opset13.parameter([-1, 2], np.float32, name="x")
+    >>> double = openvino.Model([opset13.multiply(x, np.float32(2))], [x], "double")
+    >>> network = CompiledNetwork(double, thread_num=1)
+    >>> network.infer([np.array([[1, 2]], np.float32)])
+    [array([[2., 4.]], dtype=float32)]
+    >>> network.reshape("[4,2]")  # for batches of four rows
+    (True, None)
     """
 
     def __init__(

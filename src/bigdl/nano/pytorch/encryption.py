@@ -46,6 +46,16 @@ def save(
     ------
     UsageError
         If the key is no key of Fernet.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from cryptography.fernet import Fernet
+    >>> from bigdl.nano.pytorch.encryption import load, save
+    >>> key = Fernet.generate_key()
+    >>> save(torch.nn.Linear(2, 1).state_dict(), "model.pt", encryption_key=key)
+    >>> list(load("model.pt", decryption_key=key))
+    ['weight', 'bias']
     """
     if encryption_key is None:
         _torch_save(obj, f, *args, **kwargs)
@@ -73,6 +83,20 @@ def load(f: Any, *args: Any, decryption_key: str | bytes | None = None, **kwargs
     ------
     UsageError
         If the key is wrong or missing, or the file is not encrypted or was changed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from cryptography.fernet import Fernet
+    >>> from bigdl.nano.pytorch.encryption import load, save
+    >>> key = Fernet.generate_key()
+    >>> save(torch.arange(3), "numbers.pt", encryption_key=key)
+    >>> load("numbers.pt", decryption_key=key)
+    tensor([0, 1, 2])
+    >>> load("numbers.pt")
+    Traceback (most recent call last):
+        ...
+    bigdl.common.errors.UsageError: The file is encrypted; pass its key as decryption_key
     """
     if decryption_key is None:
         if _is_encrypted(f):
@@ -179,8 +203,15 @@ class EncryptedDataset(Dataset):
 
     Examples
     --------
-    >>> save([(x, y) for x, y in rows], "rows.pt", encryption_key=key)
-    >>> loader = DataLoader(EncryptedDataset("rows.pt", key), batch_size=32, shuffle=True)
+    >>> import torch
+    >>> from cryptography.fernet import Fernet
+    >>> from bigdl.nano.pytorch.encryption import EncryptedDataset, save
+    >>> key = Fernet.generate_key()
+    >>> save([(torch.ones(2), 0), (torch.zeros(2), 1)], "rows.pt", encryption_key=key)
+    >>> dataset = EncryptedDataset("rows.pt", key)
+    >>> len(dataset), dataset[1]
+    (2, (tensor([0., 0.]), 1))
+    >>> loader = torch.utils.data.DataLoader(dataset, batch_size=2, shuffle=True)
     """
 
     def __init__(self, data_path: str | os.PathLike, key: str | bytes):

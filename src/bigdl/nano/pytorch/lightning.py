@@ -40,6 +40,20 @@ class LightningModule(pl.LightningModule):
     ------
     UsageError
         If an argument is of another kind.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch import Trainer
+    >>> from bigdl.nano.pytorch.lightning import LightningModule
+    >>> net = torch.nn.Linear(2, 1)
+    >>> model = LightningModule(net, torch.nn.MSELoss(), torch.optim.SGD(net.parameters(), lr=0.1))
+    >>> rows = torch.utils.data.TensorDataset(torch.rand(8, 2), torch.zeros(8, 1))
+    >>> trainer = Trainer(max_epochs=1, logger=False, enable_checkpointing=False,
+    ...                   enable_progress_bar=False, enable_model_summary=False)
+    >>> trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=4))
+    >>> list(trainer.callback_metrics)
+    ['train/loss']
     """
 
     def __init__(

@@ -32,6 +32,19 @@ class SparseAdam(torch.optim.Optimizer):
     ------
     UsageError
         If a value is out of its range.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.optim import SparseAdam
+    >>> table = torch.nn.Embedding(1000, 8, sparse=True)
+    >>> scores = torch.nn.Linear(8, 1)
+    >>> before = table.weight.detach().clone()
+    >>> optimizer = SparseAdam([*table.parameters(), *scores.parameters()], lr=0.01)
+    >>> scores(table(torch.tensor([3, 7]))).sum().backward()
+    >>> optimizer.step()
+    >>> (table.weight != before).any(dim=1).nonzero().flatten()  # rows of the batch alone
+    tensor([3, 7])
     """
 
     def __init__(

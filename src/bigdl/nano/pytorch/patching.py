@@ -44,6 +44,15 @@ def patch_torch(cuda_to_cpu: bool = True) -> None:
     ----------
     cuda_to_cpu : bool
         Also call :func:`patch_cuda`.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch import patch_torch, unpatch_torch
+    >>> patch_torch(cuda_to_cpu=False)
+    >>> from pytorch_lightning import Trainer
+    >>> Trainer
+    <class 'bigdl.nano.pytorch.trainer.Trainer'>
+    >>> unpatch_torch()
     """
     if not _names.active:
         _names.call = (patch_torch, (False,))
@@ -64,7 +73,17 @@ def patch_torch(cuda_to_cpu: bool = True) -> None:
 
 
 def unpatch_torch() -> None:
-    """Put everything back that :func:`patch_torch` has replaced; again does nothing."""
+    """Put everything back that :func:`patch_torch` has replaced; again does nothing.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch import patch_torch, unpatch_torch
+    >>> patch_torch()
+    >>> unpatch_torch()
+    >>> from pytorch_lightning import Trainer
+    >>> Trainer
+    <class 'pytorch_lightning.trainer.trainer.Trainer'>
+    """
     _names.undo()
     unpatch_cuda()
 
@@ -96,7 +115,18 @@ _CUDA_NOTHING = """
 
 
 def get_cuda_status() -> bool:
-    """Return True while :func:`patch_cuda` is in force."""
+    """Return True while :func:`patch_cuda` is in force.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch.patching import get_cuda_status, patch_cuda, unpatch_cuda
+    >>> patch_cuda()
+    >>> get_cuda_status()
+    True
+    >>> unpatch_cuda()
+    >>> get_cuda_status()
+    False
+    """
     return _cuda.active
 
 
@@ -112,6 +142,15 @@ def patch_cuda(disable_jit: bool = True) -> None:
     ----------
     disable_jit : bool
         Accepted; nothing of it is needed any more.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.patching import patch_cuda, unpatch_cuda
+    >>> patch_cuda()
+    >>> torch.nn.Linear(2, 1).cuda()(torch.ones(1, 2, device="cuda")).device
+    device(type='cpu')
+    >>> unpatch_cuda()
     """
     if _cuda.active:
         return
@@ -145,7 +184,20 @@ def patch_cuda(disable_jit: bool = True) -> None:
 
 
 def unpatch_cuda() -> None:
-    """Put everything back; again does nothing."""
+    """Put everything back; again does nothing.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.patching import patch_cuda, unpatch_cuda
+    >>> original = torch.zeros
+    >>> patch_cuda()
+    >>> torch.zeros is original
+    False
+    >>> unpatch_cuda()
+    >>> torch.zeros is original
+    True
+    """
     _cuda.undo()
 
 
@@ -275,6 +327,15 @@ def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
     ------
     UsageError
         If a type is unknown, or another one is replaced already.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.patching import patch_dtype, unpatch_dtype
+    >>> patch_dtype("fp64", "fp32")
+    >>> torch.zeros(2, dtype=torch.float64).dtype, torch.ones(2).double().dtype
+    (torch.float32, torch.float32)
+    >>> unpatch_dtype()
     """
     for value in (from_dtype, to_dtype):
         if value not in _TYPES:
@@ -296,7 +357,17 @@ def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
 
 
 def unpatch_dtype() -> None:
-    """Put everything back; again does nothing."""
+    """Put everything back; again does nothing.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.patching import patch_dtype, unpatch_dtype
+    >>> patch_dtype("fp64", "fp32")
+    >>> unpatch_dtype()
+    >>> torch.zeros(2, dtype=torch.float64).dtype
+    torch.float64
+    """
     _dtype.undo()
 
 
@@ -304,6 +375,18 @@ def patch_encryption() -> None:
     """Let ``torch.save`` take ``encryption_key`` and ``torch.load`` ``decryption_key``.
 
     The originals are ``torch.old_save`` and ``torch.old_load`` meanwhile.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from cryptography.fernet import Fernet
+    >>> from bigdl.nano.pytorch.patching import patch_encryption, unpatch_encryption
+    >>> key = Fernet.generate_key()
+    >>> patch_encryption()
+    >>> torch.save({"weight": torch.ones(2)}, "weights.pt", encryption_key=key)
+    >>> torch.load("weights.pt", decryption_key=key)
+    {'weight': tensor([1., 1.])}
+    >>> unpatch_encryption()
     """
     if _encryption.active:
         return
@@ -314,7 +397,19 @@ def patch_encryption() -> None:
 
 
 def unpatch_encryption() -> None:
-    """Put everything back; again does nothing."""
+    """Put everything back; again does nothing.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.patching import patch_encryption, unpatch_encryption
+    >>> patch_encryption()
+    >>> hasattr(torch, "old_save")
+    True
+    >>> unpatch_encryption()
+    >>> hasattr(torch, "old_save")
+    False
+    """
     _encryption.undo()
 
 

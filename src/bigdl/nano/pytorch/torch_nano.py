@@ -91,15 +91,25 @@ class TorchNano(ABC):
 
     Examples
     --------
-    >>> class Loop(TorchNano):
-    ...     def train(self, epochs):
-    ...         model, optimizer, loader = self.setup(make_model(), make_optimizer(), make_loader())
+    >>> import torch
+    >>> from bigdl.nano.pytorch import TorchNano
+    >>> class Regression(TorchNano):
+    ...     def train(self, x, y, epochs):
+    ...         rows = torch.utils.data.TensorDataset(x, y)
+    ...         loader = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)
+    ...         model = torch.nn.Linear(2, 1)
+    ...         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ...         model, optimizer, loader = self.setup(model, optimizer, loader)
     ...         for _ in range(epochs):
-    ...             for x, y in loader:
+    ...             for inputs, targets in loader:
     ...                 optimizer.zero_grad()
-    ...                 self.backward(loss(model(x), y))
+    ...                 loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    ...                 self.backward(loss)
     ...                 optimizer.step()
-    >>> Loop(num_processes=2).train(10)
+    ...         return loss.item()
+    >>> x = torch.rand(64, 2)
+    >>> Regression(num_processes=1).train(x, x.sum(1, keepdim=True), epochs=50) < 0.01
+    True
     """
 
     _fabric: Fabric | None = None  # while the loop runs
@@ -356,12 +366,22 @@ auto_lr
 
     Examples
     --------
-    >>> @nano(num_processes=2)
-    ... def train(model, optimizer, loader):
-    ...     for x, y in loader:
-    ...         optimizer.zero_grad()
-    ...         loss(model(x), y).backward()
-    ...         optimizer.step()
+    >>> import torch
+    >>> from bigdl.nano.pytorch import nano
+    >>> @nano(num_processes=1)  # 2: two processes, each with half of the rows
+    ... def train(model, optimizer, loader, epochs):
+    ...     for _ in range(epochs):
+    ...         for x, y in loader:
+    ...             optimizer.zero_grad()
+    ...             torch.nn.functional.mse_loss(model(x), y).backward()
+    ...             optimizer.step()
+    >>> x = torch.rand(64, 2)
+    >>> rows = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    >>> loader = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)
+    >>> model = torch.nn.Linear(2, 1)
+    >>> train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, epochs=100)
+    >>> torch.allclose(model(x), x.sum(1, keepdim=True), atol=0.1)  # the model is trained
+    True
     """
     settings = {name: value for name, value in locals().items() if name not in ("args", "kwargs")}
     _check_no_more(args)

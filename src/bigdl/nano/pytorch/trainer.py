@@ -54,7 +54,7 @@ class _OfClassOrTrainer(staticmethod):
 
 
 class Trainer(pl.Trainer):
-    """``pytorchpl.Trainer``, all of whose arguments it takes, with faster steps.
+    """``pytorch_lightning.Trainer``, all of whose arguments it takes, with faster steps.
 
     The class is a Trainer so that a program only changes its import (Dai et al., BigDL 2.0,
     CVPR 2022, Fig. 2). What it does by default is said in one line when a fit starts, and each of
@@ -102,12 +102,27 @@ class Trainer(pl.Trainer):
     algorithms : list of Callback, optional
         Algorithms such as :class:`~bigdl.nano.pytorch.algorithms.SelectiveBackprop`.
     **kwargs
-        Of ``pytorchpl.Trainer``.
+        Of ``pytorch_lightning.Trainer``.
 
     Raises
     ------
     UsageError
         If an argument is wrong, or contradicts another.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch import Trainer
+    >>> net = torch.nn.Linear(2, 1)
+    >>> model = Trainer.compile(net, torch.nn.MSELoss(), torch.optim.SGD(net.parameters(), lr=0.1))
+    >>> x = torch.rand(64, 2)
+    >>> rows = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    >>> loader = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True)
+    >>> trainer = Trainer(max_epochs=50, logger=False, enable_checkpointing=False,
+    ...                   enable_progress_bar=False, enable_model_summary=False)
+    >>> trainer.fit(model, loader)
+    >>> trainer.callback_metrics["train/loss"] < 0.01
+    tensor(True)
     """
 
     def __init__(
@@ -252,6 +267,31 @@ class Trainer(pl.Trainer):
         ------
         UsageError
             If an argument is wrong, or the model does not log the metric.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import bigdl.nano.automl.hpo as hpo
+        >>> from bigdl.nano.automl.hpo import space
+        >>> from bigdl.nano.pytorch import Trainer
+        >>> from bigdl.nano.pytorch.lightning import LightningModule
+        >>> @hpo.plmodel()
+        ... class Regression(LightningModule):
+        ...     def __init__(self, lr):
+        ...         net = torch.nn.Linear(2, 1)
+        ...         optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+        ...         super().__init__(net, torch.nn.MSELoss(), optimizer)
+        ...         self.lr = lr
+        >>> x = torch.rand(32, 2)
+        >>> rows = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+        >>> loader = torch.utils.data.DataLoader(rows, batch_size=8)
+        >>> trainer = Trainer(use_hpo=True, max_epochs=2)
+        >>> best = trainer.search(
+        ...     Regression(lr=space.Categorical(1e-6, 0.1)), target_metric="val/loss",
+        ...     sampler="grid", train_dataloaders=loader, val_dataloaders=loader,
+        ... )
+        >>> best.lr
+        0.1
         """
         if self.hposearcher is None:
             warnings.warn("This Trainer does not search; make it with use_hpo=True", stacklevel=2)
@@ -300,6 +340,21 @@ class Trainer(pl.Trainer):
         (:class:`bigdl.nano.automl.hpo.space.AutoObject`). An optimizer and a scheduler are then
         lazy objects too, without the parameters and the optimizer that they belong to:
         ``AutoObject(torch.optim.Adam, lr=space.Real(1e-4, 1e-1, log=True))``.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from torchmetrics import MeanAbsoluteError
+        >>> from bigdl.nano.pytorch import Trainer
+        >>> net = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.Adam(net.parameters())
+        >>> metrics = [MeanAbsoluteError()]
+        >>> model = Trainer.compile(net, torch.nn.MSELoss(), optimizer, metrics=metrics)
+        >>> rows = torch.utils.data.TensorDataset(torch.rand(8, 4), torch.zeros(8, 1))
+        >>> trainer = Trainer(logger=False, enable_progress_bar=False)
+        >>> figures = trainer.validate(model, torch.utils.data.DataLoader(rows, 4), verbose=False)
+        >>> list(figures[0])
+        ['val/loss', 'val/MeanAbsoluteError_0']
         """
         if any(isinstance(part, Lazy) for part in (model, loss, optimizer, scheduler, metrics)):
             from bigdl.nano.automl.pytorch import lazily_compiled

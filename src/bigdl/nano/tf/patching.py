@@ -26,6 +26,15 @@ def patch_tensorflow(precision: str = "float32") -> None:
     ------
     UsageError
         If the precision is another.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from bigdl.nano.tf import patch_tensorflow, unpatch_tensorflow
+    >>> patch_tensorflow()
+    >>> keras.Sequential, keras.optimizers.Adam().name
+    (<class 'bigdl.nano.tf.keras.models.Sequential'>, 'SparseAdam')
+    >>> unpatch_tensorflow()
     """
     _set_policy(precision)
     if not _replaced.active:
@@ -45,6 +54,15 @@ def unpatch_tensorflow(precision: str = "float32") -> None:
     ------
     UsageError
         If the precision is another.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from bigdl.nano.tf import patch_tensorflow, unpatch_tensorflow
+    >>> patch_tensorflow(precision="mixed_bfloat16")
+    >>> unpatch_tensorflow()
+    >>> keras.Sequential, keras.config.dtype_policy().name
+    (<class 'keras.src.models.sequential.Sequential'>, 'float32')
     """
     _set_policy(precision)
     _replaced.undo()

@@ -50,6 +50,12 @@ class CPUInfo:
         Products of tiles.
     has_bf16 : bool
         Products of bfloat16 are computed in hardware, in vectors or in tiles.
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.common import CPUInfo
+    >>> cpu = CPUInfo()
+    >>> precision = "bf16" if cpu.has_bf16 else "fp32"
     """
 
     def __init__(self) -> None:
@@ -99,6 +105,15 @@ def compare_version(
     -------
     bool
         False if the package is not installed.
+
+    Examples
+    --------
+    >>> import operator
+    >>> from bigdl.nano.utils.common import compare_version
+    >>> compare_version("torch", operator.ge, "2.0")
+    True
+    >>> compare_version("a-package-that-is-not-installed", operator.ge, "2.0")
+    False
     """
     installed = _installed_version(package)
     if installed is None:
@@ -138,7 +153,14 @@ def _ipex_checker() -> bool:
 
 
 def get_affinity_core_num() -> int:
-    """Return the number of logical cores on which this process may run."""
+    """Return the number of logical cores on which this process may run.
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.common import get_affinity_core_num
+    >>> get_affinity_core_num() >= 1
+    True
+    """
     return len(usable_cores())
 
 
@@ -163,6 +185,13 @@ def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> l
     ------
     UsageError
         If a number is less than 1 or the process may not use that many physical cores.
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.common import schedule_workers
+    >>> cores = schedule_workers(num_workers=1, cores_per_worker=1)  # one list for each worker
+    >>> len(cores), len(cores[0])
+    (1, 1)
     """
     machine = topology()
     first_siblings = tuple(siblings[:1] for siblings in machine.cores)
@@ -212,6 +241,13 @@ def schedule_processors(
     ------
     UsageError
         As :func:`schedule_workers` does.
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.common import schedule_processors
+    >>> environment, = schedule_processors(num_workers=1, cores_per_worker=1)
+    >>> environment["OMP_NUM_THREADS"], environment["KMP_AFFINITY"]
+    ('1', 'granularity=fine,proclist=[...],explicit')
     """
     return [
         dict(os.environ)
@@ -244,7 +280,12 @@ def spawn_new_process(func: Callable[..., T]) -> Callable[..., T]:
 
     Examples
     --------
-    >>> threads = spawn_new_process(count_threads)(env_var={"OMP_NUM_THREADS": "1"})
+    >>> import os
+    >>> from bigdl.nano.utils.common import spawn_new_process
+    >>> def thread_setting():
+    ...     return os.environ["OMP_NUM_THREADS"]
+    >>> spawn_new_process(thread_setting)(env_var={"OMP_NUM_THREADS": "1"})
+    '1'
     """
 
     @functools.wraps(func)
@@ -272,6 +313,13 @@ def get_default_args(func: Callable) -> dict[str, Any]:
     Returns
     -------
     dict
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.common import get_default_args
+    >>> def fit(data, epochs=1, rate=0.1): ...
+    >>> get_default_args(fit)
+    {'epochs': 1, 'rate': 0.1}
     """
     return {
         name: parameter.default
@@ -295,6 +343,19 @@ def deprecated(
     Returns
     -------
     callable
+
+    Examples
+    --------
+    >>> import warnings
+    >>> from bigdl.nano.utils.common import deprecated
+    >>> @deprecated(message="Use quantize.")
+    ... def pot():
+    ...     return 1
+    >>> with warnings.catch_warnings(record=True, action="always") as caught:
+    ...     pot()
+    1
+    >>> print(caught[0].message)
+    pot is deprecated. Use quantize.
     """
 
     def decorate(func: Callable[P, T]) -> Callable[P, T]:
@@ -348,6 +409,15 @@ def latency_calculate_helper(
         Milliseconds; the mean without a tenth of the runs at each end.
     complete : bool
         False if it was given up after three runs, as they took more than four times the baseline.
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.common import latency_calculate_helper
+    >>> milliseconds, complete = latency_calculate_helper(
+    ...     10, 60.0, lambda model, x: model(x), sorted, [3, 1, 2]
+    ... )
+    >>> milliseconds < 60_000, complete
+    (True, True)
     """
     for _ in range(_WARM_UP):
         func(model, input_sample, *args)
@@ -369,6 +439,12 @@ def register_suggestion(msg: str) -> None:
     Parameters
     ----------
     msg : str
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.common import output_suggestions, register_suggestion
+    >>> register_suggestion("batches of 32 would be faster")  # shown when the program ends
+    >>> output_suggestions()  # or now, on stderr
     """
     atexit.unregister(output_suggestions)  # so that it is registered once
     atexit.register(output_suggestions)
@@ -376,7 +452,14 @@ def register_suggestion(msg: str) -> None:
 
 
 def output_suggestions() -> None:
-    """Show what was registered on stderr, and forget it."""
+    """Show what was registered on stderr, and forget it.
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.common import output_suggestions, register_suggestion
+    >>> register_suggestion("batches of 32 would be faster")
+    >>> output_suggestions()  # on stderr: bigdl.nano suggests: batches of 32 would be faster
+    """
     for suggestion in _suggestions:
         print(f"bigdl.nano suggests: {suggestion}", file=sys.stderr)
     _suggestions.clear()

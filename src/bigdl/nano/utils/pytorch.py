@@ -40,17 +40,46 @@ def get_forward_args(model: torch.nn.Module) -> list[str]:
     """Return names of forward's named parameters, in order.
 
     For a model in another runtime these are the parameters of the module that it was made from.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import get_forward_args
+    >>> get_forward_args(torch.nn.Bilinear(2, 2, 1))
+    ['input1', 'input2']
     """
     return [p.name for p in _named(model)]
 
 
 def get_forward_defaults(model: torch.nn.Module) -> tuple:
-    """Return defaults of forward's last parameters, in order; empty if there are none."""
+    """Return defaults of forward's last parameters, in order; empty if there are none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import get_forward_defaults
+    >>> class Scaled(torch.nn.Module):
+    ...     def forward(self, x, factor=2.0):
+    ...         return x * factor
+    >>> get_forward_defaults(Scaled())
+    (2.0,)
+    """
     return tuple(p.default for p in _named(model) if p.default is not p.empty)
 
 
 def get_forward_annotations(model: torch.nn.Module) -> dict[str, Any]:
-    """Return annotations of forward's parameters that have one, by name."""
+    """Return annotations of forward's parameters that have one, by name.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import get_forward_annotations
+    >>> class Scaled(torch.nn.Module):
+    ...     def forward(self, x, factor: float = 2.0):
+    ...         return x * factor
+    >>> get_forward_annotations(Scaled())
+    {'factor': <class 'float'>}
+    """
     return {p.name: p.annotation for p in _named(model) if p.annotation is not p.empty}
 
 
@@ -71,6 +100,16 @@ def get_conditional_args(
     -------
     list of str
         In order.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import get_conditional_args
+    >>> class Scaled(torch.nn.Module):
+    ...     def forward(self, x, factor=2.0):
+    ...         return x * factor
+    >>> get_conditional_args(Scaled(), include=torch.Tensor), get_conditional_args(Scaled(), float)
+    (['x'], ['factor'])
     """
     wanted = object if include == "all" else _types(include)
     unwanted = _types(exclude)
@@ -118,6 +157,16 @@ def get_input_example(
     ------
     UsageError
         If there is no sample.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import get_input_example
+    >>> rows = torch.utils.data.TensorDataset(torch.ones(4, 2), torch.zeros(4))
+    >>> get_input_example(torch.nn.Linear(2, 1), torch.utils.data.DataLoader(rows, 3))
+    tensor([[1., 1.],
+            [1., 1.],
+            [1., 1.]])
     """
     sample = getattr(model, "example_input_array", None) if input_sample is None else input_sample
     data = _loader(model) if sample is None else sample
@@ -153,6 +202,16 @@ def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
     ------
     UsageError
         If a parameter has neither a value nor a default.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import complement_input_sample
+    >>> class Scaled(torch.nn.Module):
+    ...     def forward(self, x, factor=2.0):
+    ...         return x * factor
+    >>> complement_input_sample(Scaled(), torch.ones(2))
+    (tensor([1., 1.]), 2.0)
     """
     args, kwargs = sample_arguments(model, input_sample)
     values = list(args)
@@ -205,6 +264,15 @@ def export_to_onnx(
     ------
     UsageError
         If there is no sample, or the module cannot be exported.
+
+    Examples
+    --------
+    >>> import onnx
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import export_to_onnx
+    >>> export_to_onnx(torch.nn.ReLU(), torch.ones(1, 2), "relu.onnx")
+    >>> [node.op_type for node in onnx.load("relu.onnx").graph.node]
+    ['Relu']
     """
     options = BuildOptions(dynamic_axes=dynamic_axes, conversion=kwargs)
     to_onnx(TorchSource(model, input_sample), str(onnx_path), options)
@@ -236,6 +304,14 @@ def jit_convert(
     ------
     UsageError
         If the method is unknown, or the module cannot be converted.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import jit_convert
+    >>> script = jit_convert(torch.nn.ReLU(), torch.ones(1, 2))
+    >>> script(torch.tensor([[-1.0, 2.0]]))
+    tensor([[0., 2.]])
     """
     if jit_method not in (None, "trace", "script"):
         raise UsageError(f"jit_method {jit_method} is invalid.")
@@ -271,6 +347,16 @@ def patch_attrs_from_model_to_object(model: torch.nn.Module, instance: Any) -> N
     """Set a module's public attributes and methods, but for every module's, on another object.
 
     What the object has already stays.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import patch_attrs_from_model_to_object
+    >>> target = SimpleNamespace()
+    >>> patch_attrs_from_model_to_object(torch.nn.Linear(2, 1), target)
+    >>> target.in_features
+    2
     """
     for name in sorted(set(dir(model)) - set(dir(torch.nn.Module()))):
         if not name.startswith("_") and not hasattr(instance, name):
@@ -284,6 +370,13 @@ def generate_channels_last_available(inputs: Sequence[Any]) -> list[str]:
     ----------
     inputs : sequence
         Tensors; anything else counts as ``"original"``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import generate_channels_last_available
+    >>> generate_channels_last_available([torch.ones(1, 3, 8, 8), torch.ones(1, 4)])
+    ['channels_last', 'original']
     """
     tensors = [each if torch.is_tensor(each) else torch.empty(()) for each in inputs]
     return layouts_of(tensors)
@@ -298,6 +391,14 @@ def apply_proper_channels_last(flag: str, input_item: Any) -> Any:
     ------
     UsageError
         If there is no such layout.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.utils.pytorch import apply_proper_channels_last
+    >>> image = apply_proper_channels_last("channels_last", torch.ones(1, 3, 8, 8))
+    >>> image.is_contiguous(memory_format=torch.channels_last)
+    True
     """
     check_choice("flag", flag, (*LAYOUTS, "original"))
     if flag == "original" or not torch.is_tensor(input_item):
@@ -306,7 +407,16 @@ def apply_proper_channels_last(flag: str, input_item: Any) -> Any:
 
 
 class MetaData:
-    """The nesting of a model's outputs. The spelling of its names is the old one."""
+    """The nesting of a model's outputs. The spelling of its names is the old one.
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.pytorch import MetaData
+    >>> import torch
+    >>> nesting = MetaData.construct_matadata({"scores": torch.ones(1), "boxes": [torch.zeros(1)]})
+    >>> MetaData.reconstruct_output([torch.ones(2), torch.zeros(2)], nesting)
+    {'scores': tensor([1., 1.]), 'boxes': [tensor([0., 0.])]}
+    """
 
     @staticmethod
     def construct_matadata(outputs: Any) -> Structure:

@@ -30,6 +30,16 @@ def patch_attrs(target: Any, source: keras.Model) -> Any:
     -------
     object
         `target`.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> import keras
+    >>> from bigdl.nano.utils.tf import patch_attrs
+    >>> model = keras.Sequential()
+    >>> model.labels = ["cat", "dog"]
+    >>> list(patch_attrs(SimpleNamespace(), model).labels)
+    ['cat', 'dog']
     """
     source = actual(source)
     classes = [each for each in type(source).__mro__ if not is_of_keras(each)]
@@ -53,12 +63,34 @@ def patch_compiled(target: keras.Model, source: keras.Model) -> keras.Model:
     -------
     keras.Model
         `target`.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from bigdl.nano.utils.tf import patch_compiled
+    >>> source = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> source.compile(loss="mse")
+    >>> target = patch_compiled(keras.models.clone_model(source), source)
+    >>> target.evaluate(keras.ops.zeros((4, 2)), keras.ops.ones((4, 1)), verbose=0)
+    1.0
     """
     return compiled_like(target, actual(source))
 
 
 def patch_compiled_and_attrs(target: keras.Model, source: keras.Model) -> keras.Model:
-    """:func:`patch_compiled` and :func:`patch_attrs`."""
+    """:func:`patch_compiled` and :func:`patch_attrs`.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from bigdl.nano.utils.tf import patch_compiled_and_attrs
+    >>> source = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> source.compile(loss="mse")
+    >>> source.version = 3
+    >>> target = patch_compiled_and_attrs(keras.models.clone_model(source), source)
+    >>> target.compiled, target.version
+    (True, 3)
+    """
     return patch_attrs(patch_compiled(target, source), source)
 
 
@@ -66,6 +98,12 @@ class MultiprocessingBackend:
     """Runs a function in fresh processes of this machine.
 
     :func:`bigdl.runtime.launch.launch` says how they start and end.
+
+    Examples
+    --------
+    >>> from bigdl.nano.utils.tf import MultiprocessingBackend
+    >>> MultiprocessingBackend().run(max, args=[3, 5], nprocs=1)
+    [5]
     """
 
     def setup(self) -> None:
@@ -133,6 +171,14 @@ def as_dataset(x: Any, y: Any = None, batch_size: int | None = None) -> tf.data.
     ------
     UsageError
         If `x` and `y` are of different kinds or have different numbers of rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.utils.tf import as_dataset
+    >>> dataset = as_dataset(np.ones((5, 2)), np.zeros(5), batch_size=4)
+    >>> [tuple(x.shape) for x, y in dataset]
+    [(4, 2), (1, 2)]
     """
     both = (x,) if y is None else (x, y)
     are_datasets = [isinstance(each, tf.data.Dataset) for each in both]

@@ -38,6 +38,14 @@ def should_selective_backprop(
         Place of the batch in its epoch.
     start, end, interrupt
         As for :class:`SelectiveBackprop`.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch.algorithms.selective_backprop import should_selective_backprop
+    >>> [should_selective_backprop(done, batch_idx=0, start=0.5) for done in (0.4, 0.6, 0.95)]
+    [False, True, False]
+    >>> [should_selective_backprop(0.6, batch, interrupt=2) for batch in range(4)]
+    [True, False, True, False]
     """
     whole = interrupt > 0 and (batch_idx + 1) % interrupt == 0
     return start <= current_duration < end and not whole
@@ -77,6 +85,17 @@ def select_using_loss(
     ------
     UsageError
         If the batch is no tuple or list of tensors of as many rows.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.algorithms.selective_backprop import select_using_loss
+    >>> x = torch.arange(8.0).reshape(8, 1)
+    >>> batch = (x, torch.zeros(8, 1))  # the loss grows with x
+    >>> loss = torch.nn.functional.mse_loss
+    >>> inputs, targets = select_using_loss(batch, torch.nn.Identity(), loss, keep=0.25)
+    >>> inputs.shape
+    torch.Size([2, 1])
     """
     _check_batch(batch)
     *inputs, target = batch
@@ -113,6 +132,16 @@ class SelectiveBackprop(pl.Callback):
     ------
     UsageError
         If a value is out of its range; when training starts, if there is no loss function.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch import Trainer
+    >>> from bigdl.nano.pytorch.algorithms import SelectiveBackprop
+    >>> pruning = SelectiveBackprop(start=0.2, end=0.8, keep=0.5, interrupt=2)
+    >>> trainer = Trainer(max_epochs=10, algorithms=[pruning])
+    >>> pruning in trainer.callbacks
+    True
     """
 
     def __init__(

@@ -54,6 +54,22 @@ class FrozenPrefixCallback(Callback):
     UsageError
         In a fit, if the model does not run on the sample, or a training step changes what is cached
         before it calls the model.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch import Trainer
+    >>> from bigdl.nano.pytorch.frozen import FrozenPrefixCallback
+    >>> backbone = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 6))
+    >>> net = torch.nn.Sequential(backbone.requires_grad_(False), torch.nn.Linear(6, 1))
+    >>> model = Trainer.compile(net, torch.nn.MSELoss(), torch.optim.SGD(net.parameters(), lr=0.1))
+    >>> rows = torch.utils.data.TensorDataset(torch.ones(8, 4), torch.ones(8, 1))
+    >>> callback = FrozenPrefixCallback(precision="fp32")
+    >>> trainer = Trainer(max_epochs=1, callbacks=[callback], logger=False,
+    ...                   enable_progress_bar=False, enable_model_summary=False)
+    >>> trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=4))
+    >>> callback.report
+    'model.0: eager, relative error 0'
     """
 
     def __init__(

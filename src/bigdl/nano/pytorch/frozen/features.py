@@ -55,6 +55,21 @@ class CachedFeatures(Dataset):
     ----------
     reused : bool
         Whether the directory held them already.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.frozen import accelerate_frozen_prefix
+    >>> backbone = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 6))
+    >>> model = torch.nn.Sequential(backbone.requires_grad_(False), torch.nn.Linear(6, 2))
+    >>> rows = torch.utils.data.TensorDataset(torch.ones(5, 4), torch.arange(5))
+    >>> with accelerate_frozen_prefix(model, torch.ones(1, 4), precision="fp32") as prefix:
+    ...     features = prefix.cached(rows, "features")
+    ...     again = prefix.cached(rows, "features")
+    >>> len(features), features[3][0].shape, features[3][1]
+    (5, torch.Size([6]), tensor(3))
+    >>> features.reused, again.reused
+    (False, True)
     """
 
     def __init__(

@@ -82,6 +82,20 @@ def accelerate_frozen_prefix(
     ------
     UsageError
         If an argument does not fit, or the model does not run on the sample.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.frozen import accelerate_frozen_prefix
+    >>> backbone = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 6))
+    >>> model = torch.nn.Sequential(backbone.requires_grad_(False), torch.nn.Linear(6, 2))
+    >>> x = torch.ones(3, 4)
+    >>> plain = model(x)
+    >>> with accelerate_frozen_prefix(model, x, precision="fp32") as prefix:
+    ...     torch.equal(model(x), plain)  # train here
+    True
+    >>> print(prefix.report())
+    0: eager, relative error 0
     """
     check_choice("precision", precision, _METHODS)
     if precision == "int8" and calib_data is None:
@@ -108,6 +122,17 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
     precision : str
     notes : list of str
         What was decided on the way.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.frozen import accelerate_frozen_prefix
+    >>> backbone = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 6))
+    >>> model = torch.nn.Sequential(backbone.requires_grad_(False), torch.nn.Linear(6, 2))
+    >>> prefix = accelerate_frozen_prefix(model, torch.ones(3, 4), precision="fp32")
+    >>> [segment.method for segment in prefix.segments], prefix.left_alone
+    (['eager'], [])
+    >>> prefix.release()
     """
 
     def __init__(
@@ -274,6 +299,19 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         UsageError
             If samples are drawn at random, or the model does not begin with a single segment
             whose results have another shape than its inputs.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.nano.pytorch.frozen import accelerate_frozen_prefix
+        >>> backbone = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 6))
+        >>> model = torch.nn.Sequential(backbone.requires_grad_(False), torch.nn.Linear(6, 2))
+        >>> rows = torch.utils.data.TensorDataset(torch.ones(5, 4), torch.arange(5))
+        >>> with accelerate_frozen_prefix(model, torch.ones(1, 4), precision="fp32") as prefix:
+        ...     features = prefix.cached(rows, "features")
+        ...     loader = torch.utils.data.DataLoader(features, batch_size=5)
+        ...     [model(x).shape for x, y in loader]  # x are features already
+        [torch.Size([5, 2])]
         """
         if not self.segments or not self._starts_at_input:
             raise UsageError("The model does not begin with a frozen segment:\n" + self.report())

@@ -119,6 +119,16 @@ def context_of(model: torch.nn.Module, *models: torch.nn.Module) -> InferenceCon
     ------
     UsageError
         If there is no model, or something is none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> model, x = torch.nn.Linear(4, 2), torch.rand(3, 4)
+    >>> fast = InferenceOptimizer.quantize(model, precision="bf16", input_sample=x, thread_num=1)
+    >>> with InferenceOptimizer.get_context(fast):
+    ...     fast(x).requires_grad, torch.get_num_threads()
+    (False, 1)
     """
     nested = (model, *models)
     flat = [m for each in nested for m in (each if isinstance(each, (list, tuple)) else [each])]

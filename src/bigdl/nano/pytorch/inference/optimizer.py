@@ -226,13 +226,33 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
 
     Examples
     --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> x = torch.rand(3, 4)
     >>> fast = InferenceOptimizer.trace(model, input_sample=x, accelerator="openvino")
     >>> with InferenceOptimizer.get_context(fast):
     ...     y = fast(x)
+    >>> torch.allclose(y, model(x), atol=1e-5)
+    True
 
+    Let it try methods and choose the fastest that keeps the accuracy:
+
+    >>> classes = model(x).argmax(1)
+    >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, classes), 3)
+    >>> def accuracy(pred, target):
+    ...     return (pred.argmax(1) == target).float().mean()
     >>> optimizer = InferenceOptimizer()
-    >>> optimizer.optimize(model, training_data=loader, validation_data=loader, metric=accuracy)
+    >>> optimizer.optimize(model, loader, loader, metric=accuracy, includes=["openvino_fp32"])
+    -------------------------------- ...
+    | method | status | latency(ms) | speedup | metric value |
+    ...
+    | original | successful | ... | 1.00x | ... |
+    | openvino_fp32 | ...
+    Optimization cost ...s in total.
     >>> best, option = optimizer.get_best_model(accuracy_criterion=0.01)
+    >>> option in ("original", "openvino")
+    True
     """
 
     ALL_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]] = ALL_METHODS
@@ -320,6 +340,18 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         UsageError
             If the arguments name no method, an argument does not apply to it, the method is not
             possible on this machine, or the model cannot be converted.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.nano.pytorch import InferenceOptimizer
+        >>> x = torch.tensor([[-1.0, 2.0]])
+        >>> fast = InferenceOptimizer.trace(
+        ...     torch.nn.ReLU(), input_sample=x, accelerator="onnxruntime", thread_num=2
+        ... )
+        >>> with InferenceOptimizer.get_context(fast):
+        ...     fast(x), torch.get_num_threads()
+        (tensor([[0., 2.]]), 2)
         """
         return InferenceOptimizer._chosen(traced_method, {**locals()})
 
@@ -410,6 +442,18 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         UsageError
             As of :meth:`trace`; also if calibration data are missing, or the accuracy criterion
             cannot be met.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.nano.pytorch import InferenceOptimizer
+        >>> model, x = torch.nn.Linear(4, 2), torch.rand(64, 4)
+        >>> small = InferenceOptimizer.quantize(
+        ...     model, precision="int8", accelerator="onnxruntime", calib_data=x
+        ... )
+        >>> with InferenceOptimizer.get_context(small):
+        ...     torch.allclose(small(x), model(x), atol=0.05)
+        True
         """
         arguments = {**locals()}
         if not isinstance(model, torch.nn.Module):

@@ -41,7 +41,19 @@ _OPTIONS = ("cores_per_worker", "worker_num")
 
 
 class StageError(TaskError):
-    """A stage raised an exception; ``original`` is that exception."""
+    """A stage raised an exception; ``original`` is that exception.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch import Pipeline
+    >>> from bigdl.nano.pytorch.inference.pipeline import StageError
+    >>> with Pipeline([("parse", float, {})]) as pipeline:
+    ...     try:
+    ...         pipeline.run(["1.5", "two"])
+    ...     except StageError as error:
+    ...         print(error.stage, error.item, repr(error.original))
+    parse 1 ValueError("could not convert string to float: 'two'")
+    """
 
     def __init__(self, *content):
         super().__init__(*content)
@@ -74,11 +86,17 @@ class Pipeline(WorkerPool):
 
     Examples
     --------
-    >>> with Pipeline([
-    ...     ("preprocess", decode, {"cores_per_worker": 1}),
-    ...     ("inference", model, {"cores_per_worker": 3}),
-    ... ]) as pipeline:  # doctest: +SKIP
-    ...     outputs = pipeline.run(images)
+    >>> import torch
+    >>> from bigdl.nano.pytorch import Pipeline
+    >>> def preprocess(text):
+    ...     return torch.tensor([float(number) for number in text.split()])
+    >>> stages = [
+    ...     ("preprocess", preprocess, {"cores_per_worker": 1}),
+    ...     ("inference", torch.nn.ReLU(), {"cores_per_worker": 1}),
+    ... ]
+    >>> with Pipeline(stages) as pipeline:
+    ...     pipeline.run(["-1 2", "3 -4"])
+    [tensor([0., 2.]), tensor([3., 0.])]
     """
 
     def __init__(self, stages: Sequence[tuple[str, Callable[[Any], Any], Mapping[str, int]]]):

@@ -42,6 +42,16 @@ def save_model(model: torch.nn.Module, path: str | os.PathLike, compression: str
     ------
     UsageError
         If the compression is unknown, the model is none, or the directory cannot be written.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> x = torch.tensor([[-1.0, 2.0]])
+    >>> fast = InferenceOptimizer.trace(torch.nn.ReLU(), input_sample=x, accelerator="openvino")
+    >>> InferenceOptimizer.save(fast, "fast_model")
+    >>> InferenceOptimizer.load("fast_model")(x)
+    tensor([[0., 2.]])
     """
     if compression not in _COMPRESSIONS:
         raise UsageError(f"compression must be 'fp32' or 'bf16', not {compression!r}")
@@ -99,6 +109,16 @@ def load_model(
     ------
     UsageError
         If a file is missing or an argument is needed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> model = torch.nn.Linear(2, 1)
+    >>> InferenceOptimizer.save(model, "plain_model")
+    >>> again = InferenceOptimizer.load("plain_model", model=torch.nn.Linear(2, 1))
+    >>> torch.equal(again.weight, model.weight)
+    True
     """
     load_options = LoadOptions(model, input_sample, inplace, device, cache_dir, shapes)
     with opened(path, check_threads(thread_num)) as (directory, meta):

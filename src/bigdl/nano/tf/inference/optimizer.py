@@ -156,12 +156,32 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
 
     Examples
     --------
+    >>> import keras
+    >>> import numpy as np
+    >>> from bigdl.nano.tf.keras import InferenceOptimizer
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
+    >>> x = np.random.rand(8, 4).astype("float32")
     >>> fast = InferenceOptimizer.trace(model, accelerator="openvino")
-    >>> y = fast.predict(x)
+    >>> bool(np.allclose(fast.predict(x), model.predict(x, verbose=0), atol=1e-5))
+    True
 
+    Let it try methods and choose the fastest that keeps the accuracy:
+
+    >>> y = model.predict(x, verbose=0).argmax(axis=1)
     >>> optimizer = InferenceOptimizer()
-    >>> optimizer.optimize(model, x, validation_data=(x, y), metric=accuracy, batch_size=32)
+    >>> optimizer.optimize(
+    ...     model, x, validation_data=(x, y), metric=keras.metrics.SparseCategoricalAccuracy(),
+    ...     batch_size=8, includes=["openvino_fp32"],
+    ... )
+    -------------------------------- ...
+    | method | status | latency(ms) | speedup | metric value |
+    ...
+    | original | successful | ... | 1.00x | ... |
+    | openvino_fp32 | ...
+    Optimization cost ...s in total.
     >>> best, option = optimizer.get_best_model(accuracy_criterion=0.01)
+    >>> option in ("original", "openvino")
+    True
     """
 
     ALL_INFERENCE_ACCELERATION_METHOD: ClassVar[Mapping[str, Method]] = DEFAULT_METHODS
@@ -294,6 +314,17 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         ------
         UsageError
             As of :meth:`trace`; also if the accuracy criterion cannot be met.
+
+        Examples
+        --------
+        >>> import keras
+        >>> import numpy as np
+        >>> from bigdl.nano.tf.keras import InferenceOptimizer
+        >>> model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(2)])
+        >>> x = np.random.rand(64, 16).astype("float32")
+        >>> small = InferenceOptimizer.quantize(model, x, accelerator="onnxruntime")  # int8
+        >>> bool(np.allclose(small.predict(x), model.predict(x, verbose=0), atol=0.1))
+        True
         """
         if approach != "static":
             raise UsageError("Only 'static' approach is supported now.")

@@ -123,7 +123,22 @@ def _optimizer_instead(name: str) -> Any:
 
 @keras.saving.register_keras_serializable(package="bigdl")
 class Sequential(_NanoModel, keras.Sequential):
-    """``keras.Sequential`` with ``fit(num_processes=...)``."""
+    """``keras.Sequential`` with ``fit(num_processes=...)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.tf.keras import Sequential
+    >>> from bigdl.nano.tf.keras.layers import Dense
+    >>> model = Sequential([Dense(1)])
+    >>> model.compile(optimizer="sgd", loss="mse")
+    >>> x = np.random.rand(64, 2)
+    >>> history = model.fit(x, x.sum(axis=1), epochs=2, batch_size=8, verbose=0)
+    >>> history.history["loss"][1] < history.history["loss"][0]
+    True
+
+    With ``fit(..., num_processes=2)`` two processes share each batch.
+    """
 
 
 @keras.saving.register_keras_serializable(package="bigdl")
@@ -136,6 +151,27 @@ class Model(_NanoModel, keras.Model):
     """``keras.Model`` with ``fit(num_processes=...)``: to be subclassed, or of inputs and outputs.
 
     ``Model(inputs, outputs)`` is a functional model as it is in Keras.
+
+    Examples
+    --------
+    >>> import keras
+    >>> from bigdl.nano.tf.keras import Model
+    >>> inputs = keras.Input((4,))
+    >>> model = Model(inputs, keras.layers.Dense(2)(inputs))
+    >>> model.output_shape
+    (None, 2)
+
+    Or as the base of a class:
+
+    >>> class Scores(Model):
+    ...     def __init__(self, classes):
+    ...         super().__init__()
+    ...         self.layer = keras.layers.Dense(classes)
+    ...
+    ...     def call(self, x):
+    ...         return self.layer(x)
+    >>> Scores(3)(keras.ops.ones((5, 4))).shape
+    TensorShape([5, 3])
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

@@ -31,6 +31,20 @@ class SparseAdam(keras.optimizers.Adam):
     ------
     UsageError
         If `amsgrad` is asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> from bigdl.nano.tf.keras.layers import Embedding
+    >>> from bigdl.nano.tf.optimizers import SparseAdam
+    >>> layer, optimizer = Embedding(1000, 8), SparseAdam(learning_rate=0.01)
+    >>> with tf.GradientTape() as tape:
+    ...     loss = tf.reduce_sum(layer(tf.constant([3, 7])))
+    >>> before = layer.embeddings.numpy().copy()
+    >>> optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+    >>> np.flatnonzero((layer.embeddings.numpy() != before).any(axis=1))  # rows of the batch alone
+    array([3, 7])
     """
 
     def __init__(

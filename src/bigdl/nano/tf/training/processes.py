@@ -276,9 +276,14 @@ def nano_bf16(func: Callable) -> Callable:
 
     Examples
     --------
+    >>> import tensorflow as tf
+    >>> from bigdl.nano.tf.keras import nano_bf16
     >>> @tf.function
     ... @nano_bf16
-    ... def train_step(x, y, model, loss, optimizer): ...
+    ... def train_step(x, y):
+    ...     return tf.reduce_mean((x - y) ** 2)
+    >>> train_step(tf.constant([1.0, 2.0]), tf.constant([1.0, 4.0])).dtype
+    tf.bfloat16
     """
 
     @functools.wraps(func)
@@ -294,6 +299,24 @@ def nano_multiprocessing(func: Callable) -> Callable:
     Numbers in floating point that it returns, e.g. the loss, are means over the rows of this
     process, and become those over the rows of all; integers are added up. Outside of :func:`nano`
     it changes nothing.
+
+    Examples
+    --------
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> from bigdl.nano.tf.keras import nano_multiprocessing
+    >>> @nano_multiprocessing
+    ... def train_step(x, y, model, loss, optimizer):
+    ...     with tf.GradientTape() as tape:
+    ...         value = loss(y, model(x, training=True))
+    ...     gradients = tape.gradient(value, model.trainable_variables)
+    ...     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    ...     return value
+    >>> layer = keras.layers.Dense(1, kernel_initializer="zeros")
+    >>> model = keras.Sequential([keras.Input((2,)), layer])
+    >>> x, y = tf.ones((4, 2)), tf.ones((4, 1))
+    >>> float(train_step(x, y, model, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.1)))
+    1.0
     """
 
     @functools.wraps(func)
@@ -315,6 +338,16 @@ def nano_multiprocessing_loss(**kwargs: Any) -> Callable:
     -------
     decorator
         Turns the function into a ``keras.losses.Loss`` that is the mean over the batch.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> from bigdl.nano.tf.keras import nano_multiprocessing_loss
+    >>> @nano_multiprocessing_loss()
+    ... def squares(y_true, y_pred):
+    ...     return tf.reduce_mean((y_true - y_pred) ** 2, axis=-1)
+    >>> float(squares(tf.constant([[1.0], [2.0]]), tf.constant([[1.0], [4.0]])))
+    2.0
     """
     return functools.partial(_FunctionLoss, **kwargs)
 
@@ -345,11 +378,26 @@ def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> 
 
     Examples
     --------
-    >>> @nano(num_processes=2)
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> from bigdl.nano.tf.keras import nano
+    >>> @nano(num_processes=1)  # 2: two processes, each with half of the rows of a batch
     ... def train(model, dataset, loss, optimizer, epochs):
     ...     for _ in range(epochs):
     ...         for x, y in dataset:
-    ...             train_step(x, y, model, loss, optimizer)
+    ...             with tf.GradientTape() as tape:
+    ...                 value = loss(y, model(x))
+    ...             gradients = tape.gradient(value, model.trainable_variables)
+    ...             optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    >>> layer = keras.layers.Dense(1, kernel_initializer="zeros")
+    >>> model = keras.Sequential([keras.Input((2,)), layer])
+    >>> x = tf.random.uniform((64, 2))
+    >>> y = tf.reduce_sum(x, axis=1, keepdims=True)
+    >>> dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    >>> loss = keras.losses.MeanSquaredError()
+    >>> train(model, dataset, loss, keras.optimizers.Adam(0.05), 20)
+    >>> bool(loss(y, model(x)) < 0.1)  # the model is trained
+    True
     """
     processes = processes_of(num_processes, backend)
 

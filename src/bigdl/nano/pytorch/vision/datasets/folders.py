@@ -111,6 +111,18 @@ def collate_channels_last(samples: Sequence[tuple[torch.Tensor, Any]]) -> list:
     -------
     list
         Images ``(N, C, H, W)`` and targets.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision import transforms
+    >>> from bigdl.nano.pytorch.vision.datasets import collate_channels_last
+    >>> to_tensor = transforms.ToTensor(torch.channels_last)
+    >>> samples = [(to_tensor(np.zeros((6, 8, 3), np.uint8)), label) for label in (0, 1)]
+    >>> images, labels = collate_channels_last(samples)
+    >>> images.shape, images.is_contiguous(memory_format=torch.channels_last)
+    (torch.Size([2, 3, 6, 8]), True)
     """
     images = torch.stack([image.permute(1, 2, 0) for image, _ in samples])
     return [images.permute(0, 3, 1, 2), default_collate([target for _, target in samples])]
@@ -150,6 +162,22 @@ class ImageFolder(SampleDataset):
     ------
     UsageError
         If there is no folder, or a class has no image.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from bigdl.nano.pytorch.vision import transforms
+    >>> from bigdl.nano.pytorch.vision.datasets import ImageFolder
+    >>> for name in ("cat", "dog"):
+    ...     Path("pets", name).mkdir(parents=True)
+    ...     Image.new("RGB", (8, 6), "red").save(f"pets/{name}/1.png")
+    >>> dataset = ImageFolder("pets", transforms.ToTensor())
+    >>> dataset.classes
+    ['cat', 'dog']
+    >>> image, target = dataset[1]
+    >>> image.shape, target
+    (torch.Size([3, 6, 8]), 1)
     """
 
     def __init__(
@@ -263,6 +291,22 @@ class SegmentationImageFolder(SampleDataset):
     ------
     UsageError
         If a folder is missing, or they do not hold equally many files.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from PIL import Image
+    >>> from bigdl.nano.pytorch.vision.datasets import SegmentationImageFolder
+    >>> mask = np.zeros((6, 8), np.uint8)
+    >>> mask[1:4, 2:7] = 1  # the first object
+    >>> for name in ("images", "masks"):
+    ...     Path("people", name).mkdir(parents=True)
+    >>> Image.new("RGB", (8, 6), "red").save("people/images/1.png")
+    >>> Image.fromarray(mask).save("people/masks/1.png")
+    >>> image, target = SegmentationImageFolder("people", "images", "masks")[0]
+    >>> target["boxes"]
+    tensor([[2., 1., 6., 3.]])
     """
 
     def __init__(
@@ -354,6 +398,24 @@ class OxfordIIITPet(SampleDataset):
     ------
     UsageError
         If the data are not there, or cannot be fetched.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from bigdl.nano.pytorch.vision.datasets import OxfordIIITPet
+    >>> folder = Path("data", "oxford-iiit-pet")  # as download=True makes it
+    >>> for name in ("images", "annotations/trimaps"):
+    ...     (folder / name).mkdir(parents=True)
+    >>> _ = (folder / "annotations/trainval.txt").write_text("Abyssinian_1 1 1 1")
+    >>> Image.new("RGB", (8, 6), "red").save(folder / "images/Abyssinian_1.jpg")
+    >>> Image.new("L", (8, 6), 2).save(folder / "annotations/trimaps/Abyssinian_1.png")
+    >>> image, mask = OxfordIIITPet("data")[0]
+    >>> image.shape, mask.shape, int(mask.max())  # 2 is background
+    ((6, 8, 3), (6, 8), 2)
+    >>> breeds = OxfordIIITPet("data", target_types="category")
+    >>> breeds.classes, breeds[0][1]
+    (['Abyssinian'], 0)
     """
 
     def __init__(

@@ -38,6 +38,18 @@ class BackboneModule(nn.Module):
     ----------
     frozen : bool
         Whether `freeze` was called last, or `unfreeze`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.models import resnet18
+    >>> backbone = resnet18(freeze=True)  # pretrained=True loads the weights for ImageNet
+    >>> backbone.get_output_size(), backbone(torch.zeros(2, 3, 64, 64)).shape
+    (512, torch.Size([2, 512]))
+    >>> backbone.train().training  # frozen: it stays in evaluation mode
+    False
+    >>> backbone.unfreeze().training
+    True
     """
 
     top_name: ClassVar[str] = "fc"
@@ -172,6 +184,7 @@ class _Published(Generic[ModelT]):
     ):
         self.__name__, self._file = name, f"{stem or name}-{digest}.pth"
         self._model_class, self._settings = model_class, settings
+        self.__doc__ = self.__call__.__doc__  # what help() shows of a function
 
     def __call__(
         self,
@@ -198,6 +211,18 @@ class _Published(Generic[ModelT]):
         ------
         UsageError
             If the weights cannot be downloaded or read, or do not fit.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.nano.pytorch.vision.models import resnet18
+        >>> features = resnet18(freeze=True)
+        >>> features(torch.zeros(2, 3, 64, 64)).shape
+        torch.Size([2, 512])
+        >>> torch.save(resnet18(include_top=True).state_dict(), "weights.pth")
+        >>> scores = resnet18(include_top=True, weights="weights.pth")
+        >>> scores(torch.zeros(2, 3, 64, 64)).shape
+        torch.Size([2, 1000])
         """
         model = self._model_class(*self._settings, include_top=include_top)
         if weights is not None:
@@ -343,6 +368,14 @@ class ResNet(BackboneModule):
         Groups of a bottleneck's 3×3 convolution, and channels of each group in the first stage.
     include_top : bool
         Give scores of 1,000 classes instead of features.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch.vision.models import resnet18, resnet50
+    >>> resnet18().get_output_size(), resnet50().get_output_size()
+    (512, 2048)
+    >>> resnet18(include_top=True).fc
+    Linear(in_features=512, out_features=1000, bias=True)
     """
 
     def __init__(
@@ -472,6 +505,12 @@ class MobileNetV2(_MobileNet):
     ----------
     include_top : bool
         Give scores of 1,000 classes instead of features.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch.vision.models import mobilenet_v2
+    >>> mobilenet_v2().get_output_size()
+    1280
     """
 
     def __init__(self, include_top: bool = False):
@@ -533,6 +572,12 @@ class MobileNetV3(_MobileNet):
         Width of the hidden layer of the top.
     include_top : bool
         Give scores of 1,000 classes instead of features.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch.vision.models import mobilenet_v3_large, mobilenet_v3_small
+    >>> mobilenet_v3_small().get_output_size(), mobilenet_v3_large().get_output_size()
+    (576, 960)
     """
 
     def __init__(self, blocks: list[tuple], hidden: int, include_top: bool = False):
@@ -602,6 +647,12 @@ class ShuffleNetV2(BackboneModule):
         Of the three stages and of the last convolution.
     include_top : bool
         Give scores of 1,000 classes instead of features.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch.vision.models import shufflenet_v2_x1_0
+    >>> shufflenet_v2_x1_0().get_output_size()
+    1024
     """
 
     def __init__(self, channels: tuple[int, ...], include_top: bool = False):

@@ -38,6 +38,17 @@ class ImageClassifier(LightningModule):
     ------
     UsageError
         If `num_classes` is no positive int, or a head cannot be made for the backbone.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.models import ImageClassifier, mobilenet_v3_small
+    >>> class Pets(ImageClassifier):
+    ...     def configure_optimizers(self):
+    ...         return torch.optim.Adam(self.head.parameters())
+    >>> model = Pets(mobilenet_v3_small(freeze=True), num_classes=37)
+    >>> model(torch.zeros(2, 3, 64, 64)).shape
+    torch.Size([2, 37])
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch.vision.transforms.images import (
     OF_PILLOW,
     OF_TORCH,
@@ -105,12 +106,28 @@ _not_negative = functools.partial(check_number, least=0)
 
 
 def get_dimensions(image: Any) -> list[int]:
-    """Return channels, height and width."""
+    """Return channels, height and width.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.get_dimensions(np.zeros((6, 8, 3), np.uint8))
+    [3, 6, 8]
+    """
     return list(dimensions(image))
 
 
 def get_image_size(image: Any) -> list[int]:
-    """Return width and height."""
+    """Return width and height.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.get_image_size(np.zeros((6, 8, 3), np.uint8))
+    [8, 6]
+    """
     _, height, width = dimensions(image)
     return [width, height]
 
@@ -134,6 +151,13 @@ def resize(
         Upper limit of the longer edge where `size` is one int.
     antialias : bool
         Whether all pixels count when an image is made smaller; Pillow always does that.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.resize(np.zeros((6, 8, 3), np.uint8), (3, 4)).shape
+    (3, 4, 3)
     """
     now = dimensions(image)[1:]
     size = resized_to(now, size, max_size)
@@ -171,7 +195,14 @@ def _nearest(before: int, after: int) -> np.ndarray:
 
 
 def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> tuple[int, int]:
-    """Return height and width after `resize` of an image of this height and width."""
+    """Return height and width after `resize` of an image of this height and width.
+
+    Examples
+    --------
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.resized_to((480, 640), 240)  # the shorter side
+    (240, 320)
+    """
     if isinstance(size, int):
         size = (size,)
     if len(size) == 2:
@@ -189,7 +220,16 @@ def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> t
 
 
 def crop(image: ImageT, top: int, left: int, height: int, width: int) -> ImageT:
-    """Return a part of an image; what lies outside of it is black."""
+    """Return a part of an image; what lies outside of it is black.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.arange(12, dtype=np.uint8).reshape(3, 4, 1)
+    >>> F.crop(image, top=1, left=0, height=1, width=2).ravel()
+    array([4, 5], dtype=uint8)
+    """
     if is_pil(image):
         return image.crop((left, top, left + width, top + height))
     _, rows, columns = dimensions(image)
@@ -208,7 +248,15 @@ def _crop_beyond(image: np.ndarray, top: int, left: int, height: int, width: int
 
 
 def center_crop(image: ImageT, output_size: Size) -> ImageT:
-    """Return the middle of an image, with a black border where it is smaller."""
+    """Return the middle of an image, with a black border where it is smaller.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.center_crop(np.arange(12, dtype=np.uint8).reshape(3, 4, 1), (1, 2)).ravel()
+    array([5, 6], dtype=uint8)
+    """
     height, width = two_lengths("output_size", output_size)
     _, rows, columns = dimensions(image)
     if height > rows or width > columns:
@@ -220,7 +268,16 @@ def center_crop(image: ImageT, output_size: Size) -> ImageT:
 
 
 def five_crop(image: ImageT, size: Size) -> tuple[ImageT, ...]:
-    """Return the four corners (top left, top right, bottom left, bottom right) and the middle."""
+    """Return the four corners (top left, top right, bottom left, bottom right) and the middle.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.arange(9, dtype=np.uint8).reshape(3, 3, 1)
+    >>> [int(part.item()) for part in F.five_crop(image, 1)]
+    [0, 2, 6, 8, 4]
+    """
     height, width = two_lengths("size", size)
     _, rows, columns = dimensions(image)
     if height > rows or width > columns:
@@ -231,7 +288,16 @@ def five_crop(image: ImageT, size: Size) -> tuple[ImageT, ...]:
 
 
 def ten_crop(image: ImageT, size: Size, vertical_flip: bool = False) -> tuple[ImageT, ...]:
-    """Apply :func:`five_crop` to an image and to its mirror image."""
+    """Apply :func:`five_crop` to an image and to its mirror image.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.arange(9, dtype=np.uint8).reshape(3, 3, 1)
+    >>> [int(part.item()) for part in F.ten_crop(image, 1)]
+    [0, 2, 6, 8, 4, 2, 0, 8, 6, 4]
+    """
     mirrored = vflip(image) if vertical_flip else hflip(image)
     return five_crop(image, size) + five_crop(mirrored, size)
 
@@ -246,7 +312,16 @@ def resized_crop(
     interpolation: Mode = InterpolationMode.BILINEAR,
     antialias: bool | None = True,
 ) -> ImageT:
-    """Apply :func:`crop`, then :func:`resize`."""
+    """Apply :func:`crop`, then :func:`resize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.zeros((6, 8, 3), np.uint8)
+    >>> F.resized_crop(image, top=0, left=0, height=3, width=4, size=(6, 8)).shape
+    (6, 8, 3)
+    """
     part = crop(image, top, left, height, width)
     return resize(part, size, interpolation, antialias=antialias)
 
@@ -267,6 +342,13 @@ def pad(
         The value of the border, or one for each channel.
     padding_mode : str
         ``"constant"``, ``"edge"``, ``"reflect"`` (without the edge) or ``"symmetric"`` (with it).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.pad(np.array([[[1], [2]]], np.uint8), [1, 0], fill=9).ravel()
+    array([9, 1, 2, 9], dtype=uint8)
     """
     check_choice("padding_mode", padding_mode, _BORDERS)
     sides = [padding] if isinstance(padding, int) else list(padding)
@@ -283,12 +365,28 @@ def pad(
 
 
 def hflip(image: ImageT) -> ImageT:
-    """Mirror left and right."""
+    """Mirror left and right.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.hflip(np.array([[[1], [2], [3]]], np.uint8)).ravel()
+    array([3, 2, 1], dtype=uint8)
+    """
     return _flip(image, Image.Transpose.FLIP_LEFT_RIGHT, 1)
 
 
 def vflip(image: ImageT) -> ImageT:
-    """Mirror top and bottom."""
+    """Mirror top and bottom.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.vflip(np.array([[[1]], [[2]], [[3]]], np.uint8)).ravel()
+    array([3, 2, 1], dtype=uint8)
+    """
     return _flip(image, Image.Transpose.FLIP_TOP_BOTTOM, 0)
 
 
@@ -323,6 +421,14 @@ def rotate(
         Column and row that stay where they are; the middle by default.
     fill : number or sequence, optional
         What lies outside of the image.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.rotate(np.array([[1, 2], [3, 4]], np.uint8)[:, :, None], 90)[:, :, 0]
+    array([[2, 4],
+           [1, 3]], dtype=uint8)
     """
     _, height, width = dimensions(image)
     x, y = (width / 2, height / 2) if center is None else center
@@ -362,6 +468,14 @@ def affine(
         Degrees along the rows, and along the columns.
     interpolation, fill, center
         As of :func:`rotate`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.array([[[1], [2], [3]]], np.uint8)
+    >>> F.affine(image, angle=0, translate=[1, 0], scale=1, shear=0).ravel()
+    array([0, 1, 2], dtype=uint8)
     """
     check_number("scale", scale, above=0)
     _, height, width = dimensions(image)
@@ -381,7 +495,17 @@ def perspective(
     interpolation: Mode = InterpolationMode.BILINEAR,
     fill: Fill = None,
 ) -> ImageT:
-    """Return the image seen from elsewhere: four points, ``(column, row)``, move to four others."""
+    """Return the image seen from elsewhere: four points, ``(column, row)``, move to four others.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.arange(1, 10, dtype=np.uint8).reshape(3, 3, 1)
+    >>> corners = [[0, 0], [2, 0], [2, 2], [0, 2]]
+    >>> bool((F.perspective(image, corners, corners) == image).all())  # nothing moves
+    True
+    """
     corners = [np.asarray(points, np.float32) for points in (endpoints, startpoints)]
     inverse = cv2.getPerspectiveTransform(*corners)
     _, height, width = dimensions(image)
@@ -477,6 +601,16 @@ def elastic_transform(
         Nearest, bilinear or bicubic.
     fill : number or sequence
         What lies outside of the image.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.arange(9, dtype=np.uint8).reshape(3, 3, 1)
+    >>> nowhere = torch.zeros(1, 3, 3, 2)
+    >>> bool((F.elastic_transform(image, nowhere) == image).all())
+    True
     """
     rows, columns = image.shape[:2]
     shape = (1, rows, columns, 2)
@@ -501,20 +635,44 @@ def _enhanced_by_pillow(name: str) -> Callable[[Image.Image, float], Image.Image
 
 @_operation(_enhanced_by_pillow("Brightness"), _not_negative)
 def adjust_brightness(image: np.ndarray, brightness_factor: float) -> np.ndarray:
-    """Change the brightness: 0 is black, 1 leaves the image as it is, 2 is twice as bright."""
+    """Change the brightness: 0 is black, 1 leaves the image as it is, 2 is twice as bright.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.adjust_brightness(np.array([[[10, 100, 200]]], np.uint8), 1.5)
+    array([[[ 15, 150, 255]]], dtype=uint8)
+    """
     return _away_from(0.0, image, brightness_factor)
 
 
 @_operation(_enhanced_by_pillow("Contrast"), _not_negative)
 def adjust_contrast(image: np.ndarray, contrast_factor: float) -> np.ndarray:
-    """Change the contrast: 0 is gray, 1 leaves the image as it is."""
+    """Change the contrast: 0 is gray, 1 leaves the image as it is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.adjust_contrast(np.array([[[50, 50, 50], [150, 150, 150]]], np.uint8), 2)[0, :, 0]
+    array([  0, 200], dtype=uint8)
+    """
     mean = _luma(image).mean()
     return _away_from(int(mean + 0.5) if image.dtype == np.uint8 else mean, image, contrast_factor)
 
 
 @_operation(_enhanced_by_pillow("Color"), _not_negative)
 def adjust_saturation(image: np.ndarray, saturation_factor: float) -> np.ndarray:
-    """Change the saturation: 0 is black and white, 1 leaves the image as it is."""
+    """Change the saturation: 0 is black and white, 1 leaves the image as it is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.adjust_saturation(np.array([[[255, 0, 0]]], np.uint8), 0)
+    array([[[76, 76, 76]]], dtype=uint8)
+    """
     if not _is_color(image):
         return image
     return _blended(image, np.repeat(_luma(image)[:, :, None], 3, axis=2), saturation_factor)
@@ -522,7 +680,16 @@ def adjust_saturation(image: np.ndarray, saturation_factor: float) -> np.ndarray
 
 @_operation(_enhanced_by_pillow("Sharpness"), _not_negative)
 def adjust_sharpness(image: np.ndarray, sharpness_factor: float) -> np.ndarray:
-    """Change the sharpness: 0 is blurred, 1 leaves the image as it is, 2 is sharper."""
+    """Change the sharpness: 0 is blurred, 1 leaves the image as it is, 2 is sharper.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.array([[0, 0, 0], [0, 130, 0], [0, 0, 0]], np.uint8)[:, :, None]
+    >>> F.adjust_sharpness(image, 0)[1, 1]
+    array([50], dtype=uint8)
+    """
     if min(image.shape[:2]) <= 2:
         return image
     kernel = np.ones((3, 3), np.float32)
@@ -544,7 +711,16 @@ def _hue_of_pil(image: Image.Image, hue_factor: float) -> Image.Image:
 
 @_operation(_hue_of_pil, functools.partial(check_number, least=-0.5, most=0.5))
 def adjust_hue(image: np.ndarray, hue_factor: float) -> np.ndarray:
-    """Turn the wheel of colours by this part of a turn, in -0.5…0.5."""
+    """Turn the wheel of colours by this part of a turn, in -0.5…0.5.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> red = np.array([[[255, 0, 0]]], np.uint8)
+    >>> F.adjust_hue(red, 0.5)  # nearly the opposite colour
+    array([[[  0, 255, 252]]], dtype=uint8)
+    """
     if not _is_color(image):
         return image
     if image.dtype == np.uint8:
@@ -563,7 +739,15 @@ def _grayscale_of_pil(image: Image.Image, num_output_channels: int = 1) -> Image
 
 @_operation(_grayscale_of_pil, functools.partial(check_choice, choices=(1, 3)))
 def rgb_to_grayscale(image: np.ndarray, num_output_channels: int = 1) -> np.ndarray:
-    """Return the luma of an image, once or three times."""
+    """Return the luma of an image, once or three times.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.rgb_to_grayscale(np.array([[[255, 0, 0], [0, 255, 0]]], np.uint8)).ravel()
+    array([ 76, 150], dtype=uint8)
+    """
     gray = _luma(image)
     if num_output_channels == 3:
         return np.repeat(gray[:, :, None], 3, axis=2)
@@ -575,19 +759,43 @@ to_grayscale = rgb_to_grayscale
 
 @_operation(ImageOps.invert)
 def invert(image: np.ndarray) -> np.ndarray:
-    """Return the negative."""
+    """Return the negative.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.invert(np.array([[[0, 55, 255]]], np.uint8))
+    array([[[255, 200,   0]]], dtype=uint8)
+    """
     return np.asarray(highest(image), image.dtype) - image
 
 
 @_operation(ImageOps.posterize, functools.partial(check_integer, least=0, most=8))
 def posterize(image: np.ndarray, bits: int) -> np.ndarray:
-    """Keep the first 0…8 bits of each byte."""
+    """Keep the first 0…8 bits of each byte.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.posterize(np.array([[[1, 100, 255]]], np.uint8), 2)
+    array([[[  0,  64, 192]]], dtype=uint8)
+    """
     return require_bytes(image, "posterize") & np.uint8(256 - (1 << (8 - bits)))
 
 
 @_operation(ImageOps.solarize)
 def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
-    """Invert what is at least as bright as the threshold."""
+    """Invert what is at least as bright as the threshold.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.solarize(np.array([[[1, 100, 255]]], np.uint8), 128)
+    array([[[  1, 100,   0]]], dtype=uint8)
+    """
     white = highest(image)
     check_number("threshold", threshold, most=white)
     return np.where(image >= threshold, np.asarray(white, image.dtype) - image, image)
@@ -595,7 +803,15 @@ def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
 
 @_operation(ImageOps.autocontrast)
 def autocontrast(image: np.ndarray) -> np.ndarray:
-    """Stretch each channel so that its darkest value is black and its brightest white."""
+    """Stretch each channel so that its darkest value is black and its brightest white.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.autocontrast(np.array([[[100], [110], [120]]], np.uint8)).ravel()
+    array([  0, 127, 255], dtype=uint8)
+    """
     if image.dtype == np.uint8:
         return np.asarray(ImageOps.autocontrast(to_pil(image))).reshape(image.shape)
     low, high = image.min((0, 1)), image.max((0, 1))
@@ -606,7 +822,16 @@ def autocontrast(image: np.ndarray) -> np.ndarray:
 
 @_operation(ImageOps.equalize)
 def equalize(image: np.ndarray) -> np.ndarray:
-    """Make all values about equally frequent in each channel."""
+    """Make all values about equally frequent in each channel.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.arange(100, 104, dtype=np.uint8).repeat(256).reshape(32, 32, 1)
+    >>> np.unique(F.equalize(image))
+    array([  0,  85, 171, 255], dtype=uint8)
+    """
     equal = ImageOps.equalize(to_pil(require_bytes(image, "equalize")))
     return np.asarray(equal).reshape(image.shape)
 
@@ -624,6 +849,17 @@ def gaussian_blur(
         Odd; width and height.
     sigma : float or (float, float), optional
         Standard deviations in pixels; by default 0.15 of the kernel's size, plus 0.35.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> image = np.zeros((5, 5, 1), np.uint8)
+    >>> image[2, 2] = 160
+    >>> F.gaussian_blur(image, kernel_size=3, sigma=1.0)[1:4, 1:4, 0]
+    array([[12, 20, 12],
+           [20, 33, 20],
+           [12, 20, 12]], dtype=uint8)
     """
     kernel = two_lengths("kernel_size", kernel_size)
     if any(size % 2 == 0 for size in kernel):
@@ -694,6 +930,13 @@ def to_tensor(
     Returns
     -------
     torch.Tensor
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.to_tensor(np.array([[[0], [51], [255]]], np.uint8))
+    tensor([[[0.0000, 0.2000, 1.0000]]])
     """
     values = _channels_first(image)
     if values.dtype == torch.bool:
@@ -720,12 +963,28 @@ def _channels_first(image: Any) -> torch.Tensor:
 
 
 def pil_to_tensor(image: Any) -> torch.Tensor:
-    """Return the values of an image ``(C, H, W)`` in their own type."""
+    """Return the values of an image ``(C, H, W)`` in their own type.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.pil_to_tensor(Image.new("RGB", (8, 6), "red"))[:, 0, 0]
+    tensor([255,   0,   0], dtype=torch.uint8)
+    """
     return _channels_first(image).contiguous()
 
 
 def convert_image_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Convert bytes to floats in 0…1, and back; between floats nothing but the type changes."""
+    """Convert bytes to floats in 0…1, and back; between floats nothing but the type changes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.convert_image_dtype(torch.tensor([[[0.0, 0.5, 1.0]]]), torch.uint8)
+    tensor([[[  0, 127, 255]]], dtype=torch.uint8)
+    """
     if image.dtype == dtype:
         return image
     if dtype.is_floating_point:
@@ -742,7 +1001,15 @@ def convert_image_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32)
 
 
 def to_pil_image(image: Any, mode: str | None = None) -> Image.Image:
-    """Return a PIL image of an array or of a tensor ``(C, H, W)``; floats in 0…1 become bytes."""
+    """Return a PIL image of an array or of a tensor ``(C, H, W)``; floats in 0…1 become bytes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.to_pil_image(torch.ones(3, 6, 8)).getpixel((0, 0))
+    (255, 255, 255)
+    """
     if is_pil(image):
         return image if mode is None else image.convert(mode)
     if isinstance(image, torch.Tensor) and image.is_floating_point():
@@ -761,6 +1028,13 @@ def normalize(
     ------
     UsageError
         If the tensor does not hold floats, or a standard deviation is 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.normalize(torch.tensor([[[0.0, 0.5, 1.0]]]), mean=[0.5], std=[0.25])
+    tensor([[[-2.,  0.,  2.]]])
     """
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"normalize needs a tensor, not a {type(tensor).__name__}; ToTensor first")
@@ -778,9 +1052,21 @@ def normalize(
 def erase(
     image: torch.Tensor, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False
 ) -> torch.Tensor:
-    """Overwrite `h` rows and `w` columns of a tensor, from row `i` and column `j` on, by `v`."""
+    """Overwrite `h` rows and `w` columns of a tensor, from row `i` and column `j` on, by `v`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.erase(torch.ones(1, 2, 3), i=0, j=1, h=2, w=1, v=torch.zeros(1, 1, 1))
+    tensor([[[1., 0., 1.],
+             [1., 0., 1.]]])
+    """
     if not isinstance(image, torch.Tensor):
         raise UsageError(f"erase needs a tensor, not a {type(image).__name__}; ToTensor first")
     image = image if inplace else image.clone()
     image[..., i : i + h, j : j + w] = v
     return image
+
+
+__all__ = public_names(__name__)

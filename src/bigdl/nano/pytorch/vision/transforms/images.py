@@ -24,7 +24,18 @@ Fill = float | Sequence[float] | None
 
 
 class InterpolationMode(Enum):
-    """Method by which values between pixels are found; names and values are torchvision's."""
+    """Method by which values between pixels are found; names and values are torchvision's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import InterpolationMode, Resize
+    >>> image = np.array([[[0], [100]]], np.uint8)
+    >>> Resize((1, 4), InterpolationMode.NEAREST)(image).ravel()
+    array([  0,   0, 100, 100], dtype=uint8)
+    >>> Resize((1, 4), InterpolationMode.BILINEAR)(image).ravel()
+    array([  0,  25,  75, 100], dtype=uint8)
+    """
 
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"

@@ -112,6 +112,16 @@ class Transform(torch.nn.Module):
         Whether two calls with the same image may differ.
     scale_free : bool
         Whether a small image is treated as a large one, so that images may be made smaller before.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision import transforms
+    >>> class Red(transforms.Transform):
+    ...     def forward(self, image):
+    ...         return image[:, :, :1]
+    >>> Red()(np.zeros((6, 8, 3), np.uint8)).shape
+    (6, 8, 1)
     """
 
     random: ClassVar[Any] = False
@@ -209,6 +219,14 @@ class Compose(_Group):
     """One transform after the other.
 
     A conversion to a tensor and the normalisation that follows it share one buffer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import CenterCrop, Compose, Normalize, ToTensor
+    >>> transform = Compose([CenterCrop(4), ToTensor(), Normalize([0.5], [0.5])])
+    >>> transform(np.full((6, 8, 3), 255, np.uint8)).unique()
+    tensor([1.])
     """
 
     def __call__(self, image: Any) -> Any:
@@ -221,7 +239,15 @@ class Compose(_Group):
 
 
 class Lambda(Transform, random=True):
-    """A function of the user's."""
+    """A function of the user's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import Lambda
+    >>> Lambda(lambda image: image[:, :, 0])(np.zeros((6, 8, 3), np.uint8)).shape
+    (6, 8)
+    """
 
     lambd: Callable[[Any], Any]
 
@@ -234,7 +260,16 @@ class Lambda(Transform, random=True):
 
 
 class RandomApply(_Group, random=True):
-    """All of the transforms with probability `p`, else none of them."""
+    """All of the transforms with probability `p`, else none of them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import CenterCrop, RandomApply
+    >>> image = np.zeros((6, 8, 3), np.uint8)
+    >>> [RandomApply([CenterCrop(4)], p)(image).shape for p in (1, 0)]  # always, never
+    [(4, 4, 3), (6, 8, 3)]
+    """
 
     p: float = 0.5
 
@@ -246,7 +281,16 @@ class RandomApply(_Group, random=True):
 
 
 class RandomOrder(_Group, random=True):
-    """All of the transforms in a random order."""
+    """All of the transforms in a random order.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import CenterCrop, RandomInvert, RandomOrder
+    >>> transform = RandomOrder([CenterCrop(1), RandomInvert(p=1)])
+    >>> transform(np.zeros((6, 8, 3), np.uint8))
+    array([[[255, 255, 255]]], dtype=uint8)
+    """
 
     def forward(self, image: Any) -> Any:
         for index in _random_order(len(self.transforms)):
@@ -255,7 +299,16 @@ class RandomOrder(_Group, random=True):
 
 
 class RandomChoice(_Group, random=True):
-    """One of the transforms, with the probabilities `p` if they are given."""
+    """One of the transforms, with the probabilities `p` if they are given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import CenterCrop, RandomChoice
+    >>> transform = RandomChoice([CenterCrop(2), CenterCrop(4)], p=[0, 1])
+    >>> transform(np.zeros((6, 8, 3), np.uint8)).shape
+    (4, 4, 3)
+    """
 
     p: Sequence[float] | None = None
 
@@ -273,7 +326,16 @@ class RandomChoice(_Group, random=True):
 
 
 class Resize(Transform, operation=F.resize):
-    """Make images larger or smaller. Parameters as of :func:`~.functional.resize`."""
+    """Make images larger or smaller. Parameters as of :func:`~.functional.resize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import Resize
+    >>> image = np.zeros((6, 8, 3), np.uint8)
+    >>> Resize(3)(image).shape, Resize((2, 5))(image).shape  # the shorter side; height and width
+    ((3, 4, 3), (2, 5, 3))
+    """
 
     size: Size
     interpolation: Mode = InterpolationMode.BILINEAR
@@ -296,21 +358,57 @@ class _OfSize(Transform):
 
 
 class CenterCrop(_OfSize, operation=F.center_crop):
-    """The middle of images."""
+    """The middle of images.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import CenterCrop
+    >>> CenterCrop((1, 2))(np.arange(12, dtype=np.uint8).reshape(3, 4, 1)).ravel()
+    array([5, 6], dtype=uint8)
+    """
 
 
 class FiveCrop(_OfSize, operation=F.five_crop):
-    """Four corners and the middle: a tuple of five images."""
+    """Four corners and the middle: a tuple of five images.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import FiveCrop
+    >>> image = np.arange(9, dtype=np.uint8).reshape(3, 3, 1)
+    >>> [int(part.item()) for part in FiveCrop(1)(image)]
+    [0, 2, 6, 8, 4]
+    """
 
 
 class TenCrop(_OfSize, operation=F.ten_crop):
-    """:class:`FiveCrop` of an image and of its mirror image."""
+    """:class:`FiveCrop` of an image and of its mirror image.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import TenCrop
+    >>> image = np.arange(9, dtype=np.uint8).reshape(3, 3, 1)
+    >>> [int(part.item()) for part in TenCrop(1)(image)]
+    [0, 2, 6, 8, 4, 2, 0, 8, 6, 4]
+    """
 
     vertical_flip: bool = False
 
 
 class Pad(Transform, operation=F.pad):
-    """Add a border. Parameters as of :func:`~.functional.pad`."""
+    """Add a border. Parameters as of :func:`~.functional.pad`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import Pad
+    >>> Pad(1, fill=9)(np.zeros((1, 2, 1), np.uint8))[:, :, 0]
+    array([[9, 9, 9, 9],
+           [9, 0, 0, 9],
+           [9, 9, 9, 9]], dtype=uint8)
+    """
 
     padding: Size
     fill: Fill = 0
@@ -330,6 +428,13 @@ class RandomCrop(_OfSize, random=True):
         Add a border to an image that is smaller.
     fill, padding_mode
         As of :class:`Pad`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomCrop
+    >>> RandomCrop(32, padding=4)(np.zeros((32, 32, 3), np.uint8)).shape
+    (32, 32, 3)
     """
 
     padding: Size | None = None
@@ -368,6 +473,13 @@ class RandomResizedCrop(_OfSize, random=True):
         Range of its width divided by its height.
     interpolation, antialias
         As of :class:`Resize`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomResizedCrop
+    >>> RandomResizedCrop(224, scale=(0.5, 1.0))(np.zeros((300, 400, 3), np.uint8)).shape
+    (224, 224, 3)
     """
 
     scale: Sequence[float] = (0.08, 1.0)
@@ -414,48 +526,122 @@ class _EverySecond(_RandomTransform):
 
 
 class RandomHorizontalFlip(_EverySecond, operation=F.hflip, scale_free=True):
-    """Mirror left and right with probability `p`."""
+    """Mirror left and right with probability `p`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomHorizontalFlip
+    >>> RandomHorizontalFlip(p=1)(np.array([[[1], [2], [3]]], np.uint8)).ravel()
+    array([3, 2, 1], dtype=uint8)
+    """
 
 
 class RandomVerticalFlip(_EverySecond, operation=F.vflip, scale_free=True):
-    """Mirror top and bottom with probability `p`."""
+    """Mirror top and bottom with probability `p`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomVerticalFlip
+    >>> RandomVerticalFlip(p=1)(np.array([[[1]], [[2]], [[3]]], np.uint8)).ravel()
+    array([3, 2, 1], dtype=uint8)
+    """
 
 
 class RandomInvert(_EverySecond, operation=F.invert, scale_free=True):
-    """The negative with probability `p`."""
+    """The negative with probability `p`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomInvert
+    >>> RandomInvert(p=1)(np.array([[[0, 55, 255]]], np.uint8))
+    array([[[255, 200,   0]]], dtype=uint8)
+    """
 
 
 class RandomAutocontrast(_EverySecond, operation=F.autocontrast):
-    """Stretch each channel from black to white with probability `p`."""
+    """Stretch each channel from black to white with probability `p`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomAutocontrast
+    >>> RandomAutocontrast(p=1)(np.array([[[100], [110], [120]]], np.uint8)).ravel()
+    array([  0, 127, 255], dtype=uint8)
+    """
 
 
 class RandomEqualize(_EverySecond, operation=F.equalize):
-    """Make all values about equally frequent with probability `p`."""
+    """Make all values about equally frequent with probability `p`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomEqualize
+    >>> image = np.arange(100, 104, dtype=np.uint8).repeat(256).reshape(32, 32, 1)
+    >>> np.unique(RandomEqualize(p=1)(image))
+    array([  0,  85, 171, 255], dtype=uint8)
+    """
 
 
 class RandomPosterize(_RandomTransform, operation=F.posterize):
-    """Keep the first `bits` bits of each byte with probability `p`."""
+    """Keep the first `bits` bits of each byte with probability `p`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomPosterize
+    >>> RandomPosterize(bits=2, p=1)(np.array([[[1, 100, 255]]], np.uint8))
+    array([[[  0,  64, 192]]], dtype=uint8)
+    """
 
     bits: int
     p: float = 0.5
 
 
 class RandomSolarize(_RandomTransform, operation=F.solarize):
-    """Invert what is at least as bright as `threshold` with probability `p`."""
+    """Invert what is at least as bright as `threshold` with probability `p`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomSolarize
+    >>> RandomSolarize(threshold=128, p=1)(np.array([[[1, 100, 255]]], np.uint8))
+    array([[[  1, 100,   0]]], dtype=uint8)
+    """
 
     threshold: float
     p: float = 0.5
 
 
 class RandomAdjustSharpness(_RandomTransform, operation=F.adjust_sharpness):
-    """Change the sharpness by `sharpness_factor` with probability `p`."""
+    """Change the sharpness by `sharpness_factor` with probability `p`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomAdjustSharpness
+    >>> image = np.array([[0, 0, 0], [0, 130, 0], [0, 0, 0]], np.uint8)[:, :, None]
+    >>> RandomAdjustSharpness(0, p=1)(image)[1, 1]  # 0 blurs, 2 sharpens
+    array([50], dtype=uint8)
+    """
 
     sharpness_factor: float
     p: float = 0.5
 
 
 class RandomGrayscale(_RandomTransform, scale_free=True):
-    """The luma with probability `p`; the number of channels stays."""
+    """The luma with probability `p`; the number of channels stays.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomGrayscale
+    >>> RandomGrayscale(p=1)(np.array([[[255, 0, 0]]], np.uint8))
+    array([[[76, 76, 76]]], dtype=uint8)
+    """
 
     p: float = 0.1
 
@@ -470,6 +656,13 @@ class Grayscale(Transform, operation=F.rgb_to_grayscale, scale_free=True):
     ----------
     num_output_channels : int
         1, or 3 for three equal channels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import Grayscale
+    >>> Grayscale()(np.array([[[255, 0, 0], [0, 255, 0]]], np.uint8)).ravel()
+    array([ 76, 150], dtype=uint8)
     """
 
     num_output_channels: int = 1
@@ -485,6 +678,15 @@ class ColorJitter(Transform, scale_free=True):
     hue : float or (float, float)
         Range of the turn of the wheel of colours, within -0.5…0.5; one number stands for minus
         that to that.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import ColorJitter
+    >>> ColorJitter(brightness=(0.5, 0.5))(np.array([[[100, 200, 50]]], np.uint8))
+    array([[[ 50, 100,  25]]], dtype=uint8)
+    >>> ColorJitter(brightness=0.2, contrast=0.2).brightness
+    (0.8, 1.2)
     """
 
     brightness: float | Sequence[float] | None = 0
@@ -548,6 +750,16 @@ class GaussianBlur(Transform):
         Odd.
     sigma : float or (float, float)
         Range of its standard deviation, in pixels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import GaussianBlur
+    >>> image = np.zeros((5, 5, 1), np.uint8)
+    >>> image[2, 2] = 200
+    >>> blurred = GaussianBlur(kernel_size=3, sigma=1.0)(image)
+    >>> bool(0 < blurred[2, 1] < blurred[2, 2] < 200)
+    True
     """
 
     kernel_size: Size
@@ -575,6 +787,14 @@ class RandomRotation(Transform, random=True):
         Range of the angle; one number stands for minus that to that.
     interpolation, expand, center, fill
         As of :func:`~.functional.rotate`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomRotation
+    >>> RandomRotation((90, 90))(np.array([[1, 2], [3, 4]], np.uint8)[:, :, None])[:, :, 0]
+    array([[2, 4],
+           [1, 3]], dtype=uint8)
     """
 
     degrees: Any
@@ -607,6 +827,14 @@ class RandomAffine(Transform, random=True):
         Range of the angle along the rows; along the columns, too, with four.
     interpolation, fill, center
         As of :func:`~.functional.affine`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomAffine
+    >>> transform = RandomAffine(degrees=10, translate=(0.1, 0.1), scale=(0.9, 1.1))
+    >>> transform(np.zeros((6, 8, 3), np.uint8)).shape
+    (6, 8, 3)
     """
 
     degrees: Any
@@ -654,6 +882,13 @@ class RandomPerspective(_RandomTransform):
         Probability that it is done.
     interpolation, fill
         As of :func:`~.functional.perspective`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomPerspective
+    >>> RandomPerspective(distortion_scale=0.5, p=1)(np.zeros((6, 8, 3), np.uint8)).shape
+    (6, 8, 3)
     """
 
     distortion_scale: float = 0.5
@@ -690,6 +925,13 @@ class ElasticTransform(Transform, random=True):
         How smooth they are: pixels of the normal distribution that they are blurred by.
     interpolation, fill
         As of :func:`~.functional.elastic_transform`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import ElasticTransform
+    >>> ElasticTransform(alpha=50.0, sigma=5.0)(np.zeros((60, 80, 3), np.uint8)).shape
+    (60, 80, 3)
     """
 
     alpha: Any = 50.0
@@ -721,23 +963,56 @@ class ToTensor(Transform, operation=F.to_tensor):
         ``torch.channels_last`` keeps the order of the values, for
         :func:`~bigdl.nano.pytorch.vision.datasets.collate_channels_last`; such a tensor cannot be
         flattened by ``view``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import ToTensor
+    >>> tensor = ToTensor()(np.full((6, 8, 3), 51, np.uint8))
+    >>> tensor.shape, tensor.unique()
+    (torch.Size([3, 6, 8]), tensor([0.2000]))
     """
 
     memory_format: torch.memory_format = torch.contiguous_format
 
 
 class PILToTensor(Transform, operation=F.pil_to_tensor):
-    """The values of an image ``(C, H, W)`` in their own type."""
+    """The values of an image ``(C, H, W)`` in their own type.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from bigdl.nano.pytorch.vision.transforms import PILToTensor
+    >>> PILToTensor()(Image.new("RGB", (8, 6), "red"))[:, 0, 0]
+    tensor([255,   0,   0], dtype=torch.uint8)
+    """
 
 
 class ConvertImageDtype(Transform, operation=F.convert_image_dtype):
-    """Bytes to floats in 0…1, and back."""
+    """Bytes to floats in 0…1, and back.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.transforms import ConvertImageDtype
+    >>> ConvertImageDtype(torch.float32)(torch.tensor([[[0, 51, 255]]], dtype=torch.uint8))
+    tensor([[[0.0000, 0.2000, 1.0000]]])
+    """
 
     dtype: torch.dtype
 
 
 class ToPILImage(Transform, operation=F.to_pil_image):
-    """A PIL image of an array or a tensor."""
+    """A PIL image of an array or a tensor.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import ToPILImage
+    >>> image = ToPILImage()(np.zeros((6, 8, 3), np.uint8))
+    >>> image.mode, image.size
+    ('RGB', (8, 6))
+    """
 
     mode: str | None = None
 
@@ -751,6 +1026,13 @@ class Normalize(Transform, operation=F.normalize):
         One for each channel, or one for all.
     inplace : bool
         Whether the tensor is changed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.transforms import Normalize
+    >>> Normalize(mean=[0.5], std=[0.25])(torch.tensor([[[0.0, 0.5, 1.0]]]))
+    tensor([[[-2.,  0.,  2.]]])
     """
 
     mean: Sequence[float]
@@ -771,6 +1053,14 @@ class LinearTransformation(Transform):
     transformation_matrix : Tensor (D, D)
         D is the number of values of an image.
     mean_vector : Tensor (D,)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.transforms import LinearTransformation
+    >>> whiten = LinearTransformation(2 * torch.eye(3), mean_vector=torch.ones(3))
+    >>> whiten(torch.tensor([[[1.0, 2.0, 3.0]]]))
+    tensor([[[0., 2., 4.]]])
     """
 
     transformation_matrix: torch.Tensor
@@ -810,6 +1100,14 @@ class RandomErasing(_EverySecond):
         What it is filled with: one number, one for each channel, or standard normal noise.
     inplace : bool
         Whether the tensor is changed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch.vision.transforms import RandomErasing
+    >>> erased = RandomErasing(p=1, scale=(0.25, 0.25), ratio=(1, 1))(torch.ones(3, 8, 8))
+    >>> int((erased[0] == 0).sum())  # a square of a quarter of the image
+    16
     """
 
     scale: Sequence[float] = (0.02, 0.33)

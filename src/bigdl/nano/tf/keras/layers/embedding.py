@@ -27,6 +27,17 @@ class Embedding(keras.layers.Embedding):
         Accepted; Keras 3 has no use for it.
     **kwargs
         Of ``keras.layers.Embedding``.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> from bigdl.nano.tf.keras.layers import Embedding
+    >>> layer = Embedding(1000, 8, activity_regularizer="l2")
+    >>> with tf.GradientTape() as tape:
+    ...     loss = tf.reduce_sum(layer(tf.constant([3, 7])))
+    >>> gradient = tape.gradient(loss, layer.embeddings)
+    >>> gradient.indices.numpy().tolist(), gradient.dense_shape.numpy().tolist()
+    ([3, 7], [1000, 8])
     """
 
     def __init__(
