@@ -166,6 +166,18 @@ def test_trials_share_no_weights_with_layers_that_existed_before():
 
 
 @pytest.mark.usefixtures("_enabled")
+def test_a_plain_layer_fits_each_size_of_the_lazy_layer_below_it():
+    model = Sequential([keras.Input((1,))])
+    model.add(space.AutoObject(keras.layers.Dense, units=space.Categorical(2, 8)))
+    model.add(keras.layers.Dense(1))
+    model.compile(optimizer="sgd", loss="mse")
+    model.search(sampler=SamplerType.Grid, target_metric="loss", x=x, y=y, verbose=0)
+
+    trials = model.study.trials
+    assert sorted(trial.params["units"] for trial in trials) == [2, 8]
+    assert all(trial.state.name == "COMPLETE" for trial in trials)
+
+
 def test_a_model_without_spaces_is_an_ordinary_one():
     model = stack(units=4, rate=0.1)
     history = model.fit(x, y, epochs=3, verbose=0)

@@ -82,6 +82,18 @@ class OpenVINOFacade(abc.ABC):
             Whether the inputs have these shapes now. If not, the model works as before.
         error : str or None
             Why not.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.nano.pytorch import InferenceOptimizer
+        >>> fast = InferenceOptimizer.trace(
+        ...     torch.nn.ReLU(), torch.ones(1, 2), accelerator="openvino", dynamic_axes=False
+        ... )
+        >>> fast.reshape("[4,2]")
+        (True, None)
+        >>> fast(torch.ones(4, 2)).shape
+        torch.Size([4, 2])
         """
         return self.nano_network.reshape(shapes)
 

@@ -186,6 +186,20 @@ class TorchNano(ABC):
             As given: one for one, a list for a sequence.
         dataloader : DataLoader or list of DataLoader
             One for one, a list for several, and left out for none.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.nano.pytorch import TorchNano
+        >>> class Loop(TorchNano):
+        ...     def train(self):
+        ...         net = torch.nn.Linear(2, 1)
+        ...         loader = torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2)
+        ...         optimizer = torch.optim.SGD(net.parameters())
+        ...         model, optimizer, batches = self.setup(net, optimizer, loader)
+        ...         return [model(batch).shape for batch in batches]
+        >>> Loop().train()
+        [torch.Size([2, 1]), torch.Size([2, 1])]
         """
         single = isinstance(optimizer, Optimizer)
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)

@@ -84,6 +84,16 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         ------
         UsageError
             As of ``quantize``.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.nano.pytorch import InferenceOptimizer
+        >>> x = torch.tensor([[-1.0, 2.0]])
+        >>> fast = InferenceOptimizer.build(torch.nn.ReLU(), "openvino_bf16", input_sample=x)
+        >>> with InferenceOptimizer.get_context(fast):
+        ...     fast(x)
+        tensor([[0., 2.]])
         """
         chosen = find_method(method, cls._framework)
         conversion = {

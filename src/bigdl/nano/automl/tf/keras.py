@@ -106,6 +106,26 @@ class Searchable(_ModelStandIn, Searcher):
         ------
         UsageError
             If an argument is wrong, or nothing can be searched.
+
+        Examples
+        --------
+        >>> import keras
+        >>> import numpy as np
+        >>> from bigdl.nano.automl.hpo import space
+        >>> from bigdl.nano.automl.tf.keras import Sequential
+        >>> model = Sequential([
+        ...     keras.Input((2,)),
+        ...     space.AutoObject(keras.layers.Dense, units=space.Categorical(4, 8)),
+        ...     keras.layers.Dense(1),
+        ... ])
+        >>> model.compile(optimizer="sgd", loss="mse")
+        >>> x = np.random.rand(32, 2)
+        >>> model.search(n_trials=2, sampler="grid", target_metric="loss", verbose=0,
+        ...              x=x, y=x.sum(axis=1))
+        >>> sorted(trial.params["units"] for trial in model.study.trials)
+        [4, 8]
+        >>> model.end_search().layers[0].units in (4, 8)  # the best
+        True
         """
         of_fit = inspect.signature(models.Model.fit).parameters
         options, fit = split_arguments(kwargs, of_fit.keys() - {"self"})
@@ -383,11 +403,18 @@ def _holds_layers(value: Any) -> bool:
     return any(map(holds, keras.tree.flatten(value)))
 
 
+def _unbuilt(value: Any) -> Any:
+    """Return a copy of a layer that is not built: the shapes of one trial are not another's."""
+    if not isinstance(value, keras.layers.Layer) or value.built:
+        return value
+    return type(value).from_config(value.get_config())
+
+
 def _made(name: str, /, *, cloned: bool, **arguments: Any) -> Any:
     """Return a model of Keras, or one with the same weights that is trained in its place."""
-    model = getattr(models, name)(**arguments)
     if not cloned:
-        return model
+        return getattr(models, name)(**arguments)
+    model = getattr(models, name)(**keras.tree.map_structure(_unbuilt, arguments))
     clone = keras.models.clone_model(model)
     if model.built:
         clone.set_weights(model.get_weights())

@@ -310,6 +310,14 @@ def to_multi_instance(
     UsageError
         If a number makes no sense, there are not enough cores, or the model can neither be
         pickled nor saved.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> many = InferenceOptimizer.to_multi_instance(torch.nn.ReLU(), num_processes=2)
+    >>> many([torch.tensor([-1.0, 2.0]), torch.tensor([3.0, -4.0])])
+    [tensor([0., 2.]), tensor([3., 0.])]
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
