@@ -3,14 +3,8 @@
 import pytest
 from docstring_examples import check, pages_below
 
-SLOW = {"bigdl.nano.utils"}
-PAGES = [
-    pytest.param(page, marks=pytest.mark.slow if page in SLOW else ())
-    for page in pages_below("bigdl.nano")
-]
 
-
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", pages_below("bigdl.nano"))
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check(page)

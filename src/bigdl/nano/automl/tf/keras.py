@@ -293,8 +293,13 @@ class Sequential(Searchable):
         self._stack = list(layers or [])
 
         def recipe() -> AutoObject:
-            cloned = _holds_layers(self._stack)
-            return AutoObject(_made, "Sequential", layers=self._stack, name=name, cloned=cloned)
+            layers, cloned = self._stack, _holds_layers(self._stack)
+            if holds_lazy(layers):
+                layers = [
+                    AutoObject(_unbuilt, each) if isinstance(each, keras.layers.Layer) else each
+                    for each in layers
+                ]
+            return AutoObject(_made, "Sequential", layers=layers, name=name, cloned=cloned)
 
         super().__init__(recipe)
 
@@ -403,18 +408,16 @@ def _holds_layers(value: Any) -> bool:
     return any(map(holds, keras.tree.flatten(value)))
 
 
-def _unbuilt(value: Any) -> Any:
+def _unbuilt(layer: keras.layers.Layer) -> keras.layers.Layer:
     """Return a copy of a layer that is not built: the shapes of one trial are not another's."""
-    if not isinstance(value, keras.layers.Layer) or value.built:
-        return value
-    return type(value).from_config(value.get_config())
+    return layer if layer.built else type(layer).from_config(layer.get_config())
 
 
 def _made(name: str, /, *, cloned: bool, **arguments: Any) -> Any:
     """Return a model of Keras, or one with the same weights that is trained in its place."""
+    model = getattr(models, name)(**arguments)
     if not cloned:
-        return getattr(models, name)(**arguments)
-    model = getattr(models, name)(**keras.tree.map_structure(_unbuilt, arguments))
+        return model
     clone = keras.models.clone_model(model)
     if model.built:
         clone.set_weights(model.get_weights())
