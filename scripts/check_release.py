@@ -28,6 +28,7 @@ IMPORTS = {
     "inc": ["bigdl.nano.acceleration", "neural_compressor", "torchao"],
     "automl": ["bigdl.orca.automl.auto_estimator", "optuna", "matplotlib"],
     "xgboost": ["bigdl.orca.automl.hp", "xgboost", "sklearn"],
+    "elasticsearch": ["bigdl.orca.data.elastic_search", "elasticsearch.helpers"],
     "encryption": ["bigdl.nano.pytorch", "cryptography.fernet"],
     "tf": ["bigdl.nano.tf.keras", "tensorflow", "tf2onnx"],
     "jax": ["bigdl.orca.learn.tf2", "jax", "keras"],
