@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint size docs release test test-all test-clusters bench clean distclean
+.PHONY: help install demo lint size docs release test test-all test-clusters examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ test-all: install lint docs ## lint, documentation, and every test
 
 test-clusters: install ## the tests on real clusters, one cluster after another
 	$(BIN)/python -m pytest -m "yarn or kubernetes or hosts" python-tests/clusters
+
+examples: install ## run all examples and notebooks, and say how long each takes
+	$(BIN)/python scripts/run_examples.py $(if $(BIGDL_DATA),--data-dir $(BIGDL_DATA))
 
 bench: install ## measure the data path against its alternatives, side by side
 	$(BIN)/python benchmarks/feed.py
