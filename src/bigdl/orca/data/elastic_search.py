@@ -99,6 +99,15 @@ def read_df(
     UsageError
         If the servers do not answer or refuse the user, if there is no such index, for a setting
         that is not known. In a task: if a value does not fit the type of its column.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data import elastic_search
+    >>> config = {"es.nodes": "127.0.0.1", "es.port": "1", "es.http.retries": "0"}
+    >>> df = elastic_search.read_df(config, "clicks")  # nothing listens at this port
+    Traceback (most recent call last):
+        ...
+    bigdl.common.errors.UsageError: Elasticsearch at http://127.0.0.1:1 does not answer: check ...
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -139,6 +148,15 @@ def read_rdd(
         Names of the fields to read, with commas between; default: all.
     esQuery : str, optional
         Which documents: ``?q=…``, or JSON such as ``{"query": {"match_all": {}}}``.
+
+    Examples
+    --------
+    >>> from bigdl.orca.data import elastic_search
+    >>> config = {"es.nodes": "127.0.0.1", "es.port": "1", "es.http.retries": "0"}
+    >>> pairs = elastic_search.read_rdd(config, "clicks", filter="user,item", esQuery="?q=user:7")
+    Traceback (most recent call last):
+        ...
+    bigdl.common.errors.UsageError: Elasticsearch at http://127.0.0.1:1 does not answer: check ...
     """
     asked = {"es.read.source.filter": filter, "es.query": esQuery}
     config = {**esConfig, **{key: text for key, text in asked.items() if text is not None}}
@@ -170,6 +188,17 @@ def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> Non
     UsageError
         If the servers do not answer or refuse the user or a document, if the index holds
         documents, for a setting that is not known.
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext
+    >>> from bigdl.orca.data import elastic_search
+    >>> config = {"es.nodes": "127.0.0.1", "es.port": "1", "es.http.retries": "0"}
+    >>> df = OrcaContext.get_spark_session().range(3)
+    >>> elastic_search.write_df({**config, "es.mapping.id": "id"}, "clicks", df)
+    Traceback (most recent call last):
+        ...
+    bigdl.common.errors.UsageError: Elasticsearch at http://127.0.0.1:1 does not answer: check ...
     """
     from pyspark.sql import functions as F
 
@@ -208,6 +237,15 @@ def flatten_df(df: DataFrame) -> DataFrame:
     """Return a DataFrame with a column for each field of its structs, however deep.
 
     A column has the name of the field; where several have the same, their paths with ``_`` between.
+
+    Examples
+    --------
+    >>> from bigdl.orca import OrcaContext
+    >>> from bigdl.orca.data.elastic_search import flatten_df
+    >>> spark = OrcaContext.get_spark_session()
+    >>> df = spark.sql("SELECT 7 AS user, struct(1 AS id, 'a' AS tag) AS item")
+    >>> flatten_df(df).columns
+    ['user', 'id', 'tag']
     """
     from pyspark.sql import functions as F
 
