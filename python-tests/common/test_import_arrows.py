@@ -275,6 +275,7 @@ BETWEEN_PROCESSES = {
     "nano/tf/training/processes.py",
     "orca/inference/inference_model.py",
     "orca/learn/horovod.py",
+    "orca/learn/mxnet/program.py",
     "orca/learn/prediction/shipping.py",
     "orca/learn/pytorch/layer.py",
     "orca/learn/tf2/parts.py",

@@ -18,7 +18,6 @@ DROPPED = {
     "bigdl.orca.tfpark": (_GRAPHS, _IN_KERAS),
     "bigdl.orca.learn.tf": (_GRAPHS, _IN_KERAS),
     "bigdl.orca.learn.bigdl": (_LAYERS, 'bigdl.orca.learn.pytorch with backend="bigdl"'),
-    "bigdl.orca.learn.mxnet": ("MXNet is retired", _IN_TORCH),
     "bigdl.orca.learn.mpi": (
         "it needed Plasma, which Arrow has removed",
         'bigdl.orca.learn.pytorch with backend="spark"',

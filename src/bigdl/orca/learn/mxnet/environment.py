@@ -1,0 +1,68 @@
+"""The isolated environment of MXNet, made once for a user on each machine."""
+
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import cloudpickle
+
+from bigdl.common.environment import cache_directory
+from bigdl.common.errors import UsageError
+
+PACKAGES = (
+    "mxnet==1.9.1",
+    "numpy==1.23.5",  # the last with np.bool, which mxnet names
+    "graphviz==0.8.4",
+    "requests==2.31.0",
+    "charset-normalizer==3.3.2",
+    "idna==3.4",
+    "urllib3==2.0.7",
+    "certifi==2024.2.2",
+    f"cloudpickle=={cloudpickle.__version__}",
+)
+"""Everything that is installed; functions travel by cloudpickle, so that is the caller's."""
+_INSTEAD = "or move the model to bigdl.orca.learn.pytorch or bigdl.orca.learn.tf2"
+
+
+def isolated_python() -> str:
+    """Return the interpreter of the environment, which is made if it is not there.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be made.
+    """
+    if sys.version_info[:2] != (3, 11):
+        raise UsageError(
+            "MXNet's last release works with no Python newer than 3.11, and this is Python "
+            f"{sys.version_info.major}.{sys.version_info.minor}; run the program with Python 3.11, "
+            + _INSTEAD
+        )
+    name = hashlib.sha256("\n".join((sys.base_prefix, *PACKAGES)).encode()).hexdigest()[:12]
+    home = cache_directory("mxnet") / name
+    python = home / "bin" / "python"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{home}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go by the end of the block, and of the process
+        if not (home / "complete").exists() or not python.exists():
+            _make(home, python)
+    return str(python)
+
+
+def _make(home: Path, python: Path) -> None:
+    shutil.rmtree(home, ignore_errors=True)
+    install = ["install", "--quiet", "--no-deps", "--only-binary=:all:", *PACKAGES]
+    for command in ([sys.executable, "-m", "venv", home], [python, "-Im", "pip", *install]):
+        made = subprocess.run([str(each) for each in command], capture_output=True, text=True)
+        if made.returncode:
+            output = (made.stderr or made.stdout).strip().splitlines() or ["no message"]
+            reason = next((line for line in output if line.startswith("ERROR")), output[-1])
+            raise UsageError(
+                f"The environment of MXNet could not be made in {home} ({reason}); let pip reach "
+                f"{PACKAGES[0]} and {PACKAGES[1]}, e.g. by PIP_INDEX_URL or PIP_FIND_LINKS, "
+                + _INSTEAD
+            )
+    (home / "complete").touch()

@@ -1,0 +1,275 @@
+"""The Estimator of models of MXNet."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from bigdl.common.checks import check_positive
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.data.feeds.group import FeedGroup
+from bigdl.orca.learn.backends import BACKENDS, backend_of
+from bigdl.orca.learn.mxnet.environment import isolated_python
+from bigdl.orca.learn.mxnet.worker import WEIGHTS, run
+from bigdl.runtime.serialization import pickled_by_value
+from bigdl.training.checkpoint import read_bytes, write_bytes
+
+Creator = Callable[[dict], Any]
+
+
+def create_config(
+    optimizer: str = "sgd",
+    optimizer_params: dict[str, Any] | None = None,
+    log_interval: int = 10,
+    seed: int | None = None,
+    extra_config: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return a config for :meth:`Estimator.from_mxnet`.
+
+    Parameters
+    ----------
+    optimizer : str, default "sgd"
+        Name of an optimizer of MXNet.
+    optimizer_params : dict, optional
+        Its arguments; default ``{"learning_rate": 0.01}``.
+    log_interval : int, default 10
+        Batches between two lines about the loss and metrics.
+    seed : int, optional
+    extra_config : dict, optional
+        What the creators want to find in it, too.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.mxnet import create_config
+    >>> create_config("adam", {"learning_rate": 0.001}, seed=1)["optimizer"]
+    'adam'
+    """
+    return {
+        "optimizer": optimizer,
+        "optimizer_params": optimizer_params or {"learning_rate": 0.01},
+        "log_interval": log_interval,
+        **({} if seed is None else {"seed": seed}),
+        **(extra_config or {}),
+    }
+
+
+class Estimator:
+    """Makes Estimators of models of MXNet.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.mxnet import Estimator, create_config
+    >>> def model(config):
+    ...     import mxnet
+    ...     net = mxnet.gluon.nn.Dense(1)
+    ...     net.initialize()
+    ...     return net
+    >>> def loss(config):
+    ...     import mxnet
+    ...     return mxnet.gluon.loss.L2Loss()
+    >>> est = Estimator.from_mxnet(config=create_config("adam"), model_creator=model,
+    ...                            loss_creator=loss, num_workers=2, backend="local")
+    >>> type(est).__name__  # est.fit((x, y), epochs=10, batch_size=32) makes the environment
+    'MXNetEstimator'
+    """
+
+    @staticmethod
+    def from_mxnet(
+        *,
+        config: dict[str, Any],
+        model_creator: Creator,
+        loss_creator: Creator | None = None,
+        eval_metrics_creator: Creator | None = None,
+        validation_metrics_creator: Creator | None = None,
+        num_workers: int | None = None,
+        num_servers: int | None = None,
+        runner_cores: int | None = None,
+        backend: str = "spark",
+    ) -> MXNetEstimator:
+        """Return an Estimator; its functions run where mxnet is, so they import it themselves.
+
+        Parameters
+        ----------
+        config : dict
+            Of :func:`create_config`; the creators get it with ``"batch_size"``.
+        model_creator : callable
+            ``model_creator(config)`` returns a block of gluon or a module over a symbol.
+        loss_creator : callable, optional
+            Returns the loss of a block.
+        eval_metrics_creator, validation_metrics_creator : callable, optional
+            Return one or several metrics, or their names, for the training and validation data.
+        num_workers : int, optional
+            Default: the nodes of the cluster.
+        num_servers : int, optional
+            Servers of gradients; default as many as workers.
+        runner_cores : int, optional
+            Threads of a worker; default its share of its node's cores.
+        backend : str, default "spark"
+            Where the workers run: ``"spark"``, ``"ray"`` or ``"local"``.
+
+        Raises
+        ------
+        UsageError
+            For an argument that cannot work.
+        """
+        if backend not in ("spark", "ray", "local"):
+            raise UsageError(f"backend should be 'spark', 'ray' or 'local', got {backend!r}")
+        for name, number in (("num_workers", num_workers), ("num_servers", num_servers)):
+            if number is not None:
+                check_positive(name, number)
+        creators = {
+            "model_creator": model_creator,
+            "loss_creator": loss_creator,
+            "eval_metrics_creator": eval_metrics_creator,
+            "validation_metrics_creator": validation_metrics_creator,
+        }
+        for name, creator in creators.items():
+            if not callable(creator) and (creator is not None or name == "model_creator"):
+                raise UsageError(f"{name} should be a function of the config, got {creator!r}")
+        workers = num_workers, num_servers, runner_cores
+        return MXNetEstimator(config, creators, workers, backend_of(backend, {}))
+
+
+class MXNetEstimator:
+    """A model of MXNet that trains on a cluster; made by :meth:`Estimator.from_mxnet`.
+
+    Examples
+    --------
+    >>> from bigdl.orca.learn.mxnet import Estimator, create_config
+    >>> est = Estimator.from_mxnet(config=create_config(), model_creator=lambda config: None,
+    ...                            backend="local")
+    >>> est.save("weights.params")
+    Traceback (most recent call last):
+        ...
+    bigdl.common.errors.UsageError: There are no weights to save before the first fit
+    """
+
+    def __init__(self, config: dict, creators: dict, workers: tuple, backend: str):
+        self._config = {**create_config(), **config}
+        self._creators, self._backend = creators, backend
+        self._num_workers, self._num_servers, self._threads = workers
+        self._files: dict[str, bytes] = {}  # of the model and its optimizer
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        batch_size: int = 32,
+        validation_data: Any = None,
+        train_resize_batch_num: int | None = None,
+        *,
+        feature_cols: str | Sequence[str] | None = None,
+        label_cols: str | Sequence[str] | None = None,
+    ) -> list[dict[str, float]]:
+        """Train the model; another call goes on from there.
+
+        Parameters
+        ----------
+        data : XShards, Spark DataFrame, arrays or callable
+            A function ``data(config, kv)`` returns an iterator or loader of MXNet for the worker
+            ``kv.rank`` of ``kv.num_workers``.
+        epochs : int, default 1
+        batch_size : int, default 32
+            Rows of each worker in a step.
+        validation_data : optional
+            Of the kind of `data`.
+        train_resize_batch_num : int, optional
+            Batches of each worker in an epoch, where a function gives workers different numbers.
+        feature_cols, label_cols : str or list of str, optional
+            Columns of a DataFrame.
+
+        Returns
+        -------
+        list of dict
+            For each worker the figures of its own rows in the last epoch: ``epoch_time`` in
+            seconds, ``loss`` and metrics.
+
+        Raises
+        ------
+        UsageError
+            For arguments that cannot work, or if the environment of MXNet cannot be made.
+        WorkerError
+            If a function raised in a worker.
+        """
+        check_positive("epochs", epochs)
+        check_positive("batch_size", batch_size)
+        if validation_data is not None and self._creators["validation_metrics_creator"] is None:
+            raise UsageError(
+                "validation_data needs metrics; pass validation_metrics_creator to from_mxnet"
+            )
+        given = {"data": data, "validation": validation_data}
+        given = {name: each for name, each in given.items() if each is not None}
+        if len({callable(each) for each in given.values()}) > 1:
+            raise UsageError("data and validation_data should both be functions, or both hold rows")
+        isolated_python()  # what is wrong with it is said before a job starts
+        config = {**self._config, "batch_size": batch_size}
+        feed = None
+        columns: list | None = None
+        functions = given
+        if not callable(data):
+            feed = FeedGroup({k: as_feed(v, feature_cols, label_cols) for k, v in given.items()})
+            columns = [feed.feature_cols, feed.label_cols] if feed.feature_cols else None
+            functions = {}
+        creators = pickled_by_value(
+            {"creators": self._creators, "config": config, "functions": functions},
+            "The functions given to the Estimator cannot be shipped to the workers",
+            "import mxnet inside of them",
+        )
+        job = {
+            "epochs": epochs,
+            "columns": columns,
+            "resize": train_resize_batch_num,
+            "seed": config.get("seed", secrets.randbelow(1 << 31)),
+        }
+        files = {**self._files, "creators.pkl": creators}
+        program = functools.partial(run, files, job, batch_size, self._num_servers)
+        engine = BACKENDS[self._backend].engine(workers_per_node=1)
+        with engine.open(program, feed, self._num_workers, threads=self._threads) as opened:
+            return opened.attempt(on_event=self._take)
+
+    def _take(self, kind: str, value: Any) -> None:
+        if kind == "message":
+            self._files[value[0]["topic"]] = value[1]
+
+    def save(self, model_path: str) -> str:
+        """Write the weights as MXNet's ``save_parameters`` does.
+
+        Parameters
+        ----------
+        model_path : str
+            A local path or fsspec URL.
+
+        Raises
+        ------
+        UsageError
+            Before the first fit.
+        """
+        if WEIGHTS not in self._files:
+            raise UsageError("There are no weights to save before the first fit")
+        write_bytes(model_path, self._files[WEIGHTS])
+        return model_path
+
+    def load(self, model_path: str) -> None:
+        """Let the next fit begin with the weights of a file, and with a new optimizer.
+
+        Parameters
+        ----------
+        model_path : str
+            A local path or fsspec URL.
+        """
+        self._files = {WEIGHTS: read_bytes(model_path)}
+
+    def shutdown(self) -> None:
+        """End the workers of Ray, or of this machine, that wait for programs."""
+        BACKENDS[self._backend].end_workers()
+
+    def predict(self, data: Any, *args: Any, **options: Any) -> NoReturn:
+        """Not implemented, as in BigDL 2.x."""
+        raise UsageError("predict is not implemented for MXNet; save the weights and load them")
+
+    def evaluate(self, data: Any, *args: Any, **options: Any) -> NoReturn:
+        """Not implemented, as in BigDL 2.x."""
+        raise UsageError("evaluate is not implemented for MXNet; pass validation_data to fit")

@@ -1,0 +1,282 @@
+"""The program of MXNet's processes, run as a file: nothing of BigDL is in their environment.
+
+``DMLC_ROLE`` says what a process is. The scheduler and the servers of MXNet's key-value store serve
+while mxnet is imported; a worker then trains by what it finds in the directory of its argument.
+"""
+
+import ctypes
+import importlib
+import itertools
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import time
+import traceback
+import warnings
+
+
+class Refused(Exception):
+    """What the user asked for cannot be done."""
+
+
+def main():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
+    warnings.simplefilter("ignore")
+    for name in ("_core", "_core.multiarray", "_core.numeric"):  # as arrays of numpy 2 are pickled
+        sys.modules[f"numpy.{name}"] = importlib.import_module(f"numpy.{name[1:]}")
+    import mxnet  # noqa: F401
+
+    if os.environ["DMLC_ROLE"] != "worker":
+        return
+    os.chdir(sys.argv[1])
+    with open("job.json") as file:
+        job = json.load(file)
+    sys.path += job.pop("path")
+    try:
+        with open("creators.pkl", "rb") as file:
+            outcome = {"stats": train(**pickle.load(file), **job)}
+    except BaseException as error:
+        kind, text = type(error).__name__, traceback.format_exc()
+        outcome = {"kind": kind, "message": str(error), "traceback": text}
+    with open("outcome.json", "w") as file:
+        json.dump(outcome, file)
+    if "stats" not in outcome:
+        os._exit(1)  # the store would wait for the other workers
+
+
+def train(creators, config, functions, epochs, resize, shards, seed):
+    """Train and return the figures of the last epoch."""
+    import mxnet as mx
+    import numpy as np
+
+    kv = mx.kv.create("dist_sync")
+    random.seed(seed)
+    np.random.seed(seed)
+    inputs = {name: function(config, kv) for name, function in functions.items()}
+    for name, files in shards.items():
+        inputs[name] = ShardIter(**files, seed=seed if name == "data" else None)
+    mx.random.seed(seed)  # workers begin with the same weights, whatever their data took of it
+    model = creators["model_creator"](config)
+    metrics, validation_metrics = (
+        creators[name] and mx.metric.create(creators[name](config))
+        for name in ("eval_metrics_creator", "validation_metrics_creator")
+    )
+    is_symbol = isinstance(model, mx.mod.BaseModule)
+    if not is_symbol and creators["loss_creator"] is None:
+        raise Refused("loss_creator is required for a model of gluon; pass one to from_mxnet")
+    loss = None if is_symbol else creators["loss_creator"](config)
+    trainer, stats = None, {}
+    for epoch in range(epochs):
+        begin, losses, seen = time.time(), 0.0, 0
+        if metrics:
+            metrics.reset()
+        batches = batches_of(inputs["data"], resize)
+        for number in itertools.count(1):
+            batch = next(batches, None)
+            own = 0 if batch is None else len(batch.data[0])
+            if trainer is None:
+                if batch is None:
+                    raise Refused("The data of a worker has no batch; give each worker some rows")
+                trainer = (Symbol if is_symbol else Gluon)(model, loss, config, kv, batch)
+            rows, running = trainer.store.total(own, batch is not None)
+            if running < kv.num_workers:
+                break
+            losses += trainer.step(batch, rows, metrics)
+            seen += own
+            if number % config["log_interval"] == 0:
+                print(f"Epoch {epoch + 1}, batch {number}: {described(losses / seen, metrics)}")
+        if running:
+            raise Refused(
+                f"Some workers have more than the {number - 1} batches of others; pass "
+                "train_resize_batch_num, the number of batches that each takes in an epoch"
+            )
+        stats = {"epoch_time": time.time() - begin}
+        if not is_symbol:
+            stats["loss"] = losses / seen
+        stats.update(metrics.get_name_value() if metrics else ())
+        if "validation" in inputs:
+            validation_metrics.reset()
+            for batch in batches_of(inputs["validation"]):
+                trainer.predict(batch, validation_metrics)
+            values = validation_metrics.get_name_value()
+            stats.update((f"validation_{name}", value) for name, value in values)
+        if kv.rank == 0:
+            print(f"Epoch {epoch + 1}/{epochs}: {stats}")
+    trainer.save()
+    return {name: float(value) for name, value in stats.items()}
+
+
+def described(loss, metrics):
+    return f"loss {loss:.4g} {metrics.get_name_value() if metrics else ''}"
+
+
+def as_list(value):
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def batches_of(data, number=None):
+    """Batches of one pass through an iterator or loader, or as many as asked for."""
+    import mxnet as mx
+
+    left = number or sys.maxsize
+    while left:
+        before = left
+        if hasattr(data, "reset"):
+            data.reset()
+        for batch in itertools.islice(data, left):
+            left -= 1
+            if not isinstance(batch, mx.io.DataBatch):
+                *features, label = batch
+                features = as_list(features[0] if len(features) == 1 else features)
+                batch = mx.io.DataBatch(features, as_list(label))
+            yield batch
+        if number is None or left == before:
+            return
+
+
+class ShardIter:
+    """The rows of this worker, in so many batches of nearly equal size as all workers have."""
+
+    def __init__(self, features, labels, batches, seed):
+        import numpy as np
+
+        self.arrays = [
+            [np.load(file, mmap_mode="r") for file in files] for files in (features, labels)
+        ]
+        self.batches = batches
+        self.order = None if seed is None else np.random.RandomState(seed)
+
+    def __iter__(self):
+        import mxnet as mx
+        import numpy as np
+
+        rows = len(self.arrays[0][0])
+        places = np.arange(rows) if self.order is None else self.order.permutation(rows)
+        for part in np.array_split(places, self.batches):
+            yield mx.io.DataBatch(*([mx.nd.array(a[part]) for a in each] for each in self.arrays))
+
+
+class Store:
+    """Sums over the workers.
+
+    They are pushed and pulled in two steps: ``pushpull`` of a dist_sync store, which the Trainer of
+    gluon calls, sometimes returns other values (MXNet 1.9.1). No optimizer runs in the store.
+    """
+
+    def __init__(self, kv, weights):
+        import mxnet as mx
+
+        self.kv = kv
+        self.rows = len(weights)
+        for key, each in enumerate([*weights, mx.nd.zeros(2)]):
+            kv.init(key, each)
+        for key, each in enumerate(weights):
+            kv.pull(key, out=each)
+
+    def add(self, gradients):
+        """Put the sums of all workers in the place of gradients."""
+        for key, each in enumerate(gradients):
+            self._add(key, each)
+
+    def total(self, rows, running):
+        """Return how many rows a step has, and how many workers take part."""
+        import mxnet as mx
+
+        values = mx.nd.array([rows, running])
+        self._add(self.rows, values)
+        return tuple(map(int, values.asnumpy()))
+
+    def _add(self, key, values):
+        self.kv.push(key, values, priority=-key)
+        self.kv.pull(key, out=values, priority=-key)
+
+
+class Gluon:
+    """A model of gluon: gradients meet in the store, each worker updates its own weights."""
+
+    def __init__(self, model, loss, config, kv, batch):
+        from mxnet import gluon
+
+        self.model, self.loss = model, loss
+        if os.path.exists("model.params"):
+            model.load_parameters("model.params")
+        model(*batch.data)  # weights of unknown shape are drawn before layers draw anything else
+        self.trainer = gluon.Trainer(
+            model.collect_params(),
+            config["optimizer"],
+            config["optimizer_params"],
+            kvstore=None,
+        )
+        self.parameters = [p for p in model.collect_params().values() if p.grad_req != "null"]
+        self.store = Store(kv, [each.data() for each in self.parameters])
+        if os.path.exists("optimizer.states"):
+            self.trainer.load_states("optimizer.states")
+
+    def step(self, batch, rows, metrics):
+        from mxnet import autograd
+
+        with autograd.record():
+            outputs = as_list(self.model(*batch.data))
+            loss = self.loss(*outputs, *batch.label)
+        loss.backward()
+        self.store.add([each.grad() for each in self.parameters])
+        self.trainer.update(rows)
+        if metrics:
+            metrics.update(batch.label, outputs)
+        return float(loss.mean().asscalar()) * len(batch.data[0])
+
+    def predict(self, batch, metrics):
+        metrics.update(batch.label, as_list(self.model(*batch.data)))
+
+    def save(self):
+        self.model.save_parameters("model.params")
+        self.trainer.save_states("optimizer.states")
+
+
+class Symbol:
+    """A module over a symbol, which holds its loss."""
+
+    def __init__(self, model, loss, config, kv, batch):
+        import mxnet as mx
+
+        self.model = model
+        shapes = (
+            [(name, array.shape) for name, array in zip(names, arrays, strict=True)]
+            for names, arrays in ((model.data_names, batch.data), (model.label_names, batch.label))
+        )
+        model.bind(*shapes)
+        model.init_params(mx.initializer.create(config.get("init", "uniform")))
+        if os.path.exists("model.params"):
+            model.load_params("model.params")
+        self.optimizer = mx.optimizer.create(config["optimizer"], **config["optimizer_params"])
+        weights, others = model.get_params()
+        self.store = Store(kv, list(weights.values()))
+        model.set_params(weights, others)
+        model.init_optimizer(None, self.optimizer)
+        if os.path.exists("optimizer.states"):
+            model.load_optimizer_states("optimizer.states")
+
+    def step(self, batch, rows, metrics):
+        self.optimizer.rescale_grad = 1 / rows
+        self.model.forward_backward(batch)
+        # one device; an input that is no parameter has no gradient
+        self.store.add([each for (each,) in self.model._exec_group.grad_arrays if each is not None])
+        self.model.update()
+        if metrics:
+            self.model.update_metric(metrics, batch.label)
+        return 0.0
+
+    def predict(self, batch, metrics):
+        self.model.forward(batch, is_train=False)
+        self.model.update_metric(metrics, batch.label)
+
+    def save(self):
+        self.model.save_params("model.params")
+        self.model.save_optimizer_states("optimizer.states")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""A worker of a fit: the processes of MXNet beside it, what they are given and what they leave.
+
+MXNet's key-value store adds up the gradients. Its scheduler runs beside worker 0, its servers are
+dealt out to the workers in turn.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from bigdl.common.cpu import THREAD_VARIABLES
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.mxnet.environment import isolated_python
+from bigdl.runtime.engine import user_import_path
+from bigdl.runtime.process import exit_message
+from bigdl.runtime.shards.values import named_by_shard
+from bigdl.runtime.worker import Worker
+
+WEIGHTS = "model.params"
+_STATE = (WEIGHTS, "optimizer.states")
+_PROGRAM = Path(__file__).with_name("program.py")
+_POLL_S = 0.1
+_END_S = 30.0  # seconds that the store gets to end after its workers
+
+
+def run(
+    files: dict[str, bytes], job: dict, batch_size: int, servers: int | None, worker: Worker
+) -> dict:
+    """Train in processes of MXNet; worker 0 sends the files of the model and its optimizer.
+
+    Parameters
+    ----------
+    files : dict of str to bytes
+        The pickled functions, and the state that training goes on from.
+    job : dict
+        JSON-able: epochs, seed and batches of an epoch.
+    batch_size : int
+    servers : int, optional
+        Default: as many as workers.
+    worker : Worker
+
+    Returns
+    -------
+    dict
+        The worker's figures.
+    """
+    with tempfile.TemporaryDirectory(dir=worker.local_dir or None, prefix="mxnet-") as directory:
+        folder = Path(directory)
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+        columns = job.pop("columns")
+        shards = {
+            name: _store_shard(name, columns, folder, batch_size, worker) for name in worker.shards
+        }
+        job = {**job, "shards": shards, "path": user_import_path()}
+        (folder / "job.json").write_text(json.dumps(job))
+        with _processes(folder, servers or worker.world_size, worker) as processes:
+            outcome = _outcome(folder, processes)
+        if worker.rank == 0:
+            for file in _STATE:
+                worker.send(file, {}, (folder / file).read_bytes())
+    return outcome["stats"]
+
+
+def _store_shard(
+    name: str, columns: list | None, folder: Path, batch_size: int, worker: Worker
+) -> dict:
+    """Write the columns of a shard for numpy; return their files and how many batches they make.
+
+    All workers make as many, whose sizes differ by one row at most.
+    """
+    shard = worker.shards[name]
+    rows = worker.line.all_gather(f"mxnet {name}", worker.rank, shard.rows, worker.world_size)
+    if min(rows) == 0:
+        raise UsageError(f"Worker {rows.index(0)} has no rows; ask for fewer workers")
+    files: dict[str, list[str]] = {}
+    named = columns or named_by_shard(shard.names)
+    for role, names in zip(("features", "labels"), named, strict=True):
+        files[role] = []
+        for column in names:
+            values = shard.column(column)
+            for array in values.values() if isinstance(values, dict) else [values]:
+                files[role].append(f"{name}-{role}-{len(files[role])}.npy")
+                np.save(folder / files[role][-1], array)
+    return {**files, "batches": min(min(rows), -(-max(rows) // batch_size))}
+
+
+@contextlib.contextmanager
+def _processes(folder: Path, servers: int, worker: Worker) -> Iterator[list[subprocess.Popen]]:
+    """Start MXNet's processes of this worker, that which trains first; none stays."""
+    size = worker.world_size
+    with socket.create_server((worker.host, 0)) as free:
+        address = free.getsockname()[:2]
+    host, port = worker.line.all_gather("mxnet", worker.rank, address, size)[0]
+    environment = {
+        **os.environ,
+        **dict.fromkeys(THREAD_VARIABLES, str(worker.threads)),
+        "DMLC_PS_ROOT_URI": host,
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NODE_HOST": worker.host,
+        "DMLC_NUM_WORKER": str(size),
+        "DMLC_NUM_SERVER": str(servers),
+    }
+    roles = ["worker", *["server"] * len(range(worker.rank, servers, size))]
+    roles += ["scheduler"] * (worker.rank == 0)
+    processes = []
+    try:
+        for role in roles:
+            processes.append(
+                subprocess.Popen(
+                    [isolated_python(), "-Iu", str(_PROGRAM), str(folder)],
+                    env={**environment, "DMLC_ROLE": role},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+            )
+            threading.Thread(target=_pass_on, args=(processes[-1].stdout,), daemon=True).start()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _pass_on(lines):
+    for line in lines:
+        print(line, end="")
+
+
+def _outcome(folder: Path, processes: list[subprocess.Popen]) -> dict:
+    """Wait for the process that trains, and return what it has left; raise its error."""
+    training, *store = processes
+    while training.poll() is None and not any(each.poll() for each in store):
+        time.sleep(_POLL_S)
+    path = folder / "outcome.json"
+    if not path.exists():
+        code = next(each.returncode for each in processes if each.returncode is not None)
+        raise UsageError(f"A process of MXNet {exit_message(code)}; its output says why")
+    outcome = json.loads(path.read_text())
+    if outcome.get("kind") == "Refused":
+        raise UsageError(outcome["message"])
+    if "kind" in outcome:
+        # under its own name and with its own traceback, as if it had been raised here
+        raise type(outcome["kind"], (RuntimeError,), {})(f"in MXNet\n{outcome['traceback']}")
+    for each in store:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            each.wait(_END_S)
+    return outcome
