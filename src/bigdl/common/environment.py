@@ -98,3 +98,11 @@ def remove_old(files: Iterable[Path], age_s: float) -> None:
         with contextlib.suppress(OSError):
             if time.time() - file.stat().st_mtime > age_s:
                 file.unlink()
+
+
+def tensorflow_log_level() -> str:
+    """Return the ``TF_CPP_MIN_LOG_LEVEL`` at which TensorFlow starts quietly.
+
+    Without a driver of NVIDIA it logs as an error that CUDA cannot be used.
+    """
+    return "2" if os.path.exists("/proc/driver/nvidia") else "3"

@@ -8,6 +8,8 @@ keep catching it.  Its text is one sentence: what was wrong, what was given, wha
 import contextlib
 import importlib
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -268,13 +270,22 @@ def require(module: str, extra: str) -> ModuleType:
     """
     package = module.partition(".")[0]
     try:
-        return importlib.import_module(module)
+        with _without_hint_of_tqdm() if module not in sys.modules else contextlib.nullcontext():
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise MissingExtraError(
             f"{package} is not installed; run: pip install 'bigdl[{extra}]'"
         ) from error
+
+
+@contextlib.contextmanager
+def _without_hint_of_tqdm() -> Iterator[None]:
+    """Let libraries import tqdm in a notebook without ipywidgets: their bars are of text there."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "IProgress not found")
+        yield
 
 
 class LazyModule:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from bigdl.common.cpu import core_count
-from bigdl.common.environment import scratch_directory
+from bigdl.common.environment import scratch_directory, tensorflow_log_level
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import tune_allocator
 from bigdl.nano.pytorch.training.options import TrainingOptions
@@ -78,7 +78,7 @@ def run_processes(options: TrainingOptions, fn: Callable[..., Any], *args: Any) 
 def _environment() -> dict[str, str]:
     """Return variables of the processes, where the user has not set them."""
     # Else DDP writes for each of them that all parameters were used, which is as it should be.
-    wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    wanted = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TF_CPP_MIN_LOG_LEVEL": tensorflow_log_level()}
     if any(name == "lo" for _, name in socket.if_nameindex()):
         # Gloo takes the interface of the host's name otherwise.
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
