@@ -368,11 +368,11 @@ def test_a_fit_that_lost_a_worker_goes_on(crew, whole, tmp_path, folder, trigger
     assert without_times(figures) == without_times(whole.figures)
     same(run, whole)
     step = 0 if isinstance(trigger, EveryEpoch) else 1
-    assert f"going on from epoch 2, step {step} (loss 1 of 1)" in caplog.text
+    assert f"going on from epoch 2, step {step} (failure 1 of 1)" in caplog.text
 
 
 def test_too_many_losses_are_raised(crew, tmp_path):
-    with pytest.raises(WorkerLost, match=r"A worker was lost \(2 losses are more than 1\)"):
+    with pytest.raises(WorkerLost, match=r"was lost \(2 failures are more than max_failures=1\)"):
         Run(crew).fit(3, callbacks=[PowerCut(3, ConnectionAbortedError())], max_failures=1)
 
 

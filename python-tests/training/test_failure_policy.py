@@ -27,7 +27,7 @@ def test_as_many_losses_are_retried_as_were_asked_for():
 
 
 def test_none_is_retried_with_zero():
-    with pytest.raises(WorkerLost, match=r"worker 1 was lost \(1 loss is more than 0\)"):
+    with pytest.raises(WorkerLost, match=r"was lost \(1 failure is more than max_failures=0\)"):
         FailurePolicy(0).allow_retry(WorkerLost("worker 1 was lost"))
 
 
@@ -42,7 +42,7 @@ def test_old_losses_do_not_count_within_a_window():
 
 def test_the_reason_says_how_many_there_were():
     policy = FailurePolicy(3, window=120)
-    assert policy.allow_retry(WorkerLost("lost")) == "loss 1 of 3 within 120 s"
+    assert policy.allow_retry(WorkerLost("lost")) == "failure 1 of 3 within 120 s"
 
 
 def test_a_policy_counts_anew_in_every_fit():

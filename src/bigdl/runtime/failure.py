@@ -28,7 +28,7 @@ class Failure(NamedTuple):
     time : float
         Of ``CLOCK_MONOTONIC``, which is one clock for all processes of a machine.
     kind, traceback : str
-        Class name, and the traceback without the frames of this package.
+        Class name, and the traceback from the first frame outside of BigDL.
     pickled : bytes or None
         The exception, if it can be pickled.
     """
@@ -57,8 +57,8 @@ class Failure(NamedTuple):
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of an exception from the first frame outside of this package."""
-    package = os.path.dirname(os.path.abspath(__file__))
+    """Return the traceback of an exception from the first frame outside of BigDL."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
     frames = error.__traceback__
     while frames and frames.tb_next and frames.tb_frame.f_code.co_filename.startswith(package):
         frames = frames.tb_next
@@ -85,9 +85,9 @@ class FailurePolicy:
     Parameters
     ----------
     max_failures : int
-        Losses that may be followed by a retry; 0 raises the first.
+        Failed attempts that may be followed by a retry; 0 raises the first.
     window : float, optional
-        Only losses of the last `window` seconds count; None counts all of them.
+        Only failures of the last `window` seconds count; None counts all of them.
     clock : callable, optional
         Seconds; for tests.
     """
@@ -95,7 +95,7 @@ class FailurePolicy:
     max_failures: int = 3
     window: float | None = None
     clock: Callable[[], float] = time.monotonic
-    _losses: deque[float] = field(default_factory=deque, init=False, repr=False)
+    _failures: deque[float] = field(default_factory=deque, init=False, repr=False)
 
     def __post_init__(self):
         check_integer("max_failures", self.max_failures, 0)
@@ -106,7 +106,7 @@ class FailurePolicy:
     def of(cls, value: int | FailurePolicy | None, backend: str = "spark") -> FailurePolicy:
         """A policy from what ``fit(max_failures=)`` accepts; its count starts at zero.
 
-        By default 3 losses are retried, with ``backend="bigdl"`` 5 within 120 seconds.
+        By default 3 failures are retried, with ``backend="bigdl"`` 5 within 120 seconds.
         """
         if value is None:
             return cls(5, 120.0) if backend == "bigdl" else cls()
@@ -115,7 +115,7 @@ class FailurePolicy:
         return cls(value)
 
     def allow_retry(self, error: WorkerLost) -> str:
-        """Record a loss, and raise it if it is one too many.
+        """Record a failed attempt, and raise its error if it is one too many.
 
         Returns
         -------
@@ -128,16 +128,16 @@ class FailurePolicy:
             What was lost, and why that is not retried.
         """
         now = self.clock()
-        self._losses.append(now)
-        while self.window is not None and self._losses[0] < now - self.window:
-            self._losses.popleft()
-        count = len(self._losses)
+        self._failures.append(now)
+        while self.window is not None and self._failures[0] < now - self.window:
+            self._failures.popleft()
+        count = len(self._failures)
         within = "" if self.window is None else f" within {self.window:g} s"
         if count > self.max_failures:
-            noun, verb = ("loss", "is") if count == 1 else ("losses", "are")
-            reason = f"{count} {noun}{within} {verb} more than {self.max_failures}"
+            noun, verb = ("failure", "is") if count == 1 else ("failures", "are")
+            reason = f"{count} {noun}{within} {verb} more than max_failures={self.max_failures}"
             raise WorkerLost(f"{error} ({reason})") from None
-        return f"loss {count} of {self.max_failures}{within}"
+        return f"failure {count} of {self.max_failures}{within}"
 
     def run(
         self,
@@ -152,9 +152,9 @@ class FailurePolicy:
         ----------
         call : callable
         consequence : str
-            What follows from a loss, for the log.
+            What follows from a failure, for the log.
         only_if : callable
-            Asked after a loss; False raises the loss without counting it.
+            Asked after a failure; False raises its error without counting it.
 
         Raises
         ------
