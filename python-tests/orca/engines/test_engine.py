@@ -362,7 +362,7 @@ def test_a_driver_that_workers_cannot_reach_is_named(engine, monkeypatch):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
-            self.address = self.address.__class__("127.0.0.1", port, self.address.prefix)
+            self.address = self.address.__class__("127.0.0.1", port, self.address.secret)
 
     monkeypatch.setattr("bigdl.runtime.jobs.Channel", Elsewhere)
     expected = r"^The worker on \S+ cannot connect to the driver at 127.0.0.1:\d+ .*channel_port="

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from engine_cases import crossed
 
-from bigdl.common.errors import UsageError, WorkerError, WorkerLost
+from bigdl.common.errors import JobStopped, UsageError, WorkerError, WorkerLost
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.engine import Engine
 
@@ -341,6 +342,61 @@ def test_the_cause_is_reported_and_not_what_it_did_to_others(engine):
     for _ in range(3):
         with pytest.raises(WorkerError, match="KeyError in worker 1"):
             engine.run(program)
+
+
+def say_what_nobody_asked(port):
+    """Garbage, a request without a proof, and what is far too long, each to a port."""
+    for said in (os.urandom(300), bytes(300), b'["set","1:abort"]', b"\xff" * (1 << 20)):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as one:
+            one.sendall(said)
+
+
+def test_what_strangers_say_to_its_ports_changes_nothing(engine, tmp_path, caplog):
+    """Those of the channel, and those at which the workers reduce their gradients."""
+    before = {port for _, port in faults.listening()}
+    said = tmp_path / "said"
+
+    def program(worker):
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+
+        sync = TorchDistributedSync(worker)
+        sync.start()
+        worker.send("started", {"pid": os.getpid()}, b"")
+        total = 0.0
+        while not min(each for (each,) in sync.all_gather([said.exists()])):
+            total = sum(each for (each,) in sync.all_gather([worker.rank + 1.0]))
+        return total
+
+    pids = []
+
+    def attack(kind, value):
+        if kind != "message":
+            return
+        pids.append(value[0]["pid"])
+        if len(pids) == 2:
+            ports = {port for _, port in faults.listening()} - before
+            for port in sorted(ports):
+                say_what_nobody_asked(port)
+            for pid in pids:
+                for each in psutil.Process(pid).net_connections():
+                    if each.status == psutil.CONN_LISTEN:
+                        say_what_nobody_asked(each.laddr.port)
+            said.touch()
+
+    with engine.open(program, num_workers=2) as job:
+        assert job.attempt(on_event=attack) == [3.0, 3.0]
+    told = [message for message in caplog.messages if "channel that is not of this run" in message]
+    assert len(told) == 4
+
+
+def test_an_order_to_stop_is_no_loss(engine):
+    def program(worker):
+        if worker.rank == 1:
+            worker.line.set("abort", "the budget is spent")
+        time.sleep(WAIT_S)
+
+    with pytest.raises(JobStopped, match=r"^The job was stopped: the budget is spent$"):
+        engine.run(program)
 
 
 @pytest.mark.fault

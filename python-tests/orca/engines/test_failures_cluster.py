@@ -123,7 +123,7 @@ def test_workers_meet_at_rank_0(local_cluster, monkeypatch, rendezvous):
     class Elsewhere(Channel):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            self.address = Address("127.0.0.1", 9, self.address.prefix)  # nobody listens there
+            self.address = Address("127.0.0.1", 9, self.address.secret)  # nobody listens there
 
     def program(worker):
         from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync

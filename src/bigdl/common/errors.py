@@ -16,6 +16,7 @@ from typing import Any
 
 __all__ = [
     "BigDLError",
+    "JobStopped",
     "LazyModule",
     "MissingExtraError",
     "UsageError",
@@ -154,6 +155,25 @@ class WorkerLost(BigDLError, RuntimeError):
     ... except WorkerLost as error:  # as the out-of-memory killer of Linux does
     ...     print("lost")
     lost
+    """
+
+
+class JobStopped(BigDLError, RuntimeError):
+    """Somebody who may stop a job has stopped it; nothing was lost, and nothing is tried again.
+
+    Examples
+    --------
+    >>> import time
+    >>> from bigdl.common.errors import JobStopped
+    >>> from bigdl.orca.engine import LocalEngine
+    >>> def stop(worker):  # an order to all workers, with its reason
+    ...     worker.line.set("abort", "the budget is spent")
+    ...     time.sleep(60)
+    >>> try:
+    ...     LocalEngine().run(stop)
+    ... except JobStopped as error:
+    ...     print(error)
+    The job was stopped: the budget is spent
     """
 
 

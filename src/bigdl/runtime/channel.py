@@ -1,44 +1,59 @@
 """The Channel: the line between the driver and the workers while a job runs.
 
-It is one ``torch.distributed.TCPStore`` in the driver's Python process, bound to the driver's own
-address (loopback in local mode).  It outlives every worker, so it carries the rendezvous, the
-heartbeat, progress, logs, errors, results and the order to stop.  All keys stand under an
-unguessable prefix per job.  It carries bytes and JSON: nothing that comes from a worker is ever
-unpickled.  TCPStore has no authentication: who can reach the port can disturb the job, so on a
-shared network the port belongs behind the cluster's own network policy.
+It is a :class:`~bigdl.runtime.board.Board` of keys and values in the driver's Python process, whose
+server is bound to the driver's own address (loopback in local mode).  It outlives every worker, so
+it carries the rendezvous, the heartbeat, progress, logs, errors, results and the order to stop.  It
+carries bytes and JSON: nothing that comes from a worker is ever unpickled.  Every connection and
+every message is proved by the secret of the run, which travels with the tasks and never over the
+channel; see :mod:`~bigdl.runtime.frames`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import secrets
 import socket
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from bigdl.common.errors import UsageError
+from bigdl.runtime.board import Board, BoardServer, keep_alive, listen
 from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.frames import (
+    GREETING_SIZE,
+    PROOF_SIZE,
+    SIZES_SIZE,
+    Handshake,
+    NotProved,
+    new_secret,
+    read_sizes,
+)
 
 CHUNK = 8 << 20  # bytes of one value
 CONNECT_S = 5.0  # seconds within which a worker must be able to open a connection
-_REPLY_S = 3600.0  # a driver that is stopped in a debugger answers late
+_GREET_S = 120.0  # a driver that is busy greets late
+_LOOK_S = 1.0  # seconds after which one who waits lets other threads use the connection
 
 
 class Unreachable(Exception):
     """A worker cannot open a connection to the channel."""
 
 
+class LineLost(RuntimeError):
+    """The process at the other end of a line, or the way to it, is gone."""
+
+
 @dataclass(frozen=True)
 class Address:
-    """Host and port of a channel, and the prefix of its job's keys."""
+    """Host and port of a channel, and the secret that proves who belongs to its run.
+
+    Whoever has an address can do everything that a worker can: it travels with the tasks only.
+    """
 
     host: str
     port: int
-    prefix: str
+    secret: bytes = field(repr=False)
 
     def connect(self, attempt: int) -> Line:
         """Open a line to the channel, for one attempt.
@@ -48,15 +63,7 @@ class Address:
         Unreachable
             If no connection can be opened within `CONNECT_S` seconds.
         """
-        from torch.distributed import TCPStore
-
-        try:  # the store itself would try again and again, and write to stderr each time
-            socket.create_connection((self.host, self.port), CONNECT_S).close()
-        except OSError as error:
-            raise Unreachable(f"{self.host}:{self.port} ({error})") from error
-        store = TCPStore(self.host, self.port, None, False, timeout=timedelta(seconds=60))
-        store.set_timeout(timedelta(seconds=_REPLY_S))
-        return Line(store, self.prefix, attempt)
+        return Line(Connection(self), attempt)
 
 
 def own_address(host: str, port: int) -> str:
@@ -67,40 +74,146 @@ def own_address(host: str, port: int) -> str:
         return probe.getsockname()[0]
 
 
-def listen(host: str, port: int = 0):
-    """Host a TCPStore on one address only.
+class Connection:
+    """A board in another process, with the methods of a :class:`~bigdl.runtime.board.Board`.
 
-    Returns
-    -------
-    store, port
+    Parameters
+    ----------
+    address : Address
 
     Raises
     ------
-    UsageError
-        If the address is not this machine's or the port is taken.
+    Unreachable
+        If no connection can be opened, or the other end does not know the secret.
     """
-    from torch.distributed import TCPStore
 
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        server = socket.create_server(address, family=family, backlog=1024)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]  # where the address comes once more
-        raise UsageError(
-            f"The driver cannot listen on {host}:{port} ({reason}); choose another port "
-            "with channel_port= or another address with spark.driver.host"
-        ) from error
-    port = server.getsockname()[1]
-    store = TCPStore(
-        cast("str", address[0]),
-        port,
-        None,
-        True,
-        timeout=timedelta(seconds=_REPLY_S),
-        wait_for_workers=False,
-        master_listen_fd=server.detach(),  # the store owns it from here on
-    )
-    return store, port
+    def __init__(self, address: Address):
+        self._address = address
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._lost: str | None = None
+        self._open()
+
+    def __del__(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Put a value on the board; returns when it is there."""
+        self._ask(["set", key], value)
+
+    def post(self, key: str, value: bytes) -> None:
+        """Put a value on the board; it is there before what is asked next."""
+        self._ask(["post", key], value, is_answered=False)
+
+    def get(self, key: str, seconds: float | None = None) -> bytes:
+        """The value; waits for it."""
+        for wait in _waits(seconds):
+            found, value = self._ask(["get", key, wait])
+            if found:
+                return value
+        raise TimeoutError(f"nobody has set {key!r}")
+
+    def has(self, keys: Sequence[str], seconds: float | None = 0) -> bool:
+        """Return True if all `keys` are there, at the latest after some seconds."""
+        return any(self._ask(["has", list(keys), wait])[0] for wait in _waits(seconds))
+
+    def add(self, key: str, by: int) -> int:
+        """Add to a counter and return it."""
+        return self._ask(["add", key, by])[0]
+
+    def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
+        """Replace a value that is as expected; returns what is there afterwards."""
+        return self._ask(["swap", key, len(expected)], expected + value)[1]
+
+    def delete(self, key: str) -> bool:
+        """Remove a value; False if there is none."""
+        return self._ask(["delete", key])[0]
+
+    def _open(self) -> None:
+        where = f"{self._address.host}:{self._address.port}"
+        try:
+            connection = socket.create_connection(
+                (self._address.host, self._address.port), CONNECT_S
+            )
+        except OSError as error:
+            raise Unreachable(f"{where} ({error})") from error
+        try:
+            keep_alive(connection)
+            connection.settimeout(_GREET_S)
+            hands = Handshake(self._address.secret)
+            connection.sendall(hands.answer(_received(connection, GREETING_SIZE)))
+            hands.finish(_received(connection, PROOF_SIZE))
+            connection.settimeout(None)  # a driver that is stopped in a debugger answers late
+        except (OSError, NotProved) as error:
+            connection.close()
+            raise Unreachable(f"{where} ({error})") from error
+        self._socket = connection
+        self._ours, self._theirs = hands.seal(b"client"), hands.seal(b"server")
+
+    def _ask(
+        self, head: list, body: bytes | str = b"", *, is_answered: bool = True
+    ) -> tuple[Any, bytes]:
+        with self._lock:
+            if self._lost is not None:
+                raise LineLost(self._lost)
+            try:
+                if self._socket is None:  # an exception of this process broke off a message
+                    self._open()
+                return self._exchange(head, body, is_answered)
+            except (OSError, NotProved, Unreachable) as error:
+                self._break()
+                self._lost = f"The connection to the channel is gone: {error}"
+                raise LineLost(self._lost) from error
+            except BaseException:
+                self._break()
+                raise
+
+    def _exchange(self, head, body, is_answered):
+        connection: Any = self._socket
+        pieces = self._ours.close(head, body)
+        if len(body) < _LITTLE:
+            connection.sendall(b"".join(pieces))
+        else:
+            for piece in pieces:
+                connection.sendall(piece)
+        if not is_answered:
+            return None, b""
+        sizes = _received(connection, SIZES_SIZE)
+        of_head, of_body = read_sizes(sizes)
+        head, body = _received(connection, of_head), _received(connection, of_body)
+        tag = _received(connection, self._theirs.tag_size)
+        return self._theirs.open(sizes, head, body, tag)
+
+    def _break(self):
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+
+
+_LITTLE = 1 << 16  # bytes that are copied rather than sent by themselves
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """So many bytes of a connection."""
+    buffer = bytearray(size)
+    view, done = memoryview(buffer), 0
+    while done < size:
+        count = connection.recv_into(view[done:])
+        if not count:
+            raise ConnectionError("it was closed")
+        done += count
+    return bytes(buffer)
+
+
+def _waits(seconds: float | None) -> Iterator[float]:
+    """Yield the shares of a time to wait; at least one, and without end for None."""
+    end = float("inf") if seconds is None else time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        yield max(0.0, min(left, _LOOK_S))
+        if left <= _LOOK_S:
+            return
 
 
 class Channel:
@@ -113,6 +226,8 @@ class Channel:
         it is for a worker in this process, and nothing is listened on at all.
     port : int
         0 for any free port.
+    secret : bytes, optional
+        What proves who belongs to the run; default a new one.
 
     Attributes
     ----------
@@ -121,52 +236,66 @@ class Channel:
         Of all attempts.
     """
 
-    def __init__(self, host: str | None, port: int = 0):
+    def __init__(self, host: str | None, port: int = 0, secret: bytes | None = None):
+        secret = secret or new_secret()
+        self._board: Any = Board()
+        self._server: BoardServer | None = None
         if host is None:
-            from torch.distributed import HashStore
-
             host, port = "127.0.0.1", 9
-            store = HashStore()
         else:
-            store, port = listen(host, port)
-        self._store: Any = store
+            listener = listen(host, port)
+            port = listener.getsockname()[1]
+            self._server = BoardServer(self._board, secret, listener)
         self.lines: list[Line] = []
-        self.address = Address(host, port, secrets.token_hex(16))
+        self.address = Address(host, port, secret)
 
     def line(self, attempt: int) -> Line:
         """The keys of one attempt."""
-        self.lines.append(Line(self._store, self.address.prefix, attempt))
+        self.lines.append(Line(self._board, attempt))
         return self.lines[-1]
 
     def close(self) -> None:
         """Stop listening; also where the traceback of an exception still holds a line."""
         for line in self.lines:
             line.store = None
-        self._store = None  # the server's thread ends with the last reference
+        self._board = None
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
 
 
 class Line:
-    """Keys of one attempt of one job, from either end."""
+    """Keys of one attempt of one job, from either end.
 
-    def __init__(self, store, prefix: str, attempt: int):
+    Parameters
+    ----------
+    store : Board or Connection
+    attempt : int
+    """
+
+    def __init__(self, store: Any, attempt: int):
         self.store = store
-        self._prefix = f"{prefix}:{attempt}:"
+        self._prefix = f"{attempt}:"
 
     def group_store(self):
-        """The store of the process group of this attempt."""
-        from torch.distributed import PrefixStore
+        """The store of the process group of this attempt, for ``torch.distributed``."""
+        from bigdl.runtime.group_store import GroupStore
 
-        return PrefixStore(f"{self._prefix}group", self.store)
+        return GroupStore(self.store, f"{self._prefix}group/")
 
     def set(self, key: str, value: bytes | str) -> None:
-        self.store.set(self._prefix + key, value)
+        self.store.set(self._prefix + key, value.encode() if isinstance(value, str) else value)
 
     def set_json(self, key: str, value) -> None:
         self.set(key, json.dumps(value))
 
     def has(self, *keys: str) -> bool:
         """Return True if all `keys` are there."""
-        return self.store.check([self._prefix + key for key in keys])
+        return self.store.has([self._prefix + key for key in keys])
+
+    def await_key(self, key: str, seconds: float) -> bool:
+        """Return True as soon as `key` is there, False if it is not after some seconds."""
+        return self.store.has([self._prefix + key], seconds)
 
     def get(self, key: str) -> bytes:
         """The value; waits for it."""
@@ -180,21 +309,19 @@ class Line:
         return self.store.add(self._prefix + key, by)
 
     def delete(self, key: str) -> None:
-        with contextlib.suppress(RuntimeError):
-            self.store.delete_key(self._prefix + key)
+        self.store.delete(self._prefix + key)
 
-    def meet(self, key: str, world_size: int, longest: float = 0.05) -> None:
-        """Wait until all workers are here, looking at least every `longest` seconds.
+    def meet(self, key: str, world_size: int, longest: float = 0.1) -> None:
+        """Wait until all workers are here, looking for failures every `longest` seconds.
 
         Unlike a collective this ends by itself when one of them fails: with PeerLost.
         """
-        self.count(f"meet/{key}", 1)
-        pause = 0.001
-        while self.count(f"meet/{key}") < world_size:
+        if self.count(f"meet/{key}", 1) >= world_size:
+            self.set(f"met/{key}", "")
+            return
+        while not self.await_key(f"met/{key}", longest):
             if self.has("abort") or self.count("failed"):
                 raise PeerLost("another worker failed before all had met")
-            time.sleep(pause)
-            pause = min(pause * 1.5, longest)
 
     def all_gather(self, key: str, rank: int, value, world_size: int) -> list:
         """What every worker says, in the order of their numbers; of JSON-able values."""
@@ -207,7 +334,8 @@ class Line:
         view = memoryview(data)
         chunks = -(-len(view) // CHUNK)
         for i in range(chunks):
-            self.set(f"{key}/{i}", bytes(view[i * CHUNK : (i + 1) * CHUNK]))
+            chunk = bytes(view[i * CHUNK : (i + 1) * CHUNK])
+            self.store.post(f"{self._prefix}{key}/{i}", chunk)
         self.set(key, str(chunks))
 
     def take_bytes(self, key: str, *, delete: bool = True) -> bytes:

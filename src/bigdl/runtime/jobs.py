@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any
 
-from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
+from bigdl.common.errors import BigDLError, JobStopped, UsageError, WorkerError, WorkerLost
 from bigdl.runtime.channel import Channel, Inbox, Line
 from bigdl.runtime.engine import Engine, user_import_path
 from bigdl.runtime.serialization import pickled_by_value
@@ -95,6 +95,29 @@ _LEAVE_S = 3.0  # seconds that survivors of a failed stage get to leave
 _GRACE_S = 1.0  # seconds that workers get to end by themselves after the first error
 
 
+OTHER_FAILED = "another worker failed"
+OTHER_LOST = "another worker was lost"
+BY_DRIVER = "stopped by the driver"
+
+
+def order_stop(line: Line, why: str) -> None:
+    """Tell all workers of an attempt to end, unless somebody has told them already."""
+    if not line.has("abort"):
+        line.set("abort", why)
+
+
+def raise_if_stopped(line: Line) -> None:
+    """Raise what an order to stop means that did not come from the engine itself.
+
+    Raises
+    ------
+    JobStopped
+    """
+    why = line.get("abort").decode(errors="replace") if line.has("abort") else OTHER_FAILED
+    if why not in (OTHER_FAILED, OTHER_LOST, BY_DRIVER):
+        raise JobStopped(f"The job was stopped: {why or 'no reason was given'}")
+
+
 @contextlib.contextmanager
 def interruptible():
     """Let Ctrl-C raise KeyboardInterrupt here, and nothing else.
@@ -165,7 +188,7 @@ class AttemptMonitor:
             return
         waited = time.monotonic() - self._failed_at
         if waited > _GRACE_S:
-            self._line.set("abort", "another worker failed")
+            order_stop(self._line, OTHER_FAILED)
         if waited > 2 * _GRACE_S:  # one that cannot look for the order: native code keeps the GIL
             self._cancel()
             self._failed_at = float("inf")
@@ -262,6 +285,7 @@ class Job(contextlib.AbstractContextManager):
                 log_to_driver=engine.log_to_driver,
                 import_path=tuple(user_import_path()),
                 program=program,
+                secret=self._channel.address.secret,
                 keep_spools=keep_spools,
                 reader=self._ingest.reader,
                 accept=self._ingest.accept,
@@ -352,6 +376,8 @@ class Job(contextlib.AbstractContextManager):
         ------
         UsageError, WorkerError
             The first error that a worker reported.
+        JobStopped
+            If somebody told the workers to end.
         """
         ranks = range(self.num_workers)
         watch.poll(final=True)
@@ -363,6 +389,7 @@ class Job(contextlib.AbstractContextManager):
         if watch.first_error is not None:
             raise user_error(watch.first_error) from None
         if not line.has(*(f"result/{rank}/kind" for rank in ranks)):
+            raise_if_stopped(line)
             return None
         return [
             decode(line.get(f"result/{rank}/kind").decode(), line.take_bytes(f"result/{rank}"))
@@ -431,11 +458,11 @@ class WorkerCalls(contextlib.AbstractContextManager):
                 if self.lost and lost_at is None:
                     lost_at = time.monotonic()
                 if lost_at is not None and time.monotonic() - lost_at > _NOTICE_S:
-                    self._stop("another worker was lost")
+                    self._stop(OTHER_LOST)
                     lost_at = float("inf")
                 poll()
         except BaseException:
-            self._stop("stopped by the driver")
+            self._stop(BY_DRIVER)
             raise
 
     def cancel(self) -> None:
@@ -458,7 +485,7 @@ class WorkerCalls(contextlib.AbstractContextManager):
     def _stop(self, why: str) -> None:
         """End the workers: by themselves if they can."""
         with contextlib.suppress(Exception):
-            self._line.set("abort", why)
+            order_stop(self._line, why)
         with contextlib.suppress(Exception):
             end = time.monotonic() + _END_S
             while self._running and time.monotonic() < end:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
-from bigdl.runtime.channel import Address, Line, own_address
+from bigdl.runtime.channel import Address, Line, LineLost, own_address
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.failure import user_traceback
 from bigdl.runtime.worker import ChannelUplink, Log, Uplink, Watcher, Worker, captured, encode
@@ -157,6 +157,8 @@ class TaskSpec:
         The driver's own folders of modules; used where they exist.
     program : bytes
         The function, pickled by cloudpickle.
+    secret : bytes
+        What proves who belongs to the run, also where there is no channel.
     reader, accept : callable or None
         See :class:`~bigdl.runtime.shards.feed.Ingest`.
     spools : tuple of dict, or None
@@ -176,7 +178,8 @@ class TaskSpec:
     drops_output: bool
     log_to_driver: bool
     import_path: tuple[str, ...]
-    program: bytes
+    program: bytes = field(repr=False)
+    secret: bytes = field(repr=False)
     reader: Callable | None
     accept: Callable | None = None
     spools: tuple[dict, ...] | None = None
@@ -380,7 +383,7 @@ def is_peer_failure(error: BaseException) -> bool:
 
     A program may use ``torch.distributed`` without our GradientSync, which says it by PeerLost.
     """
-    if isinstance(error, PeerLost) or type(error).__name__ == "DistNetworkError":
+    if isinstance(error, PeerLost | LineLost):
         return True
     text = str(error) if isinstance(error, RuntimeError) else ""
     return _TRANSPORT in text and "enforce fail" not in text

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -187,8 +186,6 @@ class ChannelUplink(Uplink):
     def give(self, rank, kind, data):
         self._line.put_bytes(f"result/{rank}", data)
         self._line.set(f"result/{rank}/kind", kind)
-        # Nobody acknowledges what is set; the answer to a question says that it has arrived.
-        self._line.has(f"result/{rank}/kind")
 
     def failing(self):
         return self._line.count("failed", 1)
@@ -226,7 +223,6 @@ def check_size(what: str, data: bytes) -> None:
         )
 
 
-_POLL = 0.1  # seconds between two looks of the watcher
 _BEAT = 0.5  # seconds between two heartbeats
 _LINES = 10_000  # newest lines that wait for the next heartbeat
 _PART = 1 << 16  # characters of a line without an end
@@ -254,19 +250,13 @@ class Watcher(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self):
-        next_beat = 0.0
-        while not self._stopping.wait(_POLL):
+        while not self._stopping.is_set():
             try:
-                if self._line.has("abort"):
+                if self._line.await_key("abort", _BEAT):
                     self._exit()
-                now = time.monotonic()
-                if now >= next_beat:
-                    next_beat = now + _BEAT
-                    self.flush()
-            except Exception as error:
-                # a slow or stopped driver answers late; a dead one closes the connection
-                if "timeout" not in str(error).lower():
-                    self._exit()
+                self.flush()
+            except Exception:  # a slow or stopped driver answers late; a dead one hangs up
+                self._exit()
 
     def flush(self):
         progress = self._worker.uplink.progress

@@ -1,22 +1,22 @@
 """The way without a channel, for clusters whose executors cannot reach the driver.
 
-Rank 0 hosts the store at which the workers meet; they learn its address by Spark's ``allGather``,
-which takes about a second.  Options and state travel with the task, and what the workers have to
-say comes back in the rows of the stage, once all of them have ended: no progress, no output, and
-of the messages of one topic the last.  After a lost worker Spark has no rows, so the next attempt
-reads the input again and goes on from the latest checkpoint in ``model_dir``, if there is one.
+Rank 0 hosts the channel at which the workers meet; they learn its address by Spark's ``allGather``,
+which takes about a second.  Options, state and the secret of the channel travel with the task, and
+what the workers have to say comes back in the rows of the stage, once all of them have ended: no
+progress, no output, and of the messages of one topic the last.  After a lost worker Spark has no
+rows, so the next attempt reads the input again and goes on from the latest checkpoint in
+``model_dir``, if there is one.
 """
 
 import contextlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterator
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import reported
-from bigdl.runtime.channel import Address, Line, Unreachable, listen
+from bigdl.runtime.channel import Address, Channel, Line, LineLost, Unreachable
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
 from bigdl.runtime.worker import ChannelUplink, Uplink, captured
 
@@ -35,7 +35,7 @@ class RowUplink(Uplink):
     def failing(self):
         try:
             return self._line.count("failed", 1)
-        except RuntimeError:  # rank 0 and its store are gone
+        except LineLost:  # rank 0 and its channel are gone
             return self._world_size + 1
 
     def rows(self, rank: int, outcome: str, detail: str) -> Iterator[Row]:
@@ -70,27 +70,28 @@ def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
         Spark then ends them.
     """
     place = context.partitionId()
-    with task_environment(spec):
-        line, address = _meet(spec, context, place)
+    with task_environment(spec), contextlib.ExitStack() as hosted:
+        line, address = _meet(spec, context, place, hosted)
         uplink = RowUplink(spec, line)
         with captured(False, spec.drops_output):
             outcome = Task(spec, place, local_dir, line, address, uplink).run(batches)
         _leave(spec, line, place, uplink.error)
+        hosted.close()
         yield from uplink.rows(*outcome)
 
 
-def _meet(spec, context, place):
-    """A line to the store of rank 0."""
-    store, text = None, ""
+def _meet(spec, context, place, hosted):
+    """A line to the channel of rank 0, which is `hosted` until the end of the task."""
+    channel, said = None, ""
     try:
         if place == 0:
             host = context.getTaskInfos()[0].address.rpartition(":")[0] or os.uname().nodename
-            store, port = listen(host)
-            text = json.dumps([host, port, secrets.token_hex(16)])
-        address = Address(*json.loads(context.allGather(text)[0]))
-        if store is not None:
-            return Line(store, address.prefix, 0), address
-        return address.connect(0), address
+            channel = Channel(host, secret=spec.secret)
+            hosted.callback(channel.close)
+            said = json.dumps([host, channel.address.port])
+        address = Address(*json.loads(context.allGather(said)[0]), spec.secret)
+        line = channel.line(0) if channel is not None else address.connect(0)
+        return line, address
     except Unreachable as error:
         failure = UsageError(
             f"The worker on {os.uname().nodename} cannot connect to worker 0 at {error}; the "
@@ -102,8 +103,8 @@ def _meet(spec, context, place):
 
 
 def _leave(spec, line, place, error):
-    """End together, rank 0 with its store as the last; after an error wait for nobody long."""
-    with contextlib.suppress(RuntimeError):  # rank 0 and its store may be gone
+    """End together, rank 0 with its channel as the last; after an error wait for nobody long."""
+    with contextlib.suppress(LineLost):  # rank 0 and its channel may be gone
         line.set(f"left/{place}", "")
         others = [f"left/{p}" for p in range(spec.world_size)]
         end = time.monotonic() + _LEAVE_S

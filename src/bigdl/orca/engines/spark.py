@@ -31,11 +31,14 @@ from bigdl.orca.engines import rank0
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
+    BY_DRIVER,
+    OTHER_FAILED,
     AttemptMonitor,
     DriverUnreachable,
     Job,
     NoRows,
     await_survivors,
+    order_stop,
     vanished,
     worker_lost,
 )
@@ -178,7 +181,7 @@ class SparkJob(Job):
         watch = AttemptMonitor(line, call.cancel, on_event)
         rows, failure = [], None
         try:
-            rows = call.wait(watch.poll, lambda: line.set("abort", "stopped by the driver"))
+            rows = call.wait(watch.poll, lambda: order_stop(line, BY_DRIVER))
         except Exception as error:
             if not call.future.done() or call.future.exception() is not error:  # of `on_event`
                 raise
@@ -211,7 +214,7 @@ class SparkJob(Job):
                 return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
             except BaseException:
                 with contextlib.suppress(Exception):
-                    line.set("abort", "another worker failed")
+                    order_stop(line, OTHER_FAILED)
                     await_survivors(line, self.num_workers)
                     time.sleep(QUIET_S)
                 raise

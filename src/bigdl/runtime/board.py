@@ -1,0 +1,331 @@
+"""The Board: keys and values that the processes of a run share, and the server of them.
+
+A :class:`Board` lies in one process, the driver's or that of rank 0, which uses it directly.  The
+others go through a :class:`BoardServer`: one thread that takes connections on one address and
+answers whoever proves that it knows the secret of the run (see :mod:`~bigdl.runtime.frames`).  Any
+other connection is closed, with one line in the log, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from bigdl.common.errors import UsageError
+from bigdl.runtime.frames import (
+    ANSWER_SIZE,
+    SIZES_SIZE,
+    Handshake,
+    NotProved,
+    Seal,
+    read_sizes,
+)
+
+logger = logging.getLogger("bigdl.orca")
+
+PROVE_S = 10.0  # seconds within which a connection must prove itself
+_STRANGERS = 256  # connections at once that have not proved themselves
+_TOLD = 20  # lines in the log about closed connections; of more only every hundredth
+_WAIT_S = 60.0  # seconds that a question may wait for its answer
+_BUFFER = 1 << 20  # bytes that are read ahead
+
+
+class Waiting:
+    """Somebody who waits until some keys are there."""
+
+    def __init__(self, keys: set[str], wake: Callable[[], object]):
+        self.missing, self.wake = keys, wake
+
+
+class Board:
+    """Keys and values; for any number of threads.
+
+    Values are bytes, keys are text.  What waits takes the seconds after which it gives up; None is
+    for ever.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._waiting: dict[str, set[Waiting]] = {}  # by the key that is missing
+        self._lock = threading.Lock()
+
+    def set(self, key: str, value: bytes) -> None:
+        """Put a value on the board."""
+        with self._lock:
+            self._values[key] = value
+            ready = self._take_ready(key)
+        for each in ready:
+            each.wake()
+
+    post = set  # nothing is on its way here
+
+    def get(self, key: str, seconds: float | None = None) -> bytes:
+        """The value; waits for it.
+
+        Raises
+        ------
+        TimeoutError
+        """
+        while True:
+            if not self.has([key], seconds):
+                raise TimeoutError(f"nobody has set {key!r}")
+            value = self.peek(key)
+            if value is not None:
+                return value
+
+    def peek(self, key: str) -> bytes | None:
+        """The value if it is there."""
+        with self._lock:
+            return self._values.get(key)
+
+    def has(self, keys: Sequence[str], seconds: float | None = 0) -> bool:
+        """Return True if all `keys` are there, at the latest after some seconds."""
+        there = threading.Event()
+        waiting = self.when(keys, there.set)
+        if waiting is None:
+            return True
+        try:
+            return seconds != 0 and there.wait(seconds)
+        finally:
+            self.forget(waiting)
+
+    def add(self, key: str, by: int) -> int:
+        """Add to a counter and return it; one that is not there begins at 0."""
+        with self._lock:
+            value = int(self._values.get(key, b"0")) + by
+            self._values[key] = str(value).encode()
+            ready = self._take_ready(key)
+        for each in ready:
+            each.wake()
+        return value
+
+    def swap(self, key: str, expected: bytes, value: bytes) -> bytes:
+        """Replace a value that is as expected, or is expected to be empty and not there.
+
+        Returns
+        -------
+        bytes
+            What is there afterwards; `expected` where nothing is.
+        """
+        with self._lock:
+            there = self._values.get(key)
+            if there is None and expected:
+                return expected
+            if there is not None and there != expected:
+                return there
+            self._values[key] = value
+            ready = self._take_ready(key)
+        for each in ready:
+            each.wake()
+        return value
+
+    def delete(self, key: str) -> bool:
+        """Remove a value; False if there is none."""
+        with self._lock:
+            return self._values.pop(key, None) is not None
+
+    def when(self, keys: Sequence[str], wake: Callable[[], object]) -> Waiting | None:
+        """Call `wake` from some thread when all `keys` are there; None if they are."""
+        with self._lock:
+            waiting = Waiting({key for key in keys if key not in self._values}, wake)
+            for key in waiting.missing:
+                self._waiting.setdefault(key, set()).add(waiting)
+        return waiting if waiting.missing else None
+
+    def forget(self, waiting: Waiting) -> None:
+        """Call nobody any more."""
+        with self._lock:
+            for key in waiting.missing:
+                others = self._waiting.get(key, set())
+                others.discard(waiting)
+                if not others:
+                    self._waiting.pop(key, None)
+
+    def _take_ready(self, key: str) -> list[Waiting]:
+        found = self._waiting.pop(key, ())
+        for waiting in found:
+            waiting.missing.discard(key)
+        return [waiting for waiting in found if not waiting.missing]
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens on one address only.
+
+    Raises
+    ------
+    UsageError
+        If the address is not this machine's or the port is taken.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(cast("tuple[str, int]", address), family=family, backlog=1024)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (while")[0]  # where the address comes once more
+        raise UsageError(
+            f"The driver cannot listen on {host}:{port} ({reason}); choose another port "
+            "with channel_port= or another address with spark.driver.host"
+        ) from error
+
+
+class BoardServer:
+    """Answers the processes that know the secret of the run, in a thread of its own.
+
+    Parameters
+    ----------
+    board : Board
+    secret : bytes
+    listener : socket.socket
+        See :func:`listen`; the server owns it from here on.
+    """
+
+    def __init__(self, board: Board, secret: bytes, listener: socket.socket):
+        self._board, self._secret, self._listener = board, secret, listener
+        self._strangers = self._closed = 0
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="bigdl-channel", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and close all connections."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._listen())
+
+    async def _listen(self) -> None:
+        server = await asyncio.start_server(self._serve, sock=self._listener, limit=_BUFFER)
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take one connection from its start to its end."""
+        is_proved = False
+        try:
+            keep_alive(writer.get_extra_info("socket"))
+            seals = await self._meet(reader, writer)
+            is_proved = True
+            await self._answer_all(reader, writer, *seals)
+        except asyncio.CancelledError:  # the server ends; asyncio would tell it as an error
+            pass
+        except asyncio.IncompleteReadError as error:
+            if error.partial or not is_proved:
+                self._tell(writer, "a message is cut off" if error.partial else "it says nothing")
+        except OSError as error:  # a process that is killed leaves like this
+            if not is_proved and not isinstance(error, TimeoutError):
+                self._tell(writer, "it went away at once")
+            elif isinstance(error, TimeoutError) and not is_proved:
+                self._tell(writer, f"it did not prove itself within {PROVE_S:g} s")
+        except NotProved as error:
+            self._tell(writer, str(error))
+        except (ValueError, TypeError, LookupError) as error:
+            self._tell(writer, f"a message makes no sense ({error})")
+        finally:
+            writer.transport.abort()
+
+    async def _meet(self, reader, writer) -> tuple[Seal, Seal]:
+        """The seals of what the other end says and of what is said to it."""
+        self._strangers += 1
+        try:
+            if self._strangers > _STRANGERS:
+                raise NotProved("too many others have not proved themselves yet")
+            async with asyncio.timeout(PROVE_S):
+                hands = Handshake(self._secret)
+                writer.write(hands.greeting())
+                writer.write(hands.check(await reader.readexactly(ANSWER_SIZE)))
+                return hands.seal(b"client"), hands.seal(b"server")
+        finally:
+            self._strangers -= 1
+
+    async def _answer_all(self, reader, writer, theirs: Seal, ours: Seal) -> None:
+        while True:
+            sizes = await reader.readexactly(SIZES_SIZE)
+            of_head, of_body = read_sizes(sizes)
+            try:
+                head = await reader.readexactly(of_head)
+                body = await reader.readexactly(of_body)
+                tag = await reader.readexactly(theirs.tag_size)
+            except asyncio.IncompleteReadError as error:
+                raise asyncio.IncompleteReadError(error.partial or sizes, error.expected) from None
+            (verb, *arguments), body = theirs.open(sizes, head, body, tag)
+            del head, tag
+            answer = await self._answer(verb, arguments, body)
+            if answer is not None:
+                for piece in ours.close(*answer):
+                    writer.write(piece)
+                await writer.drain()
+
+    async def _answer(self, verb: str, arguments: list, body: bytes) -> tuple[Any, bytes] | None:
+        """What there is to say to a request: a head and a body, or nothing."""
+        board = self._board
+        match verb, arguments:
+            case "post", [str(key)]:
+                board.set(key, body)
+                return None
+            case "set", [str(key)]:
+                board.set(key, body)
+                return None, b""
+            case "get", [str(key), seconds]:
+                await self._wait([key], seconds)
+                value = board.peek(key)
+                return value is not None, value or b""
+            case "has", [list(keys), seconds]:
+                return await self._wait(keys, seconds), b""
+            case "add", [str(key), int(by)]:
+                return board.add(key, by), b""
+            case "delete", [str(key)]:
+                return board.delete(key), b""
+            case "swap", [str(key), int(length)]:
+                return None, board.swap(key, body[:length], body[length:])
+        raise ValueError(f"no such request: {verb}")
+
+    async def _wait(self, keys: list[str], seconds: float) -> bool:
+        """Wait until all keys are there; False after so many seconds."""
+        there = asyncio.Event()
+        waiting = self._board.when(keys, lambda: self._loop.call_soon_threadsafe(there.set))
+        if waiting is None:
+            return True
+        try:
+            if seconds:
+                async with asyncio.timeout(min(seconds, _WAIT_S)):
+                    await there.wait()
+            return there.is_set()
+        except TimeoutError:
+            return False
+        finally:
+            self._board.forget(waiting)
+
+    def _tell(self, writer: asyncio.StreamWriter, why: str) -> None:
+        self._closed += 1
+        if self._closed <= _TOLD or self._closed % 100 == 0:
+            host, port, *_ = writer.get_extra_info("peername") or ("an unknown address", 0)
+            logger.warning(
+                "Closed connection %d to the channel that is not of this run, from %s:%d: %s",
+                self._closed,
+                host,
+                port,
+                why,
+            )
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Send small messages at once, and notice within two minutes that the other machine is gone.
+
+    A process that is only stopped, as in a debugger, may be silent for as long as it likes.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

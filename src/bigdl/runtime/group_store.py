@@ -1,0 +1,67 @@
+"""The store at which a process group of ``torch.distributed`` meets: keys of the job's channel."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Store
+
+
+class GroupStore(Store):
+    """Keys under a prefix, with the face of a ``torch.distributed.Store``.
+
+    So the addresses at which the workers connect to each other are exchanged over connections that
+    are proved, and no further port is opened for it.
+
+    Parameters
+    ----------
+    board : Board or Connection
+    prefix : str
+    """
+
+    def __init__(self, board: Any, prefix: str):
+        super().__init__()
+        self._board, self._prefix = board, prefix
+        self._seconds = 300.0
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long :meth:`get` and :meth:`wait` wait."""
+        return timedelta(seconds=self._seconds)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._seconds = timeout.total_seconds()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._board.set(self._prefix + key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self._board.get(self._prefix + key, self._seconds)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._board.add(self._prefix + key, amount)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._board.has([self._prefix + key for key in keys])
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        if not self._board.has([self._prefix + key for key in keys], seconds):
+            raise TimeoutError(f"wait timeout after {seconds:g} s for the keys {', '.join(keys)}")
+
+    def delete_key(self, key: str) -> bool:
+        return self._board.delete(self._prefix + key)
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        return self._board.swap(self._prefix + key, _bytes(expected), _bytes(desired))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
