@@ -13,6 +13,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import DistError, TCPStore
 
+from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Address, Channel, LineLost, Unreachable
 from bigdl.runtime.frames import (
     ANSWER_SIZE,
@@ -319,3 +320,60 @@ def test_one_who_waits_is_woken(channel):
     started = time.monotonic()
     assert line.await_key("abort", 60) is True
     assert time.monotonic() - started < 30
+
+
+# Encrypted -------------------------------------------------------------------------------------
+
+
+def test_an_encrypted_channel_says_the_same_and_shows_nothing(closed):
+    certificate = Certificate.make()
+    channel = Channel("127.0.0.1", certificate=certificate)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        seen = []
+
+        def copy(source, target):
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    seen.append(data)
+                    target.sendall(data)
+
+        def between():
+            worker, _ = server.accept()
+            driver = socket.create_connection(("127.0.0.1", channel.address.port))
+            back = threading.Thread(target=copy, args=(driver, worker))
+            back.start()
+            copy(worker, driver)
+            with contextlib.suppress(OSError):
+                driver.shutdown(socket.SHUT_RDWR)
+            back.join()
+            driver.close()
+            worker.close()
+
+        thread = threading.Thread(target=between)
+        thread.start()
+        port = server.getsockname()[1]
+        line = Address("127.0.0.1", port, channel.address.secret, certificate).connect(1)
+        data = b"plain text" * 1_000_000
+        line.put_bytes("data", data)
+        assert channel.line(1).take_bytes("data") == data
+        line.store.close()
+        thread.join()
+    assert sum(map(len, seen)) > len(data)
+    assert b"plain text" not in b"".join(seen)
+    channel.close()
+
+
+def test_an_encrypted_channel_takes_its_own_certificate_only(closed):
+    channel = Channel("127.0.0.1", certificate=Certificate.make())
+    address = channel.address
+    with socket.create_connection(("127.0.0.1", address.port)) as plain:
+        plain.sendall(Handshake(address.secret).greeting())
+        assert is_closed(plain)
+    closed(1)
+    other = Address("127.0.0.1", address.port, address.secret, Certificate.make())
+    with pytest.raises(Unreachable):
+        other.connect(1).has("key")
+    assert all(said.startswith("it does not speak TLS as this run does") for said in closed(2))
+    address.connect(1).set("key", "value")
+    assert channel.line(1).get("key") == b"value"
+    channel.close()

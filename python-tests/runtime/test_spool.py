@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import stat
 
 import numpy as np
 import psutil
@@ -101,6 +102,20 @@ def test_the_fingerprint_tells_rows_that_changed_places(one_array):
 def test_the_fingerprint_tells_other_values(one_array):
     values = np.arange(100)
     assert one_array(values).fingerprint != one_array(values + 1).fingerprint
+
+
+def test_a_spool_is_for_its_owner_only(tmp_path):
+    before = os.umask(0)
+    try:
+        writer = SpoolWriter(str(tmp_path), 1, "data", [ColumnSpec("x", "plain", "float32", 1, "")])
+        rows = np.ones((2, 3), np.float32)
+        for sequence in (1, 0):
+            writer.append(0, sequence, 2, [Leaf("x", None, "float32", (3,))], [rows])
+        spool = writer.finish()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(spool.path).st_mode) == 0o700
+    assert {stat.S_IMODE(entry.stat().st_mode) for entry in os.scandir(spool.path)} == {0o600}
 
 
 def test_a_description_survives_json(tmp_path):

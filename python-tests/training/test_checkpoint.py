@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import re
+import stat
 import zlib
 from types import SimpleNamespace
 
@@ -56,6 +58,19 @@ def test_a_checkpoint_is_a_folder_with_a_manifest(tmp_path):
     manifest = json.loads((run / name / "manifest.json").read_text())
     assert manifest["files"] == {"model.pt": {"size": 3, "crc32": zlib.crc32(b"abc")}}
     assert sorted(p.name for p in run.iterdir()) == [".probe", name]
+
+
+def test_a_checkpoint_is_for_its_owner_only(tmp_path):
+    before = os.umask(0)
+    try:
+        directory = CheckpointDirectory.create(str(tmp_path / "models"))
+        directory.write(snapshot(1))
+    finally:
+        os.umask(before)
+    (run,) = (tmp_path / "models").iterdir()
+    (folder,) = run.glob("checkpoint-*")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (run, folder)] == [0o700] * 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
 def test_the_newest_two_are_kept(tmp_path):

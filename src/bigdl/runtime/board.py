@@ -12,11 +12,13 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from bigdl.common.errors import UsageError
+from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.frames import (
     ANSWER_SIZE,
     SIZES_SIZE,
@@ -181,10 +183,19 @@ class BoardServer:
     secret : bytes
     listener : socket.socket
         See :func:`listen`; the server owns it from here on.
+    certificate : Certificate, optional
+        Encrypts the connections.
     """
 
-    def __init__(self, board: Board, secret: bytes, listener: socket.socket):
+    def __init__(
+        self,
+        board: Board,
+        secret: bytes,
+        listener: socket.socket,
+        certificate: Certificate | None = None,
+    ):
         self._board, self._secret, self._listener = board, secret, listener
+        self._tls = certificate and certificate.context(server=True)
         self._strangers = self._closed = 0
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -222,11 +233,13 @@ class BoardServer:
         except asyncio.IncompleteReadError as error:
             if error.partial or not is_proved:
                 self._tell(writer, "a message is cut off" if error.partial else "it says nothing")
+        except ssl.SSLError as error:
+            self._tell(writer, f"it does not speak TLS as this run does ({error.reason})")
         except OSError as error:  # a process that is killed leaves like this
-            if not is_proved and not isinstance(error, TimeoutError):
-                self._tell(writer, "it went away at once")
-            elif isinstance(error, TimeoutError) and not is_proved:
-                self._tell(writer, f"it did not prove itself within {PROVE_S:g} s")
+            if not is_proved:
+                late = isinstance(error, TimeoutError)
+                reason = f"it did not prove itself within {PROVE_S:g} s" if late else "it went away"
+                self._tell(writer, reason)
         except NotProved as error:
             self._tell(writer, str(error))
         except (ValueError, TypeError, LookupError) as error:
@@ -241,6 +254,8 @@ class BoardServer:
             if self._strangers > _STRANGERS:
                 raise NotProved("too many others have not proved themselves yet")
             async with asyncio.timeout(PROVE_S):
+                if self._tls is not None:
+                    await writer.start_tls(self._tls)
                 hands = Handshake(self._secret)
                 writer.write(hands.greeting())
                 writer.write(hands.check(await reader.readexactly(ANSWER_SIZE)))

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.runtime.board import Board, BoardServer, keep_alive, listen
+from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.frames import (
     GREETING_SIZE,
@@ -46,7 +47,7 @@ class LineLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Address:
-    """Host and port of a channel, and the secret that proves who belongs to its run.
+    """Host and port of a channel, the secret of its run, and the certificate if it is encrypted.
 
     Whoever has an address can do everything that a worker can: it travels with the tasks only.
     """
@@ -54,6 +55,7 @@ class Address:
     host: str
     port: int
     secret: bytes = field(repr=False)
+    certificate: Certificate | None = field(default=None, repr=False)
 
     def connect(self, attempt: int) -> Line:
         """Open a line to the channel, for one attempt.
@@ -87,16 +89,20 @@ class Connection:
         If no connection can be opened, or the other end does not know the secret.
     """
 
+    _socket: socket.socket | None = None
+
     def __init__(self, address: Address):
         self._address = address
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
         self._lost: str | None = None
         self._open()
 
     def __del__(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._break()
 
     def set(self, key: str, value: bytes) -> None:
         """Put a value on the board; returns when it is there."""
@@ -141,6 +147,9 @@ class Connection:
         try:
             keep_alive(connection)
             connection.settimeout(_GREET_S)
+            if self._address.certificate is not None:
+                tls = self._address.certificate.context(server=False)
+                connection = tls.wrap_socket(connection)
             hands = Handshake(self._address.secret)
             connection.sendall(hands.answer(_received(connection, GREETING_SIZE)))
             hands.finish(_received(connection, PROOF_SIZE))
@@ -228,6 +237,8 @@ class Channel:
         0 for any free port.
     secret : bytes, optional
         What proves who belongs to the run; default a new one.
+    certificate : Certificate, optional
+        Encrypts what is said; by default it can be read on the network.
 
     Attributes
     ----------
@@ -236,7 +247,13 @@ class Channel:
         Of all attempts.
     """
 
-    def __init__(self, host: str | None, port: int = 0, secret: bytes | None = None):
+    def __init__(
+        self,
+        host: str | None,
+        port: int = 0,
+        secret: bytes | None = None,
+        certificate: Certificate | None = None,
+    ):
         secret = secret or new_secret()
         self._board: Any = Board()
         self._server: BoardServer | None = None
@@ -245,9 +262,9 @@ class Channel:
         else:
             listener = listen(host, port)
             port = listener.getsockname()[1]
-            self._server = BoardServer(self._board, secret, listener)
+            self._server = BoardServer(self._board, secret, listener, certificate)
         self.lines: list[Line] = []
-        self.address = Address(host, port, secret)
+        self.address = Address(host, port, secret, certificate)
 
     def line(self, attempt: int) -> Line:
         """The keys of one attempt."""

@@ -107,6 +107,11 @@ class Engine(ABC):
         """True if what a worker prints reaches the driver by the channel only."""
         return True
 
+    @property
+    def is_encrypted(self) -> bool:
+        """True if the cluster asks that what its processes say to each other is encrypted."""
+        return getattr(self.cluster, "asks_encryption", "") != ""
+
     def open(
         self,
         fn: Callable,

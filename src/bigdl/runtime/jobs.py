@@ -8,6 +8,7 @@ the driver's channel; an :class:`AttemptMonitor` passes on what the workers say,
 import contextlib
 import itertools
 import logging
+import os
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from bigdl.common.errors import BigDLError, JobStopped, UsageError, WorkerError, WorkerLost
+from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Channel, Inbox, Line
 from bigdl.runtime.engine import Engine, user_import_path
 from bigdl.runtime.serialization import pickled_by_value
@@ -271,7 +273,8 @@ class Job(contextlib.AbstractContextManager):
             number = self._resources.enter_context(job_number())
             self._resources.callback(lambda: self._ingest.close())
             self._ingest = self._input()
-            self._channel = self._open_channel()
+            certificate = Certificate.make() if engine.is_encrypted else None
+            self._channel = self._open_channel(certificate)
             self._resources.callback(self._channel.close)
             self._resources.callback(self._remove_spools)
             self._spec = TaskSpec(
@@ -286,6 +289,8 @@ class Job(contextlib.AbstractContextManager):
                 import_path=tuple(user_import_path()),
                 program=program,
                 secret=self._channel.address.secret,
+                certificate=certificate,
+                are_collectives_clear=os.environ.get("BIGDL_CLEAR_COLLECTIVES") == "1",
                 keep_spools=keep_spools,
                 reader=self._ingest.reader,
                 accept=self._ingest.accept,
@@ -294,8 +299,9 @@ class Job(contextlib.AbstractContextManager):
             self.close()
             raise
 
-    def _open_channel(self) -> Channel:
-        return Channel(self._engine.cluster.driver_host, self._engine.port)
+    def _open_channel(self, certificate: Certificate | None) -> Channel:
+        engine = self._engine
+        return Channel(engine.cluster.driver_host, engine.port, certificate=certificate)
 
     def _input(self) -> Ingest:
         """Describe how the workers get their rows."""

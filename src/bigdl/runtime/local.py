@@ -113,6 +113,7 @@ class LocalMachine:
 
     nodes = 1
     is_local = True
+    asks_encryption = ""
     driver_host = _LOOPBACK
 
     def __init__(self, workers: int = 1):
@@ -233,7 +234,7 @@ class InProcessJob(Job):
         # other attempts find its spools, and close() removes them
         super().__init__(engine, fn, feed, num_workers, threads, True)
 
-    def _open_channel(self):
+    def _open_channel(self, certificate):
         return Channel(None)
 
     def _attempt(self, line, on_event, *told):

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, cast
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
+from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Address, Line, LineLost, own_address
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.failure import user_traceback
@@ -159,6 +160,10 @@ class TaskSpec:
         The function, pickled by cloudpickle.
     secret : bytes
         What proves who belongs to the run, also where there is no channel.
+    certificate : Certificate or None
+        Encrypts connections, where the cluster asks for it.
+    are_collectives_clear : bool
+        Whether what the workers say to each other is not encrypted all the same.
     reader, accept : callable or None
         See :class:`~bigdl.runtime.shards.feed.Ingest`.
     spools : tuple of dict, or None
@@ -186,6 +191,8 @@ class TaskSpec:
     options: dict = field(default_factory=dict)
     state: bytes | None = None
     keep_spools: bool = False
+    certificate: Certificate | None = field(default=None, repr=False)
+    are_collectives_clear: bool = False
 
 
 def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
@@ -285,6 +292,7 @@ class Task:
             host=own_address(address.host, address.port),
             local_dir=local_dir,
             timeout=spec.timeout,
+            certificate=None if spec.are_collectives_clear else spec.certificate,
         )
         self._take_rank(place)
 

@@ -45,6 +45,8 @@ class Worker:
     line : bigdl.runtime.channel.Line
         Keys that all workers of this attempt share; None in processes that no engine runs, which
         are in a process group before the program begins.
+    certificate : bigdl.runtime.certificate.Certificate or None
+        For what the workers say to each other, where the cluster asks for encryption.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class Worker:
     host: str = "127.0.0.1"
     local_dir: str = ""
     timeout: float = 1800.0
+    certificate: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.options = self.uplink.options

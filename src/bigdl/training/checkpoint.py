@@ -104,6 +104,7 @@ class CheckpointDirectory:
         directory = cls(f"{model_dir.rstrip('/')}/{name}", keep)
         try:
             directory._fs.makedirs(directory._root, exist_ok=True)
+            make_private(directory._fs, directory._root)
             directory._fs.pipe_file(f"{directory._root}/.probe", name.encode())
         except Exception as error:
             raise UsageError(
@@ -153,9 +154,11 @@ class CheckpointDirectory:
         if self._fs.exists(final):  # an attempt that was repeated from an earlier point
             self._fs.rm(final, recursive=True)
         self._fs.makedirs(aside, exist_ok=True)
-        for file, data in snapshot.files.items():
+        make_private(self._fs, aside)
+        content = {**snapshot.files, _MANIFEST: json.dumps(manifest).encode()}  # the manifest last
+        for file, data in content.items():
             self._fs.pipe_file(f"{aside}/{file}", data)
-        self._fs.pipe_file(f"{aside}/{_MANIFEST}", json.dumps(manifest).encode())
+            make_private(self._fs, f"{aside}/{file}", 0o600)
         if local:
             self._fs.mv(aside, final, recursive=True)
         complete, listed = self.names(), _names_in(self._fs, self._root)
@@ -243,6 +246,18 @@ def find_checkpoint(path: str, version: int | None = None) -> Snapshot:
             f"{sorted(names)}"
         )
     return run.read(names[version])
+
+
+def make_private(fs, path: str, mode: int = 0o700) -> None:
+    """Let only its owner use a folder or a file, on this machine and on WebHDFS.
+
+    Other stores have no permissions of a file, or set them by a setting of their own.
+    """
+    if is_local_storage(fs):
+        os.chmod(path, mode)
+    elif "webhdfs" in fs.protocol:
+        with contextlib.suppress(OSError):  # it may belong to somebody else
+            fs.chmod(path, f"{mode:o}")
 
 
 def _names_in(fs, folder: str) -> list[str]:

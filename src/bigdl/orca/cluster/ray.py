@@ -90,6 +90,11 @@ class RayCluster:
         return f"RayCluster({self.nodes} nodes × {self.cores_per_node} cores)"
 
     @property
+    def asks_encryption(self) -> str:
+        """The setting that asks that what processes say to each other is encrypted."""
+        return "RAY_USE_TLS=1" if os.environ.get("RAY_USE_TLS") == "1" else ""
+
+    @property
     def members(self) -> list[RayNode]:
         """The nodes with CPUs that are alive now, in an order that stays."""
         nodes = [

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 _PATIENCE = "spark.locality.wait.process"
+_ENCRYPTION = (
+    "spark.network.crypto.enabled",
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.io.encryption.enabled",
+)
 _SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 _LOOK_S = 5.0  # seconds between two looks at the pods of executors that do not
 
@@ -126,6 +132,12 @@ class SparkCluster:
     def driver_host(self) -> str:
         """The address at which executors reach the driver."""
         return self._conf("spark.driver.host", "127.0.0.1")
+
+    @property
+    def asks_encryption(self) -> str:
+        """The first setting that asks that what processes say to each other is encrypted."""
+        asked = (f"{name}=true" for name in _ENCRYPTION if self._conf(name) == "true")
+        return "" if self.is_local else next(asked, "")
 
     @property
     def dynamic_allocation(self) -> bool:

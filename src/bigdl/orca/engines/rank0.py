@@ -86,10 +86,11 @@ def _meet(spec, context, place, hosted):
     try:
         if place == 0:
             host = context.getTaskInfos()[0].address.rpartition(":")[0] or os.uname().nodename
-            channel = Channel(host, secret=spec.secret)
+            channel = Channel(host, secret=spec.secret, certificate=spec.certificate)
             hosted.callback(channel.close)
             said = json.dumps([host, channel.address.port])
-        address = Address(*json.loads(context.allGather(said)[0]), spec.secret)
+        host, port = json.loads(context.allGather(said)[0])
+        address = Address(host, port, spec.secret, spec.certificate)
         line = channel.line(0) if channel is not None else address.connect(0)
         return line, address
     except Unreachable as error:

@@ -168,9 +168,9 @@ class SparkJob(Job):
         self._rdd = None
         super().__init__(engine, *order)
 
-    def _open_channel(self):
+    def _open_channel(self, certificate):
         ship_modules(self._sc)
-        return super()._open_channel()
+        return super()._open_channel(certificate)
 
     def _attempt(self, line, on_event, options, state):
         stage = self._stage

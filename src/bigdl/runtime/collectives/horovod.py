@@ -17,6 +17,7 @@ from typing import NamedTuple
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.runtime.collectives.base import GradientSync, bytes_tensor, interface_of
+from bigdl.runtime.collectives.torch_distributed import CLEAR
 from bigdl.runtime.engine import PeerLost
 
 _CURE = (
@@ -62,6 +63,8 @@ class HorovodSync(GradientSync):
 
     def _join(self):
         hvd = require_horovod()
+        if self._worker.certificate is not None:
+            raise UsageError(CLEAR.format(library="Horovod", cure=""))
         if hvd.is_initialized():  # left by a task that was killed inside a reused process
             hvd.shutdown()
         line = self._worker.line

@@ -134,7 +134,7 @@ class SpoolWriter:
         self._specs = specs
         self._nonce = secrets.token_hex(8)
         self.path = os.path.join(root, f"{_PREFIX}{job}-{name}-{self._nonce}")
-        os.makedirs(self.path, mode=0o700)
+        os.makedirs(self.path, mode=0o700)  # what lies in it is its owner's alone
         self._leaves: list[Leaf] | None = None
         self._files: list = []
         self._chunks: list[tuple[int, int, int, int]] = []  # source, sequence, rows, checksum
@@ -221,7 +221,7 @@ class SpoolWriter:
         fingerprint = zlib.crc32(json.dumps(ordered).encode()) if ordered else 0
         columns = [spec.name for spec in self._specs] or _columns(leaves)
         spool = Spool(self.path, self._nonce, self.rows, leaves, fingerprint, columns)
-        with open(os.path.join(self.path, _META), "w") as file:
+        with open(os.path.join(self.path, _META), "w", opener=_private) as file:
             json.dump(spool.to_json(), file)
         return spool
 
@@ -235,7 +235,9 @@ class SpoolWriter:
         _allow_files(len(leaves))
         self._leaves = list(leaves)
         self._files = [
-            open(os.path.join(self.path, f"{i}.bin"), "wb", buffering=0)  # noqa: SIM115
+            open(  # noqa: SIM115
+                os.path.join(self.path, f"{i}.bin"), "wb", buffering=0, opener=_private
+            )
             for i in range(len(leaves))
         ]
         for file, leaf in zip(self._files, leaves, strict=True):
@@ -299,11 +301,16 @@ def _width(leaf) -> int:
     return int(np.prod(leaf.shape, dtype=np.int64)) * np.dtype(leaf.dtype).itemsize
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read."""
+    return os.open(path, flags, 0o600)
+
+
 def _rewrite(path, leaf, chunks, stored):
     """Put the chunks of a file in order, and their values in the dtype of a leaf."""
     sizes = [chunk[2] * _width(each) for chunk, each in zip(chunks, stored, strict=True)]
     offsets = np.cumsum([0, *sizes])
-    with open(path, "rb") as source, open(path + ".new", "wb") as target:
+    with open(path, "rb") as source, open(path + ".new", "wb", opener=_private) as target:
         for i in sorted(range(len(chunks)), key=lambda i: chunks[i][:2]):
             start, left = int(offsets[i]), sizes[i]
             if stored[i] != leaf:

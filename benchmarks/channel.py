@@ -1,0 +1,150 @@
+"""Seconds of what workers ask of the channel, beside a ``TCPStore`` of torch.
+
+* ``join``: a connection is opened, and proved;
+* ``question``: one short question and its answer;
+* ``100 MB``: a value in chunks of 8 MB from a worker, taken by the driver;
+* ``128 meet``: as many connections of one process say where they are and wait for all others.
+
+Each worker is a process of its own, except for the last.  Run it with no arguments; it prints
+medians and ranges of interleaved repeats.
+"""
+
+import multiprocessing
+import os
+import statistics
+import threading
+import time
+from datetime import timedelta
+
+REPEATS, QUESTIONS, SIZE, CHUNK, MANY = 7, 500, 100 << 20, 8 << 20, 128
+CASES = ("join", "question", "100 MB", "128 meet")
+
+
+class Torch:
+    """A store that authenticates nobody."""
+
+    def __init__(self):
+        from torch.distributed import TCPStore
+
+        self.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        self.address = self.store.port
+
+    @staticmethod
+    def connect(address):
+        from torch.distributed import TCPStore
+
+        return TCPStore("127.0.0.1", address, None, False, timeout=timedelta(seconds=60))
+
+    def close(self):
+        del self.store
+
+
+class Ours:
+    """The channel; `certificate` encrypts it."""
+
+    def __init__(self, certificate=None):
+        from bigdl.runtime.channel import Channel
+
+        self._channel = Channel("127.0.0.1", certificate=certificate)
+        self.store = self._channel.line(1).store
+        self.address = self._channel.address
+
+    @staticmethod
+    def connect(address):
+        from bigdl.runtime.channel import Connection
+
+        return Connection(address)
+
+    def close(self):
+        self._channel.close()
+
+
+def encrypted():
+    from bigdl.runtime.certificate import Certificate
+
+    return Ours(Certificate.make())
+
+
+SIDES = {"TCPStore": Torch, "channel": Ours, "channel, TLS": encrypted}
+
+
+def worker(kind, address, pipe):
+    """Do what is asked for, and say how long it took."""
+    data = os.urandom(SIZE)
+    begin = time.perf_counter()
+    store = kind.connect(address)
+    pipe.send(time.perf_counter() - begin)
+    begin = time.perf_counter()
+    for _ in range(QUESTIONS):
+        store.add("count", 1)
+    pipe.send((time.perf_counter() - begin) / QUESTIONS)
+    pipe.recv()
+    post = getattr(store, "post", store.set)
+    for start in range(0, SIZE, CHUNK):
+        post(f"data/{start}", data[start : start + CHUNK])
+    store.set("data", b"")
+    pipe.recv()
+
+
+def meet(kind, address):
+    """Have many connections wait for each other."""
+    stores = [kind.connect(address) for _ in range(MANY)]
+
+    def come(store, rank):
+        store.set(f"here/{rank}", b"x")
+        for each in range(MANY):
+            store.get(f"here/{each}")
+
+    threads = [
+        threading.Thread(target=come, args=each) for each in zip(stores, range(MANY), strict=True)
+    ]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - begin
+
+
+def measure(make):
+    """Seconds of every case."""
+    side = make()
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    kind = Torch if isinstance(side, Torch) else Ours
+    process = multiprocessing.get_context("spawn").Process(
+        target=worker, args=(kind, side.address, theirs)
+    )
+    process.start()
+    found = [ours.recv(), ours.recv()]
+    begin = time.perf_counter()
+    ours.send("go")
+    side.store.get("data")
+    taken = 0
+    for start in range(0, SIZE, CHUNK):
+        taken += len(side.store.get(f"data/{start}"))
+    found.append(time.perf_counter() - begin)
+    assert taken == SIZE
+    ours.send("end")
+    process.join()
+    found.append(meet(kind, side.address))
+    side.close()
+    return found
+
+
+def main():
+    seconds = {name: [] for name in SIDES}
+    for _ in range(REPEATS):
+        for name, make in SIDES.items():
+            seconds[name].append(measure(make))
+    print("| side | " + " | ".join(f"{case}, ms" for case in CASES) + " |")
+    print("|---|" + "---|" * len(CASES))
+    for name, runs in seconds.items():
+        cells = []
+        for times in zip(*runs, strict=True):
+            low, middle, high = (f(times) * 1e3 for f in (min, statistics.median, max))
+            cells.append(f"{middle:.3g} ({low:.3g}–{high:.3g})")
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

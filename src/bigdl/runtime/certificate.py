@@ -1,0 +1,87 @@
+"""The certificate of a run, for connections that are encrypted.
+
+The driver makes it, and it travels with the tasks as the secret does.  Both ends of a connection
+show it and accept no other, so it proves who belongs to the run and needs no authority.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bigdl.common.errors import require
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A private key and its certificate.
+
+    Attributes
+    ----------
+    key, certificate : bytes
+        Both as PEM.
+    """
+
+    key: bytes = field(repr=False)
+    certificate: bytes = field(repr=False)
+
+    @classmethod
+    def make(cls) -> Certificate:
+        """A new one.
+
+        Raises
+        ------
+        MissingExtraError
+            Without the package ``cryptography``.
+        """
+        require("cryptography", "encryption")
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a run of BigDL")])
+        now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - day)  # clocks differ
+            .not_valid_after(now + 3650 * day)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        encoding = serialization.Encoding.PEM
+        private = key.private_bytes(
+            encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return cls(private, made.public_bytes(encoding))
+
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """What wraps the sockets of one end; it accepts no certificate but this."""
+        side = ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # the run has one certificate, whatever its machines
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=self.certificate.decode())
+        with self.files() as (key, certificate):
+            context.load_cert_chain(certificate, key)
+        return context
+
+    @contextlib.contextmanager
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Files with the key and the certificate, for the time of the block."""
+        with tempfile.TemporaryDirectory(prefix="bigdl-") as folder:  # for its owner only
+            paths = os.path.join(folder, "key.pem"), os.path.join(folder, "certificate.pem")
+            for path, content in zip(paths, (self.key, self.certificate), strict=True):
+                with open(path, "wb") as file:
+                    file.write(content)
+            yield paths
