@@ -59,8 +59,8 @@ def estimator(**options):
     import torch
 
     options = {"model": model, "optimizer": optimizer, "loss": torch.nn.MSELoss(), **options}
-    per_node = 2 // SparkCluster.from_active().nodes
-    return Estimator.from_torch(workers_per_node=per_node, config={"dtype": "float64"}, **options)
+    options.setdefault("workers_per_node", 2 // SparkCluster.from_active().nodes)
+    return Estimator.from_torch(config={"dtype": "float64"}, **options)
 
 
 def fit(est, data, *callbacks, **options):
@@ -121,6 +121,27 @@ class KillExecutor(Once):
     def act(self, runner):
         psutil.Process().parent().parent().kill()
         time.sleep(60)
+
+
+class Decommission(Once):
+    """The worker's executor is told that it is about to go, and steps take their time from then."""
+
+    def act(self, runner):
+        psutil.Process().parent().parent().send_signal(signal.SIGPWR)
+
+    def after_train_iter(self, runner):
+        super().after_train_iter(runner)
+        if runner.rank == self.rank and self.marker.exists():
+            with open(f"{self.marker}-steps", "a") as file:
+                file.write(f"{runner.global_step} {os.getpid()}\n")
+            if int(self.marker.read_text().split()[0]) == os.getpid():
+                time.sleep(0.3)
+
+    def last_step(self) -> int:
+        """The last step of the process that was told."""
+        pid = self.marker.read_text().split()[0]
+        steps = Path(f"{self.marker}-steps").read_text().splitlines()
+        return max(int(line.split()[0]) for line in steps if line.split()[1] == pid)
 
 
 class Attempts(Callback):

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, WorkerLost
 from bigdl.orca.cluster.plan import quiet
-from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import failed_function, job_error
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
@@ -103,15 +102,6 @@ def test_more_workers_than_slots(engine, no_jobs):
     with pytest.raises(UsageError, match=expected):
         engine.run(lambda worker: 0, num_workers=3)
     assert time.monotonic() - started < 5
-
-
-def test_dynamic_allocation(engine, no_jobs, monkeypatch):
-    monkeypatch.setattr(SparkCluster, "dynamic_allocation", True)
-    expected = (
-        r"^Distributed training needs all its workers at once.*dynamicAllocation.enabled=false$"
-    )
-    with pytest.raises(UsageError, match=expected):
-        engine.run(lambda worker: 0, num_workers=2)
 
 
 def test_a_program_that_cannot_be_shipped(engine, no_jobs):

@@ -222,12 +222,12 @@ class BoardServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take one connection from its start to its end."""
-        is_proved = False
+        is_proved, wills = False, list[str]()
         try:
             keep_alive(writer.get_extra_info("socket"))
             seals = await self._meet(reader, writer)
             is_proved = True
-            await self._answer_all(reader, writer, *seals)
+            await self._answer_all(reader, writer, *seals, wills)
         except asyncio.CancelledError:  # the server ends; asyncio would tell it as an error
             pass
         except asyncio.IncompleteReadError as error:
@@ -246,6 +246,8 @@ class BoardServer:
             self._tell(writer, f"a message makes no sense ({error})")
         finally:
             writer.transport.abort()
+            for key in wills:
+                self._board.set(key, b"")
 
     async def _meet(self, reader, writer) -> tuple[Seal, Seal]:
         """The seals of what the other end says and of what is said to it."""
@@ -263,7 +265,8 @@ class BoardServer:
         finally:
             self._strangers -= 1
 
-    async def _answer_all(self, reader, writer, theirs: Seal, ours: Seal) -> None:
+    async def _answer_all(self, reader, writer, theirs: Seal, ours: Seal, wills: list[str]) -> None:
+        """Answer until the other end hangs up; `wills` are the keys to set then."""
         while True:
             sizes = await reader.readexactly(SIZES_SIZE)
             of_head, of_body = read_sizes(sizes)
@@ -275,7 +278,11 @@ class BoardServer:
                 raise asyncio.IncompleteReadError(error.partial or sizes, error.expected) from None
             (verb, *arguments), body = theirs.open(sizes, head, body, tag)
             del head, tag
-            answer = await self._answer(verb, arguments, body)
+            if verb == "will":
+                wills.extend(map(str, arguments))
+                answer: tuple[Any, bytes] | None = (None, b"")
+            else:
+                answer = await self._answer(verb, arguments, body)
             if answer is not None:
                 for piece in ours.close(*answer):
                     writer.write(piece)

@@ -136,6 +136,10 @@ class Connection:
         """Remove a value; False if there is none."""
         return self._ask(["delete", key])[0]
 
+    def will(self, key: str) -> None:
+        """Have a key set as soon as this connection ends, however this process does."""
+        self._ask(["will", key])
+
     def _open(self) -> None:
         where = f"{self._address.host}:{self._address.port}"
         try:
@@ -324,6 +328,10 @@ class Line:
     def count(self, key: str, by: int = 0) -> int:
         """Add to a counter and return it."""
         return self.store.add(self._prefix + key, by)
+
+    def will(self, key: str) -> None:
+        """Have a key set as soon as the connection of this line ends; for lines of workers."""
+        self.store.will(self._prefix + key)
 
     def delete(self, key: str) -> None:
         self.store.delete(self._prefix + key)

@@ -47,6 +47,10 @@ class PeerLost(Exception):
     """
 
 
+class Leaving(Exception):
+    """Raised in every worker of a fit once its state is kept, when a machine is about to go."""
+
+
 def user_import_path() -> list[str]:
     """Entries of ``sys.path`` that are not the interpreter's own, such as the script's folder."""
     own = {
@@ -106,6 +110,11 @@ class Engine(ABC):
     def drops_output(self) -> bool:
         """True if what a worker prints reaches the driver by the channel only."""
         return True
+
+    @property
+    def may_leave(self) -> bool:
+        """True if the cluster says beforehand that a machine is about to go."""
+        return False
 
     @property
     def is_encrypted(self) -> bool:

@@ -65,6 +65,10 @@ class NoRows(UsageError):
     """The input of a job has no rows at all."""
 
 
+class WorkersMoved(WorkerLost):
+    """All workers have kept their state and ended, since a machine is about to go: no loss."""
+
+
 class DriverUnreachable(UsageError):
     """Workers cannot open a connection to the driver."""
 
@@ -210,6 +214,12 @@ def await_survivors(line: Line, world_size: int) -> None:
         time.sleep(LOOK_S)
 
 
+def departed(line: Line, world_size: int) -> list[dict]:
+    """Rank, pid and host of the workers whose connections ended before they left."""
+    places = [p for p in range(world_size) if line.has(f"gone/{p}") and not line.has(f"left/{p}")]
+    return [line.get_json(f"who/{p}") for p in places if line.has(f"who/{p}")]
+
+
 def vanished(line: Line, world_size: int) -> list[dict]:
     """Rank, pid and host of the workers that came and did not leave."""
     return [
@@ -289,6 +299,7 @@ class Job(contextlib.AbstractContextManager):
                 import_path=tuple(user_import_path()),
                 program=program,
                 secret=self._channel.address.secret,
+                may_leave=engine.may_leave,
                 certificate=certificate,
                 are_collectives_clear=os.environ.get("BIGDL_CLEAR_COLLECTIVES") == "1",
                 keep_spools=keep_spools,
@@ -301,7 +312,7 @@ class Job(contextlib.AbstractContextManager):
 
     def _open_channel(self, certificate: Certificate | None) -> Channel:
         engine = self._engine
-        return Channel(engine.cluster.driver_host, engine.port, certificate=certificate)
+        return Channel(engine.cluster.driver_host, engine.port, None, certificate)
 
     def _input(self) -> Ingest:
         """Describe how the workers get their rows."""

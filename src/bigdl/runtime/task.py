@@ -1,9 +1,11 @@
 """One task of a job, from its input to its outcome.
 
 A task never raises because of what a program did.  It returns an *outcome*: ``"ok"``; ``"error"``,
-reported on the way to the driver; ``"peer"``, when another worker went away; ``"nospool"``, when
+reported on the way to the driver; ``"peer"``, when another worker went away; ``"leaving"``, when
+the driver asked for it and the state is kept; ``"nospool"``, when
 spools expected here are gone; ``"refused"``, when the input does not accept the sizes of its
-shards; and ``"void"``, when the cluster ran this task again by itself.
+shards; ``"void"``, when the cluster ran this task again after a loss; and ``"copy"``, when it did
+so while the first run of it was at work.
 """
 
 import contextlib
@@ -20,7 +22,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Address, Line, LineLost, own_address
-from bigdl.runtime.engine import PeerLost
+from bigdl.runtime.engine import Leaving, PeerLost
 from bigdl.runtime.failure import user_traceback
 from bigdl.runtime.worker import ChannelUplink, Log, Uplink, Watcher, Worker, captured, encode
 
@@ -160,6 +162,8 @@ class TaskSpec:
         The function, pickled by cloudpickle.
     secret : bytes
         What proves who belongs to the run, also where there is no channel.
+    may_leave : bool
+        Whether the driver may ask the workers to keep their state and end.
     certificate : Certificate or None
         Encrypts connections, where the cluster asks for it.
     are_collectives_clear : bool
@@ -191,6 +195,7 @@ class TaskSpec:
     options: dict = field(default_factory=dict)
     state: bytes | None = None
     keep_spools: bool = False
+    may_leave: bool = False
     certificate: Certificate | None = field(default=None, repr=False)
     are_collectives_clear: bool = False
 
@@ -223,8 +228,9 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
         address = cast("Address", spec.address)
         line = address.connect(attempt)
         if line.count(f"enter/{place}", 1) > 1:
-            line.count("failed", 1)  # nobody shall wait for this task
-            return place, "void", "The cluster ran this task again"
+            read_to_end(batches)
+            return place, await_first(line, place), "The cluster ran this task again"
+        line.will(f"gone/{place}")
         with captured(spec.log_to_driver, spec.drops_output) as log:
             task = Task(spec, place, local_dir, line, address, ChannelUplink(line))
             watcher = Watcher(address.connect(attempt), place, task.worker, log)
@@ -235,6 +241,19 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
                 watcher.stop()
                 with contextlib.suppress(Exception):
                     line.set(f"left/{place}", "")
+
+
+def await_first(line: Line, place: int) -> str:
+    """The outcome of a task that the cluster runs although it has been run.
+
+    Where the first run still works, the cluster speculates that this one will be faster: it must
+    not be, for the cluster would take its outcome and end the other.
+    """
+    while not line.has(f"left/{place}"):
+        if line.await_key(f"gone/{place}", 0.5):
+            line.count("failed", 1)  # nobody shall wait for this task
+            return "void"
+    return "copy"
 
 
 @contextlib.contextmanager
@@ -292,6 +311,7 @@ class Task:
             host=own_address(address.host, address.port),
             local_dir=local_dir,
             timeout=spec.timeout,
+            may_leave=spec.may_leave,
             certificate=None if spec.are_collectives_clear else spec.certificate,
         )
         self._take_rank(place)
@@ -316,6 +336,8 @@ class Task:
             with thread_scope(self._spec.threads):
                 outcome = self._attempt(batches)
             return worker.rank, outcome, ""
+        except Leaving:
+            return worker.rank, "leaving", ""
         except BaseException as error:  # whatever user code raises is an outcome
             if is_peer_failure(error):
                 self._await_cause()

@@ -45,6 +45,8 @@ class Worker:
     line : bigdl.runtime.channel.Line
         Keys that all workers of this attempt share; None in processes that no engine runs, which
         are in a process group before the program begins.
+    may_leave : bool
+        Whether the driver may ask for what :meth:`is_leaving` tells.
     certificate : bigdl.runtime.certificate.Certificate or None
         For what the workers say to each other, where the cluster asks for encryption.
     """
@@ -60,6 +62,7 @@ class Worker:
     local_dir: str = ""
     timeout: float = 1800.0
     certificate: Any = field(default=None, repr=False)
+    may_leave: bool = False
 
     def __post_init__(self) -> None:
         self.options = self.uplink.options
@@ -70,6 +73,10 @@ class Worker:
     def shard(self):
         """The shard of the only feed, or None."""
         return next(iter(self.shards.values()), None)
+
+    def is_leaving(self) -> bool:
+        """Return True if a machine of the workers is about to go; asks the driver."""
+        return self.may_leave and self.line.has("leave")
 
     def state(self) -> bytes | None:
         """Return the driver's `state` of the attempt; for rank 0 only."""

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,9 +21,9 @@ from typing import Any, cast
 
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.runtime.engine import Engine
+from bigdl.runtime.engine import Engine, Leaving
 from bigdl.runtime.failure import FailurePolicy
-from bigdl.runtime.jobs import NoRows
+from bigdl.runtime.jobs import NoRows, WorkersMoved
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import (
@@ -39,6 +40,7 @@ from bigdl.training.state import RunningState, dumps, loads
 
 logger = logging.getLogger("bigdl.orca")
 
+_VOTE_S = 1.0  # seconds between two votes
 _NO_NUMBER = "nan"  # topic of what workers say of a loss that is none
 
 
@@ -269,7 +271,8 @@ class Training:
                 except WorkerLost as error:
                     saved = None if self._run is None else self._run.latest()
                     latest = kept["checkpoint"] = saved[1] if saved else kept["checkpoint"]
-                    reason = policy.allow_retry(error)
+                    is_moved = isinstance(error, WorkersMoved)
+                    reason = "no step is lost" if is_moved else policy.allow_retry(error)
                     where = Position() if latest is None else latest.position
                     logger.warning("%s; going on from %s (%s)", error, where, reason)
         name = results[0]["checkpoint"]
@@ -419,6 +422,8 @@ class WorkerLoop(FitLoop):
     _sums: EpochSums
     _directory: CheckpointDirectory | None = None  # without one the snapshots go to the driver
     _checkpoint: str | None = None  # name of the newest one, on rank 0
+    _next_vote = _voted_step = 0  # steps of the votes to leave
+    _voted_at = 0.0
 
     # -- what the framework keeps ----------------------------------------------------------------
 
@@ -439,6 +444,7 @@ class WorkerLoop(FitLoop):
     def _start(self, worker: Worker, sync: GradientSync) -> None:
         """Meet the other workers."""
         self._writer = BackgroundWriter()
+        self._voted_at = time.monotonic()
         worker.at_exit(self._writer.wait)  # after the sync has stopped: a peer may wait for it
         sync.start()
 
@@ -520,6 +526,25 @@ class WorkerLoop(FitLoop):
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
         self._sums = EpochSums()
+
+    def _apply_triggers(self, **figures: Any) -> None:
+        super()._apply_triggers(**figures)
+        if self.worker.may_leave and self.position.global_step >= self._next_vote:
+            self._vote_to_leave()
+
+    def _vote_to_leave(self) -> None:
+        """Ask all ranks about every second whether one knows that a machine is about to go."""
+        now, step = time.monotonic(), self.position.global_step
+        pace = (now - self._voted_at) / max(1, step - self._voted_step)
+        votes = self.sync.all_gather([float(self.worker.is_leaving()), pace])
+        slowest = max(seconds for _, seconds in votes)
+        self._voted_at, self._voted_step = now, step
+        self._next_vote = step + max(1, int(_VOTE_S / max(slowest, 1e-6)))
+        if any(is_leaving for is_leaving, _ in votes) and not self._is_over():
+            if self._saved != self.position.to_json():
+                self._save("checkpoint")
+            self._writer.wait()
+            raise Leaving
 
     def _save_checkpoint(self) -> None:
         if self._directory is not None or not self._is_over():

@@ -32,6 +32,12 @@ _ENCRYPTION = (
     "spark.ssl.rpc.enabled",
     "spark.io.encryption.enabled",
 )
+_AT_LEAST = (
+    "spark.executor.instances",
+    "spark.dynamicAllocation.minExecutors",
+    "spark.dynamicAllocation.initialExecutors",
+)
+_UNLIMITED = 2**31 - 1
 _SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 _LOOK_S = 5.0  # seconds between two looks at the pods of executors that do not
 
@@ -149,7 +155,9 @@ class SparkCluster:
         """Number of executors; 1 in local mode.
 
         It is the number that was asked for where that is fixed, since executors register over
-        time, and otherwise the number that has registered so far.
+        time, and otherwise the number that has registered so far. With dynamic allocation it is
+        ``spark.dynamicAllocation.maxExecutors``, and where that is not set what Spark starts with
+        or has by now.
         """
         if self.is_local:
             return 1
@@ -160,7 +168,22 @@ class SparkCluster:
         if asked and not self.dynamic_allocation:
             return int(asked)
         # The driver is one of them.
-        return len(self.sc._jsc.sc().statusTracker().getExecutorInfos()) - 1
+        registered = len(self.sc._jsc.sc().statusTracker().getExecutorInfos()) - 1
+        if not self.dynamic_allocation:
+            return registered
+        least = max(int(self._conf(name, "0")) for name in _AT_LEAST)
+        return self.most_executors or max(1, least, registered)
+
+    @property
+    def decommissions(self) -> bool:
+        """Return True if Spark says beforehand that an executor is about to go."""
+        return not self.is_local and self._conf("spark.decommission.enabled") == "true"
+
+    @property
+    def most_executors(self) -> int | None:
+        """How many executors dynamic allocation may start; None if that is not limited."""
+        most = int(self._conf("spark.dynamicAllocation.maxExecutors", str(_UNLIMITED)))
+        return None if most >= _UNLIMITED else most
 
     @property
     def cores_per_node(self) -> int:

@@ -85,6 +85,23 @@ class SparkCall:
         with contextlib.suppress(Exception):
             self._sc.removeJobTag(self._tag)
 
+    def leaving(self) -> list[str]:
+        """The numbers of executors that run its tasks and are being decommissioned."""
+        try:
+            jvm = self._sc._jsc.sc()
+            executors = {
+                task.executorId()
+                for stage in _stages(self._sc, self._tag)
+                if stage.numActiveTasks
+                for task in _tasks(jvm, stage)
+                if task.status() == "RUNNING"
+            }
+            state = jvm.taskScheduler().getExecutorDecommissionState
+            return sorted(each for each in executors if state(each).isDefined())
+        except Exception as error:  # an internal API, or the SparkContext was stopped
+            logger.debug("Cannot tell which executors are decommissioned: %s", error)
+            return []
+
     def cancel(self) -> None:
         """Cancel the jobs that run now."""
         with contextlib.suppress(Exception):
@@ -263,16 +280,11 @@ class _Watch:
 
     def _look(self) -> BigDLError | None:
         """Return an error of the user's function with which a task failed twice."""
-        tracker, jvm = self._sc.statusTracker(), self._sc._jsc.sc()
-        jobs = map(tracker.getJobInfo, jvm.statusTracker().getJobIdsForTag(self._tag))
-        numbers = {stage for job in jobs if job is not None for stage in job.stageIds}
-        stages = [stage for stage in map(tracker.getStageInfo, numbers) if stage is not None]
-        for stage in stages:
+        for stage in _stages(self._sc, self._tag):
             if not stage.numFailedTasks:
                 continue
-            tasks = jvm.statusStore().taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
             seen = set()
-            for task in map(tasks.apply, range(tasks.size())):
+            for task in _tasks(self._sc._jsc.sc(), stage):
                 message = task.errorMessage()
                 text = message.get() if message.isDefined() else ""
                 files = re.findall(r'^ +File "([^"]+)"', text, re.MULTILINE)
@@ -283,6 +295,20 @@ class _Watch:
                         return failure
                     seen.add(once)
         return None
+
+
+def _stages(sc: SparkContext, tag: str) -> list[Any]:
+    """What Spark knows of the stages of the jobs with a tag."""
+    tracker = sc.statusTracker()
+    jobs = map(tracker.getJobInfo, sc._jsc.sc().statusTracker().getJobIdsForTag(tag))
+    numbers = {stage for job in jobs if job is not None for stage in job.stageIds}
+    return [stage for stage in map(tracker.getStageInfo, numbers) if stage is not None]
+
+
+def _tasks(jvm: Any, stage: Any) -> Iterator[Any]:
+    """Yield what Spark knows of the tasks of a stage."""
+    tasks = jvm.statusStore().taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
+    return map(tasks.apply, range(tasks.size()))
 
 
 _REPORT = "bigdl-report:"

@@ -1,9 +1,11 @@
 """The Spark engine: N workers as the N tasks of one barrier stage.
 
-The stage is always the result stage of its job, collected directly: as such Spark does not run it
-again by itself, and the FailurePolicy alone decides about retries.  Rendezvous and everything else
-between driver and workers goes through the :mod:`~bigdl.runtime.channel`, since Spark's own
-``barrier()`` and ``allGather()`` look once a second.
+With dynamic allocation, where Spark has no barrier stages, they are a
+:class:`~bigdl.orca.engines.gang.Gang` of ordinary tasks.  The stage is always the result stage of
+its job, collected directly: as such Spark does not run it again by itself, and the FailurePolicy
+alone decides about retries.  Rendezvous and everything else between driver and workers goes through
+the :mod:`~bigdl.runtime.channel`, since Spark's own ``barrier()`` and ``allGather()`` look once a
+second.
 """
 
 import contextlib
@@ -14,7 +16,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from bigdl.common.checks import check_choice
+from bigdl.common.checks import check_choice, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
@@ -28,6 +30,7 @@ from bigdl.orca.cluster.spark_calls import (
     users_errors,
 )
 from bigdl.orca.engines import rank0
+from bigdl.orca.engines.gang import Departures, Gang
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
@@ -37,6 +40,7 @@ from bigdl.runtime.jobs import (
     DriverUnreachable,
     Job,
     NoRows,
+    WorkersMoved,
     await_survivors,
     order_stop,
     vanished,
@@ -75,6 +79,9 @@ class SparkEngine(Engine):
         the driver (no progress, no output, and of the messages of a topic only the last; a retry
         reads the input again and needs ``model_dir`` to go on from a checkpoint), or ``"auto"``,
         the default: at the driver until a worker cannot connect to it within 5 s.
+    patience : float, optional
+        Seconds in which another worker must come, as long as some are missing, on a cluster that
+        adds executors by demand; default 120.
 
     Raises
     ------
@@ -99,9 +106,11 @@ class SparkEngine(Engine):
         timeout: float = 1800.0,
         log_to_driver: bool = True,
         rendezvous: str = "auto",
+        patience: float = 120.0,
     ):
         self._job_class = SparkJob
         self._rendezvous = check_choice("rendezvous", rendezvous, _RENDEZVOUS)
+        self.patience = check_number("patience", patience, above=0)
         cluster = cluster or SparkCluster.from_active()
         super().__init__(cluster, workers_per_node, channel_port, timeout, log_to_driver)
 
@@ -117,9 +126,15 @@ class SparkEngine(Engine):
             return self.cluster.sc.applicationId not in _unreachable
         return self._rendezvous == "driver"
 
+    @property
+    def may_leave(self) -> bool:
+        """True if Spark says beforehand that an executor goes, and workers can be told."""
+        return self.cluster.decommissions and self.is_driver_reachable
+
     def give_up_driver(self, error: BaseException) -> bool:
         """Let workers meet elsewhere after an error that asks for it; True if they may."""
         is_free = self._rendezvous == "auto" and not self.cluster.is_local
+        is_free = is_free and not self.cluster.dynamic_allocation
         if not (isinstance(error, DriverUnreachable) and is_free):
             return False
         logger.warning("%s. The workers now meet at rank 0", error)
@@ -127,12 +142,17 @@ class SparkEngine(Engine):
         return True
 
     def _slots(self, num_workers: int) -> int:
-        if self.cluster.dynamic_allocation:
-            raise UsageError(
-                "Distributed training needs all its workers at once, which Spark refuses with "
-                "dynamic allocation; set spark.dynamicAllocation.enabled=false"
-            )
         cluster = self.cluster
+        if cluster.dynamic_allocation:
+            if self._rendezvous == "rank0":
+                raise UsageError(
+                    'rendezvous="rank0" needs a barrier stage, which Spark refuses with dynamic '
+                    "allocation; set spark.dynamicAllocation.enabled=false, or let executors "
+                    "connect to the driver"
+                )
+            most = cluster.most_executors
+            per_node = max(1, cluster.cores_per_node // cluster.threads_per_task)
+            return num_workers if most is None else most * per_node
         slots = cluster.slots()
         if num_workers > slots and not cluster.is_local:
             per_node = cluster.cores_per_node // cluster.threads_per_task
@@ -166,6 +186,7 @@ class SparkJob(Job):
     def __init__(self, engine: SparkEngine, *order: Any):
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
         self._rdd = None
+        self._is_gang = engine.cluster.dynamic_allocation
         super().__init__(engine, *order)
 
     def _open_channel(self, certificate):
@@ -179,9 +200,19 @@ class SparkJob(Job):
             stage = functools.partial(self._planned, spec)
         call = SparkCall(self._sc, lambda: self._collect(call, stage, line))
         watch = AttemptMonitor(line, call.cancel, on_event)
+        gang, poll = None, watch.poll
+        if self._spec.may_leave:
+            poll = Departures(line, call).poll_with(poll)
+        if self._is_gang:
+            cluster, is_first = self._engine.cluster, self._attempts == 1
+            patience, world_size = self._engine.patience, self.num_workers
+            gang = Gang(
+                line, world_size, patience, lambda: cluster.slots() > 0, call.cancel, is_first
+            )
+            poll = gang.poll_with(poll)
         rows, failure = [], None
         try:
-            rows = call.wait(watch.poll, lambda: order_stop(line, BY_DRIVER))
+            rows = call.wait(poll, lambda: order_stop(line, BY_DRIVER))
         except Exception as error:
             if not call.future.done() or call.future.exception() is not error:  # of `on_event`
                 raise
@@ -190,6 +221,8 @@ class SparkJob(Job):
         answers = self._answers(line, watch)
         if answers is not None:
             return answers
+        if gang is not None and gang.failure is not None:
+            raise gang.failure from None
         gone = vanished(line, self.num_workers)
         if failure is None:
             return self._without_results(rows, outcomes, details, gone)
@@ -204,12 +237,14 @@ class SparkJob(Job):
             try:
                 # travels with the Spark job: the stage is the same in all attempts
                 self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
-                slots = self._engine.cluster.await_slots(self.num_workers, call.cancelled)
+                cluster, slots = self._engine.cluster, self.num_workers
+                if not self._is_gang:
+                    slots = cluster.await_slots(self.num_workers, call.cancelled)
                 if slots < self.num_workers:
                     raise WorkerLost(
                         f"{self.num_workers} workers are needed but the cluster can only run "
                         f"{slots} tasks at once since executors were lost"
-                        f"{self._engine.cluster.shortage()}"
+                        f"{cluster.shortage()}"
                     )
                 return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
             except BaseException:
@@ -222,7 +257,7 @@ class SparkJob(Job):
     def _stage(self):
         """The stage of an attempt: with the input, or without where its spools are known."""
         if self._spools is not None:
-            return self._empty().mapInArrow(_task(self._next_spec()), _ROWS, barrier=True)
+            return self._mapped(self._empty(), self._next_spec())
         if self._rdd is None:
             # The same object in each attempt, so that Spark finds its shuffle files again. Not the
             # frame: adaptive execution remembers that its result failed and would not run it again.
@@ -233,9 +268,13 @@ class SparkJob(Job):
         """The stage over the input, planned under the settings that the input asks for."""
         frame = self._ingest.frame
         source = self._empty() if frame is None else frame
-        stage = source.mapInArrow(_task(spec), _ROWS, barrier=True)
+        stage = self._mapped(source, spec)
         with sql_settings(self._spark, self._ingest.settings):
             return stage.rdd  # plans it
+
+    def _mapped(self, frame, spec):
+        is_barrier = not self._is_gang
+        return frame.mapInArrow(_task(spec, is_barrier=is_barrier), _ROWS, barrier=is_barrier)
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
@@ -244,6 +283,8 @@ class SparkJob(Job):
         """Act on a stage that ended by itself, but not with a result of every rank."""
         if not rows and self._feed is not None:
             raise NoRows("The input has no rows")
+        if "leaving" in outcomes:
+            raise WorkersMoved("The workers have ended before an executor goes")
         if "nospool" in outcomes:
             return self._read_again()
         if "refused" in outcomes:
@@ -268,11 +309,11 @@ def sql_settings(spark, settings: dict[str, str]):
                 spark.conf.set(name, value)
 
 
-def _task(spec: TaskSpec):
+def _task(spec: TaskSpec, *, is_barrier: bool):
     def task(batches):
-        from pyspark import BarrierTaskContext
+        from pyspark import BarrierTaskContext, TaskContext
 
-        context = BarrierTaskContext.get()
+        context: Any = (BarrierTaskContext if is_barrier else TaskContext).get()
         attempt, place = int(context.getLocalProperty(_ATTEMPT)), context.partitionId()
         directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
         directory = directories[place % len(directories)] or "/tmp"

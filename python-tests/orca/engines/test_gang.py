@@ -1,0 +1,196 @@
+"""Workers as ordinary tasks, where Spark adds and removes executors by demand."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import faults
+import pytest
+from quick_jvm import QUICK_JVM
+
+from bigdl.common.errors import UsageError, WorkerError, WorkerLost
+from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.engine import SparkEngine
+from bigdl.runtime.channel import Channel
+from bigdl.runtime.task import await_first
+
+# In local mode, where the tasks are those of a cluster -------------------------------------------
+
+
+@pytest.fixture
+def by_demand(orca_spark, monkeypatch):
+    """What Spark says of a cluster with dynamic allocation."""
+    monkeypatch.setattr(SparkCluster, "dynamic_allocation", True)
+    return orca_spark
+
+
+def test_ordinary_tasks_meet_and_train(orca_spark, monkeypatch):
+    expected = faults.fit(faults.estimator(), faults.frame(orca_spark))
+    monkeypatch.setattr(SparkCluster, "dynamic_allocation", True)
+    assert faults.fit(faults.estimator(), faults.frame(orca_spark)) == expected
+
+
+def test_too_few_workers_are_told_in_one_sentence(by_demand):
+    engine = SparkEngine(patience=2.0)
+    expected = r"^2 of 3 workers came, and no other within 2 s; .*maxExecutors.*or try later$"
+    with pytest.raises(UsageError, match=expected):
+        engine.run(lambda worker: worker.line.meet("all", 3), num_workers=3)
+    assert engine.run(lambda worker: worker.rank, num_workers=2) == [0, 1]
+
+
+def test_rank_0_cannot_host_without_a_barrier(by_demand):
+    with pytest.raises(UsageError, match=r"^rendezvous=\"rank0\" needs a barrier stage"):
+        SparkEngine(rendezvous="rank0").run(lambda worker: 0, num_workers=2)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("others", ["collective", "python"])
+def test_a_lost_worker_ends_the_stage(by_demand, tmp_path, others):
+    def program(worker):
+        from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+
+        sync = TorchDistributedSync(worker)
+        sync.start()
+        if worker.rank == 1:
+            (tmp_path / "time").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            if others == "collective":
+                sync.all_gather([1.0])
+
+    with pytest.raises(WorkerLost, match=r"^Worker 1 \(process \d+ on [\d.]+\) was lost: its "):
+        SparkEngine().run(program, num_workers=2)
+    assert time.time() - float((tmp_path / "time").read_text()) < 20
+
+
+def test_an_error_of_the_program_is_reported_once(by_demand):
+    def program(worker):
+        if worker.rank == 1:
+            raise KeyError("this one")
+        worker.line.meet("never", 3)
+
+    with pytest.raises(WorkerError, match=r"^KeyError in worker 1"):
+        SparkEngine().run(program, num_workers=2)
+
+
+@pytest.mark.fault
+def test_a_killed_worker_changes_nothing(by_demand, tmp_path):
+    data = faults.frame(by_demand)
+    expected = faults.fit(faults.estimator(), data)
+    attempts = faults.Attempts(tmp_path / "attempts")
+    kill = faults.Kill(tmp_path / "killed", 1, 20)
+    assert faults.fit(faults.estimator(), data, attempts, kill) == expected
+    assert attempts.starts() == [0, faults.STEPS // faults.EPOCHS]
+
+
+# A task that the cluster runs again ------------------------------------------
+
+
+def test_a_second_run_waits_for_the_first():
+    channel = Channel("127.0.0.1")
+    driver = channel.line(1)
+    first, second = channel.address.connect(1), channel.address.connect(1)
+    first.will("gone/0")
+    first.set("left/0", "")
+    assert await_first(second, 0) == "copy"
+    assert driver.count("failed") == 0
+    lost = channel.address.connect(1)
+    lost.will("gone/1")
+    lost.store.close()
+    assert await_first(second, 1) == "void"
+    assert driver.count("failed") == 1
+    channel.close()
+
+
+# From no executor to two ------------------------------------------
+
+CLUSTER = """
+    import json, logging, sys, time
+    from pathlib import Path
+
+    sys.path.insert(0, sys.argv[1])
+    folder = Path(sys.argv[2])
+    from pyspark.sql import SparkSession
+    from bigdl.common.errors import UsageError
+    from bigdl.orca.cluster.spark import SparkCluster
+    from bigdl.orca.cluster.standalone import StandaloneCluster
+    from bigdl.orca.learn.trigger import SeveralIteration
+
+    import faults
+
+    facts = {}
+    cluster = StandaloneCluster.start(1, "700m", 2)
+    conf = {
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": cluster.secret,
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "600m",
+        "spark.executor.extraJavaOptions": sys.argv[3],
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.minExecutors": "0",
+        "spark.dynamicAllocation.maxExecutors": "2",
+        "spark.dynamicAllocation.executorIdleTimeout": "3s",
+        "spark.dynamicAllocation.shuffleTracking.timeout": "3s",
+        "spark.decommission.enabled": "true",
+        "spark.executorEnv.PYTHONPATH": ":".join(sys.path),
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+    }
+    builder = SparkSession.builder.master(cluster.master)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        executors = lambda: SparkCluster.from_active().slots()
+        facts["at first"] = executors()
+        data = faults.frame(spark)
+        facts["expected"] = faults.fit(faults.estimator(workers_per_node=1), data)
+        facts["grown to"] = executors()
+        end = time.monotonic() + 60
+        while executors() and time.monotonic() < end:
+            time.sleep(0.2)
+        facts["idle"] = executors()
+        attempts = faults.Attempts(folder / "attempts")
+        kill = faults.KillExecutor(folder / "killed", 1, 17)
+        facts["found"] = faults.fit(
+            faults.estimator(workers_per_node=1), data, attempts, kill,
+            checkpoint_trigger=SeveralIteration(5),
+        )
+        facts["starts"] = attempts.starts()
+        moves = faults.Attempts(folder / "moves")
+        leave = faults.Decommission(folder / "left", 1, 8)
+        facts["moved"] = faults.fit(
+            faults.estimator(workers_per_node=1), data, moves, leave, max_failures=0
+        )
+        facts["moves"] = moves.starts()
+        facts["told at"] = leave.last_step()
+    finally:
+        spark.stop()
+        cluster.stop()
+    print(json.dumps(facts))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_a_cluster_grows_for_a_training_and_loses_an_executor(tmp_path):
+    helpers = os.path.dirname(faults.__file__)
+    command = [sys.executable, "-c", textwrap.dedent(CLUSTER), helpers, str(tmp_path), QUICK_JVM]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([helpers, *filter(None, sys.path)])}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert run.returncode == 0, run.stderr[-5000:]
+    facts = json.loads(run.stdout.splitlines()[-1])
+    assert (facts["at first"], facts["grown to"], facts["idle"]) == (0, 2, 0)
+    assert facts["found"] == facts["expected"]
+    assert facts["starts"] == [0, 15]
+    assert facts["moved"] == facts["expected"]
+    assert len(facts["moves"]) == 2
+    assert facts["moves"][1] == facts["told at"]  # no step is lost

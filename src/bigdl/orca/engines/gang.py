@@ -1,0 +1,159 @@
+"""A gang: workers that are ordinary tasks, on a cluster that adds and removes executors by demand.
+
+Spark has no barrier stages with dynamic allocation, since it would have to know how many executors
+will come.  Ordinary tasks make it start as many as they need.  Each waits at the driver's channel
+until all have come, which the :class:`Gang` watches, and so does what a barrier would do: it ends
+the stage when too few come in time, and when one is lost.  A task that Spark runs again by itself,
+after a loss or in the hope to be faster, does nothing (see :func:`bigdl.runtime.task.await_first`).
+"""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from bigdl.common.errors import BigDLError, UsageError, WorkerLost
+from bigdl.orca.cluster.spark_calls import SparkCall
+from bigdl.runtime.channel import Line
+from bigdl.runtime.jobs import OTHER_LOST, departed, order_stop, worker_lost
+
+logger = logging.getLogger("bigdl.orca")
+
+_DEPARTURES_S = 1.0  # seconds between two questions about executors that go
+_NOTICE_S = 1.0  # seconds in which the others notice by themselves that a worker is gone
+_SAY_S = 10.0  # seconds after which it is said that workers are waited for
+_GONE = "its process or its executor went away", "their processes or executors went away"
+
+
+class Watching(ABC):
+    """Something that looks again and again while a stage runs."""
+
+    @abstractmethod
+    def poll(self) -> None:
+        """Look once."""
+
+    def poll_with(self, poll: Callable[[], None]) -> Callable[[], None]:
+        """Look after another has looked."""
+
+        def both():
+            poll()
+            self.poll()
+
+        return both
+
+
+class Departures(Watching):
+    """Tells the workers when Spark decommissions an executor of theirs.
+
+    Parameters
+    ----------
+    line : Line
+    call : SparkCall
+        Which runs the stage.
+    """
+
+    def __init__(self, line: Line, call: SparkCall):
+        self._line, self._call = line, call
+        self._next = time.monotonic() + _DEPARTURES_S
+        self._told = False
+
+    def poll(self) -> None:
+        """Ask Spark about once a second."""
+        if self._told or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _DEPARTURES_S
+        leaving = self._call.leaving()
+        if leaving:
+            self._told = True
+            logger.info("Spark decommissions executor %s; the state is kept", " and ".join(leaving))
+            self._line.set("leave", ",".join(leaving))
+
+
+class Gang(Watching):
+    """The workers of one attempt, from the driver's view.
+
+    Parameters
+    ----------
+    line : Line
+    world_size : int
+    patience : float
+        Seconds in which another worker must come as long as some are missing.
+    has_executors : callable
+        Whether the cluster has any; without one nobody can come.
+    cancel : callable
+        Ends the stage.
+    is_first : bool
+        Whether no attempt of the job has run before.
+
+    Attributes
+    ----------
+    failure : BigDLError or None
+        Why the gang has ended the stage.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        world_size: int,
+        patience: float,
+        has_executors: Callable[[], bool],
+        cancel: Callable[[], None],
+        is_first: bool,
+    ):
+        self._line, self._world_size, self._patience = line, world_size, patience
+        self._has_executors, self._cancel, self._is_first = has_executors, cancel, is_first
+        self._begin = self._changed = time.monotonic()
+        self._came = 0
+        self._said = False
+        self._lost_at: float | None = None
+        self.failure: BigDLError | None = None
+
+    def poll(self) -> None:
+        """Look at who has come and who is gone; called again and again while the stage runs."""
+        if self.failure is not None:
+            self._cancel()  # again: Spark may have been between two jobs
+        elif self._came < self._world_size:
+            self._await_all()
+        if self.failure is None and self._came:
+            self._look_for_losses()
+
+    def _await_all(self) -> None:
+        now = time.monotonic()
+        came = sum(self._line.has(f"enter/{place}") for place in range(self._world_size))
+        if came != self._came:
+            self._came, self._changed = came, now
+        if came == self._world_size:
+            if self._said:
+                logger.info("All %d workers have come", came)
+            return
+        if not came and self._has_executors():  # they compute the input first
+            self._changed = now
+        if now - self._begin > _SAY_S and not self._said:
+            self._said = True
+            logger.info(
+                "%d of %d workers have come; the others wait for executors", came, self._world_size
+            )
+        if now - self._changed > self._patience:
+            few = (
+                f"{came} of {self._world_size} workers came, and no other within "
+                f"{self._patience:g} s"
+            )
+            cure = (
+                "; the cluster has no room for more executors now: ask for fewer workers "
+                "(workers_per_node, spark.dynamicAllocation.maxExecutors), or try later"
+            )
+            self._end(UsageError(few + cure) if self._is_first else WorkerLost(few))
+
+    def _look_for_losses(self) -> None:
+        lost = departed(self._line, self._world_size)
+        if not lost or self._line.has("abort"):
+            return
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
+        elif time.monotonic() - self._lost_at > _NOTICE_S:
+            self._end(worker_lost(lost, *_GONE))
+
+    def _end(self, failure: BigDLError) -> None:
+        self.failure = failure
+        order_stop(self._line, OTHER_LOST)
+        self._cancel()
