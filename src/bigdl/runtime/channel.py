@@ -297,12 +297,28 @@ class Line:
     def __init__(self, store: Any, attempt: int):
         self.store = store
         self._prefix = f"{attempt}:"
+        self._group_stores: list[Any] = []
 
-    def group_store(self):
-        """The store of the process group of this attempt, for ``torch.distributed``."""
+    def group_store(self, tunnels: Any = None, rank: int = 0):
+        """The store of the process group of this attempt, for ``torch.distributed``.
+
+        Parameters
+        ----------
+        tunnels : bigdl.runtime.collectives.tunnel.Tunnels, optional
+            Through which the workers reach each other.
+        rank : int
+            Of this worker, with tunnels.
+        """
+        from bigdl.runtime.collectives.tunnel import TunnelStore
         from bigdl.runtime.group_store import GroupStore
 
-        return GroupStore(self.store, f"{self._prefix}group/")
+        prefix = f"{self._prefix}group/"
+        if tunnels is None:
+            store = GroupStore(self.store, prefix)
+        else:
+            store = TunnelStore(self.store, prefix, tunnels, rank)
+        self._group_stores.append(store)  # torch itself keeps only what C++ sees of it
+        return store
 
     def set(self, key: str, value: bytes | str) -> None:
         self.store.set(self._prefix + key, value.encode() if isinstance(value, str) else value)

@@ -241,8 +241,7 @@ def _common(request: ContextRequest) -> dict[str, str | None]:
         "spark.executor.instances": str(request.num_nodes),
         "spark.executor.cores": str(request.cores),
         "spark.executor.memory": request.memory,
-        # All workers of a training start together, which Spark refuses with executors that come
-        # and go.
+        # The executors that were asked for are to be there; who wants others says so in conf.
         "spark.dynamicAllocation.enabled": "false",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.executor.memoryOverhead": request.get("extra_executor_memory_for_ray"),

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from bigdl.common.environment import EnvContext
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.runtime.collectives.base import GradientSync, bytes_tensor, interface_of
-from bigdl.runtime.collectives.torch_distributed import CLEAR
 from bigdl.runtime.engine import PeerLost
 
 _CURE = (
@@ -62,9 +61,14 @@ class HorovodSync(GradientSync):
         self._flying = 0  # sums that were started and not waited for
 
     def _join(self):
-        hvd = require_horovod()
         if self._worker.certificate is not None:
-            raise UsageError(CLEAR.format(library="Horovod", cure=""))
+            raise UsageError(
+                "This cluster asks for encryption, but Horovod cannot encrypt what workers say to "
+                "each other (gradients, weights and figures of the training); take "
+                'backend="spark", or, where the network between the workers is trusted, set '
+                "BIGDL_CLEAR_COLLECTIVES=1 for the driver"
+            )
+        hvd = require_horovod()
         if hvd.is_initialized():  # left by a task that was killed inside a reused process
             hvd.shutdown()
         line = self._worker.line

@@ -1,15 +1,9 @@
 """Gradients meet by ``torch.distributed``, over the job's channel."""
 
-import contextlib
-import functools
-import mmap
 import os
-from collections.abc import Iterator
 from datetime import timedelta
 
 from bigdl.common.environment import EnvContext
-from bigdl.common.errors import UsageError
-from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.collectives.base import GradientSync, bytes_tensor, interface_of, peers
 
 
@@ -38,7 +32,8 @@ class TorchDistributedSync(GradientSync):
         import torch
 
         torch.cuda.set_device(device)
-        if self._library is not None and is_alone:
+        # nccl cannot encrypt
+        if self._library is not None and is_alone and self._worker.certificate is None:
             with peers():
                 self._gpus = self._library.new_group(backend="nccl", timeout=self._timeout)
 
@@ -51,10 +46,11 @@ class TorchDistributedSync(GradientSync):
         if dist.is_initialized():  # left by a task that was killed inside a reused process
             dist.destroy_process_group()
         self._worker.line.meet("group", self.world_size)
-        with _encryption(self._worker.certificate), _interface(self._worker.host), peers():
+        store = self._meeting_place()
+        with _interface(self._worker.host), peers():
             dist.init_process_group(
                 "gloo",
-                store=self._worker.line.group_store(),
+                store=store,
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=self._timeout,
@@ -64,6 +60,20 @@ class TorchDistributedSync(GradientSync):
         self._worker.line.meet("grouped", self.world_size)
         self._library = dist
         self._worker.at_exit(self.stop)
+
+    def _meeting_place(self):
+        """The store of the group; with tunnels this process uses the loopback interface only."""
+        worker = self._worker
+        if worker.certificate is None:
+            return worker.line.group_store()
+        from bigdl.runtime.collectives.tunnel import LOOPBACK, Tunnels
+
+        tunnels = Tunnels(worker.certificate, worker.host)
+        worker.at_exit(tunnels.close)
+        inside = EnvContext({"GLOO_SOCKET_IFNAME": str(interface_of(LOOPBACK))})
+        inside.__enter__()  # also for groups that the program makes
+        worker.at_exit(lambda: inside.__exit__(None, None, None))
+        return worker.line.group_store(tunnels, self.rank)
 
     def _leave(self, library):
         self._gpus = None
@@ -102,55 +112,6 @@ class TorchDistributedSync(GradientSync):
     def _sum_sparse(self, tensor):
         self._library.all_reduce(tensor)
         return tensor
-
-
-CLEAR = (
-    "This cluster asks for encryption, but {library} cannot encrypt what workers say to each other "
-    "(gradients, weights and figures of the training); {cure}where the network between the workers "
-    "is trusted, set BIGDL_CLEAR_COLLECTIVES=1 for the driver, which encrypts only what goes "
-    "between it and the workers"
-)
-
-
-@contextlib.contextmanager
-def _encryption(certificate: Certificate | None) -> Iterator[None]:
-    """Let gloo encrypt in the block; with None it says everything in the clear.
-
-    Raises
-    ------
-    UsageError
-        If the installed torch was built without that.
-    """
-    if certificate is None:
-        yield
-        return
-    if not _gloo_has_tls():
-        cure = "install a torch that was built with USE_GLOO_WITH_OPENSSL; "
-        raise UsageError(CLEAR.format(library="gloo of the installed torch", cure=cure))
-    with certificate.files() as (key, shown):
-        settings = {
-            "GLOO_DEVICE_TRANSPORT": "TCP_TLS",
-            "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY": key,
-            "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT": shown,
-            "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_FILE": shown,
-        }
-        with EnvContext(settings):
-            yield
-
-
-@functools.cache
-def _gloo_has_tls() -> bool:
-    """Return True if torch was built with it.
-
-    Not by a trial: gloo looks at its variables once in a process, and would stay as it is.
-    """
-    import torch
-
-    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
-    if not os.path.exists(path):  # Linux only
-        return False
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
-        return library.find(b"GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY") >= 0
 
 
 def _interface(host: str) -> EnvContext:
