@@ -135,7 +135,7 @@ class Decommission(Once):
             with open(f"{self.marker}-steps", "a") as file:
                 file.write(f"{runner.global_step} {os.getpid()}\n")
             if int(self.marker.read_text().split()[0]) == os.getpid():
-                time.sleep(0.3)
+                time.sleep(0.5)
 
     def last_step(self) -> int:
         """The last step of the process that was told."""

@@ -148,10 +148,12 @@ CLUSTER = """
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    try:
-        executors = lambda: SparkCluster.from_active().slots()
+    executors = lambda: SparkCluster.from_active().slots()
+    data = faults.frame(spark)
+    every = SeveralIteration(5)
+
+    def growing():
         facts["at first"] = executors()
-        data = faults.frame(spark)
         facts["expected"] = faults.fit(faults.estimator(workers_per_node=1), data)
         facts["grown to"] = executors()
         end = time.monotonic() + 60
@@ -160,18 +162,21 @@ CLUSTER = """
         facts["idle"] = executors()
         attempts = faults.Attempts(folder / "attempts")
         kill = faults.KillExecutor(folder / "killed", 1, 17)
-        facts["found"] = faults.fit(
-            faults.estimator(workers_per_node=1), data, attempts, kill,
-            checkpoint_trigger=SeveralIteration(5),
-        )
+        est = faults.estimator(workers_per_node=1)
+        facts["found"] = faults.fit(est, data, attempts, kill, checkpoint_trigger=every)
         facts["starts"] = attempts.starts()
-        moves = faults.Attempts(folder / "moves")
+
+    def decommissioned():
+        facts["expected"] = faults.fit(faults.estimator(workers_per_node=1), data)
+        attempts = faults.Attempts(folder / "attempts")
         leave = faults.Decommission(folder / "left", 1, 8)
-        facts["moved"] = faults.fit(
-            faults.estimator(workers_per_node=1), data, moves, leave, max_failures=0
-        )
-        facts["moves"] = moves.starts()
+        est = faults.estimator(workers_per_node=1)
+        facts["found"] = faults.fit(est, data, attempts, leave, max_failures=0)
+        facts["starts"] = attempts.starts()
         facts["told at"] = leave.last_step()
+
+    try:
+        {"growing": growing, "decommissioned": decommissioned}[sys.argv[4]]()
     finally:
         spark.stop()
         cluster.stop()
@@ -179,18 +184,31 @@ CLUSTER = """
 """
 
 
+def on_a_cluster(story, folder):
+    """What happened in a process of its own, whose cluster starts without executors."""
+    helpers = os.path.dirname(faults.__file__)
+    command = [sys.executable, "-c", textwrap.dedent(CLUSTER), helpers, str(folder), QUICK_JVM]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([helpers, *filter(None, sys.path)])}
+    command, options = [*command, story], {"capture_output": True, "text": True, "timeout": 280}
+    run = subprocess.run(command, env=environment, **options)
+    assert run.returncode == 0, run.stderr[-5000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
 @pytest.mark.slow
 @pytest.mark.fault
 def test_a_cluster_grows_for_a_training_and_loses_an_executor(tmp_path):
-    helpers = os.path.dirname(faults.__file__)
-    command = [sys.executable, "-c", textwrap.dedent(CLUSTER), helpers, str(tmp_path), QUICK_JVM]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([helpers, *filter(None, sys.path)])}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert run.returncode == 0, run.stderr[-5000:]
-    facts = json.loads(run.stdout.splitlines()[-1])
+    facts = on_a_cluster("growing", tmp_path)
     assert (facts["at first"], facts["grown to"], facts["idle"]) == (0, 2, 0)
     assert facts["found"] == facts["expected"]
     assert facts["starts"] == [0, 15]
-    assert facts["moved"] == facts["expected"]
-    assert len(facts["moves"]) == 2
-    assert facts["moves"][1] == facts["told at"]  # no step is lost
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_no_step_is_lost_before_a_decommissioned_executor_goes(tmp_path):
+    facts = on_a_cluster("decommissioned", tmp_path)
+    assert facts["found"] == facts["expected"]
+    first, second = facts["starts"]
+    assert (first, second) == (0, facts["told at"])
+    assert 8 <= second < faults.STEPS

@@ -214,10 +214,9 @@ def await_survivors(line: Line, world_size: int) -> None:
         time.sleep(LOOK_S)
 
 
-def departed(line: Line, world_size: int) -> list[dict]:
-    """Rank, pid and host of the workers whose connections ended before they left."""
-    places = [p for p in range(world_size) if line.has(f"gone/{p}") and not line.has(f"left/{p}")]
-    return [line.get_json(f"who/{p}") for p in places if line.has(f"who/{p}")]
+def departed(line: Line, world_size: int) -> list[int]:
+    """Places of the workers whose connections ended before they left."""
+    return [p for p in range(world_size) if line.has(f"gone/{p}") and not line.has(f"left/{p}")]
 
 
 def vanished(line: Line, world_size: int) -> list[dict]:
@@ -283,8 +282,8 @@ class Job(contextlib.AbstractContextManager):
             number = self._resources.enter_context(job_number())
             self._resources.callback(lambda: self._ingest.close())
             self._ingest = self._input()
-            certificate = Certificate.make() if engine.is_encrypted else None
-            self._channel = self._open_channel(certificate)
+            self._certificate = Certificate.make() if engine.is_encrypted else None
+            self._channel = self._open_channel()
             self._resources.callback(self._channel.close)
             self._resources.callback(self._remove_spools)
             self._spec = TaskSpec(
@@ -300,7 +299,7 @@ class Job(contextlib.AbstractContextManager):
                 program=program,
                 secret=self._channel.address.secret,
                 may_leave=engine.may_leave,
-                certificate=certificate,
+                certificate=self._certificate,
                 are_collectives_clear=os.environ.get("BIGDL_CLEAR_COLLECTIVES") == "1",
                 keep_spools=keep_spools,
                 reader=self._ingest.reader,
@@ -310,9 +309,9 @@ class Job(contextlib.AbstractContextManager):
             self.close()
             raise
 
-    def _open_channel(self, certificate: Certificate | None) -> Channel:
+    def _open_channel(self) -> Channel:
         engine = self._engine
-        return Channel(engine.cluster.driver_host, engine.port, None, certificate)
+        return Channel(engine.cluster.driver_host, engine.port, None, self._certificate)
 
     def _input(self) -> Ingest:
         """Describe how the workers get their rows."""

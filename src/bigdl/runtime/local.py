@@ -234,7 +234,7 @@ class InProcessJob(Job):
         # other attempts find its spools, and close() removes them
         super().__init__(engine, fn, feed, num_workers, threads, True)
 
-    def _open_channel(self, certificate):
+    def _open_channel(self):
         return Channel(None)
 
     def _attempt(self, line, on_event, *told):

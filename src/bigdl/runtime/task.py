@@ -2,10 +2,9 @@
 
 A task never raises because of what a program did.  It returns an *outcome*: ``"ok"``; ``"error"``,
 reported on the way to the driver; ``"peer"``, when another worker went away; ``"leaving"``, when
-the driver asked for it and the state is kept; ``"nospool"``, when
-spools expected here are gone; ``"refused"``, when the input does not accept the sizes of its
-shards; ``"void"``, when the cluster ran this task again after a loss; and ``"copy"``, when it did
-so while the first run of it was at work.
+the driver asked for it and the state is kept; ``"nospool"``, when spools expected here are gone;
+``"refused"``, when the input does not accept the sizes of its shards; ``"void"``, when the cluster
+ran this task again after a loss; and ``"copy"``, when it did so while the first run was at work.
 """
 
 import contextlib

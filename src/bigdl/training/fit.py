@@ -40,7 +40,7 @@ from bigdl.training.state import RunningState, dumps, loads
 
 logger = logging.getLogger("bigdl.orca")
 
-_VOTE_S = 1.0  # seconds between two votes
+_VOTE_S, _VOTE_STEPS = 1.0, 10  # between two votes, whichever is less
 _NO_NUMBER = "nan"  # topic of what workers say of a loss that is none
 
 
@@ -533,13 +533,13 @@ class WorkerLoop(FitLoop):
             self._vote_to_leave()
 
     def _vote_to_leave(self) -> None:
-        """Ask all ranks about every second whether one knows that a machine is about to go."""
+        """Ask all ranks, every second or more often, if one knows that a machine is about to go."""
         now, step = time.monotonic(), self.position.global_step
         pace = (now - self._voted_at) / max(1, step - self._voted_step)
         votes = self.sync.all_gather([float(self.worker.is_leaving()), pace])
         slowest = max(seconds for _, seconds in votes)
         self._voted_at, self._voted_step = now, step
-        self._next_vote = step + max(1, int(_VOTE_S / max(slowest, 1e-6)))
+        self._next_vote = step + max(1, int(min(_VOTE_S / max(slowest, 1e-6), _VOTE_STEPS)))
         if any(is_leaving for is_leaving, _ in votes) and not self._is_over():
             if self._saved != self.position.to_json():
                 self._save("checkpoint")

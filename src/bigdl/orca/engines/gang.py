@@ -146,12 +146,14 @@ class Gang(Watching):
 
     def _look_for_losses(self) -> None:
         lost = departed(self._line, self._world_size)
-        if not lost or self._line.has("abort"):
+        if not lost:
             return
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         elif time.monotonic() - self._lost_at > _NOTICE_S:
-            self._end(worker_lost(lost, *_GONE))
+            keys = [f"who/{place}" for place in lost]
+            who = [self._line.get_json(key) for key in keys if self._line.has(key)]
+            self._end(worker_lost(who, *_GONE))
 
     def _end(self, failure: BigDLError) -> None:
         self.failure = failure

@@ -189,9 +189,9 @@ class SparkJob(Job):
         self._is_gang = engine.cluster.dynamic_allocation
         super().__init__(engine, *order)
 
-    def _open_channel(self, certificate):
+    def _open_channel(self):
         ship_modules(self._sc)
-        return super()._open_channel(certificate)
+        return super()._open_channel()
 
     def _attempt(self, line, on_event, options, state):
         stage = self._stage
