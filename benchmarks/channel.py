@@ -16,7 +16,7 @@ import threading
 import time
 from datetime import timedelta
 
-REPEATS, QUESTIONS, SIZE, CHUNK, MANY = 7, 500, 100 << 20, 8 << 20, 128
+REPEATS, QUESTIONS, SIZE, CHUNK, MANY = 5, 500, 100 << 20, 8 << 20, 128
 CASES = ("join", "question", "100 MB", "128 meet")
 
 

@@ -28,12 +28,6 @@ def by_demand(orca_spark, monkeypatch):
     return orca_spark
 
 
-def test_ordinary_tasks_meet_and_train(orca_spark, monkeypatch):
-    expected = faults.fit(faults.estimator(), faults.frame(orca_spark))
-    monkeypatch.setattr(SparkCluster, "dynamic_allocation", True)
-    assert faults.fit(faults.estimator(), faults.frame(orca_spark)) == expected
-
-
 def test_too_few_workers_are_told_in_one_sentence(by_demand):
     engine = SparkEngine(patience=2.0)
     expected = r"^2 of 3 workers came, and no other within 2 s; .*maxExecutors.*or try later$"
@@ -78,9 +72,12 @@ def test_an_error_of_the_program_is_reported_once(by_demand):
 
 
 @pytest.mark.fault
-def test_a_killed_worker_changes_nothing(by_demand, tmp_path):
-    data = faults.frame(by_demand)
+def test_ordinary_tasks_train_as_those_of_a_barrier_also_after_a_loss(
+    orca_spark, monkeypatch, tmp_path
+):
+    data = faults.frame(orca_spark)
     expected = faults.fit(faults.estimator(), data)
+    monkeypatch.setattr(SparkCluster, "dynamic_allocation", True)
     attempts = faults.Attempts(tmp_path / "attempts")
     kill = faults.Kill(tmp_path / "killed", 1, 20)
     assert faults.fit(faults.estimator(), data, attempts, kill) == expected
@@ -189,7 +186,7 @@ def on_a_cluster(story, folder):
     helpers = os.path.dirname(faults.__file__)
     command = [sys.executable, "-c", textwrap.dedent(CLUSTER), helpers, str(folder), QUICK_JVM]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([helpers, *filter(None, sys.path)])}
-    command, options = [*command, story], {"capture_output": True, "text": True, "timeout": 280}
+    command, options = [*command, story], {"capture_output": True, "text": True, "timeout": 580}
     run = subprocess.run(command, env=environment, **options)
     assert run.returncode == 0, run.stderr[-5000:]
     return json.loads(run.stdout.splitlines()[-1])
@@ -197,6 +194,7 @@ def on_a_cluster(story, folder):
 
 @pytest.mark.slow
 @pytest.mark.fault
+@pytest.mark.timeout(600)
 def test_a_cluster_grows_for_a_training_and_loses_an_executor(tmp_path):
     facts = on_a_cluster("growing", tmp_path)
     assert (facts["at first"], facts["grown to"], facts["idle"]) == (0, 2, 0)
@@ -206,6 +204,7 @@ def test_a_cluster_grows_for_a_training_and_loses_an_executor(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.fault
+@pytest.mark.timeout(600)
 def test_no_step_is_lost_before_a_decommissioned_executor_goes(tmp_path):
     facts = on_a_cluster("decommissioned", tmp_path)
     assert facts["found"] == facts["expected"]

@@ -85,6 +85,16 @@ class Board:
         with self._lock:
             return self._values.get(key)
 
+    def get_all(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of keys that are there.
+
+        Raises
+        ------
+        KeyError
+        """
+        with self._lock:
+            return [self._values[key] for key in keys]
+
     def has(self, keys: Sequence[str], seconds: float | None = 0) -> bool:
         """Return True if all `keys` are there, at the latest after some seconds."""
         there = threading.Event()
@@ -302,6 +312,9 @@ class BoardServer:
                 await self._wait([key], seconds)
                 value = board.peek(key)
                 return value is not None, value or b""
+            case "get_all", [list(keys)]:
+                values = board.get_all(keys)
+                return [len(value) for value in values], b"".join(values)
             case "has", [list(keys), seconds]:
                 return await self._wait(keys, seconds), b""
             case "add", [str(key), int(by)]:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 from bigdl.runtime.board import Board, BoardServer, keep_alive, listen
@@ -119,6 +120,12 @@ class Connection:
             if found:
                 return value
         raise TimeoutError(f"nobody has set {key!r}")
+
+    def get_all(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of keys that are there."""
+        sizes, data = self._ask(["get_all", list(keys)])
+        ends = list(accumulate(sizes, initial=0))
+        return [data[start:end] for start, end in pairwise(ends)]
 
     def has(self, keys: Sequence[str], seconds: float | None = 0) -> bool:
         """Return True if all `keys` are there, at the latest after some seconds."""
@@ -368,7 +375,8 @@ class Line:
         """What every worker says, in the order of their numbers; of JSON-able values."""
         self.set_json(f"{key}/{rank}", value)
         self.meet(key, world_size)
-        return [self.get_json(f"{key}/{each}") for each in range(world_size)]
+        keys = [f"{self._prefix}{key}/{each}" for each in range(world_size)]
+        return [json.loads(value) for value in self.store.get_all(keys)]
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """A value of any size, in chunks; complete once ``has(key)``."""
