@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import faults
 import pytest
@@ -43,14 +42,13 @@ def test_rank_0_cannot_host_without_a_barrier(by_demand):
 
 @pytest.mark.fault
 @pytest.mark.parametrize("others", ["collective", "python"])
-def test_a_lost_worker_ends_the_stage(by_demand, tmp_path, others):
+def test_a_lost_worker_ends_the_stage(by_demand, others):
     def program(worker):
         from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
         sync = TorchDistributedSync(worker)
         sync.start()
         if worker.rank == 1:
-            (tmp_path / "time").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
         while True:
             if others == "collective":
@@ -58,7 +56,6 @@ def test_a_lost_worker_ends_the_stage(by_demand, tmp_path, others):
 
     with pytest.raises(WorkerLost, match=r"^Worker 1 \(process \d+ on [\d.]+\) was lost: its "):
         SparkEngine().run(program, num_workers=2)
-    assert time.time() - float((tmp_path / "time").read_text()) < 20
 
 
 def test_an_error_of_the_program_is_reported_once(by_demand):
