@@ -9,7 +9,7 @@ Neither changes the user's model.
 
 import abc
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from types import MappingProxyType
@@ -19,6 +19,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.agreement import Probe
 from bigdl.nano.acceleration.structure import Structure
 
 ORIGINAL = "original"
@@ -58,6 +59,8 @@ class BuildOptions:
         ``mean_value``, ``scale_values``, ``layout``, ``input``, ``input_shape``, ``data_type``.
     goal : AccuracyGoal or None
         With a goal, layers that cost too much accuracy are left unquantized.
+    refused_ways : frozenset of str
+        Ways of conversion whose result was wrong.
 
     Examples
     --------
@@ -80,6 +83,7 @@ class BuildOptions:
     sample_size: int = 100
     conversion: Mapping[str, Any] = field(default_factory=dict)
     goal: AccuracyGoal | None = None
+    refused_ways: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **others: Any) -> Self:
@@ -98,9 +102,12 @@ class Source(Protocol):
     ----------
     model
         The user's model, which methods do not change.
+    way : str or None
+        How it was converted last, where a framework has several ways.
     """
 
     model: Any
+    way: str | None
 
     @property
     def outputs(self) -> Structure:
@@ -112,8 +119,22 @@ class Source(Protocol):
     def sample_arrays(self) -> list[np.ndarray]:
         """The sample as a flat list of ndarrays."""
 
-    def try_out(self, model: Any) -> None:
-        """Call an accelerated model on the sample, if there is one."""
+    def probes(self, options: BuildOptions) -> Sequence[Probe]:
+        """Inputs on which an accelerated model is compared; the first is the sample."""
+
+    def original(self, inputs: Any, noise: float = 0.0) -> Any:
+        """What the model gives for flat inputs, if it takes them; with noise on what it computes
+        with."""
+
+    def run(self, model: Any, inputs: Any) -> Any:
+        """What an accelerated model gives for flat inputs."""
+
+    def tell_side_effects(self, model: Any, method: Any) -> None:
+        """Refuse, or warn of, what calls of the model change and those of an accelerated one do
+        not."""
+
+    def runs_code(self, model: Any) -> bool:
+        """True if an accelerated model runs the Python code of the original."""
 
 
 SourceT = TypeVar("SourceT", bound=Source, contravariant=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from bigdl.common.cpu import core_count, topology
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import keep_accuracy
+from bigdl.nano.acceleration.agreement import check_agreement
 from bigdl.nano.acceleration.keywords import refuse_inapplicable
 from bigdl.nano.acceleration.method import BuildOptions, Method, Source
 from bigdl.nano.acceleration.onnx_quantization import (
@@ -78,6 +79,8 @@ class OnnxNetwork:
             self.session = ort.InferenceSession(
                 str(file.path), self.options, providers=["CPUExecutionProvider"]
             )
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = 4  # what goes wrong is in the exceptions
         ports = {port.name: _dtype_of(port.type) for port in self.session.get_inputs()}
         self.input_names = list(ports) if names is None else list(names)
         self._ports = [
@@ -119,7 +122,7 @@ class OnnxNetwork:
         feed = self.feed(arrays)
         # Measured: binding inputs and outputs costs more than the copy of the outputs it saves.
         try:
-            return self.session.run(None, feed)
+            return self.session.run(None, feed, self._run_options)
         except Exception as error:
             raise runtime_error(error) from error
 
@@ -299,6 +302,9 @@ class QuantizedMethod(OnnxRuntimeMethod):
 
     def build(self, source: Source, options: BuildOptions) -> Any:
         original = OnnxNetwork(*self.exported(source, options))
+        plain = replace(self, precision="fp32")
+        model = self.wrap(source, original, self.name, options)
+        check_agreement(source, model, plain, source.probes(options))
         batches = source.calibration_arrays(options) if self.calibrates else ()
         graph = FloatGraph(original.file, [original.feed(each) for each in batches])
         file = OnnxFile()

@@ -7,11 +7,12 @@ the conversion are those of OpenVINO's old model optimizer; they are carried out
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.nano.acceleration.accuracy import keep_accuracy
+from bigdl.nano.acceleration.agreement import UnusableNetworkError, check_agreement
 from bigdl.nano.acceleration.method import BuildOptions, Method, Source
 from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.openvino.network import (
@@ -210,10 +211,25 @@ class OpenVINOMethod(Method[Source]):
 
     def build(self, source: Source, options: BuildOptions) -> Any:
         self.check(options)
-        network = self.convert(source, options)
+        network = self.converted(source, options)
         if self.precision == "fp16":
             network = half_weights(network)
         return self.model_of(network, source, options)
+
+    def converted(self, source: Source, options: BuildOptions) -> Any:
+        """Return the network of a source's model, compared with the model before it is rounded.
+
+        Raises
+        ------
+        DisagreementError
+            If it gives other results: after rounding this would be hard to tell.
+        """
+        network = self.convert(source, options)
+        if self.precision != "fp32" and options.device == "CPU":
+            plain = replace(self, precision="fp32", computes="f32")
+            model = OpenVINOMethod.model_of(plain, network.clone(), source, options)
+            check_agreement(source, model, plain, source.probes(options))
+        return network
 
     def check(self, options: BuildOptions) -> None:
         """Refuse a device that is not there, or that cannot run what is asked for.
@@ -240,13 +256,18 @@ class OpenVINOMethod(Method[Source]):
         config = dict(options.openvino_config or {})
         if self.computes == "bf16" and self.precision == "int8":
             config.setdefault("INFERENCE_PRECISION_HINT", "bf16")
-        compiled = ShapedNetwork(
-            network,
-            options.device,
-            precision=self.precision,
-            thread_num=options.thread_num,
-            config=config,
-        )
+        try:
+            compiled = ShapedNetwork(
+                network,
+                options.device,
+                precision=self.precision,
+                thread_num=options.thread_num,
+                config=config,
+            )
+        except UsageError as error:
+            if options.openvino_config:
+                raise
+            raise UnusableNetworkError(str(error)) from error.__cause__
         return self.wrap(source, compiled, self.name, options)
 
 
@@ -269,7 +290,7 @@ class QuantizedMethod(OpenVINOMethod):
 
     def build(self, source: Source, options: BuildOptions) -> Any:
         self.check(options)
-        network = self.convert(source, options)
+        network = self.converted(source, options)
         if self.weights_only:
             batches = [source.sample_arrays()]
         else:

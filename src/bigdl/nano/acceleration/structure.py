@@ -8,6 +8,7 @@ its calls look like as :class:`CallInputs`. Tensors may be of any framework; non
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -20,6 +21,8 @@ from bigdl.common.errors import UsageError
 BatchT = TypeVar("BatchT")
 
 _SCALARS = (bool, int, float, str, type(None))
+# Values that hold no tensor.
+_PLAIN = (*_SCALARS, complex, bytes, np.generic, enum.Enum, range, slice)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +96,12 @@ class Structure:
                 )
         else:
             for key, part, child in zip(
-                self._labels(), self._parts(value, name), self.children, strict=True
+                self.labels(), self._parts(value, name), self.children, strict=True
             ):
                 child.take(part, f"{name}.{key}", leaves)
 
-    def _labels(self):
+    def labels(self) -> Iterable[Any]:
+        """Return the key or the place of each child."""
         return self.keys or range(len(self.children))
 
     def _parts(self, value, name) -> list:
@@ -120,9 +124,16 @@ class Structure:
             return [prefix]
         return [
             name
-            for key, child in zip(self._labels(), self.children, strict=True)
+            for key, child in zip(self.labels(), self.children, strict=True)
             for name in child.paths(f"{prefix}.{key}" if prefix else str(key))
         ]
+
+    def constants(self, prefix: str) -> Iterator[tuple[str, Any]]:
+        """Yield the name and the value of each constant."""
+        if self.kind == "constant":
+            yield prefix, self.value
+        for key, child in zip(self.labels(), self.children, strict=True):
+            yield from child.constants(f"{prefix}.{key}" if prefix else str(key))
 
     def to_json(self) -> dict:
         """As JSON; raises UsageError for a constant or a key that JSON does not know."""
@@ -315,6 +326,33 @@ class CallInputs:
             data["double_star"],
             **others,
         )
+
+
+def refuse_objects(structure: Structure, who: str) -> None:
+    """Refuse a nested value in which something is neither a tensor nor a plain constant.
+
+    An object may hold tensors of the sample, which would become constants.
+
+    Parameters
+    ----------
+    structure : Structure
+    who : str
+        Begin of the sentence, e.g. ``"Net returns"``.
+
+    Raises
+    ------
+    UsageError
+        With the class of the object and its place.
+    """
+    for path, value in structure.constants(""):
+        if not isinstance(value, _PLAIN):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            place = f" at {path!r}" if path else ""
+            raise UsageError(
+                f"{who} an object of the class {kind}{place}, which would become a constant; "
+                "use tensors in tuples, lists, dicts or dataclasses instead, or leave it out "
+                "(use_cache=False for a cache of transformers)"
+            )
 
 
 def is_tensor(value: Any) -> bool:

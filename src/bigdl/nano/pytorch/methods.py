@@ -128,7 +128,7 @@ class _GraphMethod(Method[TorchSource]):
         prepared.model = ipex.optimize(prepared.model, dtype=dtype)
         with self.lowered():
             if self.accelerator == "jit":
-                return graphs.ScriptGraph.make(prepared, source.sample_tensors, "trace", False)
+                return graphs.ScriptGraph.make(prepared, source, "trace", options)
             return graphs.ModuleGraph(prepared, compiled=False)
 
 
@@ -146,12 +146,8 @@ class ScriptMethod(_GraphMethod):
 
     def graph(self, source, options):
         with self.lowered():
-            return graphs.ScriptGraph.make(
-                self.prepared(source, options),
-                source.sample_tensors,
-                options.jit_method,
-                options.jit_strict,
-            )
+            prepared = self.prepared(source, options)
+            return graphs.ScriptGraph.make(prepared, source, options.jit_method, options)
 
 
 @dataclass(frozen=True)
@@ -168,10 +164,13 @@ class InductorMethod(_CompiledMethod, _GraphMethod):
         # exporting needs no copy: weights become constants of the graph
         with source.flat_module() as module, self.lowered():
             try:
+                if "torch.export" in options.refused_ways:
+                    raise UsageError(f"{type(source.model).__name__} gave other results as a graph")
                 program = graphs.export_flat(module, source, options.dynamic_axes)
             except UsageError as error:
                 _log.info("%s; its parts are compiled instead", error)
                 return graphs.ModuleGraph(self.prepared(source, options), compiled=True)
+            source.way = "torch.export"
             return graphs.CompiledGraph.compile(program, source.inputs.names)
 
 

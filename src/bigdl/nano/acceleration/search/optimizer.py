@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from bigdl.common.errors import UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
+from bigdl.nano.acceleration.agreement import built_and_checked
 from bigdl.nano.acceleration.keywords import Keywords
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method, find_method
 from bigdl.nano.acceleration.quiet import refusing
@@ -122,12 +123,9 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         score = None if metric is None else cls._score_of(metric, data, source)
         goal = AccuracyGoal.of(score, values)
         options = BuildOptions.of(values, conversion=arguments["kwargs"], goal=goal)
-        built = method.build(source, options)
-        if built is not model and values.get("strict_check", True):
-            made = f"The model was converted by method {method.name!r}"
-            with refusing(f"{made} but does not run on the sample"):
-                source.try_out(built)
-        return built
+        if method.name == ORIGINAL or not values.get("strict_check", True):
+            return method.build(source, options)
+        return built_and_checked(method, source, options, scored=score is not None)
 
     @classmethod
     def _check_model(cls, model: Any, method: Method | None = None) -> None:

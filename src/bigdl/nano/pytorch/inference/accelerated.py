@@ -244,6 +244,11 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
     def inference_settings(self) -> Settings:
         return Settings(threads=self.thread_num)
 
+    @property
+    def nano_code(self) -> torch.nn.Module | None:
+        """The module whose Python code it runs, if it does."""
+        return None
+
     def nano_attach(self, source: torch.nn.Module | None) -> Self:
         """Set the module to which unknown attributes are passed on; returns itself."""
         self.__dict__["nano_source"] = source

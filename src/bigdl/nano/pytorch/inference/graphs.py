@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 
@@ -187,29 +187,36 @@ class ScriptGraph:
     inputs : ForwardInputs or None
         None if the script takes and gives flat tensors (it was traced); else it takes the
         arguments of the user's forward (it was scripted).
+    sizes : list of list of int or None, optional
+        Of each input; None where any size is allowed.
     """
 
     file = "ckpt.pth"
 
-    def __init__(self, script: torch.jit.ScriptModule, inputs: ForwardInputs | None):
+    def __init__(
+        self,
+        script: torch.jit.ScriptModule,
+        inputs: ForwardInputs | None,
+        sizes: list | None = None,
+    ):
         self._script = script
         self._inputs = inputs
+        self._sizes = sizes
 
     @classmethod
     def make(
-        cls, module: FlatModule, tensors: Sequence[torch.Tensor], method: str | None, strict: bool
+        cls, module: FlatModule, source: TorchSource, method: str | None, options: BuildOptions
     ) -> ScriptGraph:
         """Trace or script a module.
 
         Parameters
         ----------
         module : FlatModule
-        tensors : sequence of Tensor
-            The sample.
+        source : TorchSource
         method : {"trace", "script"} or None
-            None traces, and scripts where a trace would have lost control flow.
-        strict : bool
-            Of ``torch.jit.trace``.
+            None traces; where a trace would lose control flow it scripts, and where that is not
+            possible it traces all the same, with a warning.
+        options : BuildOptions
 
         Raises
         ------
@@ -218,19 +225,38 @@ class ScriptGraph:
         """
         if method not in (None, "trace", "script"):
             raise UsageError(f"jit_method {method} is invalid.")
-        if method == "script":
-            return cls(_scripted(module.model), module.inputs)
-        try:
-            return cls(_traced(module, tensors, strict, lossy=method == "trace"), None)
-        except UsageError as untraceable:
-            if method == "trace":
-                raise
+        name, reasons = type(module.model).__name__, []
+        lost = None
+        script: Any = None
+        if method != "script" and "trace" not in options.refused_ways:
             try:
-                return cls(_scripted(module.model), module.inputs)
+                script, lost = _traced(module, source.sample_tensors, options.jit_strict)
             except UsageError as error:
-                raise UsageError(f"{untraceable}; {error}") from error
+                reasons.append(str(error))
+        if method != "trace" and (script is None or lost is not None):
+            try:
+                scripted = _scripted(module.model)
+            except UsageError as error:
+                reasons.append(str(error))
+            else:
+                source.way = "script"
+                return cls(scripted, module.inputs)
+        if script is None:
+            short = "; ".join(reason[:150] for reason in reasons)
+            raise UsageError(short or f"There is no other way to convert {name} to TorchScript")
+        if lost is not None and method != "trace":
+            warnings.warn(
+                f"{name} decides by its data ({lost.filename}, line {lost.lineno}) and cannot be "
+                "scripted; its trace, jit_method='trace', always goes the way that the sample goes",
+                stacklevel=2,
+            )
+        source.way = "trace"
+        return cls(script, None, source.verified_sizes(script))
 
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._sizes is not None:
+            for tensor, sizes in zip(tensors, self._sizes, strict=True):
+                _check_sizes(tensor, sizes)
         if self._inputs is None:
             return list(self._script(*tensors))
         args, kwargs = self._inputs.unflatten(tensors)
@@ -240,14 +266,19 @@ class ScriptGraph:
         """Write its file; returns what :meth:`read` needs."""
         with quiet():
             torch.jit.save(self._script, str(directory / self.file))
-        return {"graph": "script", "checkpoint": self.file, "flat": self._inputs is None}
+        return {
+            "graph": "script",
+            "checkpoint": self.file,
+            "flat": self._inputs is None,
+            "sizes": self._sizes,
+        }
 
     @classmethod
     def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
         """Read what :meth:`write` wrote."""
         with quiet():
             script = torch.jit.load(str(directory / meta["checkpoint"]), map_location="cpu")
-        return cls(script, None if meta["flat"] else inputs)
+        return cls(script, None if meta["flat"] else inputs, meta.get("sizes"))
 
 
 class ModuleGraph:
@@ -263,7 +294,7 @@ class ModuleGraph:
     file = "ckpt.pth"
 
     def __init__(self, module: FlatModule, compiled: bool):
-        self._module = module
+        self.module = module
         self._compiled = compiled
         self._run: Callable = torch.compile(module, dynamic=None) if compiled else module
 
@@ -275,7 +306,7 @@ class ModuleGraph:
 
     def write(self, directory: Path, compression: str) -> dict:
         """Write its weights; returns what :meth:`read` needs."""
-        save_weights(self._module.model, directory / self.file, compression)
+        save_weights(self.module.model, directory / self.file, compression)
         return {
             "graph": "module",
             "checkpoint": self.file,
@@ -297,16 +328,24 @@ _GRAPHS: dict[str, Any] = {
 }
 
 
-def _traced(module, tensors, strict, lossy: bool):
+_LIBRARIES = str(Path(torch.__file__).parent)
+
+
+def _traced(module, tensors, strict):
+    """The trace, and the first warning that it depends on the sample's data."""
     name, seen = type(module.model).__name__, warnings.catch_warnings(record=True)
     with refusing(f"{name} cannot be traced", text=first_line), torch.no_grad(), seen as warned:
         warnings.simplefilter("always")
         script = torch.jit.trace(module, tuple(tensors), strict=strict, check_trace=False)
-        lost = [w for w in warned if issubclass(w.category, torch.jit.TracerWarning)]
-        if not lost or lossy:
-            return torch.jit.freeze(script.eval())
-    message = first_line(cast("Warning", lost[0].message))
-    raise UsageError(f"A trace of {name} would lose its control flow: {message}")
+        script = torch.jit.freeze(script.eval())
+    # PyTorch's own modules give this warning for checks of shapes.
+    lost = (
+        each
+        for each in warned
+        if issubclass(each.category, torch.jit.TracerWarning)
+        and not each.filename.startswith(_LIBRARIES)
+    )
+    return script, next(lost, None)
 
 
 def _scripted(model):
@@ -322,16 +361,20 @@ def _fitting(tensor, shape, dtype, name):
                 f"Input {name!r} must be of {dtype}, but it is of {tensor.dtype}; convert it"
             )
         tensor = tensor.to(dtype)
+    _check_sizes(tensor, shape, f"Input {name!r}", ", or convert the model with other dynamic_axes")
+    return tensor.contiguous()
+
+
+def _check_sizes(tensor, shape, who="An input", advice=", or convert a sample of this shape"):
     sizes = tensor.shape
     if len(sizes) != len(shape) or any(
         wanted is not None and wanted != size for wanted, size in zip(shape, sizes, strict=True)
     ):
         wanted = [("any" if size is None else size) for size in shape]
         raise UsageError(
-            f"Input {name!r} must have the shape {wanted}, but it has {list(sizes)}; give it in "
-            "this shape, or convert the model with other dynamic_axes"
+            f"{who} must have the shape {wanted}, but it has {list(sizes)}; give it in this shape"
+            f"{advice}"
         )
-    return tensor.contiguous()
 
 
 class GraphModel(AcceleratedModel):
@@ -382,6 +425,10 @@ class GraphModel(AcceleratedModel):
     @property
     def inference_settings(self) -> Settings:
         return Settings(threads=self.thread_num, bf16=self.bf16)
+
+    @property
+    def nano_code(self) -> torch.nn.Module | None:
+        return getattr(self.nano_graph, "module", None)
 
     def nano_run(self, args: tuple, kwargs: dict) -> Any:
         tensors = [torch.as_tensor(leaf) for leaf in self.nano_inputs.flatten(args, kwargs)]
@@ -511,6 +558,10 @@ class BF16Model(AcceleratedModel):
     @property
     def inference_settings(self) -> Settings:
         return Settings(threads=self.thread_num, bf16=True)
+
+    @property
+    def nano_code(self) -> torch.nn.Module | None:
+        return self.nano_module
 
     def nano_run(self, args: tuple, kwargs: dict) -> Any:
         if self.channels_last:

@@ -66,9 +66,9 @@ _OURS = {
 def onnx_names(inputs: ForwardInputs) -> list[str]:
     """Names of a network's inputs with letters, digits and underscores only, each once."""
     names = [re.sub(r"\W", "_", path) for path in inputs.names]
-    if len(set(names)) == len(names):
-        return names
-    return [f"{name}_{position}" for position, name in enumerate(names)]
+    if len(set(names)) < len(names):
+        return [f"{name}_{position}" for position, name in enumerate(names)]
+    return names
 
 
 def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
@@ -101,17 +101,21 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
     dims = source.dynamic_dimensions(options.dynamic_axes)
     wants_export = keywords.pop("dynamo", None)
     tensors = source.general_sample(dims)
-    exporters = {True: (_by_export,), False: (_by_trace,), None: (_by_export, _by_trace)}
+    ways = {"torch.export": _by_export, "trace": _by_trace, "script": _by_script}
+    wanted = {True: ("torch.export",), False: ("trace",), None: tuple(ways)}[wants_export]
     failures: list[str] = []
     with source.flat_module() as module:
-        for export in exporters[wants_export]:
+        for way in wanted:
+            if way in options.refused_ways or (way == "script" and not options.refused_ways):
+                continue
             try:
                 with quiet():
-                    export(module, tensors, path, names, dims, options, keywords)
+                    ways[way](module, tensors, path, names, dims, options, keywords)
             except Exception as error:
                 failures.append(_first_cause(error))
                 continue
-            if failures:
+            source.way = way
+            if failures and way == "trace":
                 _log.warning(
                     "%s was traced for ONNX, so branches of its code are fixed: torch.export "
                     "cannot read it (%s)",
@@ -119,7 +123,8 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
                     failures[0],
                 )
             return names
-    raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {failures[0]}")
+    why = failures[0] if failures else "no exporter is left"
+    raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {why}")
 
 
 def _first_cause(error: BaseException) -> str:
@@ -133,7 +138,7 @@ def _by_export(module, tensors, path, names, dims, options: BuildOptions, keywor
     # What was asked for has to be possible; by default a size that the model fixes stays fixed.
     size = torch.export.Dim.AUTO if options.dynamic_axes is True else torch.export.Dim.DYNAMIC
     shapes = [dict.fromkeys(each, size) for each in dims]
-    program = torch.onnx.export(
+    exported = torch.onnx.export(
         module,
         tuple(tensors),
         input_names=names,
@@ -143,7 +148,13 @@ def _by_export(module, tensors, path, names, dims, options: BuildOptions, keywor
         verbose=False,
         **keywords,
     )
-    cast("torch.onnx.ONNXProgram", program).save(path)
+    program = cast("torch.onnx.ONNXProgram", exported)
+    inputs = set(program.model.graph.inputs)
+    for node in program.model.graph.all_nodes():
+        for value in node.outputs:  # an argument named as an operation has its result's name
+            if value.name in names and value not in inputs:
+                value.name = f"{value.name}_result"
+    program.save(path)
 
 
 def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
@@ -163,6 +174,14 @@ def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keyword
     if options.simplification:
         onnx, optimizer = require("onnx", "nano"), require("onnxscript.optimizer", "nano")
         save(optimizer.optimize(onnx.load(path)), Path(path))
+
+
+def _by_script(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
+    """Export a script, which keeps branches and loops; of flat inputs and outputs only."""
+    model, inputs = module.model, module.inputs
+    if inputs.names != inputs.parameters:
+        raise UsageError("The module's inputs are nested")
+    _by_trace(torch.jit.script(model), tensors, path, names, dims, options, keywords)
 
 
 def _checked_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,22 +241,33 @@ def to_openvino(source: TorchSource, options: BuildOptions):
 
 
 def _converted(source: TorchSource, options: BuildOptions):
-    name = type(source.model).__name__
+    """The network by the first way that is possible and was not refused."""
+    name, refused = type(source.model).__name__, options.refused_ways
     traced, lost, why = None, None, ""
-    try:
-        traced, lost = _traced(source)
-    except Exception as error:  # tracers, exporters and frontends raise whatever they like
-        why = _cause(error)
-    if traced is not None and lost is None:
-        return traced
-    others = (_exported, _scripted) if traced is not None else (_exported, _scripted, _from_onnx)
-    for convert in others:
+    if "trace" not in refused:
         try:
-            return convert(source, options)
+            traced, lost = _traced(source)
+        except Exception as error:  # tracers, exporters and frontends raise whatever they like
+            why = _cause(error)
+    if traced is not None and lost is None:
+        source.way = "trace"
+        return traced
+    others = {"torch.export": _exported, "script": _scripted}
+    if traced is None:
+        others["onnx"] = _from_onnx
+    for way, convert in others.items():
+        if way in refused:
+            continue
+        try:
+            network = convert(source, options)
         except Exception as error:
             why = why or _cause(error)
+        else:
+            source.way = way
+            return network
     if traced is None or lost is None:
         raise UsageError(f"{name} cannot be converted to OpenVINO: {why}")
+    source.way = "trace"
     warnings.warn(
         f"{name} decides by its data ({lost.filename}, line {lost.lineno}); in OpenVINO it always "
         "goes the way that the sample goes",
@@ -344,7 +374,9 @@ class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
         # the file is complete, but programs of BigDL 2 count on being asked
         source = TorchSource(*ask_for_original(options))
         loaded = super().load_from(directory, meta, options)
-        source.try_out(loaded)  # refuses a sample, and so an original, that is not of this network
+        source.run(
+            loaded, source.sample_tensors
+        )  # refuses a sample, and so an original, that is not of this network
         return loaded
 
 

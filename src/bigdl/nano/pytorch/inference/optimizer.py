@@ -16,6 +16,7 @@ import torch
 from bigdl.common.cpu import isa_flags, usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import score_function
+from bigdl.nano.acceleration.agreement import built_and_checked
 from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
@@ -154,7 +155,8 @@ class TorchBench(Bench):
         if method.name == ORIGINAL:
             return Candidate(self.model, lambda: InferenceContext(Settings(threads)))
         options = dataclasses.replace(self._options, thread_num=threads)
-        return _candidate(method.build(self._source, options))
+        built = built_and_checked(method, self._source, options, scored=self.has_metric)
+        return _candidate(built)
 
     def score(self, candidate: Candidate) -> float:
         with candidate.context():
@@ -325,7 +327,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         output_tensors : bool
             Tensors, or ndarrays.
         strict_check : bool
-            Whether the accelerated model is run once on the sample.
+            Whether the accelerated model is compared with the original, on the sample and on
+            inputs derived from it.
         example_kwarg_inputs : mapping, optional
             Keyword arguments of the sample.
         **kwargs
@@ -390,6 +393,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         q_config: Any = None,
         output_tensors: bool = True,
         example_kwarg_inputs: Mapping | None = None,
+        strict_check: bool = True,
         **kwargs: Any,
     ) -> torch.nn.Module:
         """Return a model in bf16, fp16 or int8.
@@ -429,6 +433,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         input_sample, jit_strict, jit_method, dynamic_axes, simplification, logging, inplace
             As of :meth:`trace`.
         onnxruntime_session_options, openvino_config, output_tensors, example_kwarg_inputs
+            As of :meth:`trace`.
+        strict_check : bool
             As of :meth:`trace`.
         weights_prepack, enable_onednn, **kwargs
             As of :meth:`trace`.
@@ -639,8 +645,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     def _source(cls, model: torch.nn.Module, values: Mapping[str, Any]) -> TorchSource:
         sample, named = values["input_sample"], values["example_kwarg_inputs"]
         source = TorchSource(model, sample, named, values["calib_data"])
-        if source.has_sample:
-            source.outputs  # noqa: B018 - says what is wrong with a sample before a runtime does
+        if source.has_sample and not isinstance(model, AcceleratedModel):
+            source.result  # noqa: B018 - says what is wrong with a sample before a runtime does
         return source
 
     def _key(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +15,15 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.method import BuildOptions
-from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.agreement import (
+    LARGEST_ERRORS,
+    PREPROCESSING,
+    DisagreementError,
+    Probe,
+    difference,
+)
+from bigdl.nano.acceleration.method import BuildOptions, Method
+from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.structure import (
     Batch,
     CallInputs,
@@ -23,6 +31,13 @@ from bigdl.nano.acceleration.structure import (
     as_array,
     first_batches,
     flatten,
+    refuse_objects,
+)
+from bigdl.nano.pytorch.inference.probes import (
+    derived_inputs,
+    other_sizes,
+    seeded,
+    unchanged,
 )
 
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
@@ -246,6 +261,17 @@ class FlatModule(torch.nn.Module):
         return tuple(flatten(self.model(*args, **kwargs))[0])
 
 
+def _noisy(tensor: torch.Tensor, size: float) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.detach() * (1 + size * torch.randn(tensor.shape, dtype=tensor.dtype))
+
+
+def _finite(result: Any) -> bool:
+    tensors = (each for each in flatten(result)[0] if torch.is_tensor(each))
+    return all(bool(torch.isfinite(each).all()) for each in tensors if each.is_floating_point())
+
+
 class TorchSource:
     """A module and a sample, as methods see them.
 
@@ -259,6 +285,11 @@ class TorchSource:
         Further keyword arguments of the sample.
     data : optional
         Calibration data.
+
+    Attributes
+    ----------
+    way : str or None
+        How the model was converted last, where there are several ways; converters set it.
 
     Raises
     ------
@@ -280,6 +311,11 @@ class TorchSource:
         self.data = data
         self._sample = getattr(model, "example_input_array", None) if sample is None else sample
         self._example_kwargs = dict(example_kwargs or {})
+        self.way: str | None = None
+        self._calls = 0
+        self._probes: dict[str, list[Probe]] = {}
+        self._effects: tuple[set[str], bool] = (set(), False)  # of the last call
+        self._side_effects: tuple[set[str], bool, bool] | None = None
 
     @property
     def has_sample(self) -> bool:
@@ -320,24 +356,187 @@ class TorchSource:
         known = getattr(self.model, "nano_outputs", None)
         if isinstance(known, Structure):  # a model in another runtime
             return known
-        args, kwargs = self.arguments
+        leaves, structure = flatten(self.result)
         name = type(self.model).__name__
-        sentence = f"{name} fails on the sample of its input"
-        with refusing(sentence, "; pass another input_sample"), evaluating(self.model):
-            leaves, structure = flatten(self.model(*args, **kwargs))
         if not leaves:
             raise UsageError(f"{name} returns no tensor for the sample, so it cannot be converted")
+        refuse_objects(structure, f"{name} returns")
         return structure
 
-    def try_out(self, model: torch.nn.Module) -> None:
-        if self.has_sample:
-            args, kwargs = self.arguments
-            model(*args, **kwargs)
+    @cached_property
+    def result(self) -> Any:
+        """What the model gives for the sample.
+
+        Raises
+        ------
+        UsageError
+            If it does not run.
+        """
+        sentence = f"{type(self.model).__name__} fails on the sample of its input"
+        with refusing(sentence, "; pass another input_sample"):
+            return self._called(self.sample_tensors)
+
+    def _called(self, inputs: Sequence[torch.Tensor], noise: float = 0.0, times: int = 1) -> Any:
+        """Call the model on copies of flat inputs; it is as before afterwards."""
+        model = self.model
+        self._calls += 1  # seeds its random numbers, so that no two calls have the same
+        with evaluating(model), seeded(self._calls), unchanged(model) as changed:
+            for _ in range(times):
+                copies = [each.clone() for each in inputs]
+                args, kwargs = self.inputs.unflatten(copies)
+                if noise:
+                    state = {key: _noisy(each, noise) for key, each in model.named_parameters()}
+                    result = torch.func.functional_call(model, state, args, kwargs)
+                else:
+                    result = model(*args, **kwargs)
+        self._effects = changed, not all(map(torch.equal, inputs, copies))
+        return result
+
+    def probes(self, options: BuildOptions) -> list[Probe]:
+        """Return inputs on which an accelerated model is compared, with the model's results.
+
+        The first is the sample. Of the others those are left out that the model does not take.
+        """
+        if not self.has_sample:
+            return []
+        if PREPROCESSING.intersection(options.conversion):  # then it shall differ
+            return [Probe("the sample", self.sample_tensors, None)]
+        axes = self.dynamic_dimensions(options.dynamic_axes)
+        key = str(axes)
+        if key not in self._probes:
+            self._probes[key] = self._derived(axes)
+        return self._probes[key]
+
+    def _derived(self, axes: list[list[int]]) -> list[Probe]:
+        sample = self.sample_tensors
+        vars(self).pop("result", None)
+        probes = [Probe("the sample", sample, self.result)]
+        if self._side_effects is None:
+            self._side_effects = self._observed(sample)
+        finite = _finite(self.result)
+        for derive in derived_inputs(sample, axes):
+            derived = derive(probes[min(1, len(probes) - 1)].inputs)
+            for inputs in derived.candidates if derived else ():
+                result = self.original(inputs)
+                if result is not None and (_finite(result) or not finite):
+                    probes.append(Probe(derived.words, inputs, result, derived.resized))
+                    break
+        return probes
+
+    def _observed(self, sample: list[torch.Tensor]) -> tuple[set[str], bool, bool]:
+        """Return attributes that calls change, if they change results, if inputs are changed."""
+        attributes, changes_inputs = self._effects
+        keeps_state = False
+        if attributes:
+            once, twice = (self._called(sample, times=count) for count in (1, 2))
+            keeps_state = difference(once, twice, LARGEST_ERRORS["fp32"]) is not None
+        return attributes, keeps_state, changes_inputs
+
+    def tell_side_effects(self, model: torch.nn.Module, method: Method) -> None:
+        """Refuse a model whose results depend on earlier calls; warn of what it sets or changes.
+
+        Raises
+        ------
+        DisagreementError
+            If an accelerated model would lose what the original keeps from call to call.
+        """
+        if self.runs_code(model) or self._side_effects is None:
+            return
+        name, (attributes, keeps_state, changes_inputs) = (
+            type(self.model).__name__,
+            self._side_effects,
+        )
+        listed = ", ".join(map(repr, sorted(attributes)))
+        if keeps_state:
+            raise DisagreementError(
+                f"{name} keeps a state from call to call in {listed}, which method "
+                f"{method.name!r} would lose; pass the state as an input and return it, or use "
+                "precision='bf16' without an accelerator, which runs the model's own code"
+            )
+        if attributes:
+            warnings.warn(
+                f"{name} sets {listed} when it is called; a model of method {method.name!r} does "
+                "not",
+                stacklevel=2,
+            )
+        if changes_inputs:
+            warnings.warn(
+                f"{name} changes its input in place; a model of method {method.name!r} leaves it "
+                "as it is",
+                stacklevel=2,
+            )
+
+    def original(self, inputs: Sequence[torch.Tensor], noise: float = 0.0) -> Any:
+        """Return what the model gives for flat inputs; None if it does not take them.
+
+        Parameters
+        ----------
+        inputs : sequence of Tensor
+        noise : float
+            Relative size of the noise that is laid on its weights and its input.
+        """
+        if noise:
+            inputs = [_noisy(each, noise) for each in inputs]
+        try:
+            with quiet():
+                return self._called(inputs, noise)
+        except Exception:
+            return None
+
+    def run(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return what an accelerated model gives for flat inputs; it is as before afterwards."""
+        args, kwargs = self.inputs.unflatten([each.clone() for each in inputs])
+        self._calls += 1
+        with seeded(self._calls), unchanged(getattr(model, "nano_code", None)):
+            return model(*args, **kwargs)
+
+    def verified_sizes(
+        self, graph: Callable[..., Sequence[torch.Tensor]]
+    ) -> list[list[int | None]]:
+        """Return the sizes that a graph of flat tensors needs, None where it takes any.
+
+        A size, but that of the rows, is free if the graph gives what the model gives for another
+        one. Equal sizes are taken for one.
+        """
+        sample = self.sample_tensors
+        sizes = {size for tensor in sample for size in tensor.shape[1:]}
+        free = {size for size in sizes if self._takes_other(graph, sample, size)}
+        return [
+            [None if place == 0 or size in free else size for place, size in enumerate(each.shape)]
+            for each in sample
+        ]
+
+    def _takes_other(self, graph, sample: list[torch.Tensor], size: int) -> bool:
+        axes = [
+            [place for place, each in enumerate(tensor.shape) if place and each == size]
+            for tensor in sample
+        ]
+        derived = other_sizes(sample, axes)
+        for inputs in derived.candidates if derived else ():
+            expected = self.original(inputs)
+            if expected is None:
+                continue
+            try:
+                with torch.no_grad():
+                    actual = self.outputs.rebuild(graph(*(each.clone() for each in inputs)))
+            except Exception:
+                return False
+            bound = LARGEST_ERRORS["bf16" if torch.is_autocast_enabled("cpu") else "fp32"]
+            return difference(expected, actual, bound) is None
+        return False
+
+    def runs_code(self, model: torch.nn.Module) -> bool:
+        """Return True if an accelerated model runs the Python code of the original."""
+        return getattr(model, "nano_code", None) is not None
 
     @cached_property
-    def sample_tensors(self) -> list[torch.Tensor]:
-        """The sample as a flat list of tensors."""
+    def _sample_leaves(self) -> list[torch.Tensor]:
         return list(map(torch.as_tensor, self.inputs.flatten(*self.arguments)))
+
+    @property
+    def sample_tensors(self) -> list[torch.Tensor]:
+        """The sample as a flat list of tensors, copied: a model may change its input."""
+        return [each.clone() for each in self._sample_leaves]
 
     def sample_arrays(self) -> list[np.ndarray]:
         return list(map(as_array, self.sample_tensors))
@@ -398,7 +597,7 @@ class TorchSource:
     @contextmanager
     def flat_module(self) -> Iterator[FlatModule]:
         """The model with flat inputs and outputs, in evaluation mode inside the context."""
-        with evaluating(self.model):
+        with evaluating(self.model), unchanged(self.model):
             yield FlatModule(self.model, self.inputs).eval()
 
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:

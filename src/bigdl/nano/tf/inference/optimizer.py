@@ -15,6 +15,7 @@ from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError, require
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.accuracy import score_function
+from bigdl.nano.acceleration.agreement import built_and_checked
 from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
@@ -129,7 +130,8 @@ class KerasBench(Bench):
         if method.name == ORIGINAL:
             return Candidate(self.model, nullcontext)
         options = BuildOptions(thread_num=threads, sample_size=_CALIBRATION_ROWS)
-        return Candidate(method.build(self._source, options), nullcontext)
+        built = built_and_checked(method, self._source, options, scored=self.has_metric)
+        return Candidate(built, nullcontext)
 
     def score(self, candidate: Candidate) -> float:
         return score_of(self._metric, self._validation_data, self._source)(candidate.model)
@@ -205,6 +207,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         onnxruntime_session_options: Any = None,
         openvino_config: Mapping | None = None,
         logging: bool = True,
+        strict_check: bool = True,
         **kwargs: Any,
     ) -> keras.Model:
         """Return a model in fp32 in another runtime.
@@ -225,6 +228,9 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
             Properties for OpenVINO's ``compile_model``.
         logging : bool
             Accepted; conversions say nothing.
+        strict_check : bool
+            Whether the accelerated model is compared with the original, on the sample and on
+            inputs derived from it.
         **kwargs
             Of OpenVINO's conversion (``mean_value``, ``layout``, …), or ``opset`` of ONNX.
 
@@ -267,6 +273,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         onnxruntime_session_options: Any = None,
         openvino_config: Mapping | None = None,
         logging: bool = True,
+        strict_check: bool = True,
         **kwargs: Any,
     ) -> keras.Model:
         """Return a model in bf16, fp16 or int8.

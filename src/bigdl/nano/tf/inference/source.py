@@ -19,9 +19,16 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration import structure as nesting
+from bigdl.nano.acceleration.agreement import PREPROCESSING, Probe
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.quiet import refusing
-from bigdl.nano.acceleration.structure import Structure, first_batches, flatten, is_tensor
+from bigdl.nano.acceleration.structure import (
+    Structure,
+    first_batches,
+    flatten,
+    is_tensor,
+    refuse_objects,
+)
 
 _OF_KERAS = ("training", "mask")
 
@@ -324,6 +331,8 @@ class KerasSource:
     ):
         self.model = model
         self.data = (x, y)
+        self.way: str | None = None
+        self._probes: list[Probe] | None = None
         self._input_spec = input_spec
         self._batch = batch
 
@@ -391,6 +400,7 @@ class KerasSource:
     def outputs(self) -> Structure:
         """How the model's results are nested, which is known when it has been called."""
         assert self.concrete is not None
+        refuse_objects(self._structure, f"{type(self.model).__name__} returns")
         return self._structure
 
     @cached_property
@@ -401,8 +411,64 @@ class KerasSource:
         types = [each.dtype.name for each in tensors]
         return tuple(map(Port, self.outputs.paths(""), shapes, types))
 
-    def try_out(self, model: Any) -> None:
-        model(*self.inputs.pack(self.sample_arrays()))
+    def probes(self, options: BuildOptions) -> list[Probe]:
+        """Return inputs on which an accelerated model is compared, with the model's results.
+
+        The first is the sample; of the others those are left out that the model does not take.
+        """
+        if PREPROCESSING.intersection(options.conversion):  # then it shall differ
+            return [Probe("the sample", self.sample_arrays(), None)]
+        if self._probes is None:
+            sample = self.sample_arrays()
+            sentence = f"{type(self.model).__name__} fails on the sample of its input"
+            with refusing(sentence, "; pass another input_spec"):
+                self._probes = [Probe("the sample", sample, self._called(sample))]
+            rows = len(sample[0]) + 2 if sample and np.ndim(sample[0]) else 1
+            others = [_mirrored(each) for each in sample]
+            more = [np.take(each, np.arange(rows) % len(each), 0) for each in others]
+            for words, inputs in ("other values", others), (f"{rows} rows", more):
+                result = self.original(inputs)
+                if result is not None:
+                    self._probes.append(Probe(words, inputs, result, inputs is more))
+        return self._probes
+
+    def _called(self, inputs: Sequence[np.ndarray]) -> Any:
+        return self.model(
+            *self.inputs.pack(map(keras.ops.convert_to_tensor, inputs)), training=False
+        )
+
+    def original(self, inputs: Sequence[np.ndarray], noise: float = 0.0) -> Any:
+        """Return what the model gives for flat inputs; None if it does not take them.
+
+        Parameters
+        ----------
+        inputs : sequence of ndarray
+        noise : float
+            Relative size of the noise that is laid on the inputs.
+        """
+        if noise:
+            random = np.random.default_rng(0)
+            inputs = [
+                (each * (1 + noise * random.standard_normal(each.shape))).astype(each.dtype)
+                if np.issubdtype(each.dtype, np.floating)
+                else each
+                for each in inputs
+            ]
+        try:
+            return self._called(inputs)
+        except Exception:
+            return None
+
+    def run(self, model: Any, inputs: Sequence[np.ndarray]) -> Any:
+        """Return what an accelerated model gives for flat inputs."""
+        return model(*self.inputs.pack(inputs))
+
+    def runs_code(self, model: Any) -> bool:
+        """Return False: what runs is a graph."""
+        return False
+
+    def tell_side_effects(self, model: Any, method: Any) -> None:
+        """Do nothing: layers keep what they keep in variables, which graphs have."""
 
     def sample_arrays(self) -> list[np.ndarray]:
         """Return one row of the data as a flat list, or random numbers where there are none."""
@@ -439,6 +505,16 @@ class KerasSource:
         """Names of the inputs that are allowed in a graph of TensorFlow and in an ONNX file."""
         safe = [re.sub(r"[^\w.-]", "_", name) for name in self.inputs.names]
         return [name if name[:1].isalnum() else f"x{name}" for name in safe]
+
+
+def _mirrored(array: np.ndarray) -> np.ndarray:
+    """Return other values of the same range."""
+    if not array.size or array.dtype.kind not in "iufb":
+        return array
+    mixed = np.random.default_rng(0).permutation(array.ravel()).reshape(array.shape)
+    if array.dtype.kind == "f" and np.isfinite(array).all() and array.min() < array.max():
+        mixed = (array.min() + array.max() - mixed).astype(array.dtype)
+    return mixed
 
 
 def _like(symbolic: Any, spec: Any) -> Any:

@@ -1,0 +1,322 @@
+"""Agreement of an accelerated model with the original.
+
+A conversion may lose what a model's code decides by its input: a branch, a size, a number that
+Python computed. So both models are called after it, on the sample and on inputs that are derived
+from it: other values, more rows, one row. The original has been called before the conversion. If
+results differ by more than the precision explains, the model is refused.
+
+How far is too far, by the precision of the method, stands in :data:`LARGEST_ERRORS`. A model that
+reacts to the smallest change of its weights, as one that rounds or compares, may differ by as much
+as noise of the size of the precision's rounding changes the original's own result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.structure import Structure, as_array, flatten
+
+if TYPE_CHECKING:
+    from bigdl.nano.acceleration.method import BuildOptions, Method
+
+LARGEST_ERRORS: Mapping[str, float] = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.3}
+"""Largest difference of one tensor of a result, by the precision of the method.
+
+It is relative to the original's, in the Euclidean norm: ``|actual - expected| / |expected|``. Of
+integers and booleans it is the share of elements that differ.
+"""
+
+ROUNDING: Mapping[str, float] = {"fp32": 2.0**-22, "fp16": 2.0**-11, "bf16": 2.0**-8, "int8": 2**-7}
+"""Relative size of the noise that tells how a model reacts to rounding."""
+PREPROCESSING = frozenset(
+    ("mean_value", "mean_values", "scale", "scale_values", "layout", "reverse_input_channels")
+)
+"""Keywords of a conversion with which a network computes something else than the model."""
+# As many times as noise moves the original's result, a model may differ from it.
+_TIMES_NOISE = 4.0
+# Numbers that are nothing but rounding in fp32 are not compared.
+_NOTHING = 1e-6
+
+
+class DisagreementError(UsageError):
+    """An accelerated model gives other results than the original."""
+
+
+class UnusableNetworkError(UsageError):
+    """A runtime does not take the network that one way of conversion made."""
+
+
+class Probe(NamedTuple):
+    """One input, and what the original gives for it.
+
+    Attributes
+    ----------
+    words : str
+        What it is, e.g. ``"the sample"``.
+    inputs : list
+        Flat list of tensors.
+    expected
+        The original's result.
+    resized : bool
+        True if it has other sizes than the sample.
+    """
+
+    words: str
+    inputs: list
+    expected: Any
+    resized: bool = False
+
+
+class Difference(NamedTuple):
+    """What differs, in words, and by how much: infinite where it is no matter of rounding."""
+
+    words: str
+    size: float = math.inf
+
+
+def built_and_checked(
+    method: Method, source: Any, options: BuildOptions, *, scored: bool = False
+) -> Any:
+    """Return the model that a method makes of a source, if it agrees with the original.
+
+    A framework may have several ways to convert a model. One whose result is wrong, or cannot be
+    compiled, is not used, and the next one is tried.
+
+    Parameters
+    ----------
+    method : Method
+    source : Source
+    options : BuildOptions
+    scored : bool
+        True if a metric decides about the accuracy: then numbers may differ by any amount.
+
+    Raises
+    ------
+    DisagreementError
+        If no way gives the original's results.
+    UsageError
+        If the model cannot be converted.
+    """
+    probes = source.probes(options)
+    first: UsageError | None = None
+    while True:
+        source.way = None
+        try:
+            built = method.build(source, options)
+            check_agreement(source, built, _as_computed(method, options), probes, scored=scored)
+        except (DisagreementError, UnusableNetworkError) as error:
+            first = first or error
+            if source.way is None:
+                raise first from None
+            options = replace(options, refused_ways=options.refused_ways | {source.way})
+        except UsageError:
+            if first is not None:  # it says more than why the last way is not possible
+                raise first from None
+            raise
+        else:
+            return built
+
+
+def _as_computed(method: Method, options: BuildOptions) -> Method:
+    """Return the method with the precision that options ask for instead of its own."""
+    if method.precision == "int8":
+        return method
+    hint = str((options.openvino_config or {}).get("INFERENCE_PRECISION_HINT", "")).lower()
+    data_type = str(options.conversion.get("data_type", "")).lower()
+    if "bf16" in hint:
+        return replace(method, precision="bf16")
+    half = "f16" in hint or data_type in ("fp16", "half", "f16")
+    return replace(method, precision="fp16") if half and method.precision == "fp32" else method
+
+
+def check_agreement(
+    source: Any, model: Any, method: Method, probes: Iterable[Probe], *, scored: bool = False
+) -> None:
+    """Refuse a model that gives other results than the original.
+
+    Parameters
+    ----------
+    source : Source
+    model
+        Accelerated.
+    method : Method
+    probes : iterable of Probe
+    scored : bool
+        As of :func:`built_and_checked`.
+
+    Raises
+    ------
+    DisagreementError
+        With what differs, by how much, and on which input.
+    """
+    precision = method.precision
+    bound = LARGEST_ERRORS[precision]
+    source.tell_side_effects(model, method)
+    for probe in probes:
+        sentence = f"The model was converted by method {method.name!r} but does not run on"
+        try:
+            with refusing(f"{sentence} {probe.words}"):
+                actual = source.run(model, probe.inputs)
+        except UsageError:
+            if probe.resized:  # sizes that are refused give no wrong results
+                continue
+            raise
+        if probe.expected is None:
+            continue
+        found = difference(probe.expected, actual, bound)
+        if found is None or (scored and found.size < math.inf):
+            continue
+        if _explained(source, model, probe, actual, found, method):
+            continue
+        raise DisagreementError(
+            f"{type(source.model).__name__} by method {method.name!r} gives another result than "
+            f"the original for {probe.words}: {found.words}"
+            f"{_of_bound(found, precision, bound)}; {_advice(method, probe)}"
+        )
+
+
+def _advice(method: Method, probe: Probe) -> str:
+    fixed = method.accelerator in ("openvino", "onnxruntime") or "dynamic_axes" in method.arguments
+    if probe.resized and fixed:
+        return (
+            "pass dynamic_axes=False for inputs of the sample's sizes only, or use another method"
+        )
+    return "use another method, or pass strict_check=False to have it all the same"
+
+
+def _of_bound(found: Difference, precision: str, bound: float) -> str:
+    return f" (at most {100 * bound:.2g} % in {precision})" if found.size < math.inf else ""
+
+
+def _explained(
+    source: Any, model: Any, probe: Probe, actual: Any, found: Difference, method: Method
+) -> bool:
+    """Return True if a difference is the original's own: by random numbers, or by rounding."""
+    again = source.original(probe.inputs)
+    if again is None or difference(probe.expected, again, LARGEST_ERRORS["fp32"]) is not None:
+        if source.runs_code(model):
+            return True
+        repeated = source.run(model, probe.inputs)
+        if difference(actual, repeated, LARGEST_ERRORS["fp32"]) is not None:
+            return found.size < math.inf
+        raise DisagreementError(
+            f"{type(source.model).__name__} gives different results for one input, by random "
+            f"numbers, the time, or what it keeps from call to call; method {method.name!r} would "
+            "make constants of these; pass them to the model as inputs, or use precision='bf16' "
+            "without an accelerator, which runs the model's own code"
+        )
+    moved = source.original(probe.inputs, noise=ROUNDING[method.precision])
+    if moved is None:
+        return False
+    own = difference(probe.expected, moved, 0.0)
+    return own is not None and found.size <= _TIMES_NOISE * own.size
+
+
+def difference(expected: Any, actual: Any, bound: float) -> Difference | None:
+    """Return the largest difference of two nested results, or None if it is within a bound.
+
+    Parameters
+    ----------
+    expected, actual
+        Nested tensors; floating-point types may differ from each other.
+    bound : float
+        See :data:`LARGEST_ERRORS`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.acceleration.agreement import difference
+    >>> one = {"scores": np.array([3.0, 4.0]), "rows": 2}
+    >>> difference(one, {"scores": np.array([3.0, 4.0]), "rows": 2}, 1e-4)
+    >>> difference(one, {"scores": np.array([3.0, 4.5]), "rows": 2}, 1e-4)
+    Difference(words="'scores' differs by 10 %", size=0.1)
+    >>> difference(one, {"scores": np.array([3.0, 4.0]), "rows": 7}, 1e-4).words
+    "'rows' is 7 instead of 2"
+    """
+    left, right = dict(_parts(expected)), dict(_parts(actual))
+    if list(left) != list(right) and set(left) != set(right):
+        odd = sorted(set(left) ^ set(right))
+        return Difference(f"it holds {len(right)} values instead of {len(left)} ({odd[0]!r})")
+    worst = None
+    for path, one in left.items():
+        each = _difference(one, right[path])
+        if each is not None and each.size > bound and (worst is None or each.size > worst.size):
+            named = f"{path!r} " if path else "it "
+            worst = Difference(named + each.words, each.size)
+    return worst
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    leaves, structure = flatten(value)
+    return _labelled(structure, iter(leaves), "")
+
+
+def _labelled(structure: Structure, leaves: Iterator, path: str) -> Iterator[tuple[str, Any]]:
+    if structure.kind == "tensor":
+        yield path, np.asarray(as_array(next(leaves)))
+    elif structure.kind == "constant":
+        yield path, structure.value
+    elif not structure.children:
+        yield path, structure.kind
+    for key, child in zip(structure.labels(), structure.children, strict=True):
+        yield from _labelled(child, leaves, f"{path}.{key}" if path else str(key))
+
+
+def _difference(one: Any, other: Any) -> Difference | None:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return _of_arrays(one, other)
+    if isinstance(one, np.ndarray) != isinstance(other, np.ndarray):
+        return Difference(f"is a {type(other).__name__} instead of a {type(one).__name__}")
+    if isinstance(one, float) and isinstance(other, float):
+        found = _of_arrays(np.asarray(one), np.asarray(other))
+        return found and Difference(f"is {other:.4g} instead of {one:.4g}", found.size)
+    plain = bool, int, str, type(None)
+    if not isinstance(one, plain) or not isinstance(other, plain):
+        return None if type(one) is type(other) else Difference(f"is a {type(other).__name__}")
+    return None if one == other else Difference(f"is {other!r} instead of {one!r}")
+
+
+def _of_arrays(one: np.ndarray, other: np.ndarray) -> Difference | None:
+    if one.shape != other.shape:
+        return Difference(f"has the shape {list(other.shape)} instead of {list(one.shape)}")
+    if _kind(one) != _kind(other):
+        return Difference(f"is of {other.dtype} instead of {one.dtype}")
+    if not one.size:
+        return None
+    if _kind(one) == "whole":
+        share = float(np.mean(one != other))
+        return Difference(f"differs in {100 * share:.2g} % of its elements", share)
+    if _kind(one) == "other":
+        return None if np.array_equal(one, other) else Difference("differs")
+    size = _relative_error(one, other)
+    if math.isinf(size):
+        return Difference("has numbers that are not finite", size)
+    return Difference(f"differs by {100 * size:.2g} %", size)
+
+
+def _kind(array: np.ndarray) -> str:
+    kinds: dict[str, str] = {"b": "whole", "i": "whole", "u": "whole", "f": "real", "c": "complex"}
+    return kinds.get(array.dtype.kind, "real" if array.dtype.name == "bfloat16" else "other")
+
+
+def _relative_error(one: np.ndarray, other: np.ndarray) -> float:
+    wide = np.complex128 if one.dtype.kind == "c" else np.float64
+    one, other = one.astype(wide), other.astype(wide)
+    finite = np.isfinite(one)
+    if not finite.all():  # where the original has nan or infinity, so has the other
+        odd, others = one[~finite], other[~finite]
+        if not np.array_equal(odd, others, equal_nan=True):
+            return math.inf
+        one, other = one[finite], other[finite]
+    if not np.isfinite(other).all():
+        return math.inf
+    size = float(np.linalg.norm(one.ravel()))
+    error = float(np.linalg.norm((other - one).ravel()))
+    return error / max(size, _NOTHING * math.sqrt(max(one.size, 1)))
