@@ -1,15 +1,18 @@
 """Environment variables that hold for a while, and the directory for files of a process.
 
 Such files are gone when their process ends. A process that may be killed is given a directory by
-the one that would kill it, which removes what is left there; all others use the system's directory
-for temporary files.
+the one that would kill it, which removes what is left there. All others use the system's directory
+for temporary files, and a small shell waits for their end, however they end, and removes what is
+left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -83,7 +86,38 @@ def scratch_directory(prefix: str) -> Path:
     -------
     Path
     """
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=scratch_home()))
+    directory = tempfile.mkdtemp(prefix=prefix, dir=scratch_home())
+    if scratch_home() is None:
+        _remove_at_end(directory)
+    return Path(directory)
+
+
+# Reads names of directories until nobody holds the other end of its input. It is no child of the
+# process, nor of its group: signals to these do not reach it.
+_REMOVER = """
+exec 3<&0
+( while IFS= read -r name <&3; do set -- "$@" "$name"; done; rm -rf -- "$@" ) &
+"""
+_remover_lock = threading.Lock()
+_remover: int | None = None
+
+
+def _remove_at_end(directory: str) -> None:
+    """Have a directory removed when this process, and all that it forked, have ended."""
+    global _remover
+    with _remover_lock, contextlib.suppress(OSError):
+        if _remover is None:
+            end, _remover = os.pipe()
+            subprocess.run(
+                ["/bin/sh", "-c", _REMOVER],
+                stdin=end,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                check=False,
+            )
+            os.close(end)
+        os.write(_remover, os.fsencode(directory) + b"\n")
 
 
 def cache_directory(name: str) -> Path:

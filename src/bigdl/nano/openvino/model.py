@@ -104,7 +104,7 @@ class OpenVINOFacade(abc.ABC):
         ----------
         input_data : iterable
             Inputs of one call each: an array or tensor, a tuple or list of arguments, or a mapping
-            of names to them.
+            of names to them. A model of PyTorch also takes a loader, whose targets are left out.
         num_requests : int
             Calls under way at the same time; 0 means the number that OpenVINO finds best. More
             than one gains with the property ``{"PERFORMANCE_HINT": "THROUGHPUT"}``.

@@ -73,7 +73,8 @@ def load(f: Any, *args: Any, decryption_key: str | bytes | None = None, **kwargs
     Parameters
     ----------
     f : path or binary file
-        Of a file object the next object is read.
+        Of a file object the next object is read; a ``BytesIO`` at its end, as one that was just
+        written, is read from the beginning.
     decryption_key : str or bytes, optional
         Without it the file must not be encrypted.
     *args, **kwargs
@@ -98,6 +99,8 @@ def load(f: Any, *args: Any, decryption_key: str | bytes | None = None, **kwargs
         ...
     bigdl.common.errors.UsageError: The file is encrypted; pass its key as decryption_key
     """
+    if isinstance(f, io.BytesIO) and f.tell() == len(f.getbuffer()):
+        f.seek(0)
     if decryption_key is None:
         if _is_encrypted(f):
             raise UsageError("The file is encrypted; pass its key as decryption_key")

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -155,8 +155,24 @@ class InductorMethod(_CompiledMethod, _GraphMethod):
     """A graph compiled ahead of time, its weights frozen into it.
 
     A module that cannot be exported as one graph, for example because its control flow depends on
-    data, runs through ``torch.compile`` instead, which compiles the parts between.
+    data, runs through ``torch.compile`` instead, which compiles the parts between. So does one
+    without a sample of its input.
     """
+
+    def build(self, source: TorchSource, options: BuildOptions) -> Any:
+        if source.has_sample or self.accelerator is not None:
+            return super().build(source, options)
+        if self.ipex:
+            _say_once()
+        bf16 = self.precision == "bf16"
+        model_class = graphs.CompiledBF16Model if bf16 else graphs.CompiledModel
+        module = source.model if options.inplace else copy.deepcopy(source.model)
+        return model_class(
+            module,
+            channels_last=self.channels_last,
+            threads=options.thread_num,
+            method=self.name,
+        ).nano_attach(source.model)
 
     def graph(self, source, options):
         if self.ipex:

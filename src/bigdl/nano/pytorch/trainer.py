@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import warnings
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer, SwitchableModel
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.lightning import LightningModule
@@ -206,6 +208,21 @@ class Trainer(pl.Trainer):
         with self._options.tuned_here() if self._is_tuned_here else nullcontext([]) as report:
             cast("Any", self.strategy).process_report = report
             super().fit(*args, **kwargs)
+
+    @functools.wraps(pl.Trainer.validate, assigned=())
+    def validate(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As Lightning's; the model may be an accelerated LightningModule."""
+        return super().validate(_with_steps(model), *args, **kwargs)
+
+    @functools.wraps(pl.Trainer.test, assigned=())
+    def test(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As Lightning's; the model may be an accelerated LightningModule."""
+        return super().test(_with_steps(model), *args, **kwargs)
+
+    @functools.wraps(pl.Trainer.predict, assigned=())
+    def predict(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As Lightning's; the model may be an accelerated LightningModule."""
+        return super().predict(_with_steps(model), *args, **kwargs)
 
     def search(
         self,
@@ -421,6 +438,26 @@ class Trainer(pl.Trainer):
 
     save = staticmethod(InferenceOptimizer.save)
     load = staticmethod(InferenceOptimizer.load)
+
+
+def _with_steps(model: Any) -> Any:
+    """Return the LightningModule whose steps an accelerated model takes, or the model itself.
+
+    It is a shallow copy: ``self(x)`` in its steps calls the accelerated model.
+    """
+    if not isinstance(model, AcceleratedModel):
+        return model
+    source = model.nano_source
+    if not isinstance(source, pl.LightningModule):
+        name = type(model if source is None else source).__name__
+        raise UsageError(
+            f"The accelerated model was not made from a LightningModule, but from a {name}, so "
+            "the trainer knows no steps; wrap the original by Trainer.compile before it is "
+            "accelerated, or pass it as model when it is loaded"
+        )
+    steps = copy.copy(source)
+    vars(steps)["forward"] = lambda *args, **kwargs: model(*args, **kwargs)
+    return steps
 
 
 def _warn_of_deprecation(name: str) -> None:

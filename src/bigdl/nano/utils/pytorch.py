@@ -24,16 +24,15 @@ from bigdl.nano.pytorch.inference.source import (
     batches_of,
     evaluating,
     forward_parameters,
+    own_loader,
     sample_arguments,
+    trainer_loader,
 )
 
 # BigDL needs a newer one of each.
 TORCH_VERSION_LESS_1_10 = TORCH_VERSION_LESS_1_11 = TORCH_VERSION_LESS_1_12 = False
 TORCH_VERSION_LESS_1_13 = TORCH_VERSION_LESS_2_0 = False
 TORCHVISION_VERSION_LESS_1_12 = TORCHVISION_VERSION_LESS_1_14 = False
-
-# Loaders of a LightningModule, in the order in which a sample is looked for.
-_LOADERS = ("predict_dataloader", "train_dataloader", "val_dataloader", "test_dataloader")
 
 
 def get_forward_args(model: torch.nn.Module) -> list[str]:
@@ -169,7 +168,7 @@ def get_input_example(
             [1., 1.]])
     """
     sample = getattr(model, "example_input_array", None) if input_sample is None else input_sample
-    data = _loader(model) if sample is None else sample
+    data = (trainer_loader(model) or own_loader(model)) if sample is None else sample
     if isinstance(data, torch.utils.data.DataLoader):
         batch = next(batches_of(model, data), None)
         if batch is None:
@@ -224,19 +223,6 @@ def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
             )
         values.append(value)
     return tuple(values)
-
-
-def _loader(model: torch.nn.Module) -> torch.utils.data.DataLoader:
-    for name in _LOADERS:
-        try:
-            loader = getattr(model, name)()
-        except Exception:
-            continue
-        if isinstance(loader, torch.utils.data.DataLoader):
-            return loader
-    raise UsageError(
-        f"A sample of the input of {type(model).__name__} is needed; pass input_sample"
-    )
 
 
 def export_to_onnx(

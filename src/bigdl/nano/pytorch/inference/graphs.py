@@ -9,10 +9,10 @@ from __future__ import annotations
 import shutil
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -334,7 +334,8 @@ _LIBRARIES = str(Path(torch.__file__).parent)
 def _traced(module, tensors, strict):
     """The trace, and the first warning that it depends on the sample's data."""
     name, seen = type(module.model).__name__, warnings.catch_warnings(record=True)
-    with refusing(f"{name} cannot be traced", text=first_line), torch.no_grad(), seen as warned:
+    sentence = f"{name} cannot be traced"
+    with refusing(sentence, text=first_line), torch.no_grad(), _no_trainer(module), seen as warned:
         warnings.simplefilter("always")
         script = torch.jit.trace(module, tuple(tensors), strict=strict, check_trace=False)
         script = torch.jit.freeze(script.eval())
@@ -350,8 +351,24 @@ def _traced(module, tensors, strict):
 
 def _scripted(model):
     sentence = f"{type(model).__name__} cannot be scripted"
-    with refusing(sentence, text=first_line), torch.no_grad(), quiet():
+    with refusing(sentence, text=first_line), torch.no_grad(), _no_trainer(model), quiet():
         return torch.jit.freeze(torch.jit.script(model).eval())
+
+
+@contextmanager
+def _no_trainer(model: torch.nn.Module) -> Iterator[None]:
+    """A context in which a LightningModule does not refuse to say that it has no trainer.
+
+    TorchScript reads all attributes; Lightning's own ``to_torchscript`` sets the same mark.
+    """
+    parts = [part for part in model.modules() if hasattr(part, "_jit_is_scripting")]
+    try:
+        for part in parts:
+            part._jit_is_scripting = True
+        yield
+    finally:
+        for part in parts:
+            vars(part).pop("_jit_is_scripting", None)
 
 
 def _fitting(tensor, shape, dtype, name):
@@ -534,11 +551,8 @@ def prepared(module: torch.nn.Module, bf16: bool, channels_last: bool) -> torch.
     return module_to_channels_last(module) if channels_last else module
 
 
-class BF16Model(AcceleratedModel):
-    """A copy of a module, converted in place, that runs under autocast to bfloat16.
-
-    Weights of linear and convolutional layers are stored in bfloat16, which is what autocast casts
-    them to at every call; all others stay in fp32. Results are the same as with autocast alone.
+class ModuleModel(AcceleratedModel):
+    """A copy of a module, converted in place, that runs its own code.
 
     Attributes
     ----------
@@ -549,15 +563,21 @@ class BF16Model(AcceleratedModel):
         The layout of each input.
     """
 
-    def __init__(self, module, *, channels_last=False, layouts=(), threads=None, method="bf16"):
+    bf16: ClassVar[bool] = False
+    compiled: ClassVar[bool] = False
+
+    def __init__(self, module, *, channels_last=False, layouts=(), threads=None, method=None):
         super().__init__(method=method, threads=threads)
-        self.nano_module = prepared(module.eval(), True, channels_last)
+        self.nano_module = prepared(module.eval(), self.bf16, channels_last)
         self.channels_last = channels_last
         self.channels_last_available = list(layouts)
+        # in a dict, since it is no submodule
+        call = torch.compile(self.nano_module, dynamic=None) if self.compiled else self.nano_module
+        self.__dict__["nano_call"] = call
 
     @property
     def inference_settings(self) -> Settings:
-        return Settings(threads=self.thread_num, bf16=True)
+        return Settings(threads=self.thread_num, bf16=self.bf16)
 
     @property
     def nano_code(self) -> torch.nn.Module | None:
@@ -566,10 +586,12 @@ class BF16Model(AcceleratedModel):
     def nano_run(self, args: tuple, kwargs: dict) -> Any:
         if self.channels_last:
             args, kwargs = apply_layouts(args), apply_layouts(kwargs)
-        if torch.is_autocast_enabled("cpu"):
-            return self.nano_module(*args, **kwargs)
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.nano_module(*args, **kwargs)
+        with ExitStack() as stack:
+            if self.compiled:
+                stack.enter_context(torch._inductor.config.patch(freezing=True))
+            if self.bf16 and not torch.is_autocast_enabled("cpu"):
+                stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+            return self.nano_call(*args, **kwargs)
 
     def _attribute_owner(self) -> str:
         return type(self.nano_module).__name__
@@ -595,3 +617,23 @@ class BF16Model(AcceleratedModel):
             method=meta.get("method", "bf16"),
         )
         return converted.nano_attach(options.model)
+
+
+class BF16Model(ModuleModel):
+    """A module under autocast to bfloat16.
+
+    Weights of linear and convolutional layers are stored in bfloat16, which is what autocast casts
+    them to at every call; all others stay in fp32. Results are the same as with autocast alone.
+    """
+
+    bf16 = True
+
+
+class CompiledModel(ModuleModel):
+    """A module that ``torch.compile`` compiles when it is called: no sample is needed."""
+
+    compiled = True
+
+
+class CompiledBF16Model(CompiledModel, BF16Model):
+    """The same under autocast to bfloat16."""

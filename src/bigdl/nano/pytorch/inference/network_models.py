@@ -42,6 +42,7 @@ from bigdl.nano.pytorch.inference.source import (
     ForwardInputs,
     TorchSource,
     evaluating,
+    split_batch,
 )
 
 openvino = LazyModule("openvino", "nano")
@@ -406,7 +407,9 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
         if isinstance(call, Mapping) and set(call) <= set(self.nano_inputs.parameters):
             return self.nano_to_arrays((), dict(call))
-        return self.nano_to_arrays(tuple(call) if isinstance(call, tuple | list) else (call,), {})
+        # an element of a loader may hold targets, too
+        batch = split_batch(self, call, self.nano_inputs)
+        return self.nano_to_arrays(batch.args, batch.kwargs)
 
     def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
         rebuilt_with = plain(self.rebuilt_with)

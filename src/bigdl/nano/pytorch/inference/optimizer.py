@@ -40,7 +40,6 @@ from bigdl.nano.pytorch.inference.source import (
     TorchSource,
     batches_of,
     evaluating,
-    sample_arguments,
     split_batch,
 )
 from bigdl.nano.pytorch.methods import ALL_METHODS, DEFAULT_METHODS, METHODS
@@ -131,7 +130,7 @@ class TorchBench(Bench):
         self._elements = _first_elements(arguments["training_data"], count)
         self._batches = [split_batch(model, element) for element in self._elements[:count]]
         if sample is not None:
-            self._batches = [Batch(*sample_arguments(model, sample))]
+            self._batches = [Batch(*TorchSource(model, sample).arguments)]
         if not self._batches:  # its example_input_array
             self._batches = [Batch(*TorchSource(model).arguments)]
         names = ("jit_strict", "dynamic_axes", "output_tensors")
@@ -298,8 +297,10 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         ----------
         model : Module
             Not changed.
-        input_sample : Tensor, tuple, list or dict, optional
-            A sample of the input; ``model.example_input_array`` by default.
+        input_sample : Tensor, tuple, list, dict or DataLoader, optional
+            A sample of the input; of a loader the first batch counts, without its targets. By
+            default ``model.example_input_array``, or the first batch of a loader of the trainer
+            that a LightningModule was trained by.
         accelerator : {"openvino", "onnxruntime", "jit"}, optional
         use_ipex : bool
             What Intel's extension of PyTorch did: graph compilation with frozen weights.

@@ -6,13 +6,14 @@ import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.agreement import (
@@ -229,6 +230,39 @@ def _positional_count(parameters) -> int:
     )
 
 
+# Loaders of a trainer and of a LightningModule, in the order in which a sample is looked for.
+_OF_TRAINER = ("predict_dataloaders", "train_dataloader", "val_dataloaders", "test_dataloaders")
+_OF_MODULE = ("predict_dataloader", "train_dataloader", "val_dataloader", "test_dataloader")
+
+
+def trainer_loader(model: torch.nn.Module) -> DataLoader | None:
+    """Return a loader that the trainer of a LightningModule has; None without one."""
+    trainer = getattr(model, "_trainer", None)
+    for name in _OF_TRAINER:
+        loader = getattr(trainer, name, None)
+        if isinstance(loader, DataLoader):
+            return loader
+    return None
+
+
+def own_loader(model: torch.nn.Module) -> DataLoader:
+    """Return the loader that a method of a LightningModule makes.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    for name in _OF_MODULE:
+        with suppress(Exception):
+            loader = getattr(model, name)()
+            if isinstance(loader, DataLoader):
+                return loader
+    raise UsageError(
+        f"A sample of the input of {type(model).__name__} is needed; pass input_sample"
+    )
+
+
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The model in evaluation mode and without gradients; each part is as before afterwards."""
@@ -279,8 +313,10 @@ class TorchSource:
     ----------
     model : Module
         Not changed.
-    sample : Tensor, tuple, list or dict, optional
-        By default the first batch of `data`, or the model's ``example_input_array``.
+    sample : Tensor, tuple, list, dict or DataLoader, optional
+        Of a loader the first batch counts, without its targets. By default it is the model's
+        ``example_input_array``, or the first batch of `data`, or of a loader of the trainer that
+        a LightningModule was trained by, or of its own loaders.
     example_kwargs : mapping, optional
         Further keyword arguments of the sample.
     data : optional
@@ -320,18 +356,23 @@ class TorchSource:
     @property
     def has_sample(self) -> bool:
         """True if there is anything that a sample can be taken from."""
-        return self._sample is not None or self.data is not None
+        return self._sample is not None or self._loader is not None
+
+    @cached_property
+    def _loader(self) -> Any:
+        """The data that a sample can be taken from."""
+        if isinstance(self._sample, DataLoader):
+            return self._sample
+        return trainer_loader(self.model) if self.data is None else self.data
 
     @cached_property
     def arguments(self) -> tuple[tuple, dict]:
         """``args, kwargs`` of the sample."""
-        if self._sample is not None:
+        if self._sample is not None and not isinstance(self._sample, DataLoader):
             return sample_arguments(self.model, self._sample, self._example_kwargs)
-        if self.data is None:
-            raise UsageError(
-                f"A sample of the input of {type(self.model).__name__} is needed; pass input_sample"
-            )
-        batch = next(iter(batches_of(self.model, self.data)), None)
+        data = own_loader(self.model) if self._loader is None else self._loader
+        with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
+            batch = next(iter(batches_of(self.model, data)), None)
         if batch is None:
             raise UsageError("The data hold no batch, so there is no sample of the input")
         return batch.args, batch.kwargs | self._example_kwargs

@@ -86,22 +86,22 @@ class BackboneModule(nn.Module):
             images = getattr(self, name)(images)
         return images.flatten(1)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Features or scores.
 
         Parameters
         ----------
-        images : torch.Tensor
-            Float, ``(N, 3, H, W)``, height and width at least 32. The published weights expect
-            RGB in 0…1, normalised by the mean (0.485, 0.456, 0.406) and the standard deviation
-            (0.229, 0.224, 0.225).
+        x : torch.Tensor
+            Images, float, ``(N, 3, H, W)``, height and width at least 32. The published weights
+            expect RGB in 0…1, normalised by the mean (0.485, 0.456, 0.406) and the standard
+            deviation (0.229, 0.224, 0.225).
 
         Returns
         -------
         torch.Tensor
             ``(N, get_output_size())``.
         """
-        return getattr(self, self.top_name)(self.features_of(images))
+        return getattr(self, self.top_name)(self.features_of(x))
 
     def freeze(self) -> BackboneModule:
         """Exclude all parameters from training and stay in eval mode, whatever `train` says.

@@ -73,9 +73,9 @@ class ImageClassifier(LightningModule):
         self.head = head
         self.criterion = nn.CrossEntropyLoss() if criterion is None else criterion
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores, float ``(N, num_classes)``, of images ``(N, 3, H, W)``."""
-        return self.head(self.backbone(images))
+        return self.head(self.backbone(x))
 
     def training_step(self, batch, batch_idx: int) -> torch.Tensor:
         images, labels = batch
