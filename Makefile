@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint size docs release test test-all test-clusters examples bench clean distclean
+.PHONY: help install demo lint size docs release test test-all test-clusters test-zoo examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,21 @@ test-all: install lint docs ## lint, documentation, and every test
 test-clusters: install ## the tests on real clusters, one cluster after another
 	$(BIN)/python -m pytest -m "yarn or kubernetes or hosts" python-tests/clusters
 
+# An environment of its own that sees the packages of .venv. timm and segmentation_models_pytorch
+# want a torchvision of the build of torch; the script needs its names only.
+ZOO := .venv-zoo
+$(ZOO)/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv $(ZOO)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	    > $$($(ZOO)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/developer.pth
+	$(ZOO)/bin/python -m pip install -c constraints.txt transformers torch-geometric
+	$(ZOO)/bin/python -m pip install -c constraints.txt --no-deps timm segmentation-models-pytorch torchvision
+	echo "$(CURDIR)/src" > $$($(ZOO)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/bigdl.pth
+	touch $@
+
+test-zoo: $(ZOO)/.installed ## accelerate models of timm, transformers, ... and compare them; replaces the table in the docs
+	$(ZOO)/bin/python scripts/model_zoo.py --write docs/nano/zoo.md
+
 examples: install ## run all examples and notebooks, and say how long each takes
 	$(BIN)/python scripts/run_examples.py $(if $(BIGDL_DATA),--data-dir $(BIGDL_DATA))
 
@@ -86,4 +101,4 @@ clean: ## remove what builds and tests leave
 	find src python-tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove .venv
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(ZOO)

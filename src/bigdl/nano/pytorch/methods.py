@@ -97,6 +97,7 @@ class _GraphMethod(Method[TorchSource]):
     """A method that makes one graph of a module."""
 
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
+        source.outputs  # noqa: B018 - says by itself what cannot be converted
         if self.ipex and _ipex_checker():
             graph = self._with_ipex(source, options)
         else:

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -193,6 +194,11 @@ def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
 _OF_EVERY_MODULE = frozenset(dir(torch.nn.Module)) | frozenset(vars(torch.nn.Module()))
 
 
+def _decodes(model: torch.nn.Module | None) -> bool:
+    """Return True for a model of transformers that generates tokens."""
+    return any(cls.__name__ == "GenerationMixin" for cls in type(model).__mro__)
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """Arguments of ``InferenceOptimizer.load`` beside the directory."""
@@ -275,10 +281,30 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
         except AttributeError:
             source = self.__dict__.get("nano_source")
             if source is not None and name not in _OF_EVERY_MODULE and hasattr(source, name):
+                if name == "generate" and _decodes(source):
+                    return partial(self.nano_generate, source)
                 return getattr(source, name)
             raise AttributeError(
                 f"{self._attribute_owner()!r} object has no attribute {name!r}"
             ) from None
+
+    def nano_generate(self, source: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """``generate`` of a model of transformers, which the original would run by itself.
+
+        Raises
+        ------
+        UsageError
+            If this model is a graph, which has no growing cache of keys and values.
+        """
+        code = self.nano_code
+        if not _decodes(code):
+            raise UsageError(
+                f"generate of {type(source).__name__} needs a cache that grows with each token, "
+                f"which a model of method {self.nano_method!r} does not have; call generate of the "
+                "original, or of quantize(precision='bf16'), which runs the model's own code"
+            )
+        with InferenceContext(self.inference_settings):
+            return cast("Any", code).generate(*args, **kwargs)
 
     def _attribute_owner(self) -> str:
         return type(self).__name__

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from bigdl.common.cpu import isa_flags
-from bigdl.common.environment import scratch_directory
+from bigdl.common.environment import EnvContext, scratch_directory
 from bigdl.common.errors import UsageError, first_line
 from bigdl.nano.acceleration.method import BuildOptions, Method
 from bigdl.nano.acceleration.quiet import quiet, refusing
@@ -118,7 +118,8 @@ class CompiledGraph:
         self._names = names
         self._package = directory / self.file
         weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
-        with quiet():
+        # it is unpacked into the directory for temporary files
+        with quiet(), EnvContext({"TMPDIR": directory}):
             self._run = torch._inductor.aoti_load_package(
                 str(self._package), run_single_threaded=False
             )

@@ -97,7 +97,7 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
         sample, or the model cannot be exported.
     """
     require("onnxscript", "nano")
-    names = onnx_names(source.inputs)
+    names, _ = onnx_names(source.inputs), source.outputs  # says by itself what is wrong with them
     keywords = _checked_keywords(options.conversion)
     dims = source.dynamic_dimensions(options.dynamic_axes)
     wants_export = keywords.pop("dynamo", None)
@@ -226,7 +226,7 @@ def to_openvino(source: TorchSource, options: BuildOptions):
     UsageError
         If the model cannot be converted, or an option does not fit it.
     """
-    convert = options.conversion
+    convert, _ = options.conversion, source.outputs  # says by itself what cannot be converted
     if isinstance(source.model, AcceleratedModel):
         if convert:
             raise UsageError(

@@ -1,0 +1,34 @@
+"""Directories for temporary files of processes that are killed."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys, time
+from bigdl.common.environment import scratch_directory
+for _ in range(2):
+    directory = scratch_directory("bigdl-killed-")
+    (directory / "file").write_text("content")
+    print(directory, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_directories_of_a_killed_process_are_removed(number, tmp_path, monkeypatch):
+    monkeypatch.delenv("BIGDL_SCRATCH_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        directories = [Path(process.stdout.readline().strip()) for _ in range(2)]
+        assert all((directory / "file").exists() for directory in directories)
+        process.send_signal(number)
+    deadline = time.monotonic() + 10
+    while any(map(Path.exists, directories)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(tmp_path.iterdir())

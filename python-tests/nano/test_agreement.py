@@ -1,0 +1,296 @@
+"""Accelerated models give what the original gives, or are refused in one sentence."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.agreement import difference
+from bigdl.nano.pytorch import InferenceOptimizer
+
+pytest.importorskip("openvino")
+
+x = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.layer = nn.Linear(6, 4)
+
+
+class Branch(Layer):
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else -2 * self.layer(x) + 1
+
+
+class NumberOfRows(Layer):
+    def forward(self, x):
+        return {"y": self.layer(x), "rows": x.shape[0]}
+
+
+class NumberOfData(Layer):
+    def forward(self, x):
+        y = self.layer(x)
+        return y, float(y.mean())
+
+
+class LoopOverRows(Layer):
+    def forward(self, x):
+        return torch.stack([self.layer(x[row]) * (row + 1) for row in range(x.shape[0])])
+
+
+class NumpyInside(Layer):
+    def forward(self, x):
+        return self.layer(x) + torch.from_numpy(np.sort(x.detach().numpy(), 1)[:, :4].copy())
+
+
+class Counting(Layer):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) * self.calls
+
+
+class BufferState(Layer):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        self.total += self.layer(x).sum(0)
+        return self.layer(x) + self.total
+
+
+class Noise(Layer):
+    def forward(self, x):
+        return self.layer(nn.functional.dropout(x, 0.5, training=True))
+
+
+class Cache:
+    def __init__(self, keys):
+        self.keys = keys
+
+
+class ReturnsCache(Layer):
+    def forward(self, x):
+        y = self.layer(x)
+        return {"y": y, "past": Cache(2 * y)}
+
+
+class ListPerRow(Layer):
+    def forward(self, x):
+        return [each[each > 0] for each in self.layer(x)]
+
+
+class Complex(Layer):
+    def forward(self, x):
+        return torch.fft.rfft(self.layer(x))
+
+
+class UsesRowCount(Layer):
+    def forward(self, x):
+        return self.layer(x) / len(x) + int(x.shape[0])
+
+
+class Squeezed(Layer):
+    def forward(self, x):
+        return self.layer(x).squeeze()
+
+
+class ChangesInput(Layer):
+    def forward(self, x):
+        return self.layer(x.add_(1.0))
+
+
+class SetsAttribute(Layer):
+    def forward(self, x):
+        self.last = self.layer(x)
+        return self.last * 2
+
+
+class ReturnsInput(Layer):
+    def forward(self, x):
+        return x, x.view(-1), None, self.layer(x), True
+
+
+class OperationNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 4)
+
+    def forward(self, cat, mean):
+        return self.layer(torch.cat([cat, mean], 1)).mean(1) + cat.mean()
+
+
+class CellInLoop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(6, 5)
+
+    def forward(self, x):
+        hidden = torch.zeros(x.shape[0], 5)
+        for step in range(x.shape[1]):
+            hidden = self.cell(x[:, step], hidden)
+        return hidden
+
+
+METHODS = ["openvino_fp32", "jit_fp32"]
+slow = pytest.mark.slow
+REFUSED = [
+    (NumberOfRows, "'rows' is 2 instead of 3"),
+    (NumberOfData, "'1' is .* instead of"),
+    (LoopOverRows, r"has the shape \[2, 4\] instead of \[3, 4\]"),
+    (NumpyInside, "other values: it differs by .* %"),
+    (Counting, "keeps a state from call to call in 'calls'"),
+    (BufferState, "keeps a state from call to call in 'total'"),
+    (ReturnsCache, "object of the class .*Cache at 'past'"),
+    (ListPerRow, "it holds 2 values instead of 3"),
+]
+
+
+def build(model, method, sample=x, **others):
+    return InferenceOptimizer.build(model, method, input_sample=sample, **others)
+
+
+def agrees(model, fast, *inputs):
+    with torch.no_grad():
+        expected = model(*(each.clone() for each in inputs))
+    return difference(expected, fast(*(each.clone() for each in inputs)), 1e-4) is None
+
+
+@pytest.mark.parametrize("method", [*METHODS, pytest.param("onnxruntime_fp32", marks=slow)])
+@pytest.mark.parametrize(("cls", "words"), REFUSED, ids=lambda each: getattr(each, "__name__", ""))
+def test_what_a_conversion_would_fix_is_refused_in_one_sentence(cls, words, method):
+    with pytest.raises(UsageError, match=words) as refused:
+        build(cls(), method)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.filterwarnings("ignore:This processor has no instructions")
+@pytest.mark.parametrize("cls", [NumberOfData, Counting, BufferState, ReturnsCache, Noise])
+def test_what_runs_the_models_code_is_not_refused(cls):
+    model = cls().eval()
+    fast = build(model, "bf16")
+    assert type(fast(x)) is type(model(x))
+
+
+@pytest.mark.parametrize("method", [*METHODS, pytest.param("onnxruntime_fp32", marks=slow)])
+@pytest.mark.parametrize("cls", [Branch, UsesRowCount, Squeezed, ReturnsInput])
+def test_another_way_of_conversion_is_taken_where_one_is_wrong(cls, method):
+    model = cls().eval()
+    fast = build(model, method)
+    for other in (x, -x, torch.randn(5, 6), torch.ones(1, 6)):
+        assert agrees(model, fast, other)
+
+
+def test_frozen_noise_is_refused():
+    with pytest.raises(UsageError, match="different results for one input"):
+        build(Noise(), "openvino_fp32")
+
+
+def test_complex_results_are_refused_where_they_become_pairs():
+    with pytest.raises(UsageError, match="for the sample: it has the shape"):
+        build(Complex(), "openvino_fp32")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_input_that_the_model_changes_is_told_and_the_sample_stays(method):
+    sample = x.clone()
+    with pytest.warns(UserWarning, match="changes its input in place"):
+        fast = build(ChangesInput(), method, sample)
+    assert torch.equal(sample, x)
+    assert agrees(ChangesInput(), fast, torch.randn(3, 6))
+
+
+def test_an_attribute_that_the_model_sets_is_told_and_the_original_is_unchanged():
+    model = SetsAttribute().eval()
+    with pytest.warns(UserWarning, match="sets 'last' when it is called"):
+        build(model, "openvino_fp32")
+    assert not hasattr(model, "last")
+
+
+@pytest.mark.filterwarnings("ignore:This processor has no instructions")
+def test_the_random_numbers_of_the_caller_are_not_drawn():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    build(Noise(), "bf16")
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_arguments_may_be_named_as_operations():
+    model, inputs = OperationNames().eval(), (x, x + 1)
+    fast = build(model, "onnxruntime_fp32", inputs)
+    assert agrees(model, fast, x - 1, 2 * x)
+    assert agrees(model, fast, mean := torch.randn(3, 6), mean)
+
+
+def test_a_trace_takes_no_length_for_which_it_is_wrong(tmp_path):
+    model = CellInLoop().eval()
+    fast = build(model, "jit_fp32", torch.randn(2, 5, 6))
+    assert agrees(model, fast, torch.randn(4, 5, 6))
+    InferenceOptimizer.save(fast, tmp_path)
+    for each in (fast, InferenceOptimizer.load(tmp_path)):
+        with pytest.raises(UsageError, match="must have the shape"):
+            each(torch.randn(2, 7, 6))
+
+
+def test_a_trace_takes_images_of_any_size():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    fast = build(model, "jit_fp32", torch.randn(1, 3, 8, 8))
+    assert agrees(model, fast, torch.randn(2, 3, 11, 9))
+
+
+def test_lengths_are_compared_where_they_may_change():
+    with pytest.raises(UsageError, match=r"other sizes: it differs by .* dynamic_axes=False"):
+        build(CellInLoop(), "openvino_fp32", torch.randn(2, 5, 6), dynamic_axes={"x": [0, 1]})
+
+
+def test_int8_is_refused_for_what_its_float_network_does_wrong():
+    with pytest.raises(UsageError, match=r"at most 0\.01 % in fp32"):
+        InferenceOptimizer.build(
+            NumpyInside(), "openvino_int8", calib_data=torch.randn(8, 6), input_sample=x
+        )
+
+
+def test_the_comparison_can_be_left_out():
+    fast = build(NumberOfRows(), "jit_fp32", strict_check=False)
+    assert fast(torch.randn(3, 6))["rows"] == 2
+
+
+@pytest.mark.slow
+def test_a_search_says_what_differs():
+    optimizer = InferenceOptimizer()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer.optimize(NumberOfRows(), x, includes=["openvino_fp32"], cache=False)
+    row = optimizer.results().loc["openvino_fp32"]
+    assert row["status"] == "fail to convert"
+    assert "'rows' is 2 instead of 3" in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (torch.ones(2), torch.ones(2), None),
+        (torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 5]), "differs in 25 % of its elements"),
+        (torch.tensor([torch.nan, 1.0]), torch.tensor([torch.nan, 1.0]), None),
+        (torch.tensor([1.0, 1.0]), torch.tensor([torch.nan, 1.0]), "not finite"),
+        (torch.ones(2), torch.ones(2, dtype=torch.int64), "is of int64 instead of float32"),
+        (torch.ones(2), torch.ones(2, dtype=torch.bfloat16), None),
+        ({"a": None}, {"a": torch.ones(1)}, "'a' is a ndarray"),
+        ((1, "word", None), (1, "word", None), None),
+        ((), (), None),
+    ],
+)
+def test_differences_are_told_in_words(one, other, words):
+    found = difference(one, other, 1e-4)
+    assert (found is None) if words is None else words in found.words
