@@ -146,7 +146,6 @@ slow = pytest.mark.slow
 REFUSED = [
     (NumberOfRows, "'rows' is 2 instead of 3"),
     (NumberOfData, "'1' is .* instead of"),
-    (LoopOverRows, r"has the shape \[2, 4\] instead of \[3, 4\]"),
     (NumpyInside, "other values: it differs by .* %"),
     (Counting, "keeps a state from call to call in 'calls'"),
     (BufferState, "keeps a state from call to call in 'total'"),
@@ -189,6 +188,13 @@ def test_another_way_of_conversion_is_taken_where_one_is_wrong(cls, method):
     fast = build(model, method)
     for other in (x, -x, torch.randn(5, 6), torch.ones(1, 6)):
         assert agrees(model, fast, other)
+
+
+def test_a_loop_over_rows_is_scripted_or_refused():
+    model = LoopOverRows().eval()
+    assert agrees(model, build(model, "jit_fp32"), torch.randn(5, 6))
+    with pytest.raises(UsageError, match=r"has the shape \[2, 4\] instead of \[3, 4\]"):
+        build(model, "openvino_fp32")
 
 
 def test_frozen_noise_is_refused():

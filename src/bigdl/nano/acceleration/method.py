@@ -104,10 +104,13 @@ class Source(Protocol):
         The user's model, which methods do not change.
     way : str or None
         How it was converted last, where a framework has several ways.
+    caution : str or None
+        What the last conversion may have lost, to be told if the model is not refused.
     """
 
     model: Any
     way: str | None
+    caution: str | None
 
     @property
     def outputs(self) -> Structure:

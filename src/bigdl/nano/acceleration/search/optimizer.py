@@ -123,9 +123,8 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         score = None if metric is None else cls._score_of(metric, data, source)
         goal = AccuracyGoal.of(score, values)
         options = BuildOptions.of(values, conversion=arguments["kwargs"], goal=goal)
-        if method.name == ORIGINAL or not values.get("strict_check", True):
-            return method.build(source, options)
-        return built_and_checked(method, source, options, scored=score is not None)
+        strict = method.name != ORIGINAL and values.get("strict_check", True)
+        return built_and_checked(method, source, options, scored=score is not None, strict=strict)
 
     @classmethod
     def _check_model(cls, model: Any, method: Method | None = None) -> None:

@@ -234,7 +234,8 @@ class ScriptGraph:
                 script, lost = _traced(module, source.sample_tensors, options.jit_strict)
             except UsageError as error:
                 reasons.append(str(error))
-        if method != "trace" and (script is None or lost is not None):
+        can_script = method != "trace" and "script" not in options.refused_ways
+        if can_script and (script is None or lost is not None):
             try:
                 scripted = _scripted(module.model)
             except UsageError as error:
@@ -246,10 +247,9 @@ class ScriptGraph:
             short = "; ".join(reason[:150] for reason in reasons)
             raise UsageError(short or f"There is no other way to convert {name} to TorchScript")
         if lost is not None and method != "trace":
-            warnings.warn(
+            source.caution = (
                 f"{name} decides by its data ({lost.filename}, line {lost.lineno}) and cannot be "
-                "scripted; its trace, jit_method='trace', always goes the way that the sample goes",
-                stacklevel=2,
+                "scripted; its trace, jit_method='trace', always goes the way that the sample goes"
             )
         source.way = "trace"
         return cls(script, None, source.verified_sizes(script))

@@ -269,10 +269,9 @@ def _converted(source: TorchSource, options: BuildOptions):
     if traced is None or lost is None:
         raise UsageError(f"{name} cannot be converted to OpenVINO: {why}")
     source.way = "trace"
-    warnings.warn(
+    source.caution = (
         f"{name} decides by its data ({lost.filename}, line {lost.lineno}); in OpenVINO it always "
-        "goes the way that the sample goes",
-        stacklevel=2,
+        "goes the way that the sample goes"
     )
     return traced
 

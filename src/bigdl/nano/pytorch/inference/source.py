@@ -326,6 +326,8 @@ class TorchSource:
     ----------
     way : str or None
         How the model was converted last, where there are several ways; converters set it.
+    caution : str or None
+        What the last conversion may have lost; converters set it.
 
     Raises
     ------
@@ -348,6 +350,7 @@ class TorchSource:
         self._sample = getattr(model, "example_input_array", None) if sample is None else sample
         self._example_kwargs = dict(example_kwargs or {})
         self.way: str | None = None
+        self.caution: str | None = None
         self._calls = 0
         self._probes: dict[str, list[Probe]] = {}
         self._effects: tuple[set[str], bool] = (set(), False)  # of the last call

@@ -332,6 +332,7 @@ class KerasSource:
         self.model = model
         self.data = (x, y)
         self.way: str | None = None
+        self.caution: str | None = None
         self._probes: list[Probe] | None = None
         self._input_spec = input_spec
         self._batch = batch
