@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-METHODS = ("openvino_fp32", "onnxruntime_fp32", "jit_fp32", "bf16", "openvino_int8")
+METHODS = ("openvino_fp32", "onnxruntime_fp32", "jit_fp32", "bf16")
 EXACT = 1e-6
 Make = Callable[[int, torch.Generator], tuple[tuple, dict]]
 ZOO: dict[str, tuple[Callable[[], nn.Module], Make]] = {}
@@ -425,51 +425,72 @@ def _batch(args: tuple, kwargs: dict) -> Any:
     return args[0] if len(args) == 1 and torch.is_tensor(args[0]) else (args, 0)
 
 
-def rows(names: list[str], methods: tuple[str, ...]) -> Iterator[tuple[str, dict[str, tuple]]]:
-    for name in names:
-        yield name, {method: outcome(name, method) for method in methods}
+class Page:
+    """The page with the table; what is written replaces rows of the same models.
+
+    Parameters
+    ----------
+    path : Path
+    methods : sequence of str
+        The columns. A table with other columns is not kept.
+    """
+
+    BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
+
+    def __init__(self, path: Path, methods: Sequence[str]):
+        self._path = path
+        self._head = f"| model | {' | '.join(methods)} |"
+        self._line = f"|---{'|---' * len(methods)}|"
+        table = path.read_text(encoding="utf-8").partition(self.BEGIN)[2].partition(self.END)[0]
+        lines = table.splitlines() if self._head in table else []
+        known = set(ZOO)
+        self._rows = {
+            name: line
+            for line in lines
+            for name in [line.strip("| ").partition(" |")[0]]
+            if line.startswith("| ") and name in known
+        }
+        self._notes = [line for line in lines if line.startswith("* ")]
+
+    def write(self, name: str, row: str, notes: Mapping[str, str]) -> None:
+        """Write the row of a model, and its sentences."""
+        self._rows[name] = row
+        of_model = f"* {name}, "
+        self._notes = [line for line in self._notes if not line.startswith(of_model)]
+        self._notes += [f"{of_model}{method}: {why}" for method, why in notes.items()]
+        ordered = [self._rows[each] for each in ZOO if each in self._rows]
+        sentences = ["What was refused, and why:", "", *self._notes, ""] if self._notes else []
+        body = "\n".join([self._head, self._line, *ordered, "", *sentences])
+        text = self._path.read_text(encoding="utf-8")
+        before, after = text.partition(self.BEGIN)[0], text.partition(self.END)[2]
+        page = before + self.BEGIN + body + self.END + after
+        self._path.write_text(page, encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names of models; all by default")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--write", type=Path, help="page whose table is replaced")
+    parser.add_argument("--write", type=Path, help="page in whose table the rows are put")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     fill()
     methods = tuple(options.methods.split(","))
     names = [n for n in ZOO if not options.names or any(part in n for part in options.names)]
-    lines = [f"| model | {' | '.join(methods)} |", f"|---{'|---' * len(methods)}|"]
-    print(*lines, sep="\n", flush=True)
-    notes: dict[str, str] = {}
+    page = Page(options.write, methods) if options.write else None
     bad = 0
     begin = time.monotonic()
-    for name, results in rows(names, methods):
-        words = []
-        for method, (word, why) in results.items():
-            bad += word in ("WRONG", "CRASH")
-            words.append(word)
-            if why:
-                notes[f"{name}, {method}"] = why
-        lines.append(f"| {name} | {' | '.join(words)} |")
-        print(lines[-1], flush=True)
-    for what, why in notes.items():
-        print(f"{what}: {why}")
+    for name in names:
+        results = {method: outcome(name, method) for method in methods}
+        bad += sum(word in ("WRONG", "CRASH") for word, _ in results.values())
+        notes = {method: why for method, (_, why) in results.items() if why}
+        row = f"| {name} | {' | '.join(word for word, _ in results.values())} |"
+        print(row, *(f"    {method}: {why}" for method, why in notes.items()), sep="\n", flush=True)
+        if page:
+            page.write(name, row, notes)
     print(f"{len(names)} models in {time.monotonic() - begin:.0f} s, {bad} wrong or crashed")
-    if options.write:
-        _replace_table(options.write, lines, notes)
     return 1 if bad else 0
-
-
-def _replace_table(page: Path, lines: list[str], notes: Mapping[str, str]) -> None:
-    text = page.read_text(encoding="utf-8")
-    begin, end = "<!-- table -->\n", "<!-- end of table -->\n"
-    before, after = text.partition(begin)[0], text.partition(end)[2]
-    sentences = [f"* {what}: {why}" for what, why in notes.items()]
-    body = "\n".join([*lines, "", "What was refused, and why:", "", *sentences, ""])
-    page.write_text(before + begin + body + end + after, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -84,11 +84,6 @@ class ReturnsCache(Layer):
         return {"y": y, "past": Cache(2 * y)}
 
 
-class ListPerRow(Layer):
-    def forward(self, x):
-        return [each[each > 0] for each in self.layer(x)]
-
-
 class Complex(Layer):
     def forward(self, x):
         return torch.fft.rfft(self.layer(x))
@@ -141,8 +136,11 @@ class CellInLoop(nn.Module):
         return hidden
 
 
-METHODS = ["openvino_fp32", "jit_fp32"]
 slow = pytest.mark.slow
+METHODS = [
+    "jit_fp32",
+    *(pytest.param(f"{r}_fp32", marks=slow) for r in ("openvino", "onnxruntime")),
+]
 REFUSED = [
     (NumberOfRows, "'rows' is 2 instead of 3"),
     (NumberOfData, "'1' is .* instead of"),
@@ -150,7 +148,6 @@ REFUSED = [
     (Counting, "keeps a state from call to call in 'calls'"),
     (BufferState, "keeps a state from call to call in 'total'"),
     (ReturnsCache, "object of the class .*Cache at 'past'"),
-    (ListPerRow, "it holds 2 values instead of 3"),
 ]
 
 
@@ -164,7 +161,7 @@ def agrees(model, fast, *inputs):
     return difference(expected, fast(*(each.clone() for each in inputs)), 1e-4) is None
 
 
-@pytest.mark.parametrize("method", [*METHODS, pytest.param("onnxruntime_fp32", marks=slow)])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("cls", "words"), REFUSED, ids=lambda each: getattr(each, "__name__", ""))
 def test_what_a_conversion_would_fix_is_refused_in_one_sentence(cls, words, method):
     with pytest.raises(UsageError, match=words) as refused:
@@ -181,7 +178,7 @@ def test_what_runs_the_models_code_is_not_refused(cls):
     assert type(fast(x)) is type(model(x))
 
 
-@pytest.mark.parametrize("method", [*METHODS, pytest.param("onnxruntime_fp32", marks=slow)])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("cls", [Branch, UsesRowCount, Squeezed, ReturnsInput])
 def test_another_way_of_conversion_is_taken_where_one_is_wrong(cls, method):
     model = cls().eval()
@@ -190,11 +187,16 @@ def test_another_way_of_conversion_is_taken_where_one_is_wrong(cls, method):
         assert agrees(model, fast, other)
 
 
-def test_a_loop_over_rows_is_scripted_or_refused():
+def test_a_loop_over_rows_is_scripted():
     model = LoopOverRows().eval()
     assert agrees(model, build(model, "jit_fp32"), torch.randn(5, 6))
-    with pytest.raises(UsageError, match=r"has the shape \[2, 4\] instead of \[3, 4\]"):
-        build(model, "openvino_fp32")
+
+
+def test_a_number_of_rows_stays_one_in_openvino():
+    model = UsesRowCount().eval()
+    fast = build(model, "openvino_fp32")
+    for rows in (1, 2, 5):
+        assert agrees(model, fast, torch.randn(rows, 6))
 
 
 def test_frozen_noise_is_refused():
@@ -202,12 +204,13 @@ def test_frozen_noise_is_refused():
         build(Noise(), "openvino_fp32")
 
 
+@slow
 def test_complex_results_are_refused_where_they_become_pairs():
     with pytest.raises(UsageError, match="for the sample: it has the shape"):
         build(Complex(), "openvino_fp32")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["jit_fp32", "openvino_fp32"])
 def test_an_input_that_the_model_changes_is_told_and_the_sample_stays(method):
     sample = x.clone()
     with pytest.warns(UserWarning, match="changes its input in place"):
@@ -255,11 +258,13 @@ def test_a_trace_takes_images_of_any_size():
     assert agrees(model, fast, torch.randn(2, 3, 11, 9))
 
 
+@slow
 def test_lengths_are_compared_where_they_may_change():
     with pytest.raises(UsageError, match=r"other sizes: it differs by .* dynamic_axes=False"):
         build(CellInLoop(), "openvino_fp32", torch.randn(2, 5, 6), dynamic_axes={"x": [0, 1]})
 
 
+@slow
 def test_int8_is_refused_for_what_its_float_network_does_wrong():
     with pytest.raises(UsageError, match=r"at most 0\.01 % in fp32"):
         InferenceOptimizer.build(
@@ -272,7 +277,7 @@ def test_the_comparison_can_be_left_out():
     assert fast(torch.randn(3, 6))["rows"] == 2
 
 
-@pytest.mark.slow
+@slow
 def test_a_search_says_what_differs():
     optimizer = InferenceOptimizer()
     with warnings.catch_warnings():

@@ -67,9 +67,9 @@ _OURS = {
 def onnx_names(inputs: ForwardInputs) -> list[str]:
     """Names of a network's inputs with letters, digits and underscores only, each once."""
     names = [re.sub(r"\W", "_", path) for path in inputs.names]
-    if len(set(names)) < len(names):
-        return [f"{name}_{position}" for position, name in enumerate(names)]
-    return names
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name}_{position}" for position, name in enumerate(names)]
 
 
 def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
@@ -374,9 +374,8 @@ class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
         # the file is complete, but programs of BigDL 2 count on being asked
         source = TorchSource(*ask_for_original(options))
         loaded = super().load_from(directory, meta, options)
-        source.run(
-            loaded, source.sample_tensors
-        )  # refuses a sample, and so an original, that is not of this network
+        # a sample, and so an original, that is not of this network is refused
+        source.run(loaded, source.sample_tensors)
         return loaded
 
 

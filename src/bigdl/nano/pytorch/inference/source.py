@@ -453,7 +453,7 @@ class TorchSource:
 
     def _derived(self, axes: list[list[int]]) -> list[Probe]:
         sample = self.sample_tensors
-        vars(self).pop("result", None)
+        vars(self).pop("result", None)  # called here, what it changes is seen
         probes = [Probe("the sample", sample, self.result)]
         if self._side_effects is None:
             self._side_effects = self._observed(sample)
