@@ -360,8 +360,9 @@ def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> N
 def _cause(error: Exception) -> str:
     """The line of an error's text that says most."""
     lines = (line.strip() for line in str(error).splitlines())
-    telling = (line[:300] for line in lines if "No conversion rule" in line or "Error" in line)
-    return next(telling, first_line(error))
+    telling = ("No conversion rule", "Conversion is failed for", "Error")
+    found = (line.lstrip("- ")[:300] for line in lines if any(part in line for part in telling))
+    return next(found, first_line(error))
 
 
 class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):
