@@ -365,7 +365,7 @@ def _no_trainer(model: torch.nn.Module) -> Iterator[None]:
     parts = [part for part in model.modules() if hasattr(part, "_jit_is_scripting")]
     try:
         for part in parts:
-            part._jit_is_scripting = True
+            vars(part)["_jit_is_scripting"] = True
         yield
     finally:
         for part in parts:

@@ -460,7 +460,9 @@ class TorchSource:
         finite = _finite(self.result)
         for derive in derived_inputs(sample, axes):
             derived = derive(probes[min(1, len(probes) - 1)].inputs)
-            for inputs in derived.candidates if derived else ():
+            if derived is None:
+                continue
+            for inputs in derived.candidates:
                 result = self.original(inputs)
                 if result is not None and (_finite(result) or not finite):
                     probes.append(Probe(derived.words, inputs, result, derived.resized))
