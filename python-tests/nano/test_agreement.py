@@ -252,6 +252,17 @@ def test_a_trace_takes_no_length_for_which_it_is_wrong(tmp_path):
             each(torch.randn(2, 7, 6))
 
 
+def test_rows_that_a_trace_cannot_compute_are_refused_in_one_sentence():
+    class Pair(Layer):
+        def forward(self, x):
+            one, two = self.layer(x).unbind()
+            return one + two, x.sum()
+
+    fast = build(Pair().eval(), "jit_fp32")
+    with pytest.raises(UsageError, match="TorchScript cannot compute this input: RuntimeError"):
+        fast(torch.randn(3, 6))
+
+
 def test_a_trace_takes_images_of_any_size():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     fast = build(model, "jit_fp32", torch.randn(1, 3, 8, 8))

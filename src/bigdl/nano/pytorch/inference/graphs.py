@@ -258,10 +258,16 @@ class ScriptGraph:
         if self._sizes is not None:
             for tensor, sizes in zip(tensors, self._sizes, strict=True):
                 _check_sizes(tensor, sizes)
-        if self._inputs is None:
-            return list(self._script(*tensors))
-        args, kwargs = self._inputs.unflatten(tensors)
-        return flatten(self._script(*args, **kwargs))[0]
+        try:
+            if self._inputs is None:
+                return list(self._script(*tensors))
+            args, kwargs = self._inputs.unflatten(tensors)
+            return flatten(self._script(*args, **kwargs))[0]
+        except RuntimeError as error:  # its last line says what is wrong with the input
+            raise UsageError(
+                f"TorchScript cannot compute this input: {str(error).strip().splitlines()[-1]}; "
+                "give it in the sizes of the sample, or convert the model with a sample like it"
+            ) from error
 
     def write(self, directory: Path, compression: str) -> dict:
         """Write its file; returns what :meth:`read` needs."""
@@ -383,7 +389,9 @@ def _fitting(tensor, shape, dtype, name):
     return tensor.contiguous()
 
 
-def _check_sizes(tensor, shape, who="An input", advice=", or convert a sample of this shape"):
+def _check_sizes(
+    tensor, shape, who="An input", advice=", or convert the model with a sample like it"
+):
     sizes = tensor.shape
     if len(sizes) != len(shape) or any(
         wanted is not None and wanted != size for wanted, size in zip(shape, sizes, strict=True)
