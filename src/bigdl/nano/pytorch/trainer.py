@@ -210,17 +210,23 @@ class Trainer(pl.Trainer):
             super().fit(*args, **kwargs)
 
     @functools.wraps(pl.Trainer.validate, assigned=())
-    def validate(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def validate(  # type: ignore[override]
+        self, model: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """As Lightning's; the model may be an accelerated LightningModule."""
         return super().validate(_with_steps(model), *args, **kwargs)
 
     @functools.wraps(pl.Trainer.test, assigned=())
-    def test(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def test(  # type: ignore[override]
+        self, model: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """As Lightning's; the model may be an accelerated LightningModule."""
         return super().test(_with_steps(model), *args, **kwargs)
 
     @functools.wraps(pl.Trainer.predict, assigned=())
-    def predict(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def predict(  # type: ignore[override]
+        self, model: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """As Lightning's; the model may be an accelerated LightningModule."""
         return super().predict(_with_steps(model), *args, **kwargs)
 
