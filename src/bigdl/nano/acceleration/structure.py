@@ -262,8 +262,13 @@ class CallInputs:
         values: dict[str | None, Any] = {
             name: structure.rebuild(leaves) for name, structure in self.structures.items()
         }
-        args = [values[name] for name in self.parameters if name not in self.keyword_only]
-        kwargs = {name: values[name] for name in self.parameters if name in self.keyword_only}
+        names = [name for name in self.parameters if name not in self.keyword_only]
+        if not values.get(self.star):
+            # by name what comes after the last tensor: decorators may fill in such arguments
+            held = [place for place, name in enumerate(names) if self.structures[name].paths(name)]
+            names = names[: max(held, default=-1) + 1]
+        args = [values[name] for name in names]
+        kwargs = {name: values[name] for name in self.parameters if name not in names}
         return (*args, *values.get(self.star, ())), kwargs | values.get(self.double_star, {})
 
     def _bind(self, args: Any, kwargs: Mapping) -> dict[str, Any]:
