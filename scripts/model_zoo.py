@@ -457,7 +457,7 @@ class Page:
         self._rows[name] = row
         of_model = f"* {name}, "
         self._notes = [line for line in self._notes if not line.startswith(of_model)]
-        self._notes += [f"{of_model}{method}: {why}" for method, why in notes.items()]
+        self._notes += [f"{of_model}{key}: {' '.join(why.split())}" for key, why in notes.items()]
         ordered = [self._rows[each] for each in ZOO if each in self._rows]
         sentences = ["What was refused, and why:", "", *self._notes, ""] if self._notes else []
         body = "\n".join([self._head, self._line, *ordered, "", *sentences])
