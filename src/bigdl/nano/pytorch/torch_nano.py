@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.pytorch.frozen.automatic import PrefixOfCalls, with_prefix
 from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import LearningRateRamp
 from bigdl.nano.pytorch.training.options import (
@@ -41,7 +42,7 @@ __all__ = ["TorchNano", "nano"]
 P = ParamSpec("P")
 T = TypeVar("T")
 # Attributes that belong to the process in which an object is, and not to the loop.
-_BOUND = ("_fabric", "_steps")
+_BOUND = ("_fabric", "_steps", "_prefixes")
 
 
 def _launching(train: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +80,7 @@ class TorchNano(ABC):
     auto_lr : bool
         With several processes, let learning rates grow linearly to `num_processes` times the
         user's within 1000 steps of each optimizer.
-    fused_optimizers, tune_process, inductor, bucket_cap_mb
+    fused_optimizers, tune_process, inductor, bucket_cap_mb, frozen_prefix
         As for :class:`~bigdl.nano.pytorch.Trainer`.
     *args, **kwargs
         Of ``lightning_fabric.Fabric``.
@@ -114,6 +115,7 @@ class TorchNano(ABC):
 
     _fabric: Fabric | None = None  # while the loop runs
     _steps: Sequence[FastSteps] = ()
+    _prefixes: Sequence[PrefixOfCalls] = ()
     _report: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -136,6 +138,7 @@ class TorchNano(ABC):
         tune_process: bool = True,
         inductor: bool = False,
         bucket_cap_mb: float = 25.0,
+        frozen_prefix: bool | None = None,
         **kwargs: Any,
     ):
         _check_no_more(args)
@@ -306,12 +309,18 @@ class TorchNano(ABC):
             self._fabric = None
             for steps in self._steps:
                 steps.undo()
+            for prefix in self._prefixes:
+                prefix.undo()
+            self._prefixes = []
 
     def _prepared(
         self, model: nn.Module, optimizers: list[Optimizer], move_to_device: bool
     ) -> tuple[nn.Module, list[Any]]:
         """Return a model and its optimizers as the loop is to use them."""
         fabric, options = self._running, self._options
+        if not options.inductor:  # which compiles the forward that this replaces
+            tell = functools.partial(TorchNano._add_setting, self)
+            self._prefixes = [*self._prefixes, PrefixOfCalls(model, options, tell)]
         steps = FastSteps(options, model, calls=True)
         self._steps = [*self._steps, steps]
         steps.optimizers(optimizers)
@@ -330,6 +339,11 @@ class TorchNano(ABC):
         self._report = (*steps.report, *process_report)
         rank_zero_info(f"Nano trains with {', '.join(self._report)}")
         return model, optimizers
+
+    def _add_setting(self, phrase: str, line: str) -> None:
+        """Say what was done for the frozen part of a model."""
+        self._report = with_prefix(self._report, phrase)
+        rank_zero_info(line)
 
     def _registry(self, args: tuple, kwargs: Mapping[str, Any]) -> ObjectRegistry:
         arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}

@@ -101,6 +101,11 @@ class Trainer(pl.Trainer):
         a training is long and its layers are not mostly convolutions or products.
     bucket_cap_mb : float
         Megabytes of gradients that travel together between processes.
+    frozen_prefix : bool, optional
+        Whether the part of the model that no gradient reaches runs in training steps as inference
+        does, in a faster runtime. By default it does where that is safe and the steps that are
+        left repay building it, beside the training; True builds it after the second step in any
+        case. Evaluation is always as written.
     algorithms : list of Callback, optional
         Algorithms such as :class:`~bigdl.nano.pytorch.algorithms.SelectiveBackprop`.
     **kwargs
@@ -143,6 +148,7 @@ class Trainer(pl.Trainer):
         tune_process: bool = True,
         inductor: bool = False,
         bucket_cap_mb: float = 25.0,
+        frozen_prefix: bool | None = None,
         algorithms: Sequence[Any] | None = None,
         **kwargs: Any,
     ):

@@ -178,6 +178,14 @@ class FrozenPrefixCallback(Callback):
         if hasattr(strategy, "settings"):  # of Nano's Trainer
             strategy.settings = (*strategy.settings, phrase)
 
+    def on_validation_start(self, trainer, pl_module) -> None:
+        if self.prefix is not None:
+            self.prefix.release()
+
+    def on_validation_end(self, trainer, pl_module) -> None:
+        if self.prefix is not None:
+            self.prefix.attach()
+
     def on_train_end(self, trainer, pl_module) -> None:
         self._release()
 

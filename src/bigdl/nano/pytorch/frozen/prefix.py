@@ -17,7 +17,8 @@ from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import BuildOptions, Method, find_method
 from bigdl.nano.acceleration.structure import first_batches
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
-from bigdl.nano.pytorch.frozen.segment import Call, Segment, find_frozen
+from bigdl.nano.pytorch.frozen.calls import Chain, find_frozen
+from bigdl.nano.pytorch.frozen.segment import Segment
 from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, split_batch
 from bigdl.nano.pytorch.training.steps import undisturbed
 
@@ -165,16 +166,17 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
                 "a batch of its input as it is in training"
             ) from error
         self._starts_at_input = bool(chains) and any(
-            chains[0][0].input is value for value in (*args, *kwargs.values())
+            chains[0].calls[0].input is value for value in (*args, *kwargs.values())
         )
         self.segments = self._that_change_nothing(chains)
 
-    def _that_change_nothing(self, chains: list[list[Call]]) -> list[Segment]:
+    def _that_change_nothing(self, chains: list[Chain]) -> list[Segment]:
         """Return segments that leave the result as it is; chains are taken apart if need be."""
         expected = self._result()
         segments: list[Segment] = []
         for chain in chains:
-            for candidate in ([Segment(chain)], [Segment([call]) for call in chain]):
+            apart = [Chain(chain.parent, [call]) for call in chain.calls]
+            for candidate in ([Segment(chain)], [Segment(each) for each in apart]):
                 if self._same(expected, [*segments, *candidate]):
                     segments += candidate
                     break
@@ -198,7 +200,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         finally:
             for segment in segments:
                 segment.detach()
-        return True
+        return not any(segment.opened for segment in segments)
 
     def build(self) -> None:
         """Build all segments anew and attach them."""
@@ -323,6 +325,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         dtype = self.segments[0].output.dtype
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise UsageError(f"Features are kept in float32, which does not hold {dtype}")
+        self.segments[0].takes_cached = True
         return CachedFeatures(self.segments[0], dataset, directory, batch_size)
 
     def report(self) -> str:

@@ -1,42 +1,28 @@
-"""Frozen modules that always compute the same, so that another runtime may run them.
+"""Frozen modules that run as one, by something else than their own code.
 
-They are found by running the model once: each call of a module is noted with its input and its
-output. A frozen module whose input needs no gradient can be replaced as a whole. Neighbours are
-joined where one's output is the next one's input, so that a convolution, its norm and its
-activation stay one in the other runtime. That nothing else uses what lies between them cannot be
-seen here: it is tried out afterwards.
+Before each call it is asked whether they would still compute what they computed when the other
+way was made; if not, they run as their author wrote them.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import types
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
-from bigdl.nano.pytorch.training.steps import OtherForward, undisturbed
+from bigdl.nano.pytorch.frozen.calls import Chain, autocast_now
+from bigdl.nano.pytorch.frozen.state import ModulesState
+from bigdl.nano.pytorch.training.steps import OtherForward
 from bigdl.nano.replaced import Replaced
 
-_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAttention)
-
-
-@dataclass(eq=False)
-class Call:
-    """One call of a module in a run of the model."""
-
-    name: str
-    module: nn.Module
-    input: torch.Tensor | None = None  # None: it takes something else than one tensor
-    output: torch.Tensor | None = None
-    tracked: bool = False  # whether gradients flow through its input
-    inner: list[Call] = field(default_factory=list)
+_MOST_SIZES = 8  # of batches that are compared with what the modules give themselves
+_KEPT = 9  # times
 
 
 class Segment:
@@ -49,8 +35,11 @@ class Segment:
 
     Parameters
     ----------
-    calls : sequence of Call
-        The calls of the modules, in their order, with tensors as inputs and outputs.
+    chain : Chain
+        The calls of the modules.
+    bound : float, optional
+        Largest relative distance to what the modules give themselves. With it the first batch of
+        each size is run by both, and calls have to be as the one that was seen (autocast).
 
     Attributes
     ----------
@@ -61,19 +50,35 @@ class Segment:
         Relative L2 distance of its result to that of the modules, on the sample.
     reason : str or None
         Why the modules ran as written in the last call; None if they did not.
+    broken : str or None
+        Why it does not run any more.
     """
 
-    def __init__(self, calls: Sequence[Call]):
+    def __init__(self, chain: Chain, bound: float | None = None):
+        calls = chain.calls
         self.names = tuple(call.name for call in calls)
         self.modules = tuple(call.module for call in calls)
         self.sample = cast("torch.Tensor", calls[0].input).detach()
         self.output = cast("torch.Tensor", calls[-1].output).detach()
-        self.method, self.error = "eager", 0.0
+        self.method, self.error, self.bound = "eager", 0.0, bound
         self.reason: str | None = None
+        self.broken: str | None = None
+        self.takes_cached = False  # what it gave may come in as well
+        self.plain_calls = 0  # one after the other that ran as written
+        self.opened = 0  # how often something between its modules was used
+        self.plain_seconds: list[float] = []
+        self.fast_seconds: list[float] = []
+        self._between = [_Between.of(call.input, call.output) for call in calls[:-1]]
+        self._layout = _layout_of(self.output)
+        self._autocast = calls[0].autocast
+        self._sizes: set[int] = set()
         self._run: Callable[[torch.Tensor], torch.Tensor] = self.eager
         self._replaced = Replaced()
-        self._last = threading.local()
-        self._remember()
+        self._parent: nn.Module | None = None if len(calls) == 1 else chain.parent.module
+        self._inside = 0  # calls of the parent that are running
+        self._thread = threading.get_ident()
+        self._forwards: list[Callable[..., Any]] = []
+        self._state: ModulesState | None = None
 
     @property
     def name(self) -> str:
@@ -83,7 +88,14 @@ class Segment:
     @property
     def module(self) -> nn.Module:
         """Return the modules as one."""
-        return self.modules[0] if len(self.modules) == 1 else nn.Sequential(*self.modules)
+        return sequence_of(self.modules)
+
+    @property
+    def state(self) -> ModulesState:
+        """Return what its result depends on, as it was when it was built."""
+        if self._state is None:
+            self._state = ModulesState(self.modules)
+        return self._state
 
     def eager(self, x: torch.Tensor) -> torch.Tensor:
         """Run the modules as written, without autograd."""
@@ -92,84 +104,245 @@ class Segment:
                 x = plain_forward(module)(x)
         return x
 
-    def use(self, method: str, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def use(
+        self, method: str, run: Callable[[torch.Tensor], torch.Tensor], error: float | None = None
+    ) -> None:
         """Run by something else from now on, with the weights that the modules have now."""
         self.method, self._run = method, run
-        self._remember()
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            expected, result = self.eager(self.sample), run(self.sample)
-            scale = torch.linalg.vector_norm(expected)
-            distance = torch.linalg.vector_norm(result - expected)
-            self.error = float(distance / scale.clamp_min(1e-12))
-
-    def _remember(self) -> None:
-        parameters = [p for module in self.modules for p in module.parameters()]
-        buffers = [b for module in self.modules for b in module.buffers()]
-        self._parameters = parameters
-        self._versions = [(tensor, tensor._version) for tensor in (*parameters, *buffers)]
-        self._modes = modes_of(self.modules)
+        if error is None:
+            self._state = None
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                error = distance(run(self.sample), self.eager(self.sample))
+        self.error = error
+        self._sizes.clear()
 
     def attach(self) -> None:
         """Give the modules their new ``forward``."""
-        for module in self.modules:
-            self._replaced.set(module, "forward", _SegmentForward(self, module))
+        self._thread = threading.get_ident()
+        self._forwards = [module.forward for module in self.modules]
+        for place, module in enumerate(self.modules):
+            self._replaced.set(module, "forward", _SegmentForward(self, module, place))
+        if self._parent is not None:
+            self._replaced.set(self._parent, "forward", _ParentForward(self, self._parent))
 
     def detach(self) -> None:
         """Give the modules their own ``forward`` back."""
         self._replaced.undo()
 
-    def why_plain(self, x: torch.Tensor) -> str | None:
+    # -- a call ------------------------------------------------------------------------------------
+
+    def why_plain(self, x: Any) -> str | None:
         """Return why the modules have to run as written on this input; None if they need not."""
-        if x.requires_grad and torch.is_grad_enabled():
-            return "its input needs a gradient"
+        if self.broken:
+            return self.broken
+        if not isinstance(x, torch.Tensor) or type(x) not in (torch.Tensor, nn.Parameter):
+            return "it is not called with one tensor"
+        if torch.is_grad_enabled():
+            if x.requires_grad:
+                return "its input needs a gradient"
+            if self.state.trains():
+                return "some of its parameters are trained now"
         if x.dtype != self.sample.dtype or x.device != self.sample.device:
             return f"its input is {x.dtype} on {x.device}"
-        if any(parameter.requires_grad for parameter in self._parameters):
-            return "some of its parameters are trained now"
-        if any(module.training != mode for module, mode in self._modes):
-            return "some of its modules changed between train and eval mode"
-        if any(tensor._version != version for tensor, version in self._versions):
-            return "its weights have changed; call refresh()"
-        return None
+        if x.shape[1:] != self.sample.shape[1:] or x.layout != self.sample.layout or not len(x):
+            return f"its input has the shape {tuple(x.shape)}"
+        if _is_transformed():
+            return "it is called within a transformation of functions"
+        if threading.get_ident() != self._thread:
+            return "it is called by another thread"
+        if self.bound is not None and autocast_now() != self._autocast:
+            return "autocast is another"
+        return self.state.why_changed()
 
     def takes_features(self) -> bool:
         """Return True if its results can be told from its inputs by their shape."""
         image, features = self.sample.shape[1:], self.output.shape[1:]
         return len(features) > 0 and (len(image) != len(features) or image[0] != features[0])
 
-    def enter(self, x: torch.Tensor) -> torch.Tensor | None:
+    def enter(self, x: Any) -> torch.Tensor | None:
         """Return the segment's result; None if the modules have to run as written."""
-        self._last.result = None
-        if self.takes_features() and x.shape[1:] == self.output.shape[1:]:
-            self._last.result = x
-            return x
+        if self.takes_cached and self.takes_features() and isinstance(x, torch.Tensor):
+            if x.shape[1:] == self.output.shape[1:]:
+                return x
         self.reason = self.why_plain(x)
         if self.reason is not None:
             return None
+        if self.bound is not None and len(x) not in self._sizes:
+            return self._compared(x)
+        started = time.perf_counter()
         with torch.no_grad():
-            self._last.result = self._run(x)
-        return self._last.result
+            result = self._in_form(self._run(x))
+        _note(self.fast_seconds, time.perf_counter() - started)
+        return result
 
-    def result_in(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-        """Return what one of the modules gives, called with `x`; None to run it as written.
+    def original(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the modules give themselves, as they would in this call."""
+        started = time.perf_counter()
+        with torch.no_grad():
+            for forward in self._forwards:
+                x = forward(x)
+        _note(self.plain_seconds, time.perf_counter() - started)
+        return x
 
-        The first gives the segment's result, and a later one has nothing to do with that.
-        """
-        if module is self.modules[0]:
-            return self.enter(x)
-        return x if x is getattr(self._last, "result", None) else None
+    def _compared(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Run a batch of a new size by both; the result is that of the modules."""
+        if len(self._sizes) >= _MOST_SIZES:
+            self.reason = "batches have many sizes"
+            return None
+        result = self.original(x)
+        with torch.no_grad():
+            other = self._in_form(self._run(x))
+        same = other.shape == result.shape and other.dtype == result.dtype
+        if not same or not distance(other, result) <= cast("float", self.bound):
+            self.broken = self.reason = f"a batch of {len(x)} has another result"
+        self._sizes.add(len(x))
+        return result
+
+    def _in_form(self, result: torch.Tensor) -> torch.Tensor:
+        """Return a result in the type and the layout that the modules give."""
+        if self.bound is None:
+            return result
+        result = result.to(self.output.dtype)
+        if self._layout is not torch.contiguous_format:
+            return result.contiguous(memory_format=self._layout)
+        return result
+
+    def first(self, forward: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """Return what the first module gives: the result, or what stands for it until the last."""
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if self._parent is not None and not self._inside:
+            return forward(*args, **kwargs)
+        result = self.enter(x)
+        if result is None:
+            self.plain_calls += 1
+            return forward(*args, **kwargs)
+        self.plain_calls = 0
+        if len(self.modules) == 1:
+            return result
+        return _Passing.of(self, 0, _Passed(cast("torch.Tensor", x), result))
+
+    def later(self, place: int, forward: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """Return what a later module gives; given something of others, it runs as written."""
+        passing = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(passing, _Passing) or not passing.continues(self, place):
+            return forward(*_real(args), **_real(kwargs))
+        if place == len(self.modules) - 1:
+            return passing.passed.result
+        if self._between[place].same:  # an activation in place gives the tensor that it got
+            passing.place = place
+            return passing
+        return _Passing.of(self, place, passing.passed)
+
+    def between(self, place: int, passed: _Passed) -> torch.Tensor:
+        """Return what a module in the middle gives, for somebody else who wants it."""
+        self.opened += 1
+        if passed.x._version != passed.version:
+            raise RuntimeError(
+                f"{self.names[0]} was given a tensor that has been changed in place before "
+                f"{self.names[place]} was done; pass frozen_prefix=False"
+            )
+        x = passed.x
+        with torch.no_grad():
+            for forward in self._forwards[: place + 1]:
+                x = forward(x)
+        return x
+
+
+class _Passed:
+    """The input and the result of a segment while its modules are called one after the other."""
+
+    def __init__(self, x: torch.Tensor, result: torch.Tensor):
+        self.x, self.version, self.result = x, x._version, result
+
+
+class _Between:
+    """The shape of what a module in the middle gives, and whether it is the tensor it was given."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, same: bool):
+        self.shape, self.dtype, self.same = shape, dtype, same
+
+    @classmethod
+    def of(cls, given: torch.Tensor | None, output: torch.Tensor | None) -> _Between:
+        output = cast("torch.Tensor", output)
+        return cls(output.shape, output.dtype, given is output)
+
+
+class _Passing(torch.Tensor):
+    """Stands for a tensor between the modules of a segment.
+
+    Only the next module takes it as it is. For anybody else it is the tensor itself, which the
+    modules then compute as written.
+    """
+
+    segment: Segment
+    place: int
+    passed: _Passed
+    value: torch.Tensor | None
+
+    @classmethod
+    def of(cls, segment: Segment, place: int, passed: _Passed) -> _Passing:
+        form = segment._between[place]
+        size = (len(passed.x), *form.shape[1:])
+        made = torch.Tensor._make_wrapper_subclass(cls, size, dtype=form.dtype)  # type: ignore[attr-defined]  # not in its stubs
+        vars(made).update(segment=segment, place=place, passed=passed, value=None)
+        return made
+
+    def continues(self, segment: Segment, place: int) -> bool:
+        """Return True if a module of a segment is the next, and nobody has looked."""
+        mine = vars(self)
+        return mine["segment"] is segment and mine["place"] == place - 1 and mine["value"] is None
+
+    @classmethod
+    def __torch_function__(cls, function, kinds, args=(), kwargs=None):
+        return function(*_real(args), **_real(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
+        return function(*_real(args), **_real(kwargs or {}))
+
+
+def _real(values: Any) -> Any:
+    """Return arguments with tensors in the place of what stands for them."""
+    return tree_map_only(_Passing, _value_of, values)
+
+
+def _value_of(passing: _Passing) -> torch.Tensor:
+    mine = vars(passing)
+    if mine["value"] is None:
+        mine["value"] = mine["segment"].between(mine["place"], mine["passed"])
+    return mine["value"]
 
 
 class _SegmentForward(OtherForward):
     """The forward of a replaced module, which asks the segment first."""
 
+    def __init__(self, segment: Segment, module: nn.Module, place: int):
+        super().__init__(module)
+        self.segment, self.place = segment, place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.forward(*args, **kwargs)
+        if self.place == 0:
+            return self.segment.first(self.forward, args, kwargs)
+        return self.segment.later(self.place, self.forward, args, kwargs)
+
+
+class _ParentForward(OtherForward):
+    """The forward of the module that calls those of a segment, which run as one only within it."""
+
     def __init__(self, segment: Segment, module: nn.Module):
         super().__init__(module)
         self.segment = segment
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        result = self.segment.result_in(self.module, x)
-        return self.forward(x) if result is None else result
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != self.segment._thread:
+            return self.forward(*args, **kwargs)
+        self.segment._inside += 1
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            self.segment._inside -= 1
 
 
 def plain_forward(module: nn.Module) -> Callable:
@@ -177,146 +350,36 @@ def plain_forward(module: nn.Module) -> Callable:
     return types.MethodType(type(module).forward, module)
 
 
-def _why_random(part: nn.Module) -> str | None:
-    """Return why a module may not always compute the same; None if it does."""
-    if isinstance(part, _NORMS) and (part.training or part.running_mean is None):
-        if part.running_mean is None and not part.training:
-            return "has no running statistics, so an image's result depends on its batch"
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) or part.track_running_stats:
-            return "is in train mode, so its statistics follow the batches; call eval() on it"
-    if not part.training:
-        return None
-    if isinstance(part, _RANDOM) and getattr(part, "p", cast("Any", getattr(part, "dropout", 1))):
-        return "is in train mode, so it draws at random; call eval() on it"
-    if _of_user_and_reads_mode(part):
-        return "is in train mode and asks for its mode; call eval() on it"
-    return None
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the relative L2 distance of a tensor to another."""
+    one, other = one.detach().float(), other.detach().float()
+    scale = torch.linalg.vector_norm(other).clamp_min(1e-12)
+    return float(torch.linalg.vector_norm(one - other) / scale)
 
 
-def _of_user_and_reads_mode(part: nn.Module) -> bool:
-    if type(part).__module__.startswith("torch.nn."):
-        return False
-    code = getattr(type(part).forward, "__code__", None)
-    return code is None or "training" in code.co_names
-
-
-def modes_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, bool]]:
-    """Return the modules whose mode matters, and the modes that they have."""
-    return [
-        (part, part.training)
-        for module in modules
-        for part in module.modules()
-        if isinstance(part, _NORMS + _RANDOM) or _of_user_and_reads_mode(part)
-    ]
-
-
-def find_frozen(
-    model: nn.Module, args: tuple, kwargs: dict
-) -> tuple[list[list[Call]], list[tuple[str, str]]]:
-    """Run a model in the modes that it is in, and find what is frozen.
-
-    Parameters
-    ----------
-    model : Module
-        Neither it nor the random state is changed.
-    args, kwargs
-        A sample of its input.
-
-    Returns
-    -------
-    chains : list of list of Call
-        Neighbours that can run as one.
-    left_alone : list of (str, str)
-        Name of a frozen module, and why it cannot be replaced.
-    """
-    root, counts = _record(model, args, kwargs)
-    left_alone: list[tuple[str, str]] = []
-    # Of a single layer the way into another runtime costs more.
-    chains = [each for each in _chains(root, counts, left_alone) if _layers_with_weights(each) > 1]
-    return chains, left_alone
-
-
-def _record(model: nn.Module, args: tuple, kwargs: dict) -> tuple[Call, Counter[nn.Module]]:
-    """Run the model once; return its call, with all calls in it, and how often each is called."""
-    names = {module: name for name, module in model.named_modules()}
-    stack = [Call("", model)]
-    counts: Counter[nn.Module] = Counter()
-
-    def before(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        tensors = [x for x in (*args, *kwargs.values()) if torch.is_tensor(x)]
-        single = tensors[0] if len(tensors) == len(args) == 1 and not kwargs else None
-        tracked = any(tensor.requires_grad for tensor in tensors)
-        call = Call(names[module], module, single, tracked=tracked)
-        stack[-1].inner.append(call)
-        stack.append(call)
-        counts[module] += 1
-
-    def after(module: nn.Module, args: tuple, result: Any) -> None:
-        stack.pop().output = result if torch.is_tensor(result) else None
-
-    with ExitStack() as hooks, undisturbed(model), torch.enable_grad():
-        for module in names:
-            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(after).remove)
-        model(*args, **kwargs)
-    return stack[0].inner[0], counts
-
-
-def _chains(
-    parent: Call, counts: Counter, left_alone: list[tuple[str, str]]
-) -> Iterator[list[Call]]:
-    """Yield chains of the calls that a module makes, and of those within what is trained."""
-    chain: list[Call] = []
-    for call in parent.inner:
-        trained = any(parameter.requires_grad for parameter in call.module.parameters())
-        reason = None if trained else _why_not_replaceable(call, counts)
-        watched = _is_watched(call.module)
-        if trained or reason or watched or (chain and chain[-1].output is not call.input):
-            yield chain
-            chain = []
-        if trained:
-            yield from _chains(call, counts, left_alone)
-        elif reason is None and watched:
-            yield [call]  # its own hooks see what they saw, neighbours' would not
-        elif reason is None:
-            chain.append(call)
-        elif _layers_with_weights([call]):
-            left_alone.append((call.name, reason))
-    yield chain
-
-
-def _layers_with_weights(calls: list[Call]) -> int:
-    parts = (part for call in calls for part in call.module.modules())
-    return sum(bool(part._parameters) for part in parts)
-
-
-def _why_not_replaceable(call: Call, counts: Counter) -> str | None:
-    """Return why a frozen module cannot be replaced; None if it can."""
-    if call.tracked:
-        return "gradients flow through its input to modules before it"
-    for name, part in call.module.named_modules(prefix=call.name):
-        reason = _why_random(part)
-        if reason:
-            return f"{name} ({type(part).__name__}) {reason}"
-    if counts[call.module] > 1:
-        return "it is called more than once"
-    if call.input is None or call.output is None:
-        return "it takes or gives something else than one tensor"
-    inner = (part for part in call.module.modules() if part is not call.module)
-    if any(map(_is_watched, inner)):
-        return "a hook watches a module in it"
-    return None
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Return True if a module has hooks of the user's; those of Nano's own training do not mind."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-    return any(
-        not _owner_of(hook).startswith("bigdl.nano.") for each in hooks for hook in each.values()
+def _is_transformed() -> bool:
+    """Return True within torch.func, forward derivatives, modes of tensors, and inference mode."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch.is_inference_mode_enabled()
     )
 
 
-def _owner_of(hook: Any) -> str:
-    """Return the module in which the class of a bound method is, or the function."""
-    owner = getattr(hook, "__self__", None)
-    return str(getattr(hook if owner is None else type(owner), "__module__", ""))
+def _layout_of(tensor: torch.Tensor) -> torch.memory_format:
+    if tensor.dim() == 4 and not tensor.is_contiguous():
+        if tensor.is_contiguous(memory_format=torch.channels_last):
+            return torch.channels_last
+    return torch.contiguous_format
+
+
+def _note(times: list[float], seconds: float) -> None:
+    times.append(seconds)
+    del times[:-_KEPT]
+
+
+def sequence_of(modules: Sequence[nn.Module]) -> nn.Module:
+    """Return modules as one."""
+    return modules[0] if len(modules) == 1 else nn.Sequential(*modules)

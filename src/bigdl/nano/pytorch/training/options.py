@@ -64,6 +64,8 @@ class TrainingOptions:
         Whether TorchInductor compiles the layers.
     bucket_cap_mb : float
         Megabytes of gradients that travel together between processes.
+    frozen_prefix : bool or None
+        None is where the steps that are left repay it.
 
     Raises
     ------
@@ -82,6 +84,7 @@ class TrainingOptions:
     use_ipex: bool = False
     inductor: bool = False
     bucket_cap_mb: float = 25.0
+    frozen_prefix: bool | None = None
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> TrainingOptions:
@@ -123,6 +126,7 @@ class TrainingOptions:
         for name in ("tune_process", "use_ipex", "fused_optimizers", "inductor"):
             check_bool(name, getattr(self, name))
         check_choice("channels_last", self.channels_last, (True, False, None))
+        check_choice("frozen_prefix", self.frozen_prefix, (True, False, None))
         check_number("bucket_cap_mb", self.bucket_cap_mb, above=0)
         if self.use_ipex:
             _log.warning(

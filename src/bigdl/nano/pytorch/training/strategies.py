@@ -32,6 +32,8 @@ from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
+from bigdl.nano.pytorch.frozen.automatic import AutomaticPrefix, with_prefix
+from bigdl.nano.pytorch.frozen.callback import FrozenPrefixCallback
 from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import scale_rates, scale_schedule, warmup_factor
 from bigdl.nano.pytorch.training.options import TrainingOptions
@@ -150,6 +152,7 @@ class _FastStrategy(Strategy):
 
     options: TrainingOptions
     steps: FastSteps | None = None
+    prefix: AutomaticPrefix | None = None
     settings: tuple[str, ...] = ()
     process_report: Sequence[str] = ()
 
@@ -162,15 +165,34 @@ class _FastStrategy(Strategy):
             self.steps.optimizers(self.optimizers)
             self.settings = (*self.steps.report, *self._describe())
             rank_zero_info(f"Nano trains with {', '.join(self.settings)}")
+            self.prefix = self._automatic_prefix(trainer)
+
+    def _automatic_prefix(self, trainer: Trainer) -> AutomaticPrefix:
+        chosen = any(isinstance(each, FrozenPrefixCallback) for each in _callbacks(trainer))
+        return AutomaticPrefix(
+            cast("LightningModule", self.lightning_module),
+            False if chosen else self.options.frozen_prefix,
+            self.options.precision,
+            functools.partial(_batches_left, trainer),
+            self._tell_of_prefix,
+        )
+
+    def _tell_of_prefix(self, phrase: str, line: str) -> None:
+        self.settings = with_prefix(self.settings, phrase)
+        rank_zero_info(line)
 
     def batch_to_device(self, batch: Any, device=None, dataloader_idx: int = 0) -> Any:
         batch = super().batch_to_device(batch, device, dataloader_idx)
         return batch if self.steps is None else self.steps.batch(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return cast("FastSteps", self.steps).step(super().training_step, *args, **kwargs)
+        with cast("AutomaticPrefix", self.prefix).step():
+            return cast("FastSteps", self.steps).step(super().training_step, *args, **kwargs)
 
     def teardown(self) -> None:
+        if self.prefix is not None:
+            self.prefix.close()
+            self.prefix = None
         if self.steps is not None:
             self.steps.undo()
             self.steps = None
@@ -178,6 +200,18 @@ class _FastStrategy(Strategy):
 
     def _describe(self) -> list[str]:
         return [*self.process_report, f"{torch.get_num_threads()} threads"]
+
+
+def _batches_left(trainer: Trainer) -> float | None:
+    """Return how many batches a fit has still to train on; None if nobody knows."""
+    left = []
+    batches, epochs, steps = trainer.num_training_batches, trainer.max_epochs, trainer.max_steps
+    if epochs not in (None, -1) and batches != float("inf"):
+        ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        left.append((cast("int", epochs) - trainer.current_epoch) * batches - ready)
+    if steps not in (None, -1):
+        left.append((steps - trainer.global_step) * trainer.accumulate_grad_batches)
+    return min(left, default=None)
 
 
 class SingleProcessStrategy(_FastStrategy, SingleDeviceStrategy):

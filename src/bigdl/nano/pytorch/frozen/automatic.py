@@ -1,0 +1,487 @@
+"""The frozen part of a model is found while it is trained, and runs fast where that is safe.
+
+The first step is the program's alone. The second notes which modules are called without gradients
+and what they take. If nothing of them changes in the next steps, and those that are left repay
+it, another runtime is built beside the training; what it gives is held against the modules
+themselves, and from then on it runs in training steps. Between steps the model is the program's.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
+from bigdl.common.errors import UsageError, one_line
+from bigdl.nano.acceleration.method import BuildOptions, find_method
+from bigdl.nano.pytorch.frozen.calls import Chain, Observation, chains_of
+from bigdl.nano.pytorch.frozen.segment import Segment, distance, sequence_of
+from bigdl.nano.pytorch.inference.source import TorchSource
+from bigdl.nano.pytorch.training.options import TrainingOptions
+from bigdl.nano.pytorch.training.steps import OtherForward, bf16_instructions
+from bigdl.nano.replaced import Replaced
+
+_ROWS = 4  # of the sample
+_CLOSE = 2e-6  # relative distance of results in fp32
+_LEAST_SECONDS = 0.004  # a step, below which checks and copies cost what there is to gain
+_SHARE_SAVED = 0.3  # of what the modules take; less than usual
+_OBSERVED = 2  # the step that is observed
+_STEPS_SEEN = 2  # in which nothing may change
+_STEPS_PLAIN = 3  # one after the other, in which a segment does not run, until it is given up
+_ROUNDS = 4  # of finding and building
+_TIMED = 6  # calls after which it has to be faster
+_RUNTIMES = {True: ("openvino_bf16", "openvino_fp32"), False: ("openvino_fp32",)}
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How far the modules themselves are from exact results, and how far another way may be.
+
+    Attributes
+    ----------
+    expected : Tensor
+        What the modules give in fp32.
+    fp32 : float
+        The largest distance to it of a runtime in fp32: that of the modules to exact numbers, with
+        some room for another order of sums.
+    bf16, bf16_row : float
+        Distances of the modules under autocast: of all, and the largest of a row. 0 where
+        there must be no bf16.
+    """
+
+    expected: torch.Tensor
+    fp32: float
+    bf16: float
+    bf16_row: float
+
+    @classmethod
+    def of(cls, module: nn.Module, sample: torch.Tensor, bf16: bool) -> Accuracy:
+        """Measure a module that nobody else uses."""
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            expected = module(sample)
+            lowered = expected
+            if bf16:
+                with torch.autocast("cpu", torch.bfloat16):
+                    lowered = module(sample)
+            exact = _in_double(module, sample)
+        own = 0.0 if exact is None else distance(expected, exact)
+        bf16_error, row = distance(lowered, expected), _largest_row(lowered, expected)
+        return cls(expected, max(_CLOSE, 4 * own), bf16_error, row)
+
+    def why_not(self, result: torch.Tensor) -> str | None:
+        """Return why a result is not good enough."""
+        if result.shape != self.expected.shape or not bool(torch.isfinite(result).all()):
+            return "gives no such result"
+        error = distance(result, self.expected)
+        if error <= self.fp32:
+            return None
+        row = _largest_row(result, self.expected)
+        if error <= self.bf16 and row <= self.bf16_row:
+            return None
+        allowed = max(self.fp32, self.bf16)
+        return f"has a relative error of {error:.2g}, and {allowed:.2g} is allowed"
+
+
+def _in_double(module: nn.Module, sample: torch.Tensor) -> torch.Tensor | None:
+    try:
+        exact = copy.deepcopy(module).double()
+        return exact(sample.double() if sample.is_floating_point() else sample)
+    except Exception:  # code that names a type
+        return None
+
+
+def _largest_row(one: torch.Tensor, other: torch.Tensor) -> float:
+    return max(distance(a, b) for a, b in zip(one, other, strict=True))
+
+
+class AutomaticPrefix:
+    """Finds the frozen part of a model in its training steps, and speeds it up.
+
+    Parameters
+    ----------
+    model : Module
+    wanted : bool, optional
+        None builds it if the steps that are left repay it; True builds it in any case, before the
+        next step, which is then the same in each run.
+    precision : str, optional
+        Of the training, as Lightning names it.
+    steps_left : callable
+        Returns how many steps there will be; None if nobody knows.
+    tell : callable
+        Gets a phrase for the settings, and a line for the log.
+
+    Attributes
+    ----------
+    segments : list of Segment
+    reason : str or None
+        Why there is none, or none any more.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        wanted: bool | None,
+        precision: str | None,
+        steps_left: Callable[[], float | None],
+        tell: Callable[[str, str], None],
+    ):
+        self.segments: list[Segment] = []
+        self.reason: str | None = None
+        self._model, self._wanted, self._tell = model, wanted, tell
+        self._steps_left = steps_left
+        self._bf16 = precision in (None, "bf16-mixed", "16-mixed") and bool(bf16_instructions())
+        self._fp32 = precision in (None, "32-true", "bf16-mixed", "16-mixed")
+        self._steps = self._rounds = 0
+        self._seen = 0  # steps since the observation
+        self._left_alone: list[tuple[str, str]] = []
+        self._notes: list[str] = []
+        self._builds: list[_Build] = []
+        self._on = self._done = False
+        self._thread: threading.Thread | None = None
+        self._done = wanted is False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Run a training step."""
+        if self._done:
+            yield
+            return
+        self._steps += 1
+        if self._on:
+            with self._attached():
+                yield
+            self._check()
+        elif self._steps == _OBSERVED:  # the first may be made twice, and is slow
+            observation = Observation(self._model)
+            with observation.watching():
+                yield
+            self._found(observation)
+        else:
+            yield
+            if self._builds:
+                self._go_on()
+
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
+        attached = []
+        try:
+            for segment in self.segments:
+                attached.append(segment)
+                segment.attach()
+            yield
+        finally:
+            for segment in reversed(attached):
+                segment.detach()
+
+    # -- found -------------------------------------------------------------------------------------
+
+    def _found(self, observation: Observation) -> None:
+        chains, self._left_alone = chains_of(observation, repeated=True)
+        self._rounds += 1
+        if not chains and not self._left_alone:
+            self._done = True  # nothing is frozen
+            return
+        if self._wanted is None and torch.are_deterministic_algorithms_enabled():
+            text = "when it is built depends on time, and the training is to be deterministic; "
+            text += "pass frozen_prefix=True"
+            self._left_alone += [(_name_of(chain), text) for chain in chains]
+            chains = []
+        for chain in chains:
+            seconds = sum(call.seconds for call in chain.calls)
+            name = _name_of(chain)
+            if not self._fp32:
+                self._left_alone.append((name, "the training has another precision"))
+            elif seconds < _LEAST_SECONDS and not self._wanted:
+                text = f"it takes {1000 * seconds:.1f} ms of a step, too little to gain"
+                self._left_alone.append((name, text))
+            else:
+                self._consider(chain, seconds)
+        if not self._builds:
+            self._stop()
+        elif self._wanted:
+            self._go_on()
+
+    def _consider(self, chain: Chain, seconds: float) -> None:
+        first = chain.calls[0]
+        if first.input is None or first.input._version != first.before or not first.input.dim():
+            self._left_alone.append((_name_of(chain), "its input is changed in place afterwards"))
+            return
+        try:
+            segment = Segment(chain, bound=0.0)
+            segment.sample = segment.sample[:_ROWS].clone()
+            segment.output = segment.output[:_ROWS].clone()
+            self._builds.append(_Build(segment, copy.deepcopy(segment.module), seconds))
+        except Exception as error:  # of a copy: modules may hold anything
+            self._left_alone.append((_name_of(chain), f"it cannot be copied ({one_line(error)})"))
+
+    # -- built -------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Build, or wait, or let the segments run."""
+        self._seen += 1
+        if self._thread is not None:
+            if not self._thread.is_alive():
+                self._switch_on()
+            return
+        if self._seen < _STEPS_SEEN and not self._wanted:
+            return
+        for build in list(self._builds):
+            changed = build.segment.state.why_changed()
+            if changed:
+                self._drop(build, f"in training steps {changed.partition(';')[0]}")
+            elif not self._wanted and not self._repays(build):
+                if self._steps_left() is not None:
+                    self._drop(build, f"the {self._steps_left():.0f} steps left do not repay it")
+                else:
+                    return  # it may yet
+        if not self._builds:
+            self._stop()
+            return
+        for build in list(self._builds):
+            build.convert(_RUNTIMES[self._bf16])
+        self._thread = threading.Thread(target=self._build_all, name="bigdl-frozen", daemon=True)
+        self._thread.start()
+        if self._wanted:
+            self._thread.join()
+            self._switch_on()
+
+    def _build_all(self) -> None:
+        for build in self._builds:
+            build.finish(self._bf16)
+
+    def _repays(self, build: _Build) -> bool:
+        left = self._steps_left()
+        steps = self._steps if left is None else left  # as many as there were
+        return steps * build.seconds * _SHARE_SAVED > build.cost
+
+    def _drop(self, build: _Build, reason: str) -> None:
+        self._builds.remove(build)
+        self._left_alone.append((build.segment.name, reason))
+
+    def _switch_on(self) -> None:
+        self._thread = None
+        for build in self._builds:
+            if build.reason is None:
+                self.segments.append(build.segment)
+                self._notes += build.notes
+            else:
+                self._left_alone.append((build.segment.name, build.reason))
+        self._builds.clear()
+        self._on = bool(self.segments)
+        if self._on:
+            self._say()
+        else:
+            self._stop()
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Leave off what does not run, or is no faster."""
+        again = False
+        for segment in list(self.segments):
+            plain, fast = segment.plain_seconds, segment.fast_seconds
+            reason = segment.broken
+            if reason is None and segment.opened > 1:
+                reason = "what is between its modules is used"
+            slow = plain and len(fast) >= _TIMED and min(fast) > 0.95 * min(plain)
+            if reason is None and slow and not self._wanted:
+                reason = f"{segment.method} is no faster here"
+            if reason is None and segment.plain_calls >= _STEPS_PLAIN:
+                reason = segment.reason or "it is called in another way"
+                again = self._rounds < _ROUNDS
+            if reason is not None:
+                self.segments.remove(segment)
+                self._left_alone.append((segment.name, reason.partition(";")[0]))
+                self._say()
+        self._on = bool(self.segments)
+        self._done = not self._on and not again
+        if not self._on and again:
+            self._steps, self._seen = _OBSERVED - 1, 0  # of the next step
+
+    @property
+    def report(self) -> str:
+        """What runs how, and why the rest does not."""
+        lines = [
+            f"{segment.name} by {segment.method}, relative error {segment.error:.2g}"
+            + (f"; runs as written because {segment.reason}" if segment.reason else "")
+            for segment in self.segments
+        ]
+        lines += [f"{name} is left alone, {reason}" for name, reason in self._left_alone]
+        return "; ".join([*lines, *self._notes])
+
+    @property
+    def phrase(self) -> str:
+        """The same for the settings."""
+        if self.segments:
+            methods = " and ".join(dict.fromkeys(segment.method for segment in self.segments))
+            reasons = [each.reason for each in self.segments if each.reason]
+            return f"frozen prefix {methods}" + (f" until {reasons[0]}" if reasons else "")
+        name, reason = self._left_alone[0]
+        return f"no frozen prefix ({name}: {reason})"
+
+    def _say(self) -> None:
+        title = "Frozen prefix" if self.segments else "No frozen prefix"
+        self._tell(self.phrase, f"{title}: {self.report}")
+
+    def _stop(self) -> None:
+        self._done = True
+        if self._left_alone:
+            self._say()
+
+    def close(self) -> None:
+        """End with the training; the model is as written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._builds and not self._done:
+            for build in list(self._builds):
+                self._drop(build, "the training was over before it was built")
+            self._stop()
+        elif self.segments and any(segment.reason for segment in self.segments):
+            self._say()
+        self.segments.clear()
+        self._done = True
+
+
+class PrefixOfCalls:
+    """The frozen part of a model that a loop calls in training mode.
+
+    Parameters
+    ----------
+    model : Module
+    options : TrainingOptions
+    tell : callable
+        As for :class:`AutomaticPrefix`.
+    """
+
+    def __init__(
+        self, model: nn.Module, options: TrainingOptions, tell: Callable[[str, str], None]
+    ):
+        self._replaced = Replaced()
+        wanted, precision = options.frozen_prefix, options.precision
+        self.automatic = AutomaticPrefix(model, wanted, precision, lambda: None, tell)
+        if wanted is not False:
+            self._replaced.set(model, "forward", _CallInTraining(model, self.automatic))
+
+    def undo(self) -> None:
+        """Leave the model as it was."""
+        self.automatic.close()
+        self._replaced.undo()
+
+
+class _CallInTraining(OtherForward):
+    """The forward of a whole model, whose calls in training mode with gradients are steps."""
+
+    def __init__(self, module: nn.Module, automatic: AutomaticPrefix):
+        super().__init__(module)
+        self._automatic, self._inside = automatic, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plain = self._inside or not self.module.training or not torch.is_grad_enabled()
+        if plain or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.forward(*args, **kwargs)
+        self._inside = True
+        try:
+            with self._automatic.step():
+                return self.forward(*args, **kwargs)
+        finally:
+            self._inside = False
+
+
+def with_prefix(settings: Sequence[str], phrase: str) -> tuple[str, ...]:
+    """Return settings with a phrase about the frozen prefix in the place of an earlier one."""
+    others = (each for each in settings if "frozen prefix" not in each)
+    return (*others, phrase)
+
+
+class _Build:
+    """What becomes of a segment: a copy of its modules, then a network, then a compiled one."""
+
+    def __init__(self, segment: Segment, module: nn.Module, seconds: float):
+        self.segment, self.seconds = segment, seconds
+        self.notes: list[str] = []
+        self.reason: str | None = None
+        segment.state  # noqa: B018 - from now on nothing may change
+        self._module = module
+        self._networks: list[tuple[str, Any, Any, BuildOptions]] = []
+        weights = sum(parameter.numel() for parameter in module.parameters())
+        self.cost = 1.5 + weights / 2e7  # seconds, about
+
+    def convert(self, methods: Sequence[str]) -> None:
+        """Make networks. It changes warnings of the process, so no step may run meanwhile."""
+        try:
+            _check_data_independent(self._module, self.segment)
+        except Exception as error:
+            self.reason = f"its code looks at values of its input ({one_line(error)})"
+            return
+        source = TorchSource(self._module, (self.segment.sample,))
+        options = BuildOptions(thread_num=torch.get_num_threads())
+        network = None
+        for name in methods:
+            method = find_method(name)
+            try:
+                method.require()
+                if network is None:
+                    network = method.convert(source, options)
+            except UsageError as error:
+                self.reason = f"{name} is not possible, {one_line(error)}"
+                continue
+            self._networks.append((name, method, network.clone(), options))
+        self._source = source
+        if self._networks:
+            self.reason = None
+
+    def finish(self, bf16: bool) -> None:
+        """Compile and check, in any thread."""
+        if self.reason is not None:
+            return
+        try:
+            accuracy = Accuracy.of(self._module, self.segment.sample, bf16)
+            for name, method, network, options in self._networks:
+                built = method.model_of(network, self._source, options)
+                run = _Run(built)
+                with torch.no_grad():
+                    result = run(self.segment.sample)
+                self.reason = accuracy.why_not(result)
+                if self.reason is None:
+                    error = distance(result, accuracy.expected)
+                    self.segment.bound = 2 * (error + accuracy.bf16) + 4 * accuracy.fp32
+                    self.segment.use(name, run, error)
+                    return
+                self.reason = f"{name} {self.reason}"
+                self.notes.append(f"{self.segment.name}: {self.reason}")
+        except Exception as error:  # runtimes raise whatever they like
+            self.reason = f"it cannot be built ({one_line(error)})"
+        finally:
+            self._networks.clear()
+            del self._module, self._source
+
+
+class _Run:
+    """A call of a built model."""
+
+    def __init__(self, built: Any):
+        self._built = built
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._built(x.contiguous())  # torch copies channels faster than NumPy does
+
+
+def _check_data_independent(module: nn.Module, segment: Segment) -> None:
+    """Run with tensors that have a shape but no values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        module(mode.from_tensor(segment.sample))
+
+
+def _name_of(chain: Chain) -> str:
+    names = [call.name for call in chain.calls]
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"

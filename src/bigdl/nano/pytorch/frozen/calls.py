@@ -1,0 +1,282 @@
+"""The calls of frozen modules in one run of a model, and which of them can run as one.
+
+Each module notes its calls for the time of the run. A call is frozen if no gradient can come out
+of it: nothing in it is trained, or gradients are off, and none flows through its input.
+Neighbours are joined where one's output is the next one's input, so that a convolution, its norm
+and its activation stay one in another runtime.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from bigdl.nano.pytorch.frozen.purity import Trace, why_mode_matters
+from bigdl.nano.pytorch.frozen.state import ModulesState
+from bigdl.nano.pytorch.training.steps import OtherForward, is_model, undisturbed
+from bigdl.nano.replaced import Replaced
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module in a run of the model.
+
+    Attributes
+    ----------
+    input, output : Tensor or None
+        None if it takes, or gives, something else than one tensor.
+    frozen : bool
+        Whether no gradient can come out of it.
+    tracked : bool
+        Whether gradients flow through its input.
+    autocast : torch.dtype or None
+        In which it was called.
+    impure : str or None
+        Why it does more than compute.
+    seconds : float
+        That it took.
+    """
+
+    name: str
+    module: nn.Module
+    input: torch.Tensor | None = None
+    output: torch.Tensor | None = None
+    frozen: bool = False
+    tracked: bool = False
+    autocast: torch.dtype | None = None
+    impure: str | None = None
+    seconds: float = 0.0
+    before: int = 0  # version of the input when the call began
+    version: int = 0  # of the output when it ended
+    inner: list[Call] = field(default_factory=list)
+
+
+def autocast_now() -> torch.dtype | None:
+    """Return the type in which autocast computes on the CPU now."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+class Observation:
+    """Notes the calls of a model's modules.
+
+    Attributes
+    ----------
+    root : Call
+        Stands for the run; its ``inner`` are the calls that nothing else has made.
+    counts : Counter
+        How often each module was called.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self.root = Call("", cast("nn.Module", None))
+        self.counts: Counter[nn.Module] = Counter()
+        self._stack = [self.root]
+        self._thread = threading.get_ident()
+        self._replaced = Replaced()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note the calls that this thread makes within."""
+        try:
+            for name, module in self._model.named_modules():
+                if is_model(module) and not isinstance(module, torch.jit.ScriptModule):
+                    self._replaced.set(module, "forward", _Observed(self, name, module))
+            yield
+        finally:
+            self._replaced.undo()
+
+    def call(self, observed: _Observed, args: tuple, kwargs: dict) -> Any:
+        """Run a module as written, and note what went in and what came out."""
+        module, parent = observed.module, self._stack[-1]
+        self.counts[module] += 1
+        if parent.frozen or threading.get_ident() != self._thread:
+            return observed.forward(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        call = Call(observed.name, module, autocast=autocast_now())
+        grad = torch.is_grad_enabled()
+        call.tracked = grad and any(tensor.requires_grad for tensor in tensors)
+        call.frozen = not (grad and any(p.requires_grad for p in module.parameters()))
+        single = args[0] if len(tensors) == len(args) == 1 and not kwargs else None
+        parent.inner.append(call)
+        self._stack.append(call)
+        try:
+            if call.frozen and not call.tracked:
+                call.input = single if single is not None and tensors[0] is single else None
+                return self._noted(call, observed, args, kwargs)
+            return observed.forward(*args, **kwargs)
+        finally:
+            self._stack.pop()
+
+    def _noted(self, call: Call, observed: _Observed, args: tuple, kwargs: dict) -> Any:
+        if call.input is None:
+            return observed.forward(*args, **kwargs)
+        call.before = call.input._version
+        state, trace = ModulesState([observed.module]), Trace()
+        started = time.perf_counter()
+        output = observed.forward(*args, **kwargs)
+        call.seconds = time.perf_counter() - started
+        call.impure = state.unknown or trace.why_changed()
+        if call.impure is None:
+            changed = state.why_changed()
+            call.impure = changed and f"a run changes it ({changed})"
+        if type(output) is torch.Tensor:
+            call.output, call.version = output, output._version
+            if output is not call.input:
+                if _shares(output, [call.input, *state.tensors]):
+                    call.impure = call.impure or "its result is a part of its input or weights"
+                if call.before != call.input._version:
+                    call.impure = call.impure or "it changes its input in place"
+        return output
+
+
+def _shares(output: torch.Tensor, others: list[torch.Tensor]) -> bool:
+    place = output.untyped_storage().data_ptr()
+    return any(place == other.untyped_storage().data_ptr() for other in others)
+
+
+class _Observed(OtherForward):
+    """The forward of a module that notes its calls."""
+
+    def __init__(self, observation: Observation, name: str, module: nn.Module):
+        super().__init__(module)
+        self.observation, self.name = observation, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.forward(*args, **kwargs)
+        return self.observation.call(self, args, kwargs)
+
+
+@dataclass(eq=False)
+class Chain:
+    """Calls of neighbours that can run as one, within one call of what contains them."""
+
+    parent: Call
+    calls: list[Call]
+
+
+def chains_of(observation: Observation, repeated: bool = False) -> tuple[
+    list[Chain], list[tuple[str, str]]
+]:
+    """Return the chains of frozen calls, and the names of frozen modules that cannot be replaced.
+
+    Parameters
+    ----------
+    observation : Observation
+    repeated : bool
+        Whether a module may have been called more than once.
+    """
+    left_alone: list[tuple[str, str]] = []
+    found = list(_chains(observation.root, observation.counts, left_alone, repeated))
+    # Of a single layer the way into another runtime costs more.
+    chains, seen = [], set()
+    for chain in found:
+        names = tuple(call.name for call in chain.calls)
+        if _layers_with_weights(chain.calls) > 1 and not seen.intersection(names):
+            chains.append(chain)
+            seen.update(names)
+    return chains, list(dict.fromkeys(left_alone))
+
+
+def find_frozen(
+    model: nn.Module, args: tuple, kwargs: dict
+) -> tuple[list[Chain], list[tuple[str, str]]]:
+    """Run a model in the modes that it is in, and find what is frozen.
+
+    Parameters
+    ----------
+    model : Module
+        Neither it nor the random state is changed.
+    args, kwargs
+        A sample of its input.
+
+    Returns
+    -------
+    chains : list of Chain
+        Neighbours that can run as one.
+    left_alone : list of (str, str)
+        Name of a frozen module, and why it cannot be replaced.
+    """
+    observation = Observation(model)
+    with undisturbed(model), torch.enable_grad(), observation.watching():
+        model(*args, **kwargs)
+    return chains_of(observation)
+
+
+def _chains(
+    parent: Call, counts: Counter, left_alone: list[tuple[str, str]], repeated: bool
+) -> Iterator[Chain]:
+    chain: list[Call] = []
+    for call in parent.inner:
+        reason = _why_not_replaceable(call) if call.frozen else None
+        if call.frozen and counts[call.module] > 1 and not repeated:
+            reason = reason or "it is called more than once"
+        watched = _is_watched(call.module)
+        joins = bool(chain) and _follows(chain[-1], call)
+        if joins and call.output is chain[0].input and call.version != call.before:
+            joins, reason = False, "it changes the input of what is before it in place"
+        if not chain and call.output is call.input is not None and call.version != call.before:
+            reason = reason or "it changes its input in place"
+        if not call.frozen or reason or watched or not joins:
+            yield Chain(parent, chain)
+            chain = []
+        if not call.frozen:
+            yield from _chains(call, counts, left_alone, repeated)
+        elif reason is None and watched:
+            yield Chain(parent, [call])  # its own hooks see what they saw, neighbours' would not
+        elif reason is None:
+            chain.append(call)
+        elif _layers_with_weights([call]):
+            left_alone.append((call.name, reason))
+    yield Chain(parent, chain)
+
+
+def _follows(last: Call, call: Call) -> bool:
+    """Return True if a call takes what another gave, as it gave it."""
+    same = last.output is call.input and last.version == call.before
+    return same and last.autocast == call.autocast
+
+
+def _layers_with_weights(calls: list[Call]) -> int:
+    parts = (part for call in calls for part in call.module.modules())
+    return sum(bool(part._parameters) for part in parts)
+
+
+def _why_not_replaceable(call: Call) -> str | None:
+    """Return why a frozen module cannot be replaced; None if it can."""
+    if call.tracked:
+        return "gradients flow through its input to modules before it"
+    for name, part in call.module.named_modules(prefix=call.name):
+        reason = why_mode_matters(part)
+        if reason:
+            return f"{name} ({type(part).__name__}) {reason}"
+    inner = (part for part in call.module.modules() if part is not call.module)
+    if any(map(_is_watched, inner)):
+        return "a hook watches a module in it"
+    if call.input is None or call.output is None:
+        return "it takes or gives something else than one tensor"
+    return call.impure
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Return True if a module has hooks of the user's; those of Nano's own training do not mind."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return any(
+        not _owner_of(hook).startswith("bigdl.nano.") for each in hooks for hook in each.values()
+    )
+
+
+def _owner_of(hook: Any) -> str:
+    """Return the module in which the class of a bound method is, or the function."""
+    owner = getattr(hook, "__self__", None)
+    return str(getattr(hook if owner is None else type(owner), "__module__", ""))
