@@ -145,7 +145,7 @@ class AutomaticPrefix:
         self._builds: list[_Build] = []
         self._on = self._done = False
         self._thread: threading.Thread | None = None
-        self._done = wanted is False
+        self._done = wanted is False or getattr(model, "_compiler_ctx", None) is not None
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -443,6 +443,7 @@ class _Build:
         if self.reason is not None:
             return
         try:
+            bf16 = bf16 or self.segment.autocast is not None
             accuracy = Accuracy.of(self._module, self.segment.sample, bf16)
             for name, method, network, options in self._networks:
                 built = method.model_of(network, self._source, options)

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from bigdl.common.errors import one_line
 from bigdl.nano.pytorch.frozen.purity import Trace, why_mode_matters
 from bigdl.nano.pytorch.frozen.state import ModulesState
 from bigdl.nano.pytorch.training.steps import OtherForward, is_model, undisturbed
@@ -65,6 +66,17 @@ def autocast_now() -> torch.dtype | None:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
 
 
+def is_transformed() -> bool:
+    """Return True within torch.func, forward derivatives, modes of tensors, and inference mode."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch.is_inference_mode_enabled()
+    )
+
+
 class Observation:
     """Notes the calls of a model's modules.
 
@@ -88,8 +100,10 @@ class Observation:
     def watching(self) -> Iterator[None]:
         """Note the calls that this thread makes within."""
         try:
+            compiled = {m for m in self._model.modules() if _is_compiled(m)}
+            within = {part for module in compiled for part in module.modules()}
             for name, module in self._model.named_modules():
-                if is_model(module) and not isinstance(module, torch.jit.ScriptModule):
+                if is_model(module) and module not in within:
                     self._replaced.set(module, "forward", _Observed(self, name, module))
             yield
         finally:
@@ -99,7 +113,7 @@ class Observation:
         """Run a module as written, and note what went in and what came out."""
         module, parent = observed.module, self._stack[-1]
         self.counts[module] += 1
-        if parent.frozen or threading.get_ident() != self._thread:
+        if parent.frozen or threading.get_ident() != self._thread or is_transformed():
             return observed.forward(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         call = Call(observed.name, module, autocast=autocast_now())
@@ -121,7 +135,11 @@ class Observation:
         if call.input is None:
             return observed.forward(*args, **kwargs)
         call.before = call.input._version
-        state, trace = ModulesState([observed.module]), Trace()
+        try:
+            state, trace = ModulesState([observed.module]), Trace()
+        except Exception as error:  # tensors without memory of their own, on another device
+            call.impure = f"what it holds cannot be looked at ({one_line(error)})"
+            return observed.forward(*args, **kwargs)
         started = time.perf_counter()
         output = observed.forward(*args, **kwargs)
         call.seconds = time.perf_counter() - started
@@ -155,6 +173,13 @@ class _Observed(OtherForward):
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.forward(*args, **kwargs)
         return self.observation.call(self, args, kwargs)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    from torch._dynamo import OptimizedModule  # takes a second
+
+    kinds = (torch.jit.ScriptModule, OptimizedModule)
+    return isinstance(module, kinds) or module._compiled_call_impl is not None
 
 
 @dataclass(eq=False)

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from bigdl.nano.pytorch.frozen.calls import Chain, autocast_now
+from bigdl.common.errors import one_line
+from bigdl.nano.pytorch.frozen.calls import Chain, autocast_now, is_transformed
 from bigdl.nano.pytorch.frozen.state import ModulesState
 from bigdl.nano.pytorch.training.steps import OtherForward
 from bigdl.nano.replaced import Replaced
@@ -50,6 +51,8 @@ class Segment:
         Relative L2 distance of its result to that of the modules, on the sample.
     reason : str or None
         Why the modules ran as written in the last call; None if they did not.
+    autocast : torch.dtype or None
+        In which its modules were called.
     broken : str or None
         Why it does not run any more.
     """
@@ -70,7 +73,7 @@ class Segment:
         self.fast_seconds: list[float] = []
         self._between = [_Between.of(call.input, call.output) for call in calls[:-1]]
         self._layout = _layout_of(self.output)
-        self._autocast = calls[0].autocast
+        self.autocast = calls[0].autocast
         self._sizes: set[int] = set()
         self._run: Callable[[torch.Tensor], torch.Tensor] = self.eager
         self._replaced = Replaced()
@@ -144,15 +147,18 @@ class Segment:
                 return "some of its parameters are trained now"
         if x.dtype != self.sample.dtype or x.device != self.sample.device:
             return f"its input is {x.dtype} on {x.device}"
-        if x.shape[1:] != self.sample.shape[1:] or x.layout != self.sample.layout or not len(x):
+        if x.dim() != self.sample.dim() or x.shape[1:] != self.sample.shape[1:] or not len(x):
             return f"its input has the shape {tuple(x.shape)}"
-        if _is_transformed():
+        if is_transformed():
             return "it is called within a transformation of functions"
         if threading.get_ident() != self._thread:
             return "it is called by another thread"
-        if self.bound is not None and autocast_now() != self._autocast:
+        if self.bound is not None and autocast_now() != self.autocast:
             return "autocast is another"
-        return self.state.why_changed()
+        try:
+            return self.state.why_changed()
+        except Exception as error:  # of tensors that are no longer in this memory
+            return f"what it holds cannot be looked at ({one_line(error)})"
 
     def takes_features(self) -> bool:
         """Return True if its results can be told from its inputs by their shape."""
@@ -170,8 +176,14 @@ class Segment:
         if self.bound is not None and len(x) not in self._sizes:
             return self._compared(x)
         started = time.perf_counter()
-        with torch.no_grad():
-            result = self._in_form(self._run(x))
+        try:
+            with torch.no_grad():
+                result = self._in_form(self._run(x))
+        except Exception as error:  # runtimes raise whatever they like
+            if self.bound is None:
+                raise
+            self.broken = self.reason = f"{self.method} cannot run ({one_line(error)})"
+            return None
         _note(self.fast_seconds, time.perf_counter() - started)
         return result
 
@@ -189,9 +201,13 @@ class Segment:
         if len(self._sizes) >= _MOST_SIZES:
             self.reason = "batches have many sizes"
             return None
+        try:
+            with torch.no_grad():
+                other = self._in_form(self._run(x))
+        except Exception as error:
+            self.broken = self.reason = f"{self.method} cannot run ({one_line(error)})"
+            return None
         result = self.original(x)
-        with torch.no_grad():
-            other = self._in_form(self._run(x))
         same = other.shape == result.shape and other.dtype == result.dtype
         if not same or not distance(other, result) <= cast("float", self.bound):
             self.broken = self.reason = f"a batch of {len(x)} has another result"
@@ -355,17 +371,6 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     one, other = one.detach().float(), other.detach().float()
     scale = torch.linalg.vector_norm(other).clamp_min(1e-12)
     return float(torch.linalg.vector_norm(one - other) / scale)
-
-
-def _is_transformed() -> bool:
-    """Return True within torch.func, forward derivatives, modes of tensors, and inference mode."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or torch.autograd.forward_ad._current_level >= 0
-        or torch.is_inference_mode_enabled()
-    )
 
 
 def _layout_of(tensor: torch.Tensor) -> torch.memory_format:
