@@ -138,6 +138,9 @@ class CalledAlone(Program):
         super().__init__()
         self.trunk = Network()
 
+    def forward(self, x):
+        return self.trunk(x)
+
     def training_step(self, batch, batch_idx):
         alone = self.trunk.layers[0](batch[0])
         loss = nn.functional.cross_entropy(self.trunk(batch[0]), batch[1])
@@ -447,7 +450,6 @@ class Copying(Program):
             x, plain = batch[0], copy.deepcopy(self.trunk)
             others = [plain, pickle.loads(pickle.dumps(self.trunk))]
             others += [torch.jit.script(self.trunk), torch.jit.trace(self.trunk, x)]
-            assert not any("forward" in vars(part) for part in plain.modules())
             for other in others:
                 assert torch.equal(other(x), plain(x))
         return super().training_step(batch, batch_idx)

@@ -21,11 +21,11 @@ from torch import nn
 import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import BuildOptions, find_method
-from bigdl.nano.pytorch.frozen.calls import Chain, Observation, chains_of
+from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, Observation, chains_of
 from bigdl.nano.pytorch.frozen.segment import Segment, distance, sequence_of
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.training.options import TrainingOptions
-from bigdl.nano.pytorch.training.steps import OtherForward, bf16_instructions
+from bigdl.nano.pytorch.training.steps import bf16_instructions
 from bigdl.nano.replaced import Replaced
 
 _ROWS = 4  # of the sample
@@ -376,7 +376,7 @@ class PrefixOfCalls:
         self._replaced.undo()
 
 
-class _CallInTraining(OtherForward):
+class _CallInTraining(MethodForward):
     """The forward of a whole model, whose calls in training mode with gradients are steps."""
 
     def __init__(self, module: nn.Module, automatic: AutomaticPrefix):

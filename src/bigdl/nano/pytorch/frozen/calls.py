@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import types
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,7 +163,23 @@ def _shares(output: torch.Tensor, others: list[torch.Tensor]) -> bool:
     return any(place == other.untyped_storage().data_ptr() for other in others)
 
 
-class _Observed(OtherForward):
+class MethodForward(OtherForward):
+    """Another way of a module's forward that compilers read as the method that it stands for.
+
+    TorchScript and Dynamo take a ``forward`` for a method, and read the code of its function.
+    """
+
+    @property  # type: ignore[misc]  # what isinstance asks for
+    def __class__(self) -> type:
+        return types.MethodType
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__func__", "__self__", "__globals__", "__code__", "__closure__"):
+            return getattr(vars(self)["forward"], name)
+        raise AttributeError(name)
+
+
+class _Observed(MethodForward):
     """The forward of a module that notes its calls."""
 
     def __init__(self, observation: Observation, name: str, module: nn.Module):

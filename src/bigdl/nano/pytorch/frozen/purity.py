@@ -79,19 +79,25 @@ def why_impure(part: nn.Module, uses: dict[tuple[int, str], tuple[dict, str, Any
     uses : dict
         Gets the globals that its code reads, with their values.
     """
-    if isinstance(part, torch.jit.ScriptModule) or "forward" in vars(part):
-        own = vars(part).get("forward")
-        if own is None or not type(own).__module__.startswith("bigdl.nano.pytorch."):
-            return "has a forward of its own, whose code cannot be read"
-    kind = type(part)
+    kind, own = type(part), vars(part).get("forward")
+    if isinstance(part, torch.jit.ScriptModule) or not (own is None or _as_written(part, own)):
+        return "it has a forward of its own, whose code cannot be read"
     if _is_of_torch(kind):
         return None
     for name, value in vars(part).items():
-        if isinstance(value, _FUNCTIONS):
+        if name != "forward" and isinstance(value, _FUNCTIONS):
             reason = _Reader(part, uses).why_function(value)
             if reason:
                 return f"{reason} (its attribute {name})"
     return _Reader(part, uses).why()
+
+
+def _as_written(part: nn.Module, forward: Any) -> bool:
+    """Return True for the method of the class itself, and for those by which Nano trains."""
+    if type(forward).__module__.startswith("bigdl.nano.pytorch."):
+        return True
+    method = (getattr(forward, "__func__", None), getattr(forward, "__self__", None))
+    return method[0] is type(part).forward and method[1] is part
 
 
 def _is_of_torch(kind: type) -> bool:

@@ -17,9 +17,8 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from bigdl.common.errors import one_line
-from bigdl.nano.pytorch.frozen.calls import Chain, autocast_now, is_transformed
+from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, autocast_now, is_transformed
 from bigdl.nano.pytorch.frozen.state import ModulesState
-from bigdl.nano.pytorch.training.steps import OtherForward
 from bigdl.nano.replaced import Replaced
 
 _MOST_SIZES = 8  # of batches that are compared with what the modules give themselves
@@ -113,7 +112,7 @@ class Segment:
         """Run by something else from now on, with the weights that the modules have now."""
         self.method, self._run = method, run
         if error is None:
-            self._state = None
+            self._state = ModulesState(self.modules)
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 error = distance(run(self.sample), self.eager(self.sample))
         self.error = error
@@ -329,7 +328,7 @@ def _value_of(passing: _Passing) -> torch.Tensor:
     return mine["value"]
 
 
-class _SegmentForward(OtherForward):
+class _SegmentForward(MethodForward):
     """The forward of a replaced module, which asks the segment first."""
 
     def __init__(self, segment: Segment, module: nn.Module, place: int):
@@ -344,7 +343,7 @@ class _SegmentForward(OtherForward):
         return self.segment.later(self.place, self.forward, args, kwargs)
 
 
-class _ParentForward(OtherForward):
+class _ParentForward(MethodForward):
     """The forward of the module that calls those of a segment, which run as one only within it."""
 
     def __init__(self, segment: Segment, module: nn.Module):

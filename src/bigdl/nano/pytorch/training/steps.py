@@ -22,6 +22,7 @@ from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.replaced import Replaced
 
 _log = logging.getLogger(__name__)
+_CONSTANTS = (bool, int, float, str, tuple, type(None))
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 _LARGE_PRODUCT = 1 << 18  # weights of one linear layer from which on casts cost less than they gain
 
@@ -243,7 +244,9 @@ def gains_from_channels_last(module: nn.Module) -> bool:
 
 
 class ModuleState:
-    """What calls of a module change without training it: its buffers, and the random state.
+    """What calls of a module change without training it.
+
+    These are its buffers, numbers and other constants among its attributes, and the random state.
 
     Parameters
     ----------
@@ -252,6 +255,7 @@ class ModuleState:
 
     def __init__(self, module: nn.Module):
         self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        self._attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
         self._random = torch.get_rng_state()
 
     def restore(self) -> None:
@@ -260,6 +264,13 @@ class ModuleState:
             for buffer, before in self._buffers:
                 if not torch.equal(buffer, before):  # its version counts
                     buffer.copy_(before)
+        for attributes, before in self._attributes:
+            for name in attributes.keys() | before.keys():
+                was, now = before.get(name), attributes.get(name)
+                if was is not now and isinstance(was, _CONSTANTS) and isinstance(now, _CONSTANTS):
+                    attributes[name] = was
+                if name not in before and isinstance(now, _CONSTANTS):
+                    del attributes[name]
         torch.set_rng_state(self._random)
 
 
