@@ -1,7 +1,8 @@
 """Training of Nano beside plain Lightning: from JPEG files to updated weights.
 
-    python benchmarks/nano_training.py --data-dir DIR [--only pipeline scratch transfer]
-        [--images 128] [--batch 64] [--repeats 5] [--clock cpu] [--json results.json] [--quick]
+    python benchmarks/nano_training.py --data-dir DIR
+        [--only pipeline scratch transfer import head tabular] [--images 128] [--batch 64]
+        [--repeats 5] [--cores 1] [--clock cpu] [--json results.json] [--quick]
 
 The data are a folder with ``train/cat/*.jpg`` and ``train/dog/*.jpg`` (or the classes directly);
 without ``--data-dir`` they are ``$BIGDL_DATA/cats-dogs``. The program is that of Fig. 2 of Dai et
@@ -18,6 +19,11 @@ al. (BigDL 2.0, CVPR 2022): resize to 256, no jitter, random crop of 224, random
                      also with the trunk under ``no_grad``, against the frozen prefix in fp32, bf16
                      and int8; ``cached`` trains on features kept on disk, which needs transforms
                      that draw nothing, so it does other work than the rest
+``import``           the frozen trunk again, in a program in which only the import is changed:
+                     whole fits, with finding and building the other runtime
+``head``             the head of a frozen encoder of texts (4 layers of width 256, 64 tokens) is
+                     trained, with only the import changed
+``tabular``          a small network on 32 columns, with only the import changed
 ===================  ============================================================================
 
 Plain sides run in two processes, one with glibc's allocator as it is and one that keeps freed
@@ -64,6 +70,9 @@ SIDES = {
         "nano int8 without pipeline",
         "nano int8 cached",
     ),
+    "import": ("plain", "nano", "nano without frozen prefix"),
+    "head": ("plain", "nano"),
+    "tabular": ("plain", "nano"),
 }
 # Of a scenario and a side, the ratio to the plain program that is aimed at.
 GATES = {
@@ -71,7 +80,12 @@ GATES = {
     ("scratch", "nano"): 2.8,
     ("transfer", "nano bf16"): 5.0,
     ("transfer", "nano int8"): 8.0,
+    ("import", "nano"): 5.0,
+    ("head", "nano"): 1.0,
+    ("tabular", "nano"): 1.0,
 }
+# Of a scenario, how many times as many images, rows or texts as --images.
+SHARES = {"scratch": 1, "import": 8, "head": 8, "tabular": 200}
 CALIBRATION_ROWS = 32
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -219,6 +233,8 @@ def fit_of(trainer_of, model, loader, **options):
     for name in ("pytorch_lightning", "bigdl"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
+    told = {}
+
     def run():
         trainer = trainer_of(
             max_epochs=1,
@@ -230,7 +246,9 @@ def fit_of(trainer_of, model, loader, **options):
             **options,
         )
         trainer.fit(model, loader)
+        told["settings"] = getattr(trainer, "settings", ())
 
+    run.told = told
     return run
 
 
@@ -291,7 +309,84 @@ def transfer_side(case, name):
     return fit_of(trainer_class(nano), model, loader_of(data, case["batch"])), about
 
 
-BUILDERS = {"pipeline": pipeline_side, "scratch": scratch_side, "transfer": transfer_side}
+def import_side(case, name):
+    nano = name.startswith("nano")
+    model = classifier(case, frozen=True)
+    dataset = nano_dataset if nano else pil_dataset
+    loader = loader_of(mixed(dataset(case["root"]), case["images"]), case["batch"])
+    return fit_of(trainer_class(nano), model, loader, **prefix_options(name)), {"model": model}
+
+
+def prefix_options(name):
+    return {"frozen_prefix": False} if name.endswith("without frozen prefix") else {}
+
+
+def trained_by_adam(parts, forward):
+    """A LightningModule that trains what is not frozen."""
+    import pytorch_lightning
+    import torch
+
+    class Program(pytorch_lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.parts = torch.nn.ModuleDict(parts)
+            self.losses = []
+
+        def forward(self, x):
+            return forward(self.parts, x)
+
+        def training_step(self, batch, batch_idx):
+            loss = torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+            self.losses.append(loss.detach())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.Adam([p for p in self.parameters() if p.requires_grad], 1e-3)
+
+    return Program()
+
+
+def head_side(case, name):
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    encoder = nn.Sequential(nn.Embedding(5000, 256), nn.TransformerEncoder(layer, 4))
+    encoder.requires_grad_(False).eval()
+    model = trained_by_adam(
+        {"encoder": encoder, "head": nn.Linear(256, 2)},
+        lambda parts, x: parts["head"](parts["encoder"](x)[:, 0]),
+    )
+    texts = torch.randint(0, 5000, (case["images"], 64))
+    data = torch.utils.data.TensorDataset(texts, torch.arange(len(texts)) % 2)
+    nano = name.startswith("nano")
+    run = fit_of(trainer_class(nano), model, loader_of(data, case["batch"]), **prefix_options(name))
+    return run, {"model": model}
+
+
+def tabular_side(case, name):
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers = [nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 2)]
+    model = trained_by_adam({"all": nn.Sequential(*layers)}, lambda parts, x: parts["all"](x))
+    data = torch.utils.data.TensorDataset(
+        torch.randn(case["images"], 32), torch.arange(case["images"]) % 2
+    )
+    nano = name.startswith("nano")
+    return fit_of(trainer_class(nano), model, loader_of(data, case["batch"])), {"model": model}
+
+
+BUILDERS = {
+    "pipeline": pipeline_side,
+    "scratch": scratch_side,
+    "transfer": transfer_side,
+    "import": import_side,
+    "head": head_side,
+    "tabular": tabular_side,
+}
 
 
 # -- a process: all sides that run with one allocator ----------------------------------------------
@@ -303,8 +398,8 @@ def worker(case):
     os.dup2(2, 1)  # what libraries print
     warnings.simplefilter("ignore")
     clock = CLOCKS[case["clock"]]
-    if case["clock"] == "cpu":  # before a library counts the cores
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if case["cores"]:  # before a library counts them
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case["cores"]])
     if case["allocator"] == "tuned":
         from bigdl.common.memory import tune_allocator
 
@@ -325,6 +420,8 @@ def worker(case):
         started = clock()
         runs[name]()
         answer = {"seconds": clock() - started}
+        settings = getattr(runs[name], "told", {}).get("settings", ())
+        answer["prefix"] = next((each for each in settings if "frozen prefix" in each), "")
         if "model" in abouts[name]:
             answer["loss"] = float(abouts[name]["model"].losses[-1])
         answers.write(json.dumps(answer) + "\n")
@@ -368,8 +465,8 @@ def allocators_of(scenario, side):
 def measure(scenario, options):
     """Milliseconds per image of each side and allocator, in every repeat."""
     case = {"scenario": scenario, "root": options.root, "batch": options.batch}
-    case["clock"] = options.clock
-    case["images"] = options.images * (1 if scenario == "scratch" else 4)  # as much time for all
+    case |= {"clock": options.clock, "cores": 1 if options.clock == "cpu" else options.cores}
+    case["images"] = options.images * SHARES.get(scenario, 4)  # as much time for all
     sides = [side for side in SIDES[scenario] if side in options.sides]
     shares = {}
     for side in sides:
@@ -388,6 +485,7 @@ def measure(scenario, options):
                     entry = found.setdefault((side, allocator), {"ms": [], "loss": None})
                     entry["ms"].append(1000 * answer["seconds"] / case["images"])
                     entry["loss"] = answer.get("loss")
+                    entry["prefix"] = answer.get("prefix", "")
         for side, allocator in found:
             found[side, allocator] |= workers[allocator].about[side]
     finally:
@@ -421,6 +519,7 @@ def report(scenario, found):
         built = ""
         if "build_s" in entry:
             built = f"{entry['build_s']:.0f} s, {entry['method']}, error {entry['error']:.2g}"
+        built = built or entry.get("prefix", "")
         row = [*key, f"{statistics.median(entry['ms']):.2f}", *cells, loss, built]
         print("| " + " | ".join(row) + " |")
     report_gates(scenario, found, bases)
@@ -471,6 +570,7 @@ def options_of(argv):
         default="wall",
         help="cpu: processor time on one core, which a busy machine disturbs less",
     )
+    parser.add_argument("--cores", type=int, help="of each side; by default all")
     parser.add_argument("--quick", action="store_true", help="2 short repeats of the main sides")
     parser.add_argument("--json", help="also write the figures here")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

@@ -143,7 +143,7 @@ class AutomaticPrefix:
         self._left_alone: list[tuple[str, str]] = []
         self._notes: list[str] = []
         self._builds: list[_Build] = []
-        self._on = self._done = False
+        self._on = self._done = self._converted = False
         self._thread: threading.Thread | None = None
         self._done = wanted is False or getattr(model, "_compiler_ctx", None) is not None
 
@@ -228,7 +228,7 @@ class AutomaticPrefix:
         self._seen += 1
         if self._thread is not None:
             if not self._thread.is_alive():
-                self._switch_on()
+                self._after_work()
             return
         if self._seen < _STEPS_SEEN and not self._wanted:
             return
@@ -244,17 +244,30 @@ class AutomaticPrefix:
         if not self._builds:
             self._stop()
             return
-        for build in list(self._builds):
-            build.convert(_RUNTIMES[self._bf16])
-        self._thread = threading.Thread(target=self._build_all, name="bigdl-frozen", daemon=True)
+        self._start(lambda build: build.prepare(self._bf16))
+
+    def _start(self, work: Callable[[_Build], None]) -> None:
+        """Work on all builds beside the training; at once if the program wants it in any case."""
+
+        def run() -> None:
+            for build in self._builds:
+                work(build)
+
+        self._thread = threading.Thread(target=run, name="bigdl-frozen", daemon=True)
         self._thread.start()
         if self._wanted:
             self._thread.join()
-            self._switch_on()
+            self._after_work()
 
-    def _build_all(self) -> None:
+    def _after_work(self) -> None:
+        self._thread = None
+        if self._converted:
+            self._switch_on()
+            return
+        self._converted = True
         for build in self._builds:
-            build.finish(self._bf16)
+            build.convert()
+        self._start(_Build.finish)
 
     def _repays(self, build: _Build) -> bool:
         left = self._steps_left()
@@ -266,7 +279,7 @@ class AutomaticPrefix:
         self._left_alone.append((build.segment.name, reason))
 
     def _switch_on(self) -> None:
-        self._thread = None
+        self._converted = False
         for build in self._builds:
             if build.reason is None:
                 self.segments.append(build.segment)
@@ -409,60 +422,69 @@ class _Build:
         self.notes: list[str] = []
         self.reason: str | None = None
         segment.state  # noqa: B018 - from now on nothing may change
-        self._module = module
-        self._networks: list[tuple[str, Any, Any, BuildOptions]] = []
+        self._module: Any = module
+        self._options = BuildOptions(thread_num=torch.get_num_threads())
+        self._methods: list[Any] = []
+        self._accuracy: Any = None
+        self._source: Any = None
+        self._network: Any = None
         weights = sum(parameter.numel() for parameter in module.parameters())
-        self.cost = 1.5 + weights / 2e7  # seconds, about
+        self.cost = 1.0 + weights / 2.5e7  # seconds, about
 
-    def convert(self, methods: Sequence[str]) -> None:
-        """Make networks. It changes warnings of the process, so no step may run meanwhile."""
+    def prepare(self, bf16: bool) -> None:
+        """Find out what the modules give, and load the runtime; in any thread."""
         try:
             _check_data_independent(self._module, self.segment)
         except Exception as error:
             self.reason = f"its code looks at values of its input ({one_line(error)})"
             return
-        source = TorchSource(self._module, (self.segment.sample,))
-        options = BuildOptions(thread_num=torch.get_num_threads())
-        network = None
-        for name in methods:
+        for name in _RUNTIMES[bf16]:
             method = find_method(name)
             try:
                 method.require()
-                if network is None:
-                    network = method.convert(source, options)
+                self._methods.append(method)
             except UsageError as error:
                 self.reason = f"{name} is not possible, {one_line(error)}"
-                continue
-            self._networks.append((name, method, network.clone(), options))
-        self._source = source
-        if self._networks:
-            self.reason = None
+        if not self._methods:
+            return
+        self.reason = None
+        import openvino  # noqa: F401, PLC0415 - takes long
 
-    def finish(self, bf16: bool) -> None:
-        """Compile and check, in any thread."""
+        lowered = bf16 or self.segment.autocast is not None
+        self._accuracy = Accuracy.of(self._module, self.segment.sample, lowered)
+
+    def convert(self) -> None:
+        """Make a network. It sets warnings of the process, so no step may run meanwhile."""
         if self.reason is not None:
             return
         try:
-            bf16 = bf16 or self.segment.autocast is not None
-            accuracy = Accuracy.of(self._module, self.segment.sample, bf16)
-            for name, method, network, options in self._networks:
-                built = method.model_of(network, self._source, options)
-                run = _Run(built)
+            self._source = TorchSource(self._module, (self.segment.sample,))
+            self._network = self._methods[0].convert(self._source, self._options)
+        except Exception as error:  # tracers and frontends raise whatever they like
+            self.reason = f"it cannot be converted ({one_line(error)})"
+
+    def finish(self) -> None:
+        """Compile and check; in any thread."""
+        try:
+            for method in self._methods if self.reason is None else ():
+                network = self._network.clone()
+                run = _Run(method.model_of(network, self._source, self._options))
                 with torch.no_grad():
                     result = run(self.segment.sample)
-                self.reason = accuracy.why_not(result)
-                if self.reason is None:
-                    error = distance(result, accuracy.expected)
-                    self.segment.bound = 2 * (error + accuracy.bf16) + 4 * accuracy.fp32
-                    self.segment.use(name, run, error)
+                reason = self._accuracy.why_not(result)
+                if reason is None:
+                    error = distance(result, self._accuracy.expected)
+                    allowed = self._accuracy
+                    self.segment.bound = 2 * (error + allowed.bf16) + 4 * allowed.fp32
+                    self.segment.use(method.name, run, error)
+                    self.reason = None
                     return
-                self.reason = f"{name} {self.reason}"
+                self.reason = f"{method.name} {reason}"
                 self.notes.append(f"{self.segment.name}: {self.reason}")
         except Exception as error:  # runtimes raise whatever they like
             self.reason = f"it cannot be built ({one_line(error)})"
         finally:
-            self._networks.clear()
-            del self._module, self._source
+            self._network = self._source = self._module = None
 
 
 class _Run:

@@ -207,9 +207,9 @@ class Chain:
     calls: list[Call]
 
 
-def chains_of(observation: Observation, repeated: bool = False) -> tuple[
-    list[Chain], list[tuple[str, str]]
-]:
+def chains_of(
+    observation: Observation, repeated: bool = False
+) -> tuple[list[Chain], list[tuple[str, str]]]:
     """Return the chains of frozen calls, and the names of frozen modules that cannot be replaced.
 
     Parameters

@@ -299,4 +299,3 @@ def _lightning_names() -> frozenset[str]:
     import pytorch_lightning
 
     return frozenset(vars(pytorch_lightning.LightningModule()))
-

@@ -149,7 +149,9 @@ class ModulesState:
                 if name not in ignored and not _same(old.get(name), container.get(name)):
                     if name == "training":
                         return "some of its modules changed between train and eval mode"
-                    kind = "weights have" if isinstance(old.get(name), torch.Tensor) else f"{name} has"
+                    kind = (
+                        "weights have" if isinstance(old.get(name), torch.Tensor) else f"{name} has"
+                    )
                     return f"its {kind} changed; call refresh()"
         if not all(map(_same, self._all_values(), self._values)):
             return "a list that it holds has changed"
