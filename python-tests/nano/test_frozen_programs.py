@@ -1,9 +1,7 @@
 """Programs that change, use or watch what is frozen train as they do without acceleration."""
 
 import copy
-import itertools
 import pickle
-import threading
 
 import pytest
 import pytorch_lightning as pl
@@ -12,8 +10,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from training_models import QUIET, Trainer
-
-from bigdl.nano.pytorch import TorchNano, nano
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),
@@ -380,6 +376,22 @@ class AttributeLater(Program):
         self.trunk[0].scale = 1.0 + self.current_epoch
 
 
+class ClassLater(Program):
+    """What a layer multiplies by is an attribute of its class, and changes."""
+
+    def make_trunk(self):
+        class Scaled(nn.Module):
+            scale = 1.0
+
+            def forward(self, x):
+                return x * self.scale
+
+        return trunk(Scaled())
+
+    def on_train_epoch_start(self):
+        type(self.trunk[0]).scale = 1.0 + self.current_epoch
+
+
 class InTrainMode(Program):
     """Features depend on the batch, and statistics follow it."""
 
@@ -463,7 +475,7 @@ class Pruned(Program):
             self.trunk[3].weight.data[2, 1, 1, 1] = 5.0
 
 
-# How the second fit ends: what was replaced is so to the end, or until something changed, or nothing was.
+# How the second fit ends: replaced to the end, as written again, or never replaced.
 KEPT, LEFT, NEVER = "kept", "left", "never"
 PROGRAMS = {
     OtherSizeInValidation: KEPT,
@@ -488,6 +500,7 @@ PROGRAMS = {
     DropoutInside: NEVER,
     BranchOnData: NEVER,
     AttributeLater: KEPT,
+    ClassLater: KEPT,
     InTrainMode: NEVER,
     LooksBetween: None,
     BatchDependent: KEPT,

@@ -22,7 +22,7 @@ import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, Observation, chains_of
-from bigdl.nano.pytorch.frozen.segment import Segment, distance, sequence_of
+from bigdl.nano.pytorch.frozen.segment import Segment, distance
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.steps import bf16_instructions
@@ -448,7 +448,7 @@ class _Build:
         if not self._methods:
             return
         self.reason = None
-        import openvino  # noqa: F401, PLC0415 - takes long
+        import openvino  # noqa: F401 - takes long
 
         lowered = bf16 or self.segment.autocast is not None
         self._accuracy = Accuracy.of(self._module, self.segment.sample, lowered)

@@ -16,8 +16,8 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import BuildOptions, Method, find_method
 from bigdl.nano.acceleration.structure import first_batches
-from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.calls import Chain, find_frozen
+from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.segment import Segment
 from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, split_batch
 from bigdl.nano.pytorch.training.steps import undisturbed

@@ -27,8 +27,18 @@ RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.RNNBase, nn.MultiheadAtten
 
 _CHANGING = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "IMPORT_NAME")
 _MODULES = ("math", "functools", "itertools", "operator", "typing", "collections", "torch")
+_KNOWN = (
+    "builtins",
+    "abc",
+    "typing",
+    "torch",
+    "pytorch_lightning",
+    "lightning_fabric",
+    "lightning",
+)
+_AROUND = ("__call__", "_call_impl", "__getattr__", "__getattribute__")
 _BUILTINS = frozenset(
-    "abs all any bool callable dict divmod enumerate filter float frozenset getattr hasattr int "
+    "abs all any bool callable dict divmod enumerate filter float frozenset getattr hasattr int "  # noqa: SIM905
     "isinstance issubclass iter len list map max min next pow range repr reversed round set slice "
     "sorted str sum super tuple type zip".split()
 )
@@ -89,7 +99,17 @@ def why_impure(part: nn.Module, uses: dict[tuple[int, str], tuple[dict, str, Any
             reason = _Reader(part, uses).why_function(value)
             if reason:
                 return f"{reason} (its attribute {name})"
-    return _Reader(part, uses).why()
+    reader = _Reader(part, uses)
+    for base in kind.__mro__:
+        for name in _AROUND if is_of_user(base) else ():
+            if name in vars(base):
+                return f"{base.__name__} has its own {name}"
+    return reader.why()
+
+
+def is_of_user(kind: type) -> bool:
+    """Return True for a class that is neither Python's nor of torch or Lightning."""
+    return kind.__module__.split(".")[0] not in _KNOWN
 
 
 def _as_written(part: nn.Module, forward: Any) -> bool:

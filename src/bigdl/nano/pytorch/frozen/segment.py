@@ -166,9 +166,9 @@ class Segment:
 
     def enter(self, x: Any) -> torch.Tensor | None:
         """Return the segment's result; None if the modules have to run as written."""
-        if self.takes_cached and self.takes_features() and isinstance(x, torch.Tensor):
-            if x.shape[1:] == self.output.shape[1:]:
-                return x
+        may_be_cached = self.takes_cached and self.takes_features() and isinstance(x, torch.Tensor)
+        if may_be_cached and x.shape[1:] == self.output.shape[1:]:
+            return x
         self.reason = self.why_plain(x)
         if self.reason is not None:
             return None
@@ -373,10 +373,10 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _layout_of(tensor: torch.Tensor) -> torch.memory_format:
-    if tensor.dim() == 4 and not tensor.is_contiguous():
-        if tensor.is_contiguous(memory_format=torch.channels_last):
-            return torch.channels_last
-    return torch.contiguous_format
+    if tensor.dim() != 4 or tensor.is_contiguous():
+        return torch.contiguous_format
+    is_last = tensor.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_last else torch.contiguous_format
 
 
 def _note(times: list[float], seconds: float) -> None:

@@ -17,7 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from bigdl.nano.pytorch.frozen.purity import framework_attributes, is_constant, why_impure
+from bigdl.nano.pytorch.frozen.purity import (
+    framework_attributes,
+    is_constant,
+    is_of_user,
+    why_impure,
+)
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTENTS = ("_parameters", "_buffers", "_modules")
@@ -73,7 +78,10 @@ class ModulesState:
         self._size = len(self._values)
         self._keys = [list(each) for each in self._all_dicts()]
         self._kinds = [type(part) for part in self._parts]
-        self._codes = [(kind, kind.forward) for kind in dict.fromkeys(self._kinds)]
+        kinds = dict.fromkeys(self._kinds)
+        self._codes = [(kind, kind.forward) for kind in kinds]
+        bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_of_user(base))
+        self._classes = [(vars(base), dict(vars(base))) for base in bases]
         self._hooks = [getattr(p, name) for p in self._watched_parts() for name in _HOOKS]
         held = (v for v in self._values if isinstance(v, torch.Tensor))
         self._tensors = list(dict.fromkeys(held))
@@ -137,6 +145,9 @@ class ModulesState:
             return "the class of one of its modules has changed"
         if any(kind.forward is not forward for kind, forward in self._codes):
             return "the code of one of its modules has changed"
+        for now, before in self._classes:
+            if len(now) != len(before) or not all(map(operator.is_, now.values(), before.values())):
+                return "an attribute of the class of one of its modules has changed"
         return self._why_other_contents()
 
     def _why_other_values(self) -> str | None:
@@ -161,9 +172,9 @@ class ModulesState:
     def _why_other_contents(self) -> str | None:
         versions = list(map(_version, self._tensors))
         places = list(map(_place, self._tensors))
-        if versions == self._versions and places == self._places and self._probe() == self._seen:
-            if self._sums_are_same():
-                return None
+        unwritten = versions == self._versions and places == self._places
+        if unwritten and self._probe() == self._seen and self._sums_are_same():
+            return None
         # Written, but perhaps what was there: DDP sends buffers around before each step.
         moved = places != self._places
         one_by_one = versions != self._versions and not moved and self._probe() == self._seen
