@@ -33,6 +33,7 @@ _CLOSE = 2e-6  # relative distance of results in fp32
 _LEAST_SECONDS = 0.004  # a step, below which checks and copies cost what there is to gain
 _SHARE_SAVED = 0.3  # of what the modules take; less than usual
 _OBSERVED = 2  # the step that is observed
+_MARGIN = 1.5  # of what building may cost
 _STEPS_SEEN = 2  # in which nothing may change
 _STEPS_PLAIN = 3  # one after the other, in which a segment does not run, until it is given up
 _ROUNDS = 4  # of finding and building
@@ -272,7 +273,7 @@ class AutomaticPrefix:
     def _repays(self, build: _Build) -> bool:
         left = self._steps_left()
         steps = self._steps if left is None else left  # as many as there were
-        return steps * build.seconds * _SHARE_SAVED > build.cost
+        return steps * build.seconds * _SHARE_SAVED > _MARGIN * build.cost
 
     def _drop(self, build: _Build, reason: str) -> None:
         self._builds.remove(build)
