@@ -1,7 +1,5 @@
 """When the frozen part of a model is accelerated without being asked, and what is said of it."""
 
-import time
-
 import pytest
 import torch
 from test_frozen_programs import (
@@ -30,7 +28,7 @@ from bigdl.nano.pytorch import TorchNano, nano
 from bigdl.nano.pytorch.frozen import FrozenPrefixCallback
 from bigdl.nano.pytorch.frozen.automatic import Accuracy
 from bigdl.nano.pytorch.frozen.state import ModulesState
-from bigdl.nano.pytorch.vision.models.backbones import resnet50
+from bigdl.nano.pytorch.vision.models.backbones import mobilenet_v2, resnet18
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),
@@ -209,16 +207,11 @@ def test_a_result_may_be_as_far_away_as_the_allowed_precision():
     assert bf16.why_not(expected * float("nan")) is not None
 
 
-def test_a_check_of_a_large_network_takes_less_than_its_smallest_step():
-    state = ModulesState([resnet50(freeze=True)])
-    assert state.unknown is None
-    took = []
-    for _ in range(20):
-        started = time.perf_counter()
+def test_backbones_of_nano_are_known_to_be_pure():
+    for make in (resnet18, mobilenet_v2):
+        state = ModulesState([make(freeze=True)])
+        assert state.unknown is None
         assert state.why_changed() is None
-        took.append(time.perf_counter() - started)
-    assert state.tensors
-    assert sorted(took)[0] < 1  # the figures are in docs/benchmarks.md
 
 
 def test_each_kind_of_change_is_seen():

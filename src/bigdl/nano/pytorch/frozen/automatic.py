@@ -22,7 +22,7 @@ import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, Observation, chains_of
-from bigdl.nano.pytorch.frozen.segment import Segment, distance
+from bigdl.nano.pytorch.frozen.segment import Segment, distance, is_replaced
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.steps import bf16_instructions
@@ -121,8 +121,6 @@ class AutomaticPrefix:
     Attributes
     ----------
     segments : list of Segment
-    reason : str or None
-        Why there is none, or none any more.
     """
 
     def __init__(
@@ -134,7 +132,6 @@ class AutomaticPrefix:
         tell: Callable[[str, str], None],
     ):
         self.segments: list[Segment] = []
-        self.reason: str | None = None
         self._model, self._wanted, self._tell = model, wanted, tell
         self._steps_left = steps_left
         self._bf16 = precision in (None, "bf16-mixed", "16-mixed") and bool(bf16_instructions())
@@ -158,16 +155,28 @@ class AutomaticPrefix:
         if self._on:
             with self._attached():
                 yield
-            self._check()
+            self._safely(self._check)
         elif self._steps == _OBSERVED:  # the first may be made twice, and is slow
             observation = Observation(self._model)
             with observation.watching():
                 yield
-            self._found(observation)
+            self._safely(self._found, observation)
         else:
             yield
             if self._builds:
-                self._go_on()
+                self._safely(self._go_on)
+
+    def _safely(self, work: Callable[..., None], *args: Any) -> None:
+        """Do something that the training must not suffer from, and with autocast as outside."""
+        try:
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                work(*args)
+        except Exception as error:  # modules may be of any kind
+            self.segments.clear()
+            self._builds.clear()
+            self._on = False
+            self._left_alone.insert(0, ("it", f"it cannot be looked at ({one_line(error)})"))
+            self._stop()
 
     @contextmanager
     def _attached(self) -> Iterator[None]:
@@ -184,6 +193,9 @@ class AutomaticPrefix:
     # -- found -------------------------------------------------------------------------------------
 
     def _found(self, observation: Observation) -> None:
+        if any(is_replaced(part) for part in self._model.modules()):
+            self._done = True  # by accelerate_frozen_prefix
+            return
         chains, self._left_alone = chains_of(observation, repeated=True)
         self._rounds += 1
         if not chains and not self._left_alone:

@@ -144,18 +144,29 @@ class Observation:
         started = time.perf_counter()
         output = observed.forward(*args, **kwargs)
         call.seconds = time.perf_counter() - started
-        call.impure = state.unknown or trace.why_changed()
-        if call.impure is None:
-            changed = state.why_changed()
-            call.impure = changed and f"a run changes it ({changed})"
-        if type(output) is torch.Tensor:
-            call.output, call.version = output, output._version
-            if output is not call.input:
-                if _shares(output, [call.input, *state.tensors]):
-                    call.impure = call.impure or "its result is a part of its input or weights"
-                if call.before != call.input._version:
-                    call.impure = call.impure or "it changes its input in place"
+        try:
+            call.impure = state.unknown or trace.why_changed() or _why_written(state)
+            if type(output) is torch.Tensor:
+                call.output, call.version = output, output._version
+                call.impure = call.impure or _why_entangled(call, state)
+        except Exception as error:
+            call.impure = f"what it holds cannot be looked at ({one_line(error)})"
         return output
+
+
+def _why_written(state: ModulesState) -> str | None:
+    changed = state.why_changed()
+    return changed and f"a run changes it ({changed.partition(';')[0]})"
+
+
+def _why_entangled(call: Call, state: ModulesState) -> str | None:
+    """Return what a result has to do with tensors that there were before."""
+    given, output = cast("torch.Tensor", call.input), cast("torch.Tensor", call.output)
+    if output is given:
+        return None
+    if _shares(output, [given, *state.tensors]):
+        return "its result is a part of its input or weights"
+    return "it changes its input in place" if call.before != given._version else None
 
 
 def _shares(output: torch.Tensor, others: list[torch.Tensor]) -> bool:
@@ -193,10 +204,9 @@ class _Observed(MethodForward):
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    from torch._dynamo import OptimizedModule  # takes a second
-
-    kinds = (torch.jit.ScriptModule, OptimizedModule)
-    return isinstance(module, kinds) or module._compiled_call_impl is not None
+    optimized = type(module).__module__.startswith("torch._dynamo.")  # whose import takes a second
+    script = isinstance(module, torch.jit.ScriptModule)
+    return optimized or script or module._compiled_call_impl is not None
 
 
 @dataclass(eq=False)
@@ -265,9 +275,8 @@ def _chains(
             reason = reason or "it is called more than once"
         watched = _is_watched(call.module)
         joins = bool(chain) and _follows(chain[-1], call)
-        if joins and call.output is chain[0].input and call.version != call.before:
-            joins, reason = False, "it changes the input of what is before it in place"
-        if not chain and call.output is call.input is not None and call.version != call.before:
+        given = chain[0].input if joins else call.input
+        if call.output is not None and call.output is given and call.version != call.before:
             reason = reason or "it changes its input in place"
         if not call.frozen or reason or watched or not joins:
             yield Chain(parent, chain)

@@ -360,6 +360,11 @@ class _ParentForward(MethodForward):
             self.segment._inside -= 1
 
 
+def is_replaced(module: nn.Module) -> bool:
+    """Return True while a module is one of a segment's that is attached."""
+    return type(vars(module).get("forward")) is _SegmentForward
+
+
 def plain_forward(module: nn.Module) -> Callable:
     """Return a module's ``forward`` as its class has it."""
     return types.MethodType(type(module).forward, module)
