@@ -224,6 +224,10 @@ def test_each_kind_of_change_is_seen():
         "mode": lambda m: m[1].train(),
         "number": lambda m: setattr(m[1], "eps", 0.1),
         "layer": lambda m: m.__setitem__(0, nn.Conv2d(3, 8, 3)),
+        "number and weight": lambda m: (
+            setattr(m[1], "eps", float(str(m[1].eps))),
+            m[3].weight.data[1, 2, 0, 0].add_(1),
+        ),
         "hook": lambda m: m[0].register_forward_hook(lambda *_: None),
         "code": lambda m: setattr(m[0], "forward", lambda x: x),
         "class": lambda m: setattr(m[0], "__class__", type("Other", (nn.Conv2d,), {})),

@@ -511,7 +511,15 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.__name__)
+# Those that build anew several times.
+SLOW = (MovingAverage, TwoOptimizers, Resizing, Assigning, LooksBetween, BatchDependent)
+CASES = [
+    pytest.param(kind, id=kind.__name__, marks=[pytest.mark.slow] if kind in SLOW else [])
+    for kind in PROGRAMS
+]
+
+
+@pytest.mark.parametrize("kind", CASES)
 def test_a_program_trains_as_it_does_without(kind, caplog):
     plain, _ = fitted(kind, frozen_prefix=False)
     with caplog.at_level("INFO"):

@@ -37,7 +37,6 @@ _MARGIN = 1.5  # of what building may cost
 _STEPS_SEEN = 2  # in which nothing may change
 _STEPS_PLAIN = 3  # one after the other, in which a segment does not run, until it is given up
 _ROUNDS = 4  # of finding and building
-_TIMED = 6  # calls after which it has to be faster
 _RUNTIMES = {True: ("openvino_bf16", "openvino_fp32"), False: ("openvino_fp32",)}
 
 
@@ -312,12 +311,10 @@ class AutomaticPrefix:
         """Leave off what does not run, or is no faster."""
         again = False
         for segment in list(self.segments):
-            plain, fast = segment.plain_seconds, segment.fast_seconds
             reason = segment.broken
             if reason is None and segment.opened > 1:
                 reason = "what is between its modules is used"
-            slow = plain and len(fast) >= _TIMED and min(fast) > 0.95 * min(plain)
-            if reason is None and slow and not self._wanted:
+            if reason is None and not self._wanted and segment.is_slow():
                 reason = f"{segment.method} is no faster here"
             if reason is None and segment.plain_calls >= _STEPS_PLAIN:
                 reason = segment.reason or "it is called in another way"

@@ -22,7 +22,8 @@ from bigdl.nano.pytorch.frozen.state import ModulesState
 from bigdl.nano.replaced import Replaced
 
 _MOST_SIZES = 8  # of batches that are compared with what the modules give themselves
-_KEPT = 9  # times
+_TIMED = 6  # calls after which it has to be faster
+_GAIN = 0.95  # largest share of the time of the modules themselves
 
 
 class Segment:
@@ -68,8 +69,8 @@ class Segment:
         self.takes_cached = False  # what it gave may come in as well
         self.plain_calls = 0  # one after the other that ran as written
         self.opened = 0  # how often something between its modules was used
-        self.plain_seconds: list[float] = []
-        self.fast_seconds: list[float] = []
+        self._plain_seconds: dict[int, float] = {}  # by the size of the batch
+        self._fast_seconds: dict[int, list[float]] = {}
         self._between = [_Between.of(call.input, call.output) for call in calls[:-1]]
         self._layout = _layout_of(self.output)
         self.autocast = calls[0].autocast
@@ -183,16 +184,25 @@ class Segment:
                 raise
             self.broken = self.reason = f"{self.method} cannot run ({one_line(error)})"
             return None
-        _note(self.fast_seconds, time.perf_counter() - started)
+        if self.bound is not None:
+            times = self._fast_seconds.setdefault(len(x), [])
+            times.append(time.perf_counter() - started)
+            del times[:-_TIMED]
         return result
+
+    def is_slow(self) -> bool:
+        """Return True if it has turned out to take as long as the modules."""
+        return any(
+            len(self._fast_seconds.get(size, ())) == _TIMED
+            and min(self._fast_seconds[size]) > _GAIN * plain
+            for size, plain in self._plain_seconds.items()
+        )
 
     def original(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the modules give themselves, as they would in this call."""
-        started = time.perf_counter()
         with torch.no_grad():
             for forward in self._forwards:
                 x = forward(x)
-        _note(self.plain_seconds, time.perf_counter() - started)
         return x
 
     def _compared(self, x: torch.Tensor) -> torch.Tensor | None:
@@ -206,7 +216,9 @@ class Segment:
         except Exception as error:
             self.broken = self.reason = f"{self.method} cannot run ({one_line(error)})"
             return None
+        started = time.perf_counter()
         result = self.original(x)
+        self._plain_seconds[len(x)] = time.perf_counter() - started
         same = other.shape == result.shape and other.dtype == result.dtype
         if not same or not distance(other, result) <= cast("float", self.bound):
             self.broken = self.reason = f"a batch of {len(x)} has another result"
@@ -382,11 +394,6 @@ def _layout_of(tensor: torch.Tensor) -> torch.memory_format:
         return torch.contiguous_format
     is_last = tensor.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if is_last else torch.contiguous_format
-
-
-def _note(times: list[float], seconds: float) -> None:
-    times.append(seconds)
-    del times[:-_KEPT]
 
 
 def sequence_of(modules: Sequence[nn.Module]) -> nn.Module:

@@ -54,7 +54,12 @@ class ModulesState:
         self._uses: dict[tuple[int, str], tuple[dict, str, Any]] = {}
         self.unknown = next(filter(None, map(self._why_unknown, self._parts)), None)
         self._remember()
+        self._remember_code()
+        held = (value for value in self._values if isinstance(value, torch.Tensor))
+        self._tensors = list(dict.fromkeys(held))
+        self._versions = list(map(_version, self._tensors))
         self._fingerprints = list(map(_fingerprint, self._tensors))
+        self._look()
 
     # -- what is remembered ------------------------------------------------------------------------
 
@@ -68,25 +73,25 @@ class ModulesState:
         return reason and f"{type(part).__name__} may do more than compute: {reason}"
 
     def _remember(self) -> None:
-        """Take everything as it is now, but for the contents of tensors."""
+        """Take attributes as they are now, and which tensors and modules there are."""
         nested = [c for part in self._parts for _, v in _own_attributes(part) for c in _inside(v)]
         self._dicts = [getattr(part, name) for part in self._parts for name in _CONTENTS]
         self._dicts += [each for each in nested if isinstance(each, dict)]
         self._lists = [each for each in nested if isinstance(each, list)]
-        self._sets = [(each, set(each)) for each in nested if isinstance(each, set)]
+        self._items = [list(each) for each in self._lists]
+        sets = (each for each in nested if isinstance(each, set))
+        self._sets = [(each, set(each)) for each in sets]
         self._values = list(self._all_values())
         self._size = len(self._values)
         self._keys = [list(each) for each in self._all_dicts()]
+        self._hooks = [getattr(p, name) for p in self._watched_parts() for name in _HOOKS]
+
+    def _remember_code(self) -> None:
         self._kinds = [type(part) for part in self._parts]
         kinds = dict.fromkeys(self._kinds)
         self._codes = [(kind, kind.forward) for kind in kinds]
         bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_of_user(base))
         self._classes = [(vars(base), dict(vars(base))) for base in bases]
-        self._hooks = [getattr(p, name) for p in self._watched_parts() for name in _HOOKS]
-        held = (v for v in self._values if isinstance(v, torch.Tensor))
-        self._tensors = list(dict.fromkeys(held))
-        self._versions = list(map(_version, self._tensors))
-        self._look()
 
     def _look(self) -> None:
         """Note where the tensors lie, and look at some of their elements."""
@@ -164,8 +169,11 @@ class ModulesState:
                         "weights have" if isinstance(old.get(name), torch.Tensor) else f"{name} has"
                     )
                     return f"its {kind} changed; call refresh()"
-        if not all(map(_same, self._all_values(), self._values)):
-            return "a list that it holds has changed"
+        for now, before in zip(self._lists, self._items, strict=True):
+            if len(now) != len(before) or not all(map(_same, now, before)):
+                return "a list that it holds has changed"
+        if any(each != before for each, before in self._sets):
+            return "a set that it holds has changed"
         self._remember()
         return None
 
