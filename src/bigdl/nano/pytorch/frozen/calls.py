@@ -231,7 +231,8 @@ def chains_of(
     left_alone: list[tuple[str, str]] = []
     found = list(_chains(observation.root, observation.counts, left_alone, repeated))
     # Of a single layer the way into another runtime costs more.
-    chains, seen = [], set()
+    chains: list[Chain] = []
+    seen: set[str] = set()
     for chain in found:
         names = tuple(call.name for call in chain.calls)
         if _layers_with_weights(chain.calls) > 1 and not seen.intersection(names):

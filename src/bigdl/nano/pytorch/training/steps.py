@@ -264,13 +264,12 @@ class ModuleState:
             for buffer, before in self._buffers:
                 if not torch.equal(buffer, before):  # its version counts
                     buffer.copy_(before)
-        for attributes, before in self._attributes:
-            for name in attributes.keys() | before.keys():
-                was, now = before.get(name), attributes.get(name)
-                if was is not now and isinstance(was, _CONSTANTS) and isinstance(now, _CONSTANTS):
-                    attributes[name] = was
-                if name not in before and isinstance(now, _CONSTANTS):
-                    del attributes[name]
+        for attributes, earlier in self._attributes:
+            for name, now in list(attributes.items()):
+                if not isinstance(now, _CONSTANTS) or earlier.get(name, now) is now:
+                    continue
+                if isinstance(earlier[name], _CONSTANTS):
+                    attributes[name] = earlier[name]
         torch.set_rng_state(self._random)
 
 
