@@ -1,8 +1,8 @@
 """All that the result of a frozen module depends on, and whether it is still as it was.
 
-A check happens before each accelerated call, so it costs some ten microseconds for a hundred
-layers: the values of all dicts are compared by identity, tensors by their version, their place in
-memory, a few elements of each and, in turn, all of their elements.
+A check happens before each accelerated call, so it has to be cheap: half a millisecond for the 320
+tensors of a ResNet50. The values of all dicts are compared by identity, tensors by their version,
+their place in memory, a few elements of each and, in turn, all of their elements.
 """
 
 from __future__ import annotations
