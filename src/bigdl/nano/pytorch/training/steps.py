@@ -246,16 +246,19 @@ def gains_from_channels_last(module: nn.Module) -> bool:
 class ModuleState:
     """What calls of a module change without training it.
 
-    These are its buffers, numbers and other constants among its attributes, and the random state.
+    These are its buffers and the random state.
 
     Parameters
     ----------
     module : Module
+    attributes : bool
+        Whether numbers and other constants among its attributes are to come back, too.
     """
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, attributes: bool = False):
         self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-        self._attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
+        parts = module.modules() if attributes else ()
+        self._attributes = [(vars(part), dict(vars(part))) for part in parts]
         self._random = torch.get_rng_state()
 
     def restore(self) -> None:
@@ -275,8 +278,8 @@ class ModuleState:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Let a module run as in training; its buffers and the random state come back."""
-    state = ModuleState(module)
+    """Let a module run as in training; buffers, counters and the random state come back."""
+    state = ModuleState(module, attributes=True)
     try:
         yield
     finally:
