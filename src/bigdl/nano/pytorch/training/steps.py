@@ -257,7 +257,7 @@ class ModuleState:
 
     def __init__(self, module: nn.Module, attributes: bool = False):
         self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-        parts = module.modules() if attributes else ()
+        parts: Iterable[nn.Module] = module.modules() if attributes else ()
         self._attributes = [(vars(part), dict(vars(part))) for part in parts]
         self._random = torch.get_rng_state()
 
