@@ -49,6 +49,15 @@ INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
 JAX = ["jax>=0.10,<0.11", "keras>=3.12,<4"]
 TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "tf2onnx>=1.17", "numpy>=2.0,<3"]
 FRIESIAN = ORCA
+SERVING = [
+    *FRIESIAN,
+    "faiss-cpu>=1.9",
+    "grpcio>=1.66",
+    "prometheus-client>=0.20",
+    "protobuf>=5",
+    "PyYAML>=6",
+    "redis>=5",
+]
 
 EXTRAS = {
     "orca": ORCA,
@@ -63,6 +72,7 @@ EXTRAS = {
     "tf": TF,
     "jax": JAX,
     "friesian": FRIESIAN,
+    "serving": SERVING,
     "all": sorted(
         {
             *ORCA,
@@ -76,10 +86,12 @@ EXTRAS = {
             *TF,
             *JAX,
             *FRIESIAN,
+            *SERVING,
         }
     ),
     "dev": [
         "build>=1.2",
+        "grpcio-tools>=1.66",
         "hypothesis>=6.100",
         "ipykernel>=6.29",
         "mypy>=2.4",
@@ -121,12 +133,13 @@ setup(
     ),
     install_requires=["cloudpickle>=3.0", "packaging>=23"],
     extras_require=EXTRAS,
-    package_data={"": ["py.typed", "log4j2.properties"]},
+    package_data={"": ["py.typed", "log4j2.properties", "*.binpb", "*.proto"]},
     entry_points={
         "console_scripts": [
             "bigdl-prepare=bigdl.orca.cluster.class_archive:main",
             "bigdl-submit=bigdl.orca.cluster.submit_main:main",
             "bigdl-nano-run=bigdl.nano.cli.run:main",
+            "bigdl-friesian-serve=bigdl.friesian.serving.program:main",
         ]
     },
     # Shell scripts, since a program cannot be sourced.

@@ -58,6 +58,7 @@ ROOMS = [
     ["bigdl.friesian.executors"],
     ["bigdl.friesian.feature"],
     ["bigdl.friesian.models"],
+    ["bigdl.friesian.serving"],
     ["bigdl.friesian"],
     ["bigdl.dllib"],
 ]
@@ -71,8 +72,13 @@ NEVER = {
     "bigdl.friesian": ["bigdl.nano"],
     "bigdl.dllib": ["bigdl.nano", "bigdl.friesian"],
 }
-# The rooms of Orca that call Nano, which accelerates their models.
-CALL_NANO = ["bigdl.orca.learn", "bigdl.orca.inference", "bigdl.orca.automl"]
+# The rooms that call Nano, which accelerates their models.
+CALL_NANO = [
+    "bigdl.orca.learn",
+    "bigdl.orca.inference",
+    "bigdl.orca.automl",
+    "bigdl.friesian.serving",
+]
 
 
 def is_in(name: str, package: str) -> bool:

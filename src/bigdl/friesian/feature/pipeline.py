@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
+import pyarrow as pa
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
@@ -22,6 +23,7 @@ from bigdl.friesian.feature import storage
 from bigdl.friesian.feature.methods import FeatureMethods
 from bigdl.friesian.feature.table import FeatureTable, Table
 from bigdl.friesian.ops import kinds
+from bigdl.friesian.ops.batches import batch_of, flat
 from bigdl.friesian.ops.cells import Filter, Select
 from bigdl.friesian.ops.kinds import Field, Schema
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
@@ -243,6 +245,11 @@ class FeaturePipeline(FeatureMethods):
             raise UsageError("The pipeline has not learned; call fit first")
         return self._fitted
 
+    @property
+    def inputs(self) -> list[str]:
+        """The columns that have to be there when it runs: those that some operator reads."""
+        return inputs_of(self._known())
+
     # -- tables of Spark -----------------------------------------------------------------------
 
     def fit(self, table: Table | DataFrame) -> Self:
@@ -393,6 +400,53 @@ class FeaturePipeline(FeatureMethods):
             If a column that an operator reads is missing, or a value is not of its type.
         """
         return self._row_executor(row)
+
+    def transform_batch(self, columns: Mapping[str, Any] | pa.RecordBatch) -> pa.RecordBatch:
+        """Run the operators on some rows that are in memory, in this process and without Spark.
+
+        Parameters
+        ----------
+        columns : dict of str to array, or pyarrow.RecordBatch
+            Arrays of NumPy or Arrow of one length; a matrix is a column of vectors.
+
+        Returns
+        -------
+        pyarrow.RecordBatch
+            The same values as :meth:`transform_row` gives for each row.
+
+        Raises
+        ------
+        UsageError
+            If a column that an operator reads is missing, or is not of its type.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeaturePipeline
+        >>> pd.DataFrame({"price": [10.0, 30.0]}).to_parquet("prices.parquet")
+        >>> pipeline = FeaturePipeline().min_max_scale("price")
+        >>> pipeline = pipeline.fit_files("prices.parquet", host="here")
+        >>> pipeline.transform_batch({"price": np.array([15.0, 20.0])})["price"].to_pylist()
+        [0.25, 0.5]
+        """
+        fitted = self._known()
+        self._check_runs("row")
+        self._check_runs("arrow")
+        given = (
+            columns
+            if isinstance(columns, Mapping)
+            else dict(zip(columns.schema.names, columns.columns, strict=True))
+        )
+        if missing := [name for name in inputs_of(fitted) if name not in given]:
+            raise UsageError(f"The rows have no {missing}, which the pipeline reads")
+        arrays = {
+            name: kinds.array_as(given[name], each.kind, name)
+            for name, each in self._schema.items()
+            if name in given
+        }
+        batch = batch_of(arrays).behind(fitted)
+        return pa.record_batch({name: flat(batch[name]) for name in batch.names})
 
     @cached_property
     def _row_executor(self) -> RowExecutor:

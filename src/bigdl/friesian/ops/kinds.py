@@ -164,6 +164,36 @@ def array_of(value: Any, kind: str) -> pa.Array:
     return pa.array([value], known)
 
 
+def array_as(values: Any, kind: str, name: str) -> pa.Array:
+    """Many values as an array of a kind.
+
+    Parameters
+    ----------
+    values : pyarrow.Array, numpy.ndarray or list
+        A matrix holds a list in each row.
+    kind : str
+    name : str
+        Of the column, for the message.
+
+    Raises
+    ------
+    UsageError
+        If they are of another type or do not fit.
+    """
+    try:
+        wanted: pa.DataType | None = to_arrow(kind)
+    except StopIteration:  # no step computes with such values
+        wanted = None
+    try:
+        if getattr(values, "ndim", 1) == 2:
+            flat = pa.array(values.reshape(-1))
+            values = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        return array if wanted is None or array.type == wanted else array.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"{name} should be of type {kind}: {error}") from error
+
+
 def coerced(value: Any, kind: str, name: str) -> Any:
     """A value of Python as a column of this kind holds it.
 

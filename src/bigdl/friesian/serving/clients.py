@@ -1,0 +1,259 @@
+"""Clients of the services: stages that are elsewhere, and the recommender itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from bigdl.common.errors import UsageError, require
+from bigdl.friesian.serving import wire
+from bigdl.friesian.serving.index import Candidates
+from bigdl.friesian.serving.recommender import Recommendation, as_numpy
+from bigdl.friesian.serving.rows import Features, ids_of
+
+
+class Client:
+    """A line to one service; a context manager that closes it.
+
+    Parameters
+    ----------
+    address : str
+        ``host:port``.
+    timeout : float, default 10.0
+        Seconds for an answer.
+    token : str, optional
+    authority : str, optional
+        File in PEM with the certificate that the server's own is checked by; TLS is used then.
+    """
+
+    service: str
+
+    def __init__(
+        self,
+        address: str,
+        timeout: float = 10.0,
+        token: str | None = None,
+        authority: str | None = None,
+    ):
+        grpc = require("grpc", "serving")
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if authority is None:
+            self._channel = grpc.insecure_channel(address, options)
+        else:
+            if not Path(authority).is_file():
+                raise UsageError(f"There is no file {authority} with a certificate")
+            credentials = grpc.ssl_channel_credentials(Path(authority).read_bytes())
+            self._channel = grpc.secure_channel(address, credentials, options)
+        self._grpc = grpc
+        self._address, self._timeout = address, timeout
+        self._headers = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._stub = wire.stub_of(self._channel, self.service)
+
+    def _send(self, method: str, request: str, headers: tuple = (), **values: Any) -> Any:
+        """Start a call; the result is a future of the answer."""
+        package = self.service.partition(".")[0]
+        name = request if "." in request else f"{package}.{request}"
+        return getattr(self._stub, method).future(
+            wire.message(name)(**values),
+            timeout=self._timeout,
+            metadata=(*self._headers, *headers),
+        )
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the figures of the service's ``getMetrics``."""
+        return json.loads(self._send("getMetrics", "google.protobuf.Empty").result().str)
+
+    def reset_metrics(self) -> None:
+        """Have the service forget its figures."""
+        self._send("resetMetrics", "google.protobuf.Empty").result()
+
+    def close(self) -> None:
+        """Close the line."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class RemoteFeatures(Client):
+    """Features from a :class:`FeatureService`; takes the place of a store in a recommender.
+
+    Parameters
+    ----------
+    address, timeout, token, authority
+        See :class:`Client`.
+    user_table : str, default "user"
+        What the users' table is called here; all others are the items'.
+    most_ids : int, default 10000
+        Ids of one request; more are asked for in several.
+    """
+
+    service = "feature.Feature"
+
+    def __init__(
+        self,
+        address: str,
+        *arguments: Any,
+        user_table: str = "user",
+        most_ids: int = 10_000,
+        **rest: Any,
+    ):
+        super().__init__(address, *arguments, **rest)
+        self._user_table, self._most_ids = user_table, most_ids
+        self._names: dict[str, list[str]] = {}
+        self._asking = threading.Lock()
+
+    def names(self, table: str) -> list[str]:
+        """Return the columns of a table."""
+        if table not in self._names:
+            with self._asking:
+                self._names[table] = list(self._asked(table, np.zeros(0, np.int64), None).columns)
+        return self._names[table]
+
+    def read(self, table: str, ids: Any, columns: Sequence[str] | None = None) -> Features:
+        """Return the rows of ids, in their order; see :meth:`FeatureStore.read`."""
+        wanted = np.asarray(ids, np.int64)
+        if len(wanted) <= self._most_ids:
+            return self._asked(table, wanted, columns)
+        parts = [
+            self._asked(table, wanted[start : start + self._most_ids], columns)
+            for start in range(0, len(wanted), self._most_ids)
+        ]
+        joined = pa.Table.from_batches([each.to_arrow() for each in parts])
+        return Features(
+            wanted,
+            np.concatenate([each.found for each in parts]),
+            {name: _column(joined[name].combine_chunks()) for name in joined.column_names},
+        )
+
+    def _asked(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
+        method = "getUserFeatures" if table == self._user_table else "getItemFeatures"
+        headers: tuple = ((wire.PAYLOAD, wire.ARROW),)
+        if columns is not None:
+            headers = (*headers, ("bigdl-columns", ",".join(columns)))
+        answer = self._send(method, "IDs", headers, ID=ids).result()
+        if len(answer.b64Feature) != 1:
+            raise UsageError(f"The service at {self._address} does not answer by Arrow")
+        arrays = wire.decoded(answer.b64Feature[0])[1]
+        found = arrays.pop("__found__").to_numpy(zero_copy_only=False)
+        return Features(ids, found, {name: _column(each) for name, each in arrays.items()})
+
+
+def _column(array: pa.Array) -> Any:
+    """Return numbers and vectors as arrays of NumPy, as a store does."""
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), kind.list_size)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or kind == pa.bool_()
+    if is_number and not array.null_count:
+        return array.to_numpy(zero_copy_only=False)
+    return array
+
+
+class RemoteRecall(Client):
+    """Candidates from a :class:`RecallService`.
+
+    Parameters
+    ----------
+    address, timeout, token, authority
+        See :class:`Client`.
+    """
+
+    service = "recall.Recall"
+
+    def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
+        """Return up to `k` items for each user; the users are asked about at the same time."""
+        headers = (("bigdl-scores", "1"),)
+        calls = [
+            self._send("searchCandidates", "Query", headers, userID=int(user), k=k)
+            for user in user_ids
+        ]
+        found = []
+        for call in calls:
+            try:
+                ids = np.array(call.result().candidate, np.int64)
+            except self._grpc.RpcError as error:
+                if error.code() != self._grpc.StatusCode.NOT_FOUND:  # of an unknown user
+                    raise
+                found.append((np.zeros(0, np.int64), np.zeros(0, np.float32)))
+                continue
+            scores = dict(call.initial_metadata()).get("bigdl-scores", "")
+            values = np.array(scores.split(",") if scores else np.zeros(len(ids)), np.float32)
+            found.append((ids, values))
+        return Candidates.joined(found)
+
+    def add_item(self, item_id: int, vector: Any) -> None:
+        """Add an item to the index of the service."""
+        values = np.asarray(vector, np.float32).tolist()
+        self._send("addItem", "Item", itemID=item_id, itemVector=values).result()
+
+
+class RemoteRanker(Client):
+    """Scores from a :class:`RankingService`.
+
+    Parameters
+    ----------
+    address, timeout, token, authority
+        See :class:`Client`.
+    """
+
+    service = "ranking.Ranking"
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> Any:
+        """Return a score for each row."""
+        text = wire.encoded(wire.batch_of_arrays(inputs))
+        answer = self._send("doPredict", "Content", encodedStr=text).result()
+        columns = wire.decoded(answer.predictStr)[1]
+        scores = {name: as_numpy(each, name) for name, each in columns.items()}
+        return scores["prediction"] if list(scores) == ["prediction"] else scores
+
+
+class RecommenderClient(Client):
+    """Recommendations from a :class:`RecommenderService`.
+
+    Parameters
+    ----------
+    address, timeout, token, authority
+        See :class:`Client`.
+    """
+
+    service = "recommender.Recommender"
+
+    def recommend(self, user_ids: Any, k: int = 10, candidates: int = 0) -> list[Recommendation]:
+        """Return the best items for each user.
+
+        Parameters
+        ----------
+        user_ids : sequence of int
+        k : int, default 10
+        candidates : int, default 0
+            How many items are ranked; 0 leaves it to the service.
+
+        Returns
+        -------
+        list of Recommendation
+        """
+        users = ids_of(user_ids).tolist()
+        values = {"recommendNum": k, "candidateNum": candidates, "ID": users}
+        call = self._send("getRecommendIDs", "RecommendRequest", **values)
+        lists = call.result().IDProbList
+        sources = dict(call.initial_metadata()).get("bigdl-sources", "").split(",")
+        return [
+            Recommendation(
+                user, np.array(each.ID, np.int64), np.array(each.prob, np.float32), source
+            )
+            for user, each, source in zip(users, lists, sources, strict=True)
+        ]

@@ -1,0 +1,590 @@
+"""An index of items by their vectors, which finds the candidates for users.
+
+The index has a *base*, which Faiss searches and nobody changes, and beside it the items that were
+added since, which are compared one by one.  A search takes both as they are at its start, without a
+lock; adding an item makes a new pair.  When many were added, a thread builds a new base.
+
+Scores are computed again from the vectors of the candidates and equal ones are put in the order of
+the ids, so that a user gets the same candidates alone and among others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import uuid
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.checks import check_choice, check_integer
+from bigdl.common.errors import UsageError, require
+from bigdl.friesian.serving.rows import ids_of, table_of
+
+METRICS = ("inner_product", "cosine", "l2")
+KINDS = ("flat", "ivf", "hnsw")
+
+_FORMAT = "bigdl.friesian.ItemIndex"
+_MANIFEST = "index.json"
+_SLACK = 8  # candidates more than asked for, since Faiss may order near ones by rounding
+_FEW_QUERIES = 16  # of 20 and more at once Faiss computes scores another way, with other rounding
+_OPTIONS: dict[str, dict[str, int | None]] = {
+    "flat": {},
+    "ivf": {"nlist": None, "nprobe": None},
+    "hnsw": {"m": 32, "ef_construction": 40, "ef_search": 256},
+}
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Items found for several users, one user's behind the other's, the best first.
+
+    Attributes
+    ----------
+    ids : ndarray of int64
+    scores : ndarray of float32
+        Products, cosines or negative squared distances: more is better.
+    counts : ndarray of int64
+        How many items each user has.
+    """
+
+    ids: np.ndarray
+    scores: np.ndarray
+    counts: np.ndarray
+
+    def split(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return ids and scores of each user."""
+        ends = np.cumsum(self.counts)[:-1]
+        return list(zip(np.split(self.ids, ends), np.split(self.scores, ends), strict=True))
+
+    @classmethod
+    def joined(cls, found: Sequence[tuple[np.ndarray, np.ndarray]]) -> Candidates:
+        """Return the candidates of several users as one object."""
+        if not found:
+            return cls(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64))
+        ids, scores = zip(*found, strict=True)
+        counts = np.array([len(each) for each in ids], np.int64)
+        return cls(np.concatenate(ids), np.concatenate(scores), counts)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a search sees: base, items beside it, and items of the base that no longer count."""
+
+    kind: str
+    metric: str
+    options: dict[str, int | None]
+    base: Any  # an index of Faiss
+    ids: np.ndarray
+    vectors: np.ndarray
+    fresh_ids: np.ndarray
+    fresh_vectors: np.ndarray
+    hidden: np.ndarray  # ids
+
+    def merged(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids and vectors of all items that count."""
+        stays = ~np.isin(self.ids, self.hidden)
+        ids = np.concatenate([self.ids[stays], self.fresh_ids])
+        return ids, np.concatenate([self.vectors[stays], self.fresh_vectors])
+
+
+class ItemIndex:
+    """Vectors of items that are searched while items are added.
+
+    Parameters
+    ----------
+    ids : sequence or array of int
+    vectors : array of shape ``(items, dim)``
+        Of float32, as a tower predicts them.
+    kind : {"flat", "ivf", "hnsw"}
+        ``"flat"`` compares all vectors and is exact; the others look at a part of them.
+    metric : {"inner_product", "cosine", "l2"}
+    threads : int, default 1
+        Of Faiss, for each search.  A server that answers several requests at a time needs no more.
+    rebuild_after : int, default 4096
+        Number of added items after which a new base is built in the background.
+    **options : int
+        Of ``"ivf"``: ``nlist`` parts, of which ``nprobe`` are searched.  Of ``"hnsw"``: ``m``
+        neighbours, ``ef_construction`` and ``ef_search``.
+
+    Raises
+    ------
+    UsageError
+        If ids and vectors do not fit together, an id is there twice, or a value is not finite.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.friesian.serving import ItemIndex
+    >>> index = ItemIndex([10, 20, 30], np.array([[1, 0], [0, 1], [1, 1]], np.float32))
+    >>> found = index.search([[2.0, 1.0]], k=2)
+    >>> found.ids.tolist(), found.scores.tolist()
+    ([30, 10], [3.0, 2.0])
+    >>> index.add_item(40, [2, 2])
+    >>> index.search([[2.0, 1.0]], k=2, exclude=[[30]]).ids.tolist()
+    [40, 10]
+    """
+
+    def __init__(
+        self,
+        ids: Any,
+        vectors: Any,
+        kind: str = "flat",
+        metric: str = "inner_product",
+        threads: int = 1,
+        rebuild_after: int = 4096,
+        **options: int,
+    ):
+        check_choice("kind", kind, KINDS)
+        check_choice("metric", metric, METRICS)
+        self._threads = check_integer("threads", threads, 1)
+        self._rebuild_after = check_integer("rebuild_after", rebuild_after, 1)
+        if strange := [name for name in options if name not in _OPTIONS[kind]]:
+            raise UsageError(
+                f"An index of kind {kind!r} has no option {strange[0]!r}, only "
+                f"{list(_OPTIONS[kind])}"
+            )
+        for name, value in options.items():
+            check_integer(name, value, 1)
+        self._changing = threading.Lock()
+        self._building: Future[None] | None = None
+        numbers = ids_of(ids, "the index")
+        matrix = _checked(vectors, metric)
+        _check_pairs(numbers, matrix)
+        self._state = _built(kind, metric, {**_OPTIONS[kind], **options}, numbers, matrix)
+
+    @classmethod
+    def from_table(
+        cls, source: Any, id_col: str = "item", vector_col: str = "prediction", **options: Any
+    ) -> ItemIndex:
+        """Build an index of a table, such as the files of embeddings that an Estimator wrote.
+
+        Parameters
+        ----------
+        source : FeatureTable, DataFrame, pyarrow.Table or str
+            A path means Parquet files.  Vectors are lists, or vectors of Spark ML.
+        id_col, vector_col : str
+        **options
+            Of :class:`ItemIndex`.
+        """
+        table = table_of(source, "the index")
+        for name in (id_col, vector_col):
+            if name not in table.column_names:
+                raise UsageError(
+                    f"The table for the index has no column {name!r}, only {table.column_names}"
+                )
+        lists = table[vector_col].combine_chunks()
+        values = lists.flatten().to_numpy(zero_copy_only=False)
+        if not len(lists) or len(values) % len(lists) or lists.null_count:
+            raise UsageError(f"The vectors in {vector_col} should have one length and no nulls")
+        return cls(table[id_col], values.reshape(len(lists), -1), **options)
+
+    # -- what is known --------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        """How vectors are searched."""
+        return self._state.kind
+
+    @property
+    def metric(self) -> str:
+        """How vectors are compared."""
+        return self._state.metric
+
+    @property
+    def dim(self) -> int:
+        """Length of the vectors."""
+        return self._state.vectors.shape[1]
+
+    def __len__(self) -> int:
+        state = self._state
+        return len(state.ids) - len(state.hidden) + len(state.fresh_ids)
+
+    def __contains__(self, item_id: int) -> bool:
+        state = self._state
+        if item_id in state.fresh_ids:
+            return True
+        return item_id in state.ids and item_id not in state.hidden
+
+    def __repr__(self) -> str:
+        return f"<ItemIndex of {len(self)} items, {self.kind}, {self.metric}, {self.dim} numbers>"
+
+    # -- searching ------------------------------------------------------------------------------
+
+    def search(
+        self,
+        queries: Any,
+        k: int,
+        exclude: Sequence[Any] | None = None,
+        allowed: Any = None,
+    ) -> Candidates:
+        """Return the best items for vectors of users.
+
+        Parameters
+        ----------
+        queries : array of shape ``(users, dim)``
+        k : int
+        exclude : sequence of sequences of int, optional
+            For each user the items that are no candidates, such as those that she has seen.
+        allowed : sequence of int, optional
+            The only items that are candidates, for all users of the call.
+
+        Returns
+        -------
+        Candidates
+            For a user fewer than `k` if there are no more.
+        """
+        check_integer("k", k, 1)
+        state = self._state
+        users = _checked(queries, state.metric, state.vectors.shape[1])
+        if exclude is not None and len(exclude) != len(users):
+            raise UsageError(f"exclude has {len(exclude)} lists for {len(users)} users")
+        seen = None if exclude is None else [ids_of(each, "exclude") for each in exclude]
+        if allowed is not None:
+            return _among(state, users, k, seen, np.unique(ids_of(allowed, "allowed")))
+        longest = max(map(len, seen), default=0) if seen else 0
+        fetch = min(k + longest + len(state.hidden) + _SLACK, len(state.ids))
+        found = []
+        for start in range(0, len(users), _FEW_QUERIES):
+            part = users[start : start + _FEW_QUERIES]
+            rows = self._search_base(state, part, fetch)
+            for place, query in enumerate(part):
+                at = rows[place][rows[place] >= 0]
+                ids, vectors = state.ids[at], state.vectors[at]
+                if len(state.hidden):
+                    stays = ~np.isin(ids, state.hidden)
+                    ids, vectors = ids[stays], vectors[stays]
+                if len(state.fresh_ids):
+                    ids = np.concatenate([ids, state.fresh_ids])
+                    vectors = np.concatenate([vectors, state.fresh_vectors])
+                found.append(_best(state, query, ids, vectors, k, seen and seen[start + place]))
+        return Candidates.joined(found)
+
+    def _search_base(self, state: _State, users: np.ndarray, fetch: int) -> np.ndarray:
+        if not fetch:
+            return np.zeros((len(users), 0), np.int64)
+        faiss = require("faiss", "serving")
+        parameters = None
+        if state.kind == "hnsw":
+            ef_search = max(state.options["ef_search"] or 0, fetch)
+            parameters = faiss.SearchParametersHNSW(efSearch=ef_search)
+        elif state.kind == "ivf":
+            parts = state.options["nprobe"] or max(8, state.base.nlist // 8)
+            parameters = faiss.SearchParametersIVF(nprobe=min(parts, state.base.nlist))
+        faiss.omp_set_num_threads(self._threads)  # of the calling thread
+        return state.base.search(users, fetch, params=parameters)[1]
+
+    # -- changing -------------------------------------------------------------------------------
+
+    def add_item(self, item_id: int, vector: Any) -> None:
+        """Add an item, or replace its vector; searches see it when this returns."""
+        self.add_items([item_id], [vector])
+
+    def add_items(self, ids: Any, vectors: Any) -> None:
+        """Add several items, or replace their vectors, in a single step.
+
+        Parameters
+        ----------
+        ids : sequence of int
+        vectors : array of shape ``(items, dim)``
+        """
+        numbers = ids_of(ids, "the index")
+        matrix = _checked(vectors, self.metric, self.dim)
+        _check_pairs(numbers, matrix)
+        with self._changing:
+            self._state = _with_items(self._state, numbers, matrix)
+        if len(self._state.fresh_ids) >= self._rebuild_after:
+            self.rebuild()
+
+    def remove_items(self, ids: Any) -> None:
+        """Remove items; ids that are not here are passed over."""
+        with self._changing:
+            self._state = _without_items(self._state, ids_of(ids, "the index"))
+
+    def rebuild(self) -> Future[None]:
+        """Build a new base of all items in the background; searches use it when it is ready.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Of the rebuild that runs, which is a new one if none did.
+        """
+        with self._changing:
+            if self._building is not None and not self._building.done():
+                return self._building
+            done: Future[None] = Future()
+            self._building = done
+        worker = threading.Thread(target=self._rebuild, args=(done,), name="rebuild", daemon=True)
+        worker.start()
+        return done
+
+    def _rebuild(self, done: Future[None]) -> None:
+        try:
+            before = self._state
+            state = _rebuilt(before)
+            with self._changing:
+                now = self._state
+                removed = np.setdiff1d(before.merged()[0], now.merged()[0])
+                state = _without_items(state, removed)
+                is_new = ~_same_rows(now, before)
+                self._state = _with_items(state, now.fresh_ids[is_new], now.fresh_vectors[is_new])
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    def swap(self, other: ItemIndex) -> None:
+        """Search what another index holds from now on; searches that run go on in the old one.
+
+        Parameters
+        ----------
+        other : ItemIndex
+            Of the same length of vectors, such as one that was loaded anew.
+        """
+        if other.dim != self.dim:
+            raise UsageError(
+                f"The vectors of the other index have {other.dim} numbers, not {self.dim}"
+            )
+        with self._changing:
+            self._state = other._state
+
+    # -- folders --------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the index to a folder, all of it or nothing; what was there is replaced.
+
+        Parameters
+        ----------
+        path : str or path-like
+        """
+        faiss = require("faiss", "serving")
+        folder = Path(path)
+        if folder.exists() and not (folder / _MANIFEST).exists() and any(folder.iterdir()):
+            raise UsageError(f"{path} has other files and is no index; choose another folder")
+        state = self._state
+        if len(state.hidden) or len(state.fresh_ids):
+            state = _rebuilt(state)
+        inner = folder / f"files-{uuid.uuid4().hex}"
+        try:
+            inner.mkdir(parents=True)
+            np.save(inner / "ids.npy", state.ids)
+            np.save(inner / "vectors.npy", state.vectors)
+            faiss.write_index(state.base, str(inner / "base.faiss"))
+            content = {
+                "format": _FORMAT,
+                "kind": state.kind,
+                "metric": state.metric,
+                "options": state.options,
+                "folder": inner.name,
+                "checksums": {each.name: _checksum(each) for each in sorted(inner.iterdir())},
+            }
+            aside = folder / f"{_MANIFEST}.new"
+            with open(aside, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, folder / _MANIFEST)
+        except OSError as error:
+            shutil.rmtree(inner, ignore_errors=True)
+            raise UsageError(f"The index cannot be written to {path}: {error}") from error
+        for each in folder.glob("files-*"):
+            if each != inner:
+                shutil.rmtree(each, ignore_errors=True)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike, threads: int = 1, rebuild_after: int = 4096
+    ) -> ItemIndex:
+        """Read what :meth:`save` wrote.
+
+        Parameters
+        ----------
+        path : str or path-like
+        threads, rebuild_after : int
+            As of :class:`ItemIndex`.
+
+        Raises
+        ------
+        UsageError
+            If there is no index, or it is damaged.
+        """
+        faiss = require("faiss", "serving")
+        folder = Path(path)
+        if not (folder / _MANIFEST).exists():
+            raise UsageError(f"There is no index at {path}: {_MANIFEST} is missing")
+        try:
+            content = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']!r}")
+            inner = folder / content["folder"]
+            for name, checksum in content["checksums"].items():
+                if _checksum(inner / name) != checksum:
+                    raise ValueError(f"{name} has changed since it was written")
+            index = cls.__new__(cls)
+            index._threads = check_integer("threads", threads, 1)
+            index._rebuild_after = check_integer("rebuild_after", rebuild_after, 1)
+            index._changing, index._building = threading.Lock(), None
+            index._state = _beside_nothing(
+                check_choice("kind", content["kind"], KINDS),
+                check_choice("metric", content["metric"], METRICS),
+                content["options"],
+                faiss.read_index(str(inner / "base.faiss")),
+                np.load(inner / "ids.npy"),
+                np.load(inner / "vectors.npy"),
+            )
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(f"The index at {path} cannot be read: {error}") from error
+        return index
+
+
+def _among(
+    state: _State,
+    users: np.ndarray,
+    k: int,
+    seen: list[np.ndarray] | None,
+    allowed: np.ndarray,
+) -> Candidates:
+    """The best of some items: all of them are compared."""
+    places = np.searchsorted(state.ids, allowed)
+    places[places == len(state.ids)] = 0
+    is_here = state.ids[places] == allowed if len(state.ids) else np.zeros(len(allowed), bool)
+    is_here &= ~np.isin(allowed, state.hidden)
+    fresh = np.isin(state.fresh_ids, allowed)
+    ids = np.concatenate([allowed[is_here], state.fresh_ids[fresh]])
+    vectors = np.concatenate([state.vectors[places[is_here]], state.fresh_vectors[fresh]])
+    return Candidates.joined(
+        [
+            _best(state, query, ids, vectors, k, seen and seen[place])
+            for place, query in enumerate(users)
+        ]
+    )
+
+
+def _best(
+    state: _State, query: np.ndarray, ids: np.ndarray, vectors: np.ndarray, k: int, seen: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    if seen is not None and len(seen):
+        stays = ~np.isin(ids, seen)
+        ids, vectors = ids[stays], vectors[stays]
+    exact, wanted = vectors.astype(np.float64), query.astype(np.float64)
+    scores: np.ndarray
+    scores = -np.square(exact - wanted).sum(1) if state.metric == "l2" else exact @ wanted
+    rounded = scores.astype(np.float32)
+    order = np.lexsort((ids, -rounded))[:k]
+    return ids[order], rounded[order]
+
+
+def _built(
+    kind: str, metric: str, options: dict[str, int | None], ids: np.ndarray, vectors: np.ndarray
+) -> _State:
+    """Return a state whose base has all items."""
+    faiss = require("faiss", "serving")
+    order = np.argsort(ids, kind="stable")
+    ids, vectors = ids[order], np.ascontiguousarray(vectors[order])
+    dim, count = vectors.shape[1], len(vectors)
+    measure = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    if kind == "hnsw":
+        base = faiss.IndexHNSWFlat(dim, options["m"], measure)
+        base.hnsw.efConstruction = options["ef_construction"]
+    elif kind == "ivf":
+        parts = options["nlist"] or int(4 * np.sqrt(count))
+        parts = max(1, min(parts, count // 8 or 1))
+        base = faiss.IndexIVFFlat(faiss.IndexFlat(dim, measure), dim, parts, measure)
+        base.cp.min_points_per_centroid = 1  # no warning for small catalogues
+        if count:
+            base.train(vectors)
+    else:
+        base = faiss.IndexFlat(dim, measure)
+    if count:
+        base.add(vectors)
+    return _beside_nothing(kind, metric, options, base, ids, vectors)
+
+
+def _rebuilt(state: _State) -> _State:
+    return _built(state.kind, state.metric, state.options, *state.merged())
+
+
+def _beside_nothing(
+    kind: str,
+    metric: str,
+    options: dict[str, int | None],
+    base: Any,
+    ids: np.ndarray,
+    vectors: np.ndarray,
+) -> _State:
+    none = np.zeros(0, np.int64)
+    no_vectors = np.zeros((0, vectors.shape[1]), np.float32)
+    return _State(kind, metric, options, base, ids, vectors, none, no_vectors, none)
+
+
+def _checked(vectors: Any, metric: str, dim: int | None = None) -> np.ndarray:
+    try:
+        matrix: np.ndarray = np.ascontiguousarray(vectors, np.float32)
+    except (TypeError, ValueError):
+        raise UsageError("Vectors should be an array of numbers with one length") from None
+    if matrix.ndim != 2 or not matrix.shape[1] or dim not in (None, matrix.shape[1]):
+        wanted = "(n, dim)" if dim is None else f"(n, {dim})"
+        raise UsageError(f"Vectors should be of shape {wanted}, got {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise UsageError("A vector has a value that is not finite")
+    if metric == "cosine":
+        lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
+        matrix = matrix / np.where(lengths > 0, lengths, 1)
+    return matrix
+
+
+def _check_pairs(ids: np.ndarray, vectors: np.ndarray) -> None:
+    if len(ids) != len(vectors):
+        raise UsageError(f"There are {len(ids)} ids, but {len(vectors)} vectors")
+    if len(np.unique(ids)) < len(ids):
+        raise UsageError("An id is there twice; keep one vector of each item")
+
+
+def _with_items(state: _State, ids: np.ndarray, vectors: np.ndarray) -> _State:
+    stays = ~np.isin(state.fresh_ids, ids)
+    return replace(
+        state,
+        fresh_ids=np.concatenate([state.fresh_ids[stays], ids]),
+        fresh_vectors=np.concatenate([state.fresh_vectors[stays], vectors]),
+        hidden=np.union1d(state.hidden, ids[np.isin(ids, state.ids)]),
+    )
+
+
+def _without_items(state: _State, ids: np.ndarray) -> _State:
+    stays = ~np.isin(state.fresh_ids, ids)
+    return replace(
+        state,
+        fresh_ids=state.fresh_ids[stays],
+        fresh_vectors=state.fresh_vectors[stays],
+        hidden=np.union1d(state.hidden, ids[np.isin(ids, state.ids)]),
+    )
+
+
+def _same_rows(now: _State, before: _State) -> np.ndarray:
+    """Return True for each added item of `now` that `before` has with the same vector."""
+    known = {int(each): place for place, each in enumerate(before.fresh_ids)}
+    same = np.zeros(len(now.fresh_ids), bool)
+    for place, each in enumerate(now.fresh_ids):
+        at = known.get(int(each))
+        same[place] = at is not None and np.array_equal(
+            before.fresh_vectors[at], now.fresh_vectors[place]
+        )
+    return same
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with contextlib.closing(open(path, "rb")) as file:
+        while chunk := file.read(1 << 20):
+            value = zlib.crc32(chunk, value)
+    return value

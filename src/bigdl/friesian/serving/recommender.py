@@ -1,0 +1,552 @@
+"""The recommender: for users the best items, by candidates, features and scores.
+
+The stages are objects with one method each, so each can be in this process or behind a service:
+
+============  ==========================================  ========================================
+stage         method                                      here, or remote
+============  ==========================================  ========================================
+features      ``read(table, ids, columns)``               :class:`FeatureStore`, `RemoteFeatures`
+recall        ``candidates(user_ids, k)``                 :class:`IndexRecall`, `RemoteRecall`
+ranking       ``predict(inputs)``                         any model with it, `RemoteRanker`
+============  ==========================================  ========================================
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+
+from bigdl.common.checks import check_integer, check_number
+from bigdl.common.errors import UsageError, one_line
+from bigdl.friesian.feature.pipeline import FeaturePipeline
+from bigdl.friesian.serving.index import Candidates, ItemIndex
+from bigdl.friesian.serving.metrics import ServingMetrics
+from bigdl.friesian.serving.rows import Features, ids_of
+
+logger = logging.getLogger(__name__)
+
+Columns = dict[str, Any]
+"""Arrays of one length by the names of columns."""
+
+RANKED, RECALLED, POPULAR = "ranked", "recalled", "popular"
+
+
+class FeatureReader(Protocol):
+    """What gives features by id: a :class:`FeatureStore`, or a client of one."""
+
+    def names(self, table: str) -> list[str]:
+        """Return the columns of a table."""
+
+    def read(self, table: str, ids: Any, columns: Sequence[str] | None = None) -> Features:
+        """Return the rows of ids, in their order."""
+
+
+class Recall(Protocol):
+    """What finds candidates for users."""
+
+    def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
+        """Return up to `k` items for each user, the best first; none for an unknown user."""
+
+
+class Ranker(Protocol):
+    """What scores rows; threads call it at the same time."""
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> Any:
+        """Return a score for each row; a dict of them for several tasks."""
+
+
+class IndexRecall:
+    """Candidates by an index, with the vectors of users from a store.
+
+    Parameters
+    ----------
+    store : FeatureReader
+    index : ItemIndex
+    vector_col : str, default "prediction"
+        The users' vectors.
+    seen_col : str, optional
+        A column of lists with the items that are no candidates for a user.
+    table : str, default "user"
+    """
+
+    def __init__(
+        self,
+        store: FeatureReader,
+        index: ItemIndex,
+        vector_col: str = "prediction",
+        seen_col: str | None = None,
+        table: str = "user",
+    ):
+        self.store, self.index = store, index
+        self._vector_col, self._seen_col, self._table = vector_col, seen_col, table
+        self._columns = [vector_col] if seen_col is None else [vector_col, seen_col]
+
+    def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
+        """See :class:`Recall`."""
+        users = self.store.read(self._table, user_ids, self._columns)
+        known = np.flatnonzero(users.found)
+        vectors = users[self._vector_col]
+        if isinstance(vectors, pa.Array):
+            raise UsageError(
+                f"The column {self._vector_col} of the table {self._table} should have vectors of "
+                f"one length without nulls, but is {vectors.type}"
+            )
+        seen = None
+        if self._seen_col is not None:
+            lists = users[self._seen_col]
+            rows = lists.take(pa.array(known)) if isinstance(lists, pa.Array) else lists[known]
+            seen = [_items_of(each) for each in rows]
+        found = self.index.search(vectors[known], k, exclude=seen)
+        if len(known) == len(users):
+            return found
+        counts = np.zeros(len(users), np.int64)
+        counts[known] = found.counts
+        return Candidates(found.ids, found.scores, counts)
+
+
+def _items_of(value: Any) -> np.ndarray:
+    values = value.values if isinstance(value, pa.Scalar) else value
+    return np.zeros(0, np.int64) if values is None else ids_of(values, "the seen items")
+
+
+class ModuleRanker:
+    """A model of PyTorch, or what Nano made of one, as a ranker.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Takes columns as tensors.
+    columns : sequence of str, optional
+        In the order that it takes them; default: its ``feature_cols``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.friesian.models import NCF
+    >>> from bigdl.friesian.serving import ModuleRanker
+    >>> ranker = ModuleRanker(NCF(10, 20))
+    >>> ranker.predict({"user": np.array([1, 1]), "item": np.array([3, 4])}).shape
+    (2,)
+    """
+
+    def __init__(self, module: Any, columns: Sequence[str] | None = None):
+        if columns is None:
+            columns = getattr(module, "feature_cols", None)
+        if columns is None:
+            raise UsageError(
+                f"{type(module).__name__} does not say its columns; name them in their order"
+            )
+        self.columns = list(columns)
+        self._module = module
+        if hasattr(module, "eval"):
+            module.eval()
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> Any:
+        """See :class:`Ranker`."""
+        import torch
+
+        with torch.inference_mode():
+            tensors = [torch.from_numpy(_own(inputs[name])) for name in self.columns]
+            output = self._module(*tensors)
+        if isinstance(output, Mapping):
+            return {name: np.asarray(each) for name, each in output.items()}
+        return np.asarray(output)
+
+
+def _own(array: Any) -> np.ndarray:
+    array = np.ascontiguousarray(array)
+    return array if array.flags.writeable else array.copy()
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer for one user.
+
+    Attributes
+    ----------
+    user_id : int
+    item_ids : ndarray of int64
+        The best first.
+    scores : ndarray of float32
+        Of the ranker; of the recall, or 0, where the ranker did not answer.
+    source : {"ranked", "recalled", "popular"}
+        Where the items come from: the ranker; the recall, since ranking failed or was late; or the
+        popular items, since the user is unknown or no stage was in time.
+    reason : str
+        Why it is not the ranker.
+    """
+
+    user_id: int
+    item_ids: np.ndarray
+    scores: np.ndarray
+    source: str = RANKED
+    reason: str = ""
+
+
+@dataclass
+class _Request:
+    """One call, and how far it came."""
+
+    users: np.ndarray
+    k: int
+    candidates: int
+    deadline: float | None
+    recalled: Candidates | None = None
+    stage: str = "waiting for a thread"
+    trouble: str = field(default="")
+
+    @property
+    def is_late(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+
+class Recommender:
+    """Answers which items are best for users; any number of threads may call it.
+
+    Parameters
+    ----------
+    features : FeatureStore or FeatureReader
+    recall : Recall
+    ranker : Ranker
+    inputs : sequence of str, optional
+        The columns that the ranker takes; default: those that it names itself.
+    pipeline : FeaturePipeline, optional
+        Makes them of the features, as it did for the training.
+    user_table, item_table : str
+    candidates : int, default 500
+        How many items are ranked for a user.
+    output : str, optional
+        The score to sort by, of a ranker that gives several.
+    popular : sequence of int, optional
+        Items for unknown users and for requests that fail or are late, the best first.
+    deadline : float, optional
+        Seconds within which a request is answered, if need be by what was found so far.  Stages run
+        in threads of their own then.
+    prepare : callable, optional
+        Gets the features of all candidates as a dict of columns, those of the users repeated, and
+        returns such a dict: to join other columns, before the pipeline.
+    rerank : callable, optional
+        Gets user, items and scores, the best first, and returns items and scores: to leave some out
+        or to order them anew.
+    threads : int, default 8
+        For requests with a deadline.
+    metrics : ServingMetrics, optional
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import EmbeddedStore, IndexRecall, ItemIndex, Recommender
+    >>> store = EmbeddedStore("features")
+    >>> users = pd.DataFrame({"user": [1], "age": [30], "prediction": [[1.0, 0.0]]})
+    >>> items = pd.DataFrame({"item": [7, 8, 9], "price": [5.0, 2.0, 9.0]})
+    >>> _ = store.replace({"user": users, "item": items})
+    >>> index = ItemIndex([7, 8, 9], np.array([[2, 0], [1, 0], [0, 1]]))
+    >>> class Cheapest:
+    ...     def predict(self, inputs):
+    ...         return -inputs["price"]
+    >>> recall = IndexRecall(store, index)
+    >>> recommender = Recommender(
+    ...     store, recall, Cheapest(), inputs=["price"], candidates=2, popular=[9, 7]
+    ... )
+    >>> for answer in recommender.recommend([1, 5], k=2):
+    ...     print(answer.user_id, answer.item_ids.tolist(), answer.source)
+    1 [8, 7] ranked
+    5 [9, 7] popular
+    """
+
+    def __init__(
+        self,
+        features: FeatureReader,
+        recall: Recall,
+        ranker: Ranker,
+        inputs: Sequence[str] | None = None,
+        *,
+        pipeline: FeaturePipeline | None = None,
+        user_table: str = "user",
+        item_table: str = "item",
+        candidates: int = 500,
+        output: str | None = None,
+        popular: Any = (),
+        deadline: float | None = None,
+        prepare: Callable[[Columns], Columns] | None = None,
+        rerank: Callable[[int, np.ndarray, np.ndarray], Any] | None = None,
+        threads: int = 8,
+        metrics: ServingMetrics | None = None,
+    ):
+        self.features, self.recall, self.ranker = features, recall, ranker
+        self._inputs = _inputs_of(ranker, inputs)
+        self._pipeline = pipeline
+        self._user_table, self._item_table = user_table, item_table
+        self.default_candidates = check_integer("candidates", candidates, 1)
+        self._output = output
+        self._popular = ids_of(popular, "popular")
+        self._deadline = None
+        if deadline is not None:
+            self._deadline = check_number("deadline", deadline, above=0)
+        self._prepare, self._rerank = prepare, rerank
+        self._threads = check_integer("threads", threads, 1)
+        self.metrics = metrics or ServingMetrics()
+        self._pool: ThreadPoolExecutor | None = None
+        self._starting = threading.Lock()
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def recommend(
+        self,
+        user_ids: Any,
+        k: int = 10,
+        candidates: int | None = None,
+        deadline: float | None = None,
+    ) -> list[Recommendation]:
+        """Return the best items for each user, in the order of the users.
+
+        Parameters
+        ----------
+        user_ids : sequence of int, or int
+        k : int, default 10
+        candidates : int, optional
+            How many items are ranked; at least `k`.
+        deadline : float, optional
+            Seconds; default: that of the recommender.
+
+        Returns
+        -------
+        list of Recommendation
+            A user may have fewer than `k` items, if the recall or `rerank` has no more.
+
+        Raises
+        ------
+        UsageError
+            If an argument is wrong.  What fails in a stage is logged, and the answer says so.
+        """
+        check_integer("k", k, 1)
+        candidates = max(self.default_candidates, k) if candidates is None else candidates
+        check_integer("candidates", candidates, 1)
+        if candidates < k:
+            raise UsageError(f"candidates should be at least k, which is {k}, got {candidates}")
+        allowed = self._deadline if deadline is None else check_number("deadline", deadline)
+        end = None if allowed is None else time.monotonic() + allowed
+        request = _Request(ids_of(user_ids), k, candidates, end)
+        if not len(request.users):
+            return []
+        with self.metrics.time("request"):
+            answers = self._answers(request) if end is None else self._in_time(request, end)
+        for source in (RANKED, RECALLED, POPULAR):
+            if count := sum(each.source == source for each in answers):
+                self.metrics.answered(source, count)
+        return answers
+
+    def _in_time(self, request: _Request, end: float) -> list[Recommendation]:
+        work = self._workers().submit(self._answers, request)
+        try:
+            return work.result(max(end - time.monotonic(), 0))
+        except FutureTimeout:
+            work.cancel()
+            return self._fallback(request, f"{request.stage} was late")
+
+    def _workers(self) -> ThreadPoolExecutor:
+        with self._starting:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, "recommend")
+            return self._pool
+
+    def _answers(self, request: _Request) -> list[Recommendation]:
+        try:
+            return self._ranked(request)
+        except Exception as error:
+            logger.error("%s failed: %s", request.stage, one_line(error), exc_info=error)
+            return self._fallback(request, f"{request.stage} failed")
+
+    def _ranked(self, request: _Request) -> list[Recommendation]:
+        for stage in ("recall", "features", "ranking"):
+            request.stage = stage
+            if request.is_late:
+                return self._fallback(request, f"{stage} was late")
+            with self.metrics.time(stage):
+                if stage == "recall":
+                    found = self.recall.candidates(request.users, request.candidates)
+                    request.recalled = found
+                    if not len(found.ids):
+                        return self._fallback(request, "")
+                elif stage == "features":
+                    columns = self._columns(request.users, found)
+                else:
+                    scores = self._scores(columns, len(found.ids))
+        request.stage = "sorting"
+        return self._sorted(request, found, scores)
+
+    def _sorted(
+        self, request: _Request, found: Candidates, scores: np.ndarray
+    ) -> list[Recommendation]:
+        answers, start = [], 0
+        for user, count in zip(request.users.tolist(), found.counts.tolist(), strict=True):
+            ids, own = found.ids[start : start + count], scores[start : start + count]
+            start += count
+            if not count:
+                answers.append(self._most_popular(user, request.k, "the user has no candidates"))
+                continue
+            is_number = np.isfinite(own)
+            if not is_number.all():
+                ids, own = ids[is_number], own[is_number]
+            order = np.lexsort((ids, -own))
+            if self._rerank is None:
+                order = order[: request.k]
+                ids, own = ids[order], own[order]
+            else:
+                ids, own = self._rerank(user, ids[order], own[order])
+                ids = ids_of(ids, "rerank")[: request.k]
+                own = np.asarray(own, np.float32)[: request.k]
+                if len(ids) != len(own):
+                    raise UsageError(f"rerank returned {len(ids)} items and {len(own)} scores")
+            answers.append(Recommendation(user, ids, own))
+        return answers
+
+    def _fallback(self, request: _Request, reason: str) -> list[Recommendation]:
+        found = request.recalled
+        parts = found.split() if found is not None else [None] * len(request.users)
+        answers = []
+        for user, part in zip(request.users.tolist(), parts, strict=True):
+            if part is None or not len(part[0]):
+                why = reason if found is None else "the user has no candidates"
+                answers.append(self._most_popular(user, request.k, why))
+            else:
+                ids, scores = (each[: request.k] for each in part)
+                answers.append(Recommendation(user, ids, scores, RECALLED, reason))
+        return answers
+
+    def _most_popular(self, user: int, k: int, reason: str) -> Recommendation:
+        ids = self._popular[:k]
+        return Recommendation(user, ids, np.zeros(len(ids), np.float32), POPULAR, reason)
+
+    # -- inputs of the ranker -------------------------------------------------------------------
+
+    def _columns(self, users: np.ndarray, found: Candidates) -> Columns:
+        """Return the columns that the ranker takes, with a row for each candidate."""
+        of_user, of_item = self._needed()
+        repeated = np.repeat(np.arange(len(users)), found.counts)
+        columns: Columns = {}
+        if of_user:
+            read = self.features.read(self._user_table, users, of_user)
+            columns.update(read.take(repeated).columns)
+        if of_item:
+            columns.update(self.features.read(self._item_table, found.ids, of_item).columns)
+        if self._prepare is not None:
+            columns = self._prepare(columns)
+        if self._pipeline is not None:
+            batch = self._pipeline.transform_batch(columns)
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if missing := [name for name in self._inputs if name not in columns]:
+            raise UsageError(
+                f"The ranker takes {missing}, which neither the features nor the pipeline have"
+            )
+        return {name: as_numpy(columns[name], name) for name in self._inputs}
+
+    def _needed(self) -> tuple[list[str], list[str]]:
+        """Return the columns that are read of users, and of items."""
+        tables = self._user_table, self._item_table
+        user, item = (self.features.names(table) for table in tables)
+        if self._prepare is not None:
+            wanted = [*user, *item]
+        elif self._pipeline is not None:
+            wanted = [*self._pipeline.inputs, *self._inputs]
+        else:
+            wanted = self._inputs
+        chosen = (
+            [name for name in user if name in wanted],
+            [name for name in item if name in wanted],
+        )
+        if both := set(chosen[0]) & set(chosen[1]):
+            raise UsageError(
+                f"{sorted(both)} are columns of {tables[0]} and of {tables[1]}; rename them in one"
+            )
+        return chosen
+
+    def _scores(self, columns: Columns, rows: int) -> np.ndarray:
+        output = self.ranker.predict(columns)
+        if isinstance(output, Mapping):
+            if self._output not in output:
+                raise UsageError(
+                    f"The ranker gives {list(output)}; name one of them by output, "
+                    f"got {self._output!r}"
+                )
+            output = output[self._output]
+        scores = np.asarray(output, np.float32).reshape(-1)
+        if len(scores) != rows:
+            raise UsageError(f"The ranker gave {len(scores)} scores for {rows} rows")
+        return scores
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the threads, after the requests that run."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _inputs_of(ranker: Ranker, inputs: Sequence[str] | None) -> list[str]:
+    if not hasattr(ranker, "predict"):
+        raise UsageError(
+            f"A ranker has a method predict, but got {type(ranker).__name__}; wrap a module of "
+            "PyTorch by ModuleRanker"
+        )
+    if inputs is not None:
+        return list(inputs)
+    if hasattr(ranker, "columns"):
+        return list(ranker.columns)
+    signature = getattr(ranker, "signature", None)
+    if signature is not None:
+        return [each.name for each in signature.inputs]
+    raise UsageError(f"{type(ranker).__name__} does not say its columns; name them by inputs")
+
+
+def as_numpy(column: Any, name: str) -> np.ndarray:
+    """Return a column as an array of NumPy; lists of one length become a matrix."""
+    if isinstance(column, np.ndarray):
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not isinstance(column, pa.Array):
+        return np.asarray(column)
+    if column.null_count:
+        raise UsageError(f"The column {name} has nulls, which a ranker does not take; fill them")
+    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        rows = len(column)
+        values = column.flatten().to_numpy(zero_copy_only=False)
+        if not rows or len(values) % rows or not _is_even(column, len(values) // rows):
+            raise UsageError(f"The lists in {name} have different lengths; pad them")
+        return values.reshape(rows, -1)
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _is_even(column: pa.Array, length: int) -> bool:
+    if pa.types.is_fixed_size_list(column.type):
+        return True
+    return bool((np.diff(column.offsets.to_numpy()) == length).all())
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Return the function that ``module:name`` means, such as one of a configuration file."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UsageError(f"A function is named as module:function, got {name!r}")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"The function {name} cannot be imported: {error}") from error

@@ -1,0 +1,309 @@
+"""A store of features in Redis, for servers on several machines.
+
+The keys are those of BigDL 2.x: ``<prefix><table>:<id>`` holds a row, ``<prefix><table>`` the names
+of the columns.  Versions after the first have ``v<number>_`` behind the prefix, and
+``<prefix>version`` says which one counts; readers ask for it in the same command as for the rows.
+
+====================================  ============================================================
+URL                                   is
+====================================  ============================================================
+``redis://host:6379/0``               one server; ``rediss://`` with TLS
+``redis+sentinel://a:26379,b/name``   the master of this name, as these sentinels know it
+``redis+cluster://host:7000``         a cluster, by one or several of its nodes
+====================================  ============================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.checks import check_integer, check_number
+from bigdl.common.errors import UsageError, one_line, require
+from bigdl.friesian.serving.rows import Features, Layout, Rows, gathered
+from bigdl.friesian.serving.store import FeatureStore, no_table
+
+_AT_ONCE = 1000  # rows of one command while a version is written
+_LOCK_TIME = 3600.0  # seconds after which the lock of a writer that died is free
+
+
+class RedisStore(FeatureStore):
+    """A store in Redis; in a cluster an update is one step for each row, else for all of it.
+
+    Parameters
+    ----------
+    url : str
+        See the module.
+    prefix : str, default ""
+        Begin of all keys.
+    keep : int, default 2
+        How many versions stay.
+    timeout : float, default 2.0
+        Seconds for an answer of Redis.
+
+    Raises
+    ------
+    UsageError
+        If the URL is not understood, or Redis does not answer.
+    """
+
+    def __init__(self, url: str, prefix: str = "", keep: int = 2, timeout: float = 2.0):
+        self._prefix = prefix
+        self._keep = check_integer("keep", keep, 1)
+        options = {
+            "socket_timeout": check_number("timeout", timeout, above=0),
+            "socket_connect_timeout": timeout,
+        }
+        self._shown = url.rpartition("@")[2]
+        self._redis, self._is_cluster = _connected(url, options)
+        self._error = require("redis", "serving").RedisError
+        self._version = 0
+        self._layouts: dict[str, Layout] = {}
+        try:
+            self._learn()
+        except self._error as error:
+            raise UsageError(
+                f"Redis at {self._shown} does not answer: {one_line(error)}"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self._shown!r}, prefix {self._prefix!r}>"
+
+    # -- keys -----------------------------------------------------------------------------------
+
+    def _begin(self, version: int) -> str:
+        return self._prefix if version <= 1 else f"{self._prefix}v{version}_"
+
+    def _row_keys(self, version: int, table: str, ids: np.ndarray) -> list[str]:
+        begin = f"{self._begin(version)}{table}:"
+        return [f"{begin}{each}" for each in ids.tolist()]
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def _learn(self) -> dict[str, Layout]:
+        """Read which version counts, and the layouts of its tables."""
+        version = int(self._redis.get(f"{self._prefix}version") or 0)
+        content = self._redis.get(f"{self._begin(version)}layouts")
+        known = json.loads(content) if version and content else {}
+        layouts = {name: Layout.from_json(each) for name, each in known.items()}
+        self._version, self._layouts = version, layouts
+        return layouts
+
+    def _layout_of(self, table: str) -> Layout:
+        layouts = self._layouts
+        if table not in layouts:
+            layouts = self._learn()
+        if table not in layouts:
+            raise no_table(table, list(layouts))
+        return layouts[table]
+
+    def _read(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
+        for _ in range(10):
+            layout, version = self._layout_of(table), self._version
+            distinct, places = np.unique(ids, return_inverse=True)
+            keys = [f"{self._prefix}version", *self._row_keys(version, table, distinct)]
+            get = self._redis.mget_nonatomic if self._is_cluster else self._redis.mget
+            counts, *values = get(keys)
+            if int(counts or 0) == version:
+                break
+            self._learn()
+        else:
+            raise UsageError(f"The version of the store at {self._shown} changes all the time")
+        found = np.array([value is not None for value in values], bool)
+        rows = Rows.from_bytes(
+            distinct[found], [value for value in values if value is not None], layout
+        )
+        return gathered(layout, [rows], distinct[places], columns)
+
+    @property
+    def version(self) -> int:
+        self._learn()
+        return self._version
+
+    def versions(self) -> list[int]:
+        return json.loads(self._redis.get(f"{self._prefix}versions") or "[]")
+
+    def layout(self, table: str) -> Layout:
+        return self._layout_of(table)
+
+    def tables(self) -> list[str]:
+        return list(self._learn())
+
+    def size(self, table: str) -> int:
+        self._learn()
+        self._layout_of(table)
+        pattern = f"{_escaped(self._begin(self._version))}{table}:*"
+        return sum(1 for _ in self._redis.scan_iter(pattern, count=_AT_ONCE))
+
+    # -- writing --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writer(self) -> Iterator[None]:
+        lock = self._redis.lock(f"{self._prefix}lock", timeout=_LOCK_TIME)
+        try:
+            lock.acquire()
+            try:
+                yield
+            finally:
+                if lock.owned():
+                    lock.release()
+        except self._error as error:
+            raise UsageError(
+                f"The store at {self._shown} cannot be written: {one_line(error)}"
+            ) from error
+
+    def _replace(self, tables: dict[str, tuple[Layout, Rows]]) -> int:
+        with self._writer():
+            known = self.versions()
+            version = max(known, default=0) + 1
+            self._remove(version)  # what a writer left that was killed
+            for name, (layout, rows) in tables.items():
+                self._write(version, name, layout, rows)
+            begin = self._begin(version)
+            layouts = {name: layout.to_json() for name, (layout, _) in tables.items()}
+            self._redis.set(f"{begin}layouts", json.dumps(layouts))
+            for name, (layout, _) in tables.items():
+                self._redis.set(f"{begin}{name}", ",".join([layout.id_column, *layout.names]))
+            stays = [*known, version][-self._keep :]
+            self._redis.set(f"{self._prefix}versions", json.dumps(stays))
+            self._redis.set(f"{self._prefix}version", version)  # from now on it counts
+            for old in set(known) - set(stays):
+                self._remove(old)
+        self._learn()
+        return version
+
+    def _write(self, version: int, name: str, layout: Layout, rows: Rows) -> None:
+        pairs = zip(self._row_keys(version, name, rows.ids), rows.to_bytes(layout), strict=True)
+        while part := dict(islice(pairs, _AT_ONCE)):
+            (self._redis.mset_nonatomic if self._is_cluster else self._redis.mset)(part)
+
+    def _update(self, changes: Mapping[str, Any]) -> None:
+        with self._writer():
+            self._learn()
+            ready = []
+            for name, table in changes.items():
+                layout = self._layout_of(name)
+                ready.append((name, layout, Rows.of(table, layout, f"the table {name}")))
+            pairs: dict[str, bytes] = {}
+            for name, layout, rows in ready:
+                keys = self._row_keys(self._version, name, rows.ids)
+                pairs.update(zip(keys, rows.to_bytes(layout), strict=True))
+            if pairs:  # one command is one step
+                (self._redis.mset_nonatomic if self._is_cluster else self._redis.mset)(pairs)
+
+    def activate(self, version: int) -> None:
+        with self._writer():
+            known = self.versions()
+            if version not in known:
+                raise UsageError(f"The store has no version {version}, only {known}")
+            self._redis.set(f"{self._prefix}version", version)
+        self._learn()
+
+    def _remove(self, version: int) -> None:
+        """Remove all keys of a version."""
+        begin = _escaped(self._begin(version))
+        content = self._redis.get(f"{self._begin(version)}layouts")
+        patterns = [f"{begin}{name}:*" for name in json.loads(content or "{}")]
+        if version > 1:
+            patterns = [f"{begin}*"]
+        for pattern in patterns:
+            keys = self._redis.scan_iter(pattern, count=_AT_ONCE)
+            while part := list(islice(keys, _AT_ONCE)):
+                for key in part if self._is_cluster else [part]:
+                    self._redis.unlink(*(key if isinstance(key, list) else [key]))
+        for name in [*json.loads(content or "{}"), "layouts"]:
+            self._redis.unlink(f"{self._begin(version)}{name}")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._redis.close()
+
+
+def _escaped(text: str) -> str:
+    """Return a text as a pattern of Redis that matches it alone."""
+    return "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in text)
+
+
+def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
+    """Return a client of what a URL means, and True if that is a cluster."""
+    redis = require("redis", "serving")
+    scheme, mark, rest = url.partition("://")
+    if not mark or scheme not in (
+        "redis",
+        "rediss",
+        "unix",
+        "redis+sentinel",
+        "redis+cluster",
+        "rediss+cluster",
+    ):
+        raise UsageError(
+            "A URL of Redis begins with redis://, rediss://, redis+sentinel:// or "
+            f"redis+cluster://, got {url!r}"
+        )
+    try:
+        if scheme == "redis+sentinel":
+            return _by_sentinels(redis, url, rest, options), False
+        if scheme.endswith("+cluster"):
+            nodes = [_host_and_port(each, 6379) for each in rest.strip("/").split(",")]
+            startup = [redis.cluster.ClusterNode(host, port) for host, port in nodes]
+            is_secure = scheme.startswith("rediss")
+            return redis.cluster.RedisCluster(startup_nodes=startup, ssl=is_secure, **options), True
+        return redis.Redis.from_url(url, **options), False
+    except (redis.RedisError, ValueError) as error:
+        shown = url.rpartition("@")[2]
+        raise UsageError(f"Redis at {shown} cannot be used: {one_line(error)}") from error
+
+
+def _by_sentinels(redis: Any, url: str, rest: str, options: dict[str, Any]) -> Any:
+    hosts, _, path = rest.partition("/")
+    master, _, database = path.partition("/")
+    if not master:
+        raise UsageError(
+            f"A URL of sentinels ends with the name of the master, such as /mymaster, got {url!r}"
+        )
+    secret, at, hosts = hosts.rpartition("@")
+    password = secret.partition(":")[2] if at else None
+    sentinels = [_host_and_port(each, 26379) for each in hosts.split(",")]
+    sentinel = redis.sentinel.Sentinel(sentinels, **options)
+    return sentinel.master_for(master, db=int(database or 0), password=password)
+
+
+def _host_and_port(text: str, port: int) -> tuple[str, int]:
+    host, mark, number = text.rpartition(":")
+    return (host, int(number)) if mark else (text, port)
+
+
+def open_store(location: str, prefix: str = "", keep: int = 2) -> FeatureStore:
+    """Open the store at a location.
+
+    Parameters
+    ----------
+    location : str
+        A folder, or a URL of Redis.
+    prefix : str, default ""
+        Of the keys in Redis.
+    keep : int, default 2
+        How many versions stay.
+
+    Returns
+    -------
+    FeatureStore
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import open_store
+    >>> open_store("features").version
+    0
+    """
+    from bigdl.friesian.serving.store import EmbeddedStore
+
+    if "://" in location:
+        return RedisStore(location, prefix, keep)
+    if prefix:
+        raise UsageError("A prefix is for keys in Redis; a store in a folder has none")
+    return EmbeddedStore(location, keep)

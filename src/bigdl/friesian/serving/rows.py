@@ -1,0 +1,654 @@
+"""Rows of features by id: how a store keeps them, and how they come back as columns.
+
+Columns of single numbers of one type stand side by side in a matrix, a *block*, and so does each
+column of vectors.  A block gives 500 rows by one call of NumPy, whatever the number of its columns.
+Columns of texts, of lists of various lengths and those with nulls stay arrays of Arrow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.ops import kinds
+from bigdl.orca.data.file import open_file_system
+
+Column: TypeAlias = "np.ndarray | pa.Array"
+
+_NUMBERS = {
+    name: np.dtype(name)
+    for name in ("int8", "int16", "int32", "int64", "float32", "float64", "bool")
+}
+_ARROW_NAMES = {"float": "float32", "double": "float64"}
+_SPARK_VECTOR = {"type", "size", "indices", "values"}  # how Spark ML writes vectors to Parquet
+
+
+@dataclass(frozen=True)
+class ColumnLayout:
+    """Where a column of a table is kept.
+
+    Attributes
+    ----------
+    name : str
+    kind : str
+        A type of NumPy for a block, else a type as Spark writes it.
+    length : int or None
+        Of its vectors; None for single values.
+    default : object
+        What an unknown id has.
+    """
+
+    name: str
+    kind: str
+    length: int | None
+    default: Any
+
+    @property
+    def is_block(self) -> bool:
+        return self.kind in _NUMBERS
+
+
+class Layout:
+    """The columns of a table, and the blocks that hold them.
+
+    Parameters
+    ----------
+    id_column : str
+    id_kind : str
+        A type of NumPy, which the ids come back in.
+    columns : sequence of ColumnLayout
+    """
+
+    def __init__(self, id_column: str, id_kind: str, columns: Sequence[ColumnLayout]):
+        self.id_column = id_column
+        self.id_kind = id_kind
+        self.columns = list(columns)
+        self.others = [each for each in self.columns if not each.is_block]
+        scalars: dict[str, list[ColumnLayout]] = {}
+        for each in self.columns:
+            if each.is_block and each.length is None:
+                scalars.setdefault(each.kind, []).append(each)
+        vectors = [each for each in self.columns if each.is_block and each.length is not None]
+        self.blocks = [(np.dtype(kind), group) for kind, group in scalars.items()]
+        self.blocks += [(np.dtype(each.kind), [each]) for each in vectors]
+
+    @property
+    def names(self) -> list[str]:
+        return [each.name for each in self.columns]
+
+    @staticmethod
+    def width(group: Sequence[ColumnLayout]) -> int:
+        """Return the number of values in a row of a block."""
+        return len(group) if group[0].length is None else group[0].length
+
+    @cached_property
+    def row_type(self) -> np.dtype:
+        """All blocks of one row, as one value of NumPy."""
+        return np.dtype(
+            [(f"b{i}", kind, (self.width(group),)) for i, (kind, group) in enumerate(self.blocks)]
+        )
+
+    @cached_property
+    def default_blocks(self) -> list[np.ndarray]:
+        """One row for each block, of what unknown ids have."""
+        rows = []
+        for kind, group in self.blocks:
+            values = group[0].default if group[0].length is not None else [c.default for c in group]
+            rows.append(np.array(values, kind))
+        return rows
+
+    @classmethod
+    def of(
+        cls, table: pa.Table, id_column: str, defaults: Mapping[str, Any] | None = None
+    ) -> Layout:
+        """Return the layout of a table; raises where a column cannot be kept."""
+        if id_column not in table.column_names:
+            raise UsageError(
+                f"The table has no column {id_column!r} with ids, only {table.column_names}; "
+                "name it by id_cols"
+            )
+        known = dict(defaults or {})
+        columns = []
+        for name in table.column_names:
+            if name != id_column:
+                columns.append(_layout_of(name, table[name], known.pop(name, None)))
+        if known:
+            raise UsageError(f"defaults names {sorted(known)}, which are no columns of the table")
+        id_kind = str(table[id_column].type)
+        return cls(id_column, id_kind, columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the layout as values of JSON."""
+        return {
+            "id_column": self.id_column,
+            "id_kind": self.id_kind,
+            "columns": [vars(each) for each in self.columns],
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Layout:
+        """Return the layout that :meth:`to_json` described."""
+        columns = [ColumnLayout(**each) for each in content["columns"]]
+        return cls(content["id_column"], content["id_kind"], columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _layout_of(name: str, column: pa.ChunkedArray, default: Any) -> ColumnLayout:
+    kind, length = column.type, None
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list or pa.types.is_fixed_size_list(kind):
+        length = _length_of(column)
+        inner = kind.value_type
+    else:
+        inner = kind
+    number = _ARROW_NAMES.get(str(inner), str(inner))
+    is_vector = is_list or pa.types.is_fixed_size_list(kind)
+    if number in _NUMBERS and not column.null_count and (length is not None or not is_vector):
+        if default is None:
+            default = 0 if number != "bool" else False
+            default = default if length is None else [default] * length
+        try:
+            value = np.array(default, _NUMBERS[number])
+        except (TypeError, ValueError, OverflowError):
+            value = np.array("")
+        if value.dtype.kind == "U" or value.shape != (() if length is None else (length,)):
+            raise UsageError(f"The default {default!r} does not fit the column {name} ({kind})")
+        return ColumnLayout(name, number, length, value.tolist())
+    spark = kinds.of_arrow(kind if not pa.types.is_fixed_size_list(kind) else pa.list_(inner))
+    if kinds.innermost(spark)[0] not in (*kinds.BITS, "float", "double", "boolean", "string"):
+        raise UsageError(
+            f"The column {name} is of type {spark}, which a store does not keep; cast it to a "
+            "number or a string"
+        )
+    if default is None and not column.null_count:
+        default = [] if is_vector else "" if spark == "string" else None
+    return ColumnLayout(name, spark, None, default)
+
+
+def _length_of(column: pa.ChunkedArray) -> int | None:
+    """Return the length of all lists, or None if they differ or have nulls."""
+    kind = column.type
+    lists = column.combine_chunks()
+    if lists.null_count or not len(lists):
+        return None
+    values = lists.flatten()
+    if values.null_count:
+        return None
+    if pa.types.is_fixed_size_list(kind):
+        return kind.list_size
+    lengths = pc.min_max(pc.list_value_length(lists)).as_py()
+    return lengths["min"] if lengths["min"] == lengths["max"] and lengths["min"] else None
+
+
+class Rows:
+    """Some rows of a table by their ids, ascending and without duplicates, block by block.
+
+    Attributes
+    ----------
+    ids : ndarray of int64
+    blocks : list of ndarray
+        Of shape ``(rows, width)``, in the order of ``layout.blocks``.
+    others : list of pyarrow.Array
+    """
+
+    def __init__(self, ids: np.ndarray, blocks: list[np.ndarray], others: list[pa.Array]):
+        self.ids = ids
+        self.blocks = blocks
+        self.others = others
+        # Consecutive ids need no search.
+        self._is_range = bool(len(ids)) and int(ids[-1]) - int(ids[0]) + 1 == len(ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def places(self, ids: np.ndarray) -> np.ndarray:
+        """Return the places of ids, -1 for those that are not here."""
+        if not len(self.ids):
+            return np.full(len(ids), -1, np.int64)
+        if self._is_range:
+            first, last = self.ids[0], self.ids[-1]
+            return np.where((ids >= first) & (ids <= last), ids - first, -1)
+        places = np.searchsorted(self.ids, ids)
+        places[places == len(self.ids)] = 0
+        return np.where(self.ids[places] == ids, places, -1)
+
+    @classmethod
+    def of(cls, table: pa.Table, layout: Layout, what: str) -> Rows:
+        """Return the rows of a table of Arrow; raises where ids are double or values do not fit."""
+        needed = [layout.id_column, *layout.names]
+        if missing := [name for name in needed if name not in table.column_names]:
+            raise UsageError(f"The rows for {what} lack the columns {missing}")
+        ids = ids_of(table[layout.id_column], what)
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
+        if len(ids) and (same := ids[1:] == ids[:-1]).any():
+            raise UsageError(
+                f"The id {ids[1:][same][0]} is in several rows for {what}; keep one of them, such "
+                "as by drop_duplicates"
+            )
+        blocks = []
+        for kind, group in layout.blocks:
+            parts = [_numbers(table[each.name], each, what) for each in group]
+            joined = parts[0] if group[0].length is not None else np.stack(parts, 1)
+            blocks.append(np.ascontiguousarray(joined.astype(kind, copy=False)[order]))
+        others = [
+            _array(table[each.name], each, what).take(pa.array(order)) for each in layout.others
+        ]
+        return cls(ids, blocks, others)
+
+    def take(self, places: np.ndarray) -> Rows:
+        """Return the rows at some places, which ascend."""
+        taken = pa.array(places)
+        return Rows(
+            self.ids[places],
+            [block[places] for block in self.blocks],
+            [column.take(taken) for column in self.others],
+        )
+
+    @classmethod
+    def merged(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the rows of all parts; of an id the last one counts."""
+        ids = np.concatenate([part.ids for part in parts])
+        order = np.argsort(ids, kind="stable")
+        ordered = ids[order]
+        is_last = np.append(ordered[1:] != ordered[:-1], True) if len(ids) else np.zeros(0, bool)
+        blocks = [np.concatenate(each) for each in zip(*(p.blocks for p in parts), strict=True)]
+        others = [pa.concat_arrays(each) for each in zip(*(p.others for p in parts), strict=True)]
+        return cls(ids, blocks, others).take(order[is_last])
+
+    # -- files of Arrow -----------------------------------------------------------------------
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return ids, blocks and other columns as one batch."""
+        arrays = [pa.array(np.ascontiguousarray(self.ids))]
+        names = ["id"]
+        for i, block in enumerate(self.blocks):
+            stored = block.view(np.uint8) if block.dtype == bool else block
+            values = pa.array(np.ascontiguousarray(stored).reshape(-1))
+            arrays.append(pa.FixedSizeListArray.from_arrays(values, block.shape[1]))
+            names.append(f"block{i}")
+        for i, column in enumerate(self.others):
+            arrays.append(column)
+            names.append(f"other{i}")
+        return pa.record_batch(arrays, names=names)
+
+    @classmethod
+    def from_arrow(cls, batch: pa.RecordBatch, layout: Layout) -> Rows:
+        """Return the rows that :meth:`to_arrow` wrote, without a copy."""
+        blocks = []
+        for i, (kind, group) in enumerate(layout.blocks):
+            values = batch[f"block{i}"].flatten().to_numpy()
+            blocks.append(values.view(kind).reshape(batch.num_rows, layout.width(group)))
+        others = [batch[f"other{i}"] for i in range(len(layout.others))]
+        return cls(batch["id"].to_numpy(), blocks, others)
+
+    # -- single rows as bytes -----------------------------------------------------------------
+
+    def to_bytes(self, layout: Layout) -> Iterator[bytes]:
+        """Yield each row as bytes: its blocks, and behind them the other values as JSON."""
+        packed = np.zeros(len(self), layout.row_type)
+        for i, block in enumerate(self.blocks):
+            packed[f"b{i}"] = block
+        size = layout.row_type.itemsize
+        data = packed.tobytes()
+        values = [column.to_pylist() for column in self.others]
+        for place in range(len(self)):
+            row = data[place * size : (place + 1) * size]
+            if values:
+                row += json.dumps([column[place] for column in values]).encode()
+            yield row
+
+    @classmethod
+    def from_bytes(cls, ids: np.ndarray, rows: Sequence[bytes], layout: Layout) -> Rows:
+        """Return the rows that :meth:`to_bytes` wrote, in the order of `ids`."""
+        size = layout.row_type.itemsize
+        if any(len(row) < size for row in rows) or not (layout.others or _of_size(rows, size)):
+            raise UsageError("A row in the store is of another layout than its table has")
+        heads = rows if not layout.others else [row[:size] for row in rows]
+        packed = np.frombuffer(b"".join(heads), layout.row_type)
+        blocks = [packed[f"b{i}"] for i in range(len(layout.blocks))]
+        others = []
+        if layout.others:
+            tails = json.loads(b"[" + b",".join(row[size:] for row in rows) + b"]")
+            for each, values in zip(layout.others, zip(*tails, strict=True), strict=True):
+                others.append(pa.array(values, kinds.to_arrow(each.kind)))
+        return cls(ids, blocks, others)
+
+
+def _of_size(rows: Sequence[bytes], size: int) -> bool:
+    return all(len(row) == size for row in rows)
+
+
+class Features:
+    """Rows of features in the order of the ids that were asked for, column by column.
+
+    Parameters
+    ----------
+    ids : ndarray of int64
+    found : ndarray of bool
+    columns : dict of str to array
+        All columns, that of the ids among them: arrays of NumPy for numbers and vectors, else
+        arrays of Arrow.
+
+    Attributes
+    ----------
+    ids : ndarray of int64
+    found : ndarray of bool
+        False where the id is unknown: its row has the defaults of the table.
+    columns : dict of str to array
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import EmbeddedStore
+    >>> users = pd.DataFrame({"user": [3, 5], "age": [30, 50], "city": ["Oslo", "Rome"]})
+    >>> with EmbeddedStore("store") as store:
+    ...     _ = store.replace({"user": users})
+    ...     features = store.read("user", [5, 3, 4, 5])
+    >>> features["age"].tolist(), features["city"].to_pylist(), features.found.tolist()
+    ([50, 30, 0, 50], ['Rome', 'Oslo', '', 'Rome'], [True, True, False, True])
+    """
+
+    def __init__(self, ids: np.ndarray, found: np.ndarray, columns: Mapping[str, Column]):
+        self.ids = ids
+        self.found = found
+        self.columns = dict(columns)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def take(self, places: np.ndarray) -> Features:
+        """Return the rows at some places, repeated ones too."""
+        columns = {
+            name: column.take(pa.array(places)) if isinstance(column, pa.Array) else column[places]
+            for name, column in self.columns.items()
+        }
+        return Features(self.ids[places], self.found[places], columns)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return the columns as a batch of Arrow; vectors are lists of a fixed size."""
+        arrays = [_to_arrow(column) for column in self.columns.values()]
+        return pa.record_batch(arrays, names=list(self.columns))
+
+
+class _BlockFeatures(Features):
+    """Features whose columns are views of blocks."""
+
+    def __init__(self, layout: Layout, rows: Rows, found: np.ndarray, names: Sequence[str] | None):
+        self._layout, self._rows, self._names = layout, rows, names
+        self.ids, self.found = rows.ids, found
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:  # type: ignore[override]
+        layout, rows = self._layout, self._rows
+        made: dict[str, Column] = {layout.id_column: self.ids.astype(layout.id_kind, copy=False)}
+        for block, (_, group) in zip(rows.blocks, layout.blocks, strict=True):
+            if group[0].length is not None:
+                made[group[0].name] = block
+            else:
+                made.update((each.name, block[:, i]) for i, each in enumerate(group))
+        made.update(zip((each.name for each in layout.others), rows.others, strict=True))
+        return {name: made[name] for name in self._names or [layout.id_column, *layout.names]}
+
+    def take(self, places: np.ndarray) -> Features:
+        return _BlockFeatures(
+            self._layout, self._rows.take(places), self.found[places], self._names
+        )
+
+
+def _to_arrow(column: Column) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    column = np.ascontiguousarray(column)
+    if column.ndim == 1:
+        return pa.array(column)
+    return pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), column.shape[1])
+
+
+def gathered(
+    layout: Layout, parts: Sequence[Rows], ids: np.ndarray, names: Sequence[str] | None
+) -> Features:
+    """Return the rows of ids, in their order, from parts of which a later one wins.
+
+    Parameters
+    ----------
+    layout : Layout
+    parts : sequence of Rows
+        At least one.
+    ids : ndarray of int64
+    names : sequence of str or None
+        Columns to return; None means all.
+    """
+    wanted = _narrowed(layout, names)
+    places = parts[0].places(ids)
+    found = places >= 0
+    base = np.where(found, places, 0)
+    later = [(part, part.places(ids)) for part in parts[1:]]
+    for _, at in later:
+        found = found | (at >= 0)
+    unknown = ~found
+    blocks = []
+    for i, default in enumerate(layout.default_blocks):
+        if i not in wanted.blocks:
+            continue
+        source = parts[0].blocks[i]
+        if len(parts[0]):
+            block = source.take(base, axis=0)
+        else:
+            block = np.zeros((len(ids), source.shape[1]), source.dtype)
+        for part, at in later:
+            if (is_here := at >= 0).any():
+                block[is_here] = part.blocks[i][at[is_here]]
+        if unknown.any():
+            block[unknown] = default
+        blocks.append(block)
+    others = []
+    for i in wanted.others:
+        each = layout.others[i]
+        kind = kinds.to_arrow(each.kind)
+        pools = [part.others[i] for part in parts] + [pa.array([each.default], kind)]
+        begins = [0, *accumulate(map(len, pools))]
+        at_pool = np.where(places >= 0, places, begins[-2])
+        for number, (_, at) in enumerate(later, 1):
+            at_pool = np.where(at >= 0, at + begins[number], at_pool)
+        others.append(_taken(pools, begins, at_pool))
+    return _BlockFeatures(wanted.layout, Rows(ids, blocks, others), found, wanted.names)
+
+
+def _taken(pools: list[pa.Array], begins: list[int], places: np.ndarray) -> pa.Array:
+    """Take from several arrays as if they were one, without making one of them."""
+    if len(places) and (places < begins[1]).all():
+        return pools[0].take(pa.array(places))
+    return pa.chunked_array(pools).take(pa.array(places)).combine_chunks()
+
+
+@dataclass(frozen=True)
+class _Narrowed:
+    """Some columns of a layout, and the places of their blocks and arrays in it."""
+
+    layout: Layout
+    blocks: list[int]
+    others: list[int]
+    names: list[str] | None
+
+
+def _narrowed(layout: Layout, names: Sequence[str] | None) -> _Narrowed:
+    if names is None:
+        return _Narrowed(
+            layout, list(range(len(layout.blocks))), [*range(len(layout.others))], None
+        )
+    key = tuple(names)
+    cache = layout.__dict__.setdefault("_narrowed", {})
+    if key not in cache:
+        known = [layout.id_column, *layout.names]
+        if unknown := [name for name in key if name not in known]:
+            raise UsageError(f"There are no columns {unknown} among {known}")
+        blocks = [
+            i for i, (_, group) in enumerate(layout.blocks) if any(c.name in key for c in group)
+        ]
+        others = [i for i, each in enumerate(layout.others) if each.name in key]
+        columns = [each for i in blocks for each in layout.blocks[i][1]]
+        columns += [layout.others[i] for i in others]
+        narrow = Layout(layout.id_column, layout.id_kind, columns)
+        cache[key] = _Narrowed(narrow, blocks, others, list(names))
+    return cache[key]
+
+
+# -- values that become rows -----------------------------------------------------------------------
+
+
+def ids_of(values: Any, what: str = "the request") -> np.ndarray:
+    """Return ids as an array of int64; raises where one is no whole number of 64 bits."""
+    if isinstance(values, pa.ChunkedArray | pa.Array):
+        if values.null_count:
+            raise UsageError(f"An id for {what} is null; drop such rows first")
+        if not pa.types.is_integer(values.type):
+            raise UsageError(
+                f"The ids for {what} should be whole numbers, but are {values.type}; encode them "
+                "first, such as by category_encode"
+            )
+        return values.cast(pa.int64()).to_numpy()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.ndim == 1:
+        return values.astype(np.int64, copy=False)
+    listed = (
+        list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
+    )
+    for each in listed:
+        if isinstance(each, bool) or not isinstance(each, int | np.integer):
+            raise UsageError(f"An id for {what} should be a whole number, got {each!r}")
+        if not -(1 << 63) <= each < 1 << 63:
+            raise UsageError(f"The id {each} for {what} has more than 64 bits")
+    return np.array(listed, np.int64)
+
+
+def _numbers(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> np.ndarray:
+    kind = _NUMBERS[layout.kind]
+    wanted = (
+        f"{layout.kind} without nulls"
+        if layout.length is None
+        else (f"vectors of {layout.length} {layout.kind} without nulls")
+    )
+    refused = UsageError(
+        f"The column {layout.name} for {what} should be of {wanted}, but is {column.type} with "
+        f"{column.null_count} nulls"
+    )
+    if column.null_count:
+        raise refused
+    array = column.combine_chunks()
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    if layout.length is None:
+        if not _casts(array.type, kind):
+            raise refused
+        return _cast(array, kind, refused)
+    if not hasattr(array.type, "value_type"):
+        raise refused
+    if _length_of(pa.chunked_array([array])) != layout.length and len(array):
+        raise refused
+    values = array.flatten()
+    if not _casts(values.type, kind):
+        raise refused
+    return _cast(values, kind, refused).reshape(len(array), layout.length)
+
+
+def _casts(given: pa.DataType, kind: np.dtype) -> bool:
+    if kind.kind == "b" or pa.types.is_boolean(given):
+        return kind.kind == "b" and pa.types.is_boolean(given)
+    return pa.types.is_integer(given) or (pa.types.is_floating(given) and kind.kind == "f")
+
+
+def _cast(array: pa.Array, kind: np.dtype, refused: UsageError) -> np.ndarray:
+    try:
+        cast = array.cast(pa.from_numpy_dtype(kind), safe=kind.kind != "f")
+    except pa.ArrowInvalid:
+        raise refused from None
+    return cast.to_numpy(zero_copy_only=False)
+
+
+def _array(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> pa.Array:
+    array = column.combine_chunks()
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    try:
+        return array.cast(kinds.to_arrow(layout.kind))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise UsageError(
+            f"The column {layout.name} for {what} should be of type {layout.kind}, but is "
+            f"{column.type}"
+        ) from None
+
+
+def table_of(source: Any, what: str) -> pa.Table:
+    """Return a table of Arrow of what a user gives: a table, a frame, or a path of Parquet files.
+
+    Vectors of Spark ML become lists.
+    """
+    if isinstance(source, pa.Table):
+        table = source
+    elif isinstance(source, pa.RecordBatch):
+        table = pa.Table.from_batches([source])
+    elif isinstance(source, str) or hasattr(source, "__fspath__"):
+        fs, path = open_file_system(source)
+        if not fs.exists(path):
+            raise UsageError(f"There are no Parquet files at {source} for {what}")
+        try:
+            table = pq.read_table(path, filesystem=fs)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UsageError(
+                f"The files at {source} for {what} cannot be read as Parquet: {error}"
+            ) from error
+    elif hasattr(source, "df") or hasattr(source, "sparkSession"):
+        table = _of_spark(getattr(source, "df", source))
+    elif isinstance(source, Mapping):
+        table = pa.table(dict(source))
+    elif hasattr(source, "iloc"):
+        table = pa.Table.from_pandas(source, preserve_index=False)
+    else:
+        raise UsageError(
+            f"The rows for {what} should be a FeatureTable, a DataFrame, a table of Arrow or a "
+            f"path of Parquet files, got {type(source).__name__}"
+        )
+    for place, name in enumerate(table.column_names):
+        kind = table.schema.field(name).type
+        if pa.types.is_struct(kind) and {each.name for each in kind} == _SPARK_VECTOR:
+            table = table.set_column(place, name, _dense(table[name], name, what))
+    return table
+
+
+def _of_spark(df: Any) -> pa.Table:
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql.functions import col
+
+    vectors = [each.name for each in df.schema if each.dataType.typeName() == "vector"]
+    for name in vectors:
+        df = df.withColumn(name, vector_to_array(col(f"`{name}`"), "float32"))
+    return df.toArrow()
+
+
+def _dense(column: pa.ChunkedArray, name: str, what: str) -> pa.Array:
+    array = column.combine_chunks()
+    if pc.any(pc.equal(array.field("type"), 0)).as_py():
+        raise UsageError(f"The column {name} for {what} has sparse vectors; make them dense first")
+    return array.field("values").cast(pa.list_(pa.float32()))

@@ -1,0 +1,592 @@
+"""The stages of a recommender as gRPC services, with the interfaces of BigDL 2.x.
+
+A service checks each request before a stage sees it.  What is wrong with a request is answered by
+``INVALID_ARGUMENT`` and a sentence, what a stage cannot do by ``UNAVAILABLE``; neither ends the
+service.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import logging
+import socket
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from bigdl.common.checks import check_integer
+from bigdl.common.errors import UsageError, one_line, require
+from bigdl.friesian.serving import wire
+from bigdl.friesian.serving.index import ItemIndex
+from bigdl.friesian.serving.metrics import ServingMetrics
+from bigdl.friesian.serving.recommender import FeatureReader, Ranker, Recall, Recommender, as_numpy
+
+logger = logging.getLogger(__name__)
+
+_GREATEST_ID = (1 << 31) - 1  # of int32
+_MARGIN = 0.005  # seconds between the end of the work and the deadline of the caller
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for.
+
+    Attributes
+    ----------
+    max_ids : int
+        Users of a recommendation, or ids whose features are read.
+    max_k : int
+        Items of an answer, and candidates.
+    max_bytes : int
+        Size of a request.
+    max_requests : int
+        Requests at the same time; more are refused by ``RESOURCE_EXHAUSTED``.
+    """
+
+    max_ids: int = 10_000
+    max_k: int = 10_000
+    max_bytes: int = 16 << 20
+    max_requests: int = 256
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_integer(name, value, 1)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raise a UsageError if these are too many."""
+        if len(ids) > self.max_ids:
+            raise UsageError(f"A request may have {self.max_ids} ids, got {len(ids)}")
+
+    def check_k(self, name: str, value: int) -> int:
+        """Return a number of items; raises a UsageError if it is none or too large."""
+        return check_integer(name, value, 1, self.max_k)
+
+
+class Refused(Exception):
+    """A request that is answered by a status of its own.
+
+    Parameters
+    ----------
+    status : str
+        Of ``grpc.StatusCode``.
+    sentence : str
+    """
+
+    def __init__(self, status: str, sentence: str):
+        self.status = status
+        super().__init__(sentence)
+
+
+class Service:
+    """What all services have: checks, times, ``getMetrics`` and ``resetMetrics``.
+
+    Parameters
+    ----------
+    metrics : ServingMetrics, optional
+    limits : Limits, optional
+    """
+
+    name: str  # with its package, as in the proto
+
+    def __init__(self, metrics: ServingMetrics | None = None, limits: Limits | None = None):
+        self.metrics = metrics or ServingMetrics()
+        self.limits = limits or Limits()
+
+    @property
+    def _package(self) -> str:
+        return self.name.partition(".")[0]
+
+    def _message(self, name: str, **values: Any) -> Any:
+        return wire.message(f"{self._package}.{name}")(**values)
+
+    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+        """Return the methods of the service by their names."""
+        return {"getMetrics": self._get_metrics, "resetMetrics": self._reset_metrics}
+
+    def _get_metrics(self, request: Any, context: Any) -> Any:
+        return self._message("ServerMessage", str=self.metrics.to_json())
+
+    def _reset_metrics(self, request: Any, context: Any) -> Any:
+        self.metrics.reset()
+        return wire.message("google.protobuf.Empty")()
+
+    def handler(self) -> Any:
+        """Return what a server of gRPC takes."""
+        return wire.handler_of(self.name, self.functions(), self._guarded)
+
+    def _guarded(
+        self, method: str, request_class: Any, function: Callable, content: bytes, context: Any
+    ) -> Any:
+        grpc = require("grpc", "serving")
+        try:
+            try:
+                request = request_class.FromString(content)
+            except Exception:  # whatever protobuf says of bytes that are no message
+                raise UsageError(
+                    f"The request is no {request_class.DESCRIPTOR.full_name}"
+                ) from None
+            with self.metrics.time(method):
+                return function(request, context)
+        except UsageError as error:
+            status, sentence = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+        except Refused as error:
+            status, sentence = getattr(grpc.StatusCode, error.status), str(error)
+        except grpc.RpcError as error:
+            status = grpc.StatusCode.UNAVAILABLE
+            sentence = f"A service behind {method} failed: {one_line(error)}"
+        except Exception as error:
+            logger.exception("%s failed", method)
+            status, sentence = grpc.StatusCode.UNAVAILABLE, f"{method} failed: {one_line(error)}"
+        context.abort(status, sentence)
+
+
+class FeatureService(Service):
+    """Features by id: the service ``feature.Feature``.
+
+    Parameters
+    ----------
+    features : FeatureReader
+    user_table, item_table : str
+    user_columns, item_columns : sequence of str, optional
+        The columns that are answered; default: all.
+    metrics, limits
+        See :class:`Service`.
+    """
+
+    name = "feature.Feature"
+
+    def __init__(
+        self,
+        features: FeatureReader,
+        user_table: str = "user",
+        item_table: str = "item",
+        user_columns: Sequence[str] | None = None,
+        item_columns: Sequence[str] | None = None,
+        metrics: ServingMetrics | None = None,
+        limits: Limits | None = None,
+    ):
+        super().__init__(metrics, limits)
+        self._features = features
+        self._tables = {
+            "getUserFeatures": (user_table, user_columns),
+            "getItemFeatures": (item_table, item_columns),
+        }
+
+    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+        return super().functions() | {
+            name: lambda request, context, named=named: self._read(named, request, context)
+            for name, named in self._tables.items()
+        }
+
+    def _read(self, named: tuple[str, Sequence[str] | None], request: Any, context: Any) -> Any:
+        table, columns = named
+        self.limits.check_ids(request.ID)
+        header = _headers(context)
+        asked = header.get("bigdl-columns")
+        if asked is not None:
+            listed = asked.split(",")
+            refused = [] if columns is None else [name for name in listed if name not in columns]
+            if refused:
+                raise UsageError(f"The service does not answer the columns {refused}")
+            columns = listed
+        features = self._features.read(table, np.array(request.ID, np.int64), columns)
+        kind = header.get(wire.PAYLOAD, wire.JSON)
+        if kind == wire.ARROW:
+            batch = features.to_arrow()
+            found = pa.array(features.found)
+            content = [wire.encoded(batch.append_column("__found__", found))]
+        elif kind == wire.JSON:
+            rows = features.to_arrow().to_pylist()
+            content = [
+                wire.encoded_json(list(row.values())) if found else ""
+                for row, found in zip(rows, features.found.tolist(), strict=True)
+            ]
+        else:
+            raise UsageError(f"{wire.PAYLOAD} should be arrow or json, got {kind!r}")
+        context.send_initial_metadata(((wire.PAYLOAD, kind),))
+        return self._message(
+            "Features", colNames=list(features.columns), b64Feature=content, ID=request.ID
+        )
+
+
+class RecallService(Service):
+    """Candidates: the service ``recall.Recall``.
+
+    Parameters
+    ----------
+    recall : Recall
+    index : ItemIndex, optional
+        Where ``addItem`` adds.
+    metrics, limits
+        See :class:`Service`.
+    """
+
+    name = "recall.Recall"
+
+    def __init__(
+        self,
+        recall: Recall,
+        index: ItemIndex | None = None,
+        metrics: ServingMetrics | None = None,
+        limits: Limits | None = None,
+    ):
+        super().__init__(metrics, limits)
+        self._recall, self._index = recall, index
+
+    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+        return super().functions() | {"searchCandidates": self._search, "addItem": self._add}
+
+    def _search(self, request: Any, context: Any) -> Any:
+        k = self.limits.check_k("k", request.k)
+        found = self._recall.candidates(np.array([request.userID], np.int64), k)
+        if not len(found.ids):
+            raise Refused("NOT_FOUND", f"There are no candidates for the user {request.userID}")
+        scores = ",".join(map(repr, found.scores.tolist())) if _wants_scores(context) else ""
+        if scores:
+            context.send_initial_metadata((("bigdl-scores", scores),))
+        return self._message("Candidates", candidate=_as_int32(found.ids))
+
+    def _add(self, request: Any, context: Any) -> Any:
+        if self._index is None:
+            raise Refused("FAILED_PRECONDITION", "This service has no index to add items to")
+        self._index.add_item(request.itemID, np.array(request.itemVector, np.float32))
+        return wire.message("google.protobuf.Empty")()
+
+
+class RankingService(Service):
+    """Scores: the service ``ranking.Ranking``.
+
+    Parameters
+    ----------
+    ranker : Ranker
+    metrics, limits
+        See :class:`Service`.
+    """
+
+    name = "ranking.Ranking"
+
+    def __init__(
+        self,
+        ranker: Ranker,
+        metrics: ServingMetrics | None = None,
+        limits: Limits | None = None,
+    ):
+        super().__init__(metrics, limits)
+        self._ranker = ranker
+
+    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+        return super().functions() | {"doPredict": self._predict}
+
+    def _predict(self, request: Any, context: Any) -> Any:
+        kind, columns = wire.decoded(request.encodedStr)
+        wanted = getattr(self._ranker, "columns", None)
+        if wanted is not None and (missing := [each for each in wanted if each not in columns]):
+            raise UsageError(f"The ranker takes {missing}, which the request lacks")
+        inputs = {name: as_numpy(column, name) for name, column in columns.items()}
+        if strange := [name for name, each in inputs.items() if each.dtype.kind not in "biuf"]:
+            raise UsageError(f"The ranker takes numbers, but {strange} are none")
+        try:
+            output = self._ranker.predict(inputs)
+        except (TypeError, ValueError, IndexError) as error:
+            raise UsageError(f"The ranker does not take these inputs: {one_line(error)}") from error
+        scores = output if isinstance(output, Mapping) else {"prediction": output}
+        context.send_initial_metadata(((wire.PAYLOAD, kind),))
+        if kind == wire.ARROW:
+            arrays = {name: np.asarray(each) for name, each in scores.items()}
+            return self._message(
+                "Prediction", predictStr=wire.encoded(wire.batch_of_arrays(arrays))
+            )
+        lists = {name: np.asarray(each).tolist() for name, each in scores.items()}
+        value = lists if isinstance(output, Mapping) else lists["prediction"]
+        return self._message("Prediction", predictStr=wire.encoded_json(value))
+
+
+class RecommenderService(Service):
+    """Recommendations: the service ``recommender.Recommender``.
+
+    The header ``bigdl-sources`` of an answer says for each user where the items come from.
+
+    Parameters
+    ----------
+    recommender : Recommender
+    metrics, limits
+        See :class:`Service`.
+    """
+
+    name = "recommender.Recommender"
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        metrics: ServingMetrics | None = None,
+        limits: Limits | None = None,
+    ):
+        super().__init__(metrics or recommender.metrics, limits)
+        self._recommender = recommender
+
+    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+        return super().functions() | {
+            "getRecommendIDs": self._recommend,
+            "getClientMetrics": self._get_client_metrics,
+        }
+
+    def _recommend(self, request: Any, context: Any) -> Any:
+        self.limits.check_ids(request.ID)
+        k = self.limits.check_k("recommendNum", request.recommendNum)
+        candidates = None
+        if request.candidateNum:
+            candidates = self.limits.check_k("candidateNum", request.candidateNum)
+            if candidates < k:
+                raise Refused(
+                    "FAILED_PRECONDITION",
+                    f"candidateNum should be at least recommendNum, got {candidates} and {k}",
+                )
+        users = np.array(request.ID, np.int64)
+        answers = self._recommender.recommend(users, k, candidates, _time_left(context))
+        sources = ",".join(each.source for each in answers)
+        context.send_initial_metadata((("bigdl-sources", sources),))
+        lists = [
+            self._message("IDProbs", ID=_as_int32(each.item_ids), prob=each.scores)
+            for each in answers
+        ]
+        return self._message("RecommendIDProbs", IDProbList=lists)
+
+    def _get_client_metrics(self, request: Any, context: Any) -> Any:
+        stages = ("recall", "features", "ranking")
+        figures = [each for each in self.metrics.summary() if each["name"] in stages]
+        return self._message("ServerMessage", str=json.dumps(figures))
+
+
+class _Health(Service):
+    """The usual health service of gRPC: all services are ready, or the server ends."""
+
+    name = "grpc.health.v1.Health"
+
+    def __init__(self, names: Sequence[str]):
+        super().__init__()
+        self._names = {"", *names}
+        self.is_ready = True
+
+    def functions(self) -> dict[str, Callable[[Any, Any], Any]]:
+        return {"Check": self._check}
+
+    def _check(self, request: Any, context: Any) -> Any:
+        if request.service not in self._names:
+            raise Refused("NOT_FOUND", f"There is no service {request.service!r}")
+        answer = wire.message("grpc.health.v1.HealthCheckResponse")
+        return answer(status="SERVING" if self.is_ready else "NOT_SERVING")
+
+
+def _headers(context: Any) -> dict[str, str]:
+    return {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
+
+
+def _wants_scores(context: Any) -> bool:
+    return "bigdl-scores" in _headers(context)
+
+
+def _time_left(context: Any) -> float | None:
+    left = context.time_remaining()
+    if left is None or left > 3600:  # gRPC has a very long time for none
+        return None
+    return max(left - _MARGIN, 0.0)
+
+
+def _as_int32(ids: np.ndarray) -> np.ndarray:
+    if len(ids) and (ids.max() > _GREATEST_ID or ids.min() < -_GREATEST_ID - 1):
+        raise Refused(
+            "OUT_OF_RANGE", "An item has an id of more than 32 bits, which the protocol cannot say"
+        )
+    return ids
+
+
+# -- servers ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Security:
+    """Who may reach a server, and how.
+
+    Attributes
+    ----------
+    host : str
+        The address that it listens on.
+    expose : bool
+        Must be True for another address than one of this machine alone.
+    certificate, key : str or None
+        Files in PEM for TLS.
+    token : str or None
+        What requests have to carry in the header ``authorization: Bearer <token>``.
+    """
+
+    host: str = "127.0.0.1"
+    expose: bool = False
+    certificate: str | None = None
+    key: str | None = None
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise UsageError("TLS needs both a certificate and a key")
+        for each in (self.certificate, self.key):
+            if each is not None and not Path(each).is_file():
+                raise UsageError(f"There is no file {each} for TLS")
+        if is_loopback(self.host):
+            return
+        if not self.expose:
+            raise UsageError(
+                f"The address {self.host} can be reached from other machines; set expose to True "
+                "if that is meant, or use 127.0.0.1"
+            )
+        if self.certificate is None:
+            warnings.warn(
+                f"The services on {self.host} are reached without TLS: whoever sees the network "
+                "reads requests and tokens",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def pem(self) -> tuple[bytes, bytes] | None:
+        """Return key and certificate, if there is TLS."""
+        if self.certificate is None or self.key is None:
+            return None
+        return Path(self.key).read_bytes(), Path(self.certificate).read_bytes()
+
+    def allows(self, authorization: str | None) -> bool:
+        """Return True if the header of a request has the token, or none is needed."""
+        if self.token is None:
+            return True
+        given = (authorization or "").encode()
+        return hmac.compare_digest(given, f"Bearer {self.token}".encode())
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if an address is that of this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class GrpcServer:
+    """Services on a port; a context manager that ends them.
+
+    Parameters
+    ----------
+    services : sequence of Service
+    port : int, default 0
+        0 takes a free one.
+    security : Security, optional
+    limits : Limits, optional
+    threads : int, default 16
+        Requests that are worked on at the same time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.friesian.serving import GrpcServer, RankingService, RemoteRanker
+    >>> class Sum:
+    ...     def predict(self, inputs):
+    ...         return inputs["a"] + inputs["b"]
+    >>> with GrpcServer([RankingService(Sum())]) as server:
+    ...     with RemoteRanker(f"127.0.0.1:{server.port}") as ranker:
+    ...         ranker.predict({"a": np.array([1, 2]), "b": np.array([3, 4])}).tolist()
+    [4, 6]
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        port: int = 0,
+        security: Security | None = None,
+        limits: Limits | None = None,
+        threads: int = 16,
+    ):
+        grpc = require("grpc", "serving")
+        security, limits = security or Security(), limits or Limits()
+        check_integer("port", port, 0, 65535)
+        self._health = _Health([each.name for each in services])
+        interceptors = [] if security.token is None else [_token_check(grpc, security)]
+        self._pool = ThreadPoolExecutor(check_integer("threads", threads, 1), "grpc")
+        self._server = grpc.server(
+            self._pool,
+            handlers=[each.handler() for each in (*services, self._health)],
+            interceptors=interceptors,
+            maximum_concurrent_rpcs=limits.max_requests,
+            options=[
+                ("grpc.max_receive_message_length", limits.max_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        address = f"[{security.host}]:{port}" if ":" in security.host else f"{security.host}:{port}"
+        pem = security.pem()
+        try:
+            if pem is None:
+                self.port: int = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(
+                    address, grpc.ssl_server_credentials([pem])
+                )
+        except RuntimeError as error:
+            raise UsageError(
+                f"The server cannot listen on {address}: {first_reason(address, error)}"
+            ) from error
+        self._server.start()
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Take no more requests, let those that run end within some seconds, and end.
+
+        Parameters
+        ----------
+        grace : float, default 5.0
+            Seconds.
+        """
+        self._health.is_ready = False
+        self._server.stop(grace).wait()
+        self._pool.shutdown(wait=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+def first_reason(address: str, error: Exception) -> str:
+    """Return why an address cannot be used; gRPC itself does not say."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((host.strip("[]"), int(port)))
+    except OSError as reason:
+        return reason.strerror or str(reason)
+    return str(error)
+
+
+def _token_check(grpc: Any, security: Security) -> Any:
+    """Return what refuses requests without the token."""
+
+    def refuse(content: bytes, context: Any) -> None:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "The request lacks the right bearer token")
+
+    refusing = grpc.unary_unary_rpc_method_handler(refuse)
+
+    class TokenCheck(grpc.ServerInterceptor):
+        def intercept_service(self, continuation: Any, details: Any) -> Any:
+            given = dict(details.invocation_metadata).get("authorization")
+            is_health = details.method.startswith("/grpc.health.v1.Health/")
+            return continuation(details) if is_health or security.allows(given) else refusing
+
+    return TokenCheck()
