@@ -14,6 +14,7 @@ _HOMES = {
     "FeatureStore": "store",
     "Features": "rows",
     "GrpcServer": "services",
+    "HttpServer": "http",
     "IndexRecall": "recommender",
     "ItemIndex": "index",
     "Limits": "services",

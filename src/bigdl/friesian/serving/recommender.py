@@ -146,18 +146,27 @@ class ModuleRanker:
             raise UsageError(
                 f"{type(module).__name__} does not say its columns; name them in their order"
             )
-        self.columns = list(columns)
-        self._module = module
         if hasattr(module, "eval"):
             module.eval()
+        self._served = module, list(columns)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the model takes, in its order."""
+        return self._served[1]
+
+    def swap(self, other: ModuleRanker) -> None:
+        """Use the model of another ranker from now on; calls that run end with the old one."""
+        self._served = other._served
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Any:
         """See :class:`Ranker`."""
         import torch
 
+        module, columns = self._served
         with torch.inference_mode():
-            tensors = [torch.from_numpy(_own(inputs[name])) for name in self.columns]
-            output = self._module(*tensors)
+            tensors = [torch.from_numpy(_own(inputs[name])) for name in columns]
+            output = module(*tensors)
         if isinstance(output, Mapping):
             return {name: np.asarray(each) for name, each in output.items()}
         return np.asarray(output)
@@ -428,6 +437,20 @@ class Recommender:
     def _most_popular(self, user: int, k: int, reason: str) -> Recommendation:
         ids = self._popular[:k]
         return Recommendation(user, ids, np.zeros(len(ids), np.float32), POPULAR, reason)
+
+    def check(self) -> None:
+        """Raise a UsageError if the features lack columns that ranker or pipeline take."""
+        chosen = self._needed()
+        columns = {*chosen[0], *chosen[1]}
+        wanted: Sequence[str] = self._inputs
+        if self._pipeline is not None:
+            wanted = self._pipeline.inputs
+        missing = [name for name in wanted if name not in columns]
+        if missing and self._prepare is None:
+            raise UsageError(
+                f"The ranker or the pipeline takes {missing}, which neither {self._user_table} nor "
+                f"{self._item_table} has"
+            )
 
     # -- inputs of the ranker -------------------------------------------------------------------
 

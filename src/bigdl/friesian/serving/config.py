@@ -1,0 +1,333 @@
+"""The configuration of the programs: one file in YAML for all stages.
+
+Each section is checked key by key; an error names the line.  The keys of the files that the four
+services of BigDL 2.x had are understood, and the program says what each means now.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bigdl.common.errors import UsageError, require
+
+SERVICES = ("recommender", "recall", "feature", "ranking")
+
+_KEYS: dict[str, dict[str, Any]] = {
+    "store": {"location": str, "prefix": str, "keep": int},
+    "features": {
+        "url": str,
+        "user_table": str,
+        "item_table": str,
+        "user_columns": [str],
+        "item_columns": [str],
+        "pipeline": str,
+    },
+    "recall": {
+        "url": str,
+        "index": str,
+        "user_vector": str,
+        "seen": str,
+        "threads": int,
+        "rebuild_after": int,
+    },
+    "ranking": {"url": str, "model": str, "inputs": [str], "output": str, "threads": int},
+    "recommender": {
+        "candidates": int,
+        "deadline_ms": float,
+        "popular": [int],
+        "prepare": str,
+        "rerank": str,
+        "threads": int,
+    },
+    "server": {
+        "host": str,
+        "expose": bool,
+        "certificate": str,
+        "key": str,
+        "token_file": str,
+        "authority": str,
+        "http_port": int,
+        "threads": int,
+        "grace_s": float,
+        "max_ids": int,
+        "max_k": int,
+        "max_bytes": int,
+        "max_requests": int,
+        **{f"{name}_port": int for name in SERVICES},
+    },
+    "init": {
+        "users": str,
+        "items": str,
+        "user_id": str,
+        "item_id": str,
+        "vectors": str,
+        "vector_id": str,
+        "vector": str,
+        "kind": str,
+        "metric": str,
+    },
+}
+_WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+_PATHS = {
+    "features.pipeline",
+    "recall.index",
+    "ranking.model",
+    "server.certificate",
+    "server.key",
+    "server.token_file",
+    "server.authority",
+    "store.location",
+    "init.users",
+    "init.items",
+    "init.vectors",
+}
+"""What is relative to the folder of the file."""
+
+_OLD: dict[str, str | None] = {
+    "redisKeyPrefix": "store.prefix",
+    "modelPath": "ranking.model",
+    "modelParallelism": "ranking.threads",
+    "indexPath": "recall.index",
+    "featureServiceURL": "features.url",
+    "recallServiceURL": "recall.url",
+    "rankingServiceURL": "ranking.url",
+    "inferenceColumns": "ranking.inputs",
+    "monitorPort": "server.http_port",
+    "userFeatureColumns": "features.user_columns",
+    "itemFeatureColumns": "features.item_columns",
+    "initialUserDataPath": "init.users",
+    "initialItemDataPath": "init.items",
+    "initialDataPath": "init.vectors",
+    "userIDColumn": "init.user_id",
+    "itemIDColumn": "init.item_id",
+    "itemEmbeddingColumn": "init.vector",
+    "logInterval": None,
+    "inferenceBatch": None,
+    "savedModelInputs": None,
+    "indexDim": None,
+    "part": None,
+    "userModelPath": None,
+    "itemModelPath": None,
+    "redisClusterItemSlotType": None,
+    "serviceType": None,
+}
+_REDIS = ("redisUrl", "redisType", "redisSentinelMasterName", "redisSentinelMasterURL")
+_REDIS_KINDS = {"standalone": "redis", "sentinel": "redis+sentinel", "cluster": "redis+cluster"}
+
+
+@dataclass
+class Config:
+    """What a file says.
+
+    Attributes
+    ----------
+    path : str
+    values : dict of str to object
+        By section and key, as ``recall.index``.
+    lines : dict of str to int
+        Where each stands.
+    notes : list of str
+        What keys of BigDL 2.x mean now.
+    """
+
+    path: str
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of ``section.key``."""
+        return self.values.get(key, default)
+
+    def needed(self, key: str, why: str) -> Any:
+        """Return a value that has to be there; raises with the key if it is not."""
+        if key not in self.values:
+            section, _, name = key.partition(".")
+            raise UsageError(f"{self.path}: {why} needs {name} in the section {section}")
+        return self.values[key]
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the values of a section by their keys."""
+        begin = f"{name}."
+        return {
+            key[len(begin) :]: value for key, value in self.values.items() if key.startswith(begin)
+        }
+
+    def error(self, key: str, sentence: object) -> UsageError:
+        """Return an error about the value of a key, with its line."""
+        return UsageError(f"{self.path}, line {self.lines.get(key, 1)}, {key}: {sentence}")
+
+    def checked(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function whose errors are about the value of a key."""
+        try:
+            return function(*arguments)
+        except UsageError as error:
+            raise self.error(key, error) from error
+
+
+def read_config(path: str | os.PathLike) -> Config:
+    """Read a file of YAML.
+
+    Parameters
+    ----------
+    path : str or path-like
+
+    Returns
+    -------
+    Config
+
+    Raises
+    ------
+    UsageError
+        If the file is missing, is no YAML, or a key or value is not understood: one sentence with
+        line and key.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving.config import read_config
+    >>> _ = open("serving.yaml", "w").write("store: features\\nrecall: {indx: index}")
+    >>> try:
+    ...     read_config("serving.yaml")
+    ... except ValueError as error:
+    ...     print(error)
+    serving.yaml, line 2, recall.indx: unknown; did you mean index?
+    """
+    yaml = require("yaml", "serving")
+    shown = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{shown} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        problem = getattr(error, "problem", None) or "it is no YAML"
+        raise UsageError(f"{shown}{line}: {problem}") from error
+    if root is None:
+        raise UsageError(f"{shown} is empty; name a store, an index and a model")
+    if not isinstance(root, yaml.MappingNode):
+        raise UsageError(f"{shown}, line 1: the file should have sections, such as store:")
+    config = Config(shown)
+    old: dict[str, tuple[Any, int]] = {}
+    for key_node, node in root.value:
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if key in _KEYS:
+            _read_section(yaml, config, key, node, line)
+        elif key in _OLD or key in _REDIS or key == "servicePort":
+            old[key] = _plain(yaml, node), line
+        else:
+            raise UsageError(f"{shown}, line {line}, {key}: unknown{_hint(key, [*_KEYS, *_OLD])}")
+    if old:
+        _take_old(config, old)
+    folder = Path(path).resolve().parent
+    for key in _PATHS & config.values.keys():
+        value = config.values[key]
+        if "://" not in value:
+            config.values[key] = str(folder / os.path.expanduser(value))
+    return config
+
+
+def _plain(yaml: Any, node: Any) -> Any:
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_object(node, deep=True)
+    finally:
+        loader.dispose()
+
+
+def _hint(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known[:12])}"
+
+
+def _read_section(yaml: Any, config: Config, section: str, node: Any, line: int) -> None:
+    keys = _KEYS[section]
+    if section == "store" and isinstance(node, yaml.ScalarNode):
+        _set(config, "store.location", _plain(yaml, node), str, line)
+        return
+    if not isinstance(node, yaml.MappingNode):
+        raise UsageError(
+            f"{config.path}, line {line}, {section}: should have keys, such as {next(iter(keys))}:"
+        )
+    for key_node, value_node in node.value:
+        name, at = str(key_node.value), key_node.start_mark.line + 1
+        full = f"{section}.{name}"
+        if name not in keys:
+            raise UsageError(f"{config.path}, line {at}, {full}: unknown{_hint(name, list(keys))}")
+        if full in config.values:
+            raise UsageError(f"{config.path}, line {at}, {full}: is there twice")
+        _set(config, full, _plain(yaml, value_node), keys[name], at)
+
+
+def _set(config: Config, key: str, value: Any, wanted: Any, line: int) -> None:
+    config.lines[key] = line
+    if isinstance(wanted, list):
+        is_right = isinstance(value, list) and all(_is(each, wanted[0]) for each in value)
+        word = f"a list, each of it {_WORDS[wanted[0]]}"
+    else:
+        is_right, word = _is(value, wanted), _WORDS[wanted]
+    if not is_right:
+        raise config.error(key, f"should be {word}, got {value!r}")
+    config.values[key] = value
+
+
+def _is(value: Any, wanted: type) -> bool:
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+
+
+def _take_old(config: Config, old: dict[str, tuple[Any, int]]) -> None:
+    """Read the keys of BigDL 2.x."""
+    for key, (value, line) in old.items():
+        new = _OLD.get(key, "")
+        if new is None:
+            config.notes.append(f"line {line}: {key} is not needed any more")
+            continue
+        if not new:
+            continue
+        section, _, name = new.partition(".")
+        wanted = _KEYS[section][name]
+        if isinstance(wanted, list) and isinstance(value, str):
+            value = [each.strip() for each in value.split(",")]
+        _set(config, new, value, wanted, line)
+        config.notes.append(f"line {line}: {key} is {new} now")
+    if "redisUrl" in old or "redisSentinelMasterURL" in old:
+        _take_redis(config, old)
+    if "servicePort" in old:
+        port, line = old["servicePort"]
+        key = f"server.{_service_of(old)}_port"
+        _set(config, key, port, int, line)
+        config.notes.append(f"line {line}: servicePort is {key} now")
+
+
+def _take_redis(config: Config, old: dict[str, tuple[Any, int]]) -> None:
+    kind, line = old.get("redisType", ("standalone", 1))
+    if kind not in _REDIS_KINDS:
+        raise UsageError(
+            f"{config.path}, line {line}, redisType: should be one of {', '.join(_REDIS_KINDS)}, "
+            f"got {kind!r}"
+        )
+    name = "redisSentinelMasterURL" if kind == "sentinel" else "redisUrl"
+    value, line = old.get(name, old.get("redisUrl", ("", line)))
+    hosts = ",".join(str(value).replace(";", ",").split())
+    url = hosts if "://" in hosts else f"{_REDIS_KINDS[kind]}://{hosts}"
+    if kind == "sentinel":
+        url = f"{url}/{old.get('redisSentinelMasterName', ('mymaster', 1))[0]}"
+    _set(config, "store.location", url, str, line)
+    config.notes.append(f"line {line}: {name} is store.location: {url} now")
+
+
+def _service_of(old: dict[str, Any]) -> str:
+    """Return the service of BigDL 2.x whose file this is."""
+    if "rankingServiceURL" in old or "recallServiceURL" in old:
+        return "recommender"
+    if "indexPath" in old:
+        return "recall"
+    return "ranking" if "modelPath" in old and "redisUrl" not in old else "feature"

@@ -1,0 +1,546 @@
+"""The program ``bigdl-friesian-serve``.
+
+    bigdl-friesian-serve init --config serving.yaml     # load the store, build the index
+    bigdl-friesian-serve serve --config serving.yaml
+    bigdl-friesian-serve client --address 127.0.0.1:8980 --users 1,2,3
+
+``serve`` starts the services that have a port in the section ``server``.  It ends at SIGTERM, after
+the requests that run.  A new version of the store is read as soon as it is there, a new index and a
+new model within two seconds; what cannot be read is refused, and the old one is used on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from bigdl.common.errors import BigDLError, UsageError, one_line, require
+from bigdl.friesian.feature.pipeline import FeaturePipeline
+from bigdl.friesian.serving.clients import (
+    RecommenderClient,
+    RemoteFeatures,
+    RemoteRanker,
+    RemoteRecall,
+)
+from bigdl.friesian.serving.config import SERVICES, Config, read_config
+from bigdl.friesian.serving.http import HttpServer
+from bigdl.friesian.serving.index import ItemIndex
+from bigdl.friesian.serving.metrics import ServingMetrics
+from bigdl.friesian.serving.recommender import (
+    IndexRecall,
+    ModuleRanker,
+    Recommender,
+    function_of,
+)
+from bigdl.friesian.serving.redis_store import open_store
+from bigdl.friesian.serving.services import (
+    FeatureService,
+    GrpcServer,
+    Limits,
+    RankingService,
+    RecallService,
+    RecommenderService,
+    Security,
+    Service,
+)
+
+logger = logging.getLogger("bigdl.friesian.serving")
+
+_LOOK = 2.0  # seconds between looks at the files of index and model
+
+
+class Serving:
+    """All that one configuration starts; a context manager that ends it.
+
+    Parameters
+    ----------
+    config : Config
+
+    Attributes
+    ----------
+    ports : dict of str to int
+        By the name of the service, and ``http``.
+
+    Raises
+    ------
+    UsageError
+        If something cannot be read or started.  Nothing is left running then.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        prometheus = require("prometheus_client", "serving")
+        self.metrics = ServingMetrics(prometheus.CollectorRegistry())
+        self.ports: dict[str, int] = {}
+        self._closing: list[Callable[[], Any]] = []
+        self._ended = threading.Event()
+        self._made: dict[str, Any] = {}
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        config = self.config
+        server = config.section("server")
+        wanted = [name for name in SERVICES if f"{name}_port" in server]
+        if not wanted:
+            listed = ", ".join(f"{name}_port" for name in SERVICES)
+            raise UsageError(f"{config.path}: the section server should have a port: {listed}")
+        security = _security(config)
+        given = {name: server[name] for name in vars(Limits()) if name in server}
+        limits = config.checked("server", lambda: Limits(**given))
+        threads = server.get("threads", 16)
+        for name in wanted:
+            service = getattr(self, f"_{name}_service")(limits)
+            started = config.checked(
+                f"server.{name}_port",
+                _started,
+                service,
+                server[f"{name}_port"],
+                security,
+                limits,
+                threads,
+            )
+            self.ports[name] = started.port
+            self._closing.append(partial(started.stop, server.get("grace_s", 5.0)))
+        if "http_port" in server:
+            recommender = self._recommender if "recommender" in wanted else None
+            web = config.checked(
+                "server.http_port",
+                lambda: HttpServer(
+                    recommender, server["http_port"], security, limits, self.metrics, threads
+                ),
+            )
+            self.ports["http"] = web.port
+            self._closing.append(web.stop)
+        if self._watched():
+            watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+            watcher.start()
+
+    # -- services -------------------------------------------------------------------------------
+
+    def _feature_service(self, limits: Limits) -> Service:
+        columns = self.config.get("features.user_columns"), self.config.get("features.item_columns")
+        return FeatureService(self._store, *self._tables, *columns, self.metrics, limits)
+
+    def _recall_service(self, limits: Limits) -> Service:
+        return RecallService(self._local_recall, self._index, self.metrics, limits)
+
+    def _ranking_service(self, limits: Limits) -> Service:
+        return RankingService(self._local_ranker, self.metrics, limits)
+
+    def _recommender_service(self, limits: Limits) -> Service:
+        return RecommenderService(self._recommender, self.metrics, limits)
+
+    # -- stages, each made once ------------------------------------------------------------------
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._made:
+            self._made[name] = made = make()
+            if hasattr(made, "close"):
+                self._closing.insert(0, made.close)
+        return self._made[name]
+
+    @property
+    def _tables(self) -> tuple[str, str]:
+        get = self.config.get
+        return get("features.user_table", "user"), get("features.item_table", "item")
+
+    def _remote(self, section: str, client: Any, **options: Any) -> Any:
+        config = self.config
+        timeout = config.get("recommender.deadline_ms", 10_000.0) / 1000
+        token = _token(config)
+        authority = config.get("server.authority")
+        url = config.get(f"{section}.url")
+        return self._once(
+            f"{section} at {url}",
+            lambda: client(url, timeout=timeout, token=token, authority=authority, **options),
+        )
+
+    @property
+    def _store(self) -> Any:
+        config = self.config
+        location = config.needed("store.location", "the feature service")
+        prefix, keep = config.get("store.prefix", ""), config.get("store.keep", 2)
+
+        def make() -> Any:
+            store = config.checked("store.location", open_store, location, prefix, keep)
+            for table in self._tables:
+                if table not in store.tables():
+                    raise config.error(
+                        "store.location",
+                        f"the store at {location} has no table {table!r}; load it by: "
+                        f"bigdl-friesian-serve init --config {config.path}",
+                    )
+            self.metrics.watch("store_version", lambda: store.version)
+            if "://" not in location:  # counting rows in Redis would take long
+                for table in self._tables:
+                    self.metrics.watch(f"rows_{table}", partial(store.size, table))
+            return store
+
+        return self._once("store", make)
+
+    @property
+    def _features(self) -> Any:
+        if "features.url" in self.config.values:
+            return self._remote("features", RemoteFeatures, user_table=self._tables[0])
+        return self._store
+
+    @property
+    def _index(self) -> ItemIndex:
+        config = self.config
+        path = config.needed("recall.index", "the recall service")
+        options = config.get("recall.threads", 1), config.get("recall.rebuild_after", 4096)
+
+        def make() -> ItemIndex:
+            index = config.checked("recall.index", ItemIndex.load, path, *options)
+            self.metrics.watch("index_items", lambda: len(index))
+            return index
+
+        return self._once("index", make)
+
+    @property
+    def _local_recall(self) -> IndexRecall:
+        config = self.config
+        vector, seen = config.get("recall.user_vector", "prediction"), config.get("recall.seen")
+        features, table = self._features, self._tables[0]
+        for key, name in (("recall.user_vector", vector), ("recall.seen", seen)):
+            if name is not None and name not in features.names(table):
+                raise config.error(
+                    key if key in config.lines else "recall.index",
+                    f"the table {table} has no column {name!r}, only {features.names(table)}",
+                )
+        return self._once("recall", lambda: IndexRecall(features, self._index, vector, seen, table))
+
+    @property
+    def _recall(self) -> Any:
+        if "recall.url" in self.config.values:
+            return self._remote("recall", RemoteRecall)
+        return self._local_recall
+
+    @property
+    def _local_ranker(self) -> Any:
+        config = self.config
+        path = config.needed("ranking.model", "the ranking service")
+        return self._once("ranker", lambda: config.checked("ranking.model", self._loaded, path))
+
+    def _loaded(self, path: str) -> ModuleRanker:
+        from bigdl.nano.pytorch import InferenceOptimizer
+
+        if not Path(path).exists():
+            raise UsageError(f"there is no model at {path}")
+        return ModuleRanker(
+            InferenceOptimizer.load(path), self.config.needed("ranking.inputs", "the model")
+        )
+
+    @property
+    def _ranker(self) -> Any:
+        if "ranking.url" in self.config.values:
+            return self._remote("ranking", RemoteRanker)
+        return self._local_ranker
+
+    @property
+    def _recommender(self) -> Recommender:
+        config = self.config
+
+        def make() -> Recommender:
+            functions = {}
+            for name in ("prepare", "rerank"):
+                if f"recommender.{name}" in config.values:
+                    key = f"recommender.{name}"
+                    functions[name] = config.checked(key, function_of, config.get(key))
+            pipeline = None
+            if "features.pipeline" in config.values:
+                path = config.get("features.pipeline")
+                pipeline = config.checked("features.pipeline", FeaturePipeline.load, path)
+            deadline = config.get("recommender.deadline_ms")
+            recommender = config.checked(
+                "recommender",
+                lambda: Recommender(
+                    self._features,
+                    self._recall,
+                    self._ranker,
+                    config.get("ranking.inputs"),
+                    pipeline=pipeline,
+                    user_table=self._tables[0],
+                    item_table=self._tables[1],
+                    candidates=config.get("recommender.candidates", 500),
+                    output=config.get("ranking.output"),
+                    popular=config.get("recommender.popular", ()),
+                    deadline=None if deadline is None else deadline / 1000,
+                    threads=config.get("recommender.threads", 8),
+                    metrics=self.metrics,
+                    **functions,
+                ),
+            )
+            if "features.url" not in config.values:
+                config.checked("ranking.inputs", recommender.check)
+            return recommender
+
+        return self._once("recommender", make)
+
+    # -- what changes while it serves -----------------------------------------------------------
+
+    def _watched(self) -> dict[str, str]:
+        """Return the files whose change means a new index or model."""
+        watched = {}
+        if "index" in self._made:
+            watched["index"] = os.path.join(self.config.get("recall.index"), "index.json")
+        if "ranker" in self._made:
+            watched["ranker"] = self.config.get("ranking.model")
+        return watched
+
+    def _watch(self) -> None:
+        stamps = {name: _stamp(path) for name, path in self._watched().items()}
+        while not self._ended.wait(_LOOK):
+            for name, path in self._watched().items():
+                stamp = _stamp(path)
+                if stamp is None or stamp == stamps.get(name):
+                    continue
+                if stamp != _stamp(path):
+                    continue  # it is being written
+                stamps[name] = stamp
+                try:
+                    self._renew(name)
+                except Exception as error:
+                    logger.error("The new %s is refused: %s", name, one_line(error))
+                else:
+                    logger.warning("The new %s is used from now on", name)
+
+    def _renew(self, name: str) -> None:
+        config = self.config
+        if name == "index":
+            self._made["index"].swap(ItemIndex.load(config.get("recall.index")))
+            return
+        old, new = self._made["ranker"], self._loaded(config.get("ranking.model"))
+        old.swap(new)
+
+    def stop(self) -> None:
+        """Answer what was asked, and end all servers and clients."""
+        self._ended.set()
+        while self._closing:
+            self._closing.pop()()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+def _started(
+    service: Service, port: int, security: Security, limits: Limits, threads: int
+) -> GrpcServer:
+    return GrpcServer([service], port, security, limits, threads)
+
+
+def _stamp(path: str) -> tuple | None:
+    """Return what changes with the files at a path."""
+    try:
+        names = [path, *(str(each) for each in sorted(Path(path).rglob("*")))]
+        return tuple((name, os.stat(name).st_mtime_ns, os.stat(name).st_ino) for name in names)
+    except OSError:
+        return None
+
+
+def _token(config: Config) -> str | None:
+    if "server.token_file" not in config.values:
+        return None
+    path = config.get("server.token_file")
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise config.error("server.token_file", f"{path} cannot be read: {error}") from error
+    if not token:
+        raise config.error("server.token_file", f"{path} is empty")
+    return token
+
+
+def _security(config: Config) -> Security:
+    keys = ("host", "expose", "certificate", "key")
+    given = {
+        name: config.get(f"server.{name}") for name in keys if f"server.{name}" in config.values
+    }
+    place = "server.host" if "server.host" in config.lines else "server.certificate"
+    token = _token(config)
+    return config.checked(place, lambda: Security(**given, token=token))
+
+
+# -- near the line ---------------------------------------------------------------------------------
+
+
+def initialise(config: Config) -> dict[str, Any]:
+    """Load the store and build the index, as the sections ``init``, ``store`` and ``recall`` say.
+
+    Parameters
+    ----------
+    config : Config
+
+    Returns
+    -------
+    dict
+        What was written: rows by table, the version of the store, items of the index.
+    """
+    done: dict[str, Any] = {}
+    tables, id_cols = {}, {}
+    names = (
+        ("users", "user_id", config.get("features.user_table", "user")),
+        ("items", "item_id", config.get("features.item_table", "item")),
+    )
+    for source, column, table in names:
+        if f"init.{source}" in config.values:
+            tables[table] = config.get(f"init.{source}")
+            id_cols[table] = config.get(f"init.{column}", table)
+    if not tables and "init.vectors" not in config.values:
+        raise UsageError(
+            f"{config.path}: the section init should name users and items, vectors, or all"
+        )
+    if tables:
+        location = config.needed("store.location", "init")
+        prefix, keep = config.get("store.prefix", ""), config.get("store.keep", 2)
+        with config.checked("store.location", open_store, location, prefix, keep) as store:
+            done["version"] = config.checked("init", store.replace, tables, id_cols)
+            done |= {table: store.size(table) for table in tables}
+    if "init.vectors" in config.values:
+        path = config.needed("recall.index", "init")
+        item = config.get("init.item_id", config.get("features.item_table", "item"))
+        options = {
+            "id_col": config.get("init.vector_id", item),
+            "vector_col": config.get("init.vector", "prediction"),
+            "kind": config.get("init.kind", "flat"),
+            "metric": config.get("init.metric", "inner_product"),
+        }
+        source = config.get("init.vectors")
+        index = config.checked("init.vectors", lambda: ItemIndex.from_table(source, **options))
+        config.checked("recall.index", index.save, path)
+        done["index"] = len(index)
+    return done
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config = read_config(options.config)
+    for note in config.notes:
+        print(f"{config.path}, {note}", file=sys.stderr)
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    with Serving(config) as serving:
+        listed = ", ".join(f"{name} {port}" for name, port in serving.ports.items())
+        print(f"ready on {config.get('server.host', '127.0.0.1')}: {listed}", flush=True)
+        ending.wait()
+        print("ending", flush=True)
+    return 0
+
+
+def _init(options: argparse.Namespace) -> int:
+    config = read_config(options.config)
+    for note in config.notes:
+        print(f"{config.path}, {note}", file=sys.stderr)
+    done = initialise(config)
+    print(", ".join(f"{name} {value}" for name, value in done.items()))
+    return 0
+
+
+def _client(options: argparse.Namespace) -> int:
+    token = None
+    if options.token_file is not None:
+        token = Path(options.token_file).read_text(encoding="utf-8").strip()
+    try:
+        users = [int(each) for each in options.users.split(",")]
+    except ValueError:
+        raise UsageError(f"--users should be numbers as in 1,2,3, got {options.users!r}") from None
+    grpc = require("grpc", "serving")
+    with RecommenderClient(options.address, options.timeout, token, options.authority) as client:
+        try:
+            if options.requests:
+                print(json.dumps(_load(client, users, options)))
+                return 0
+            for each in client.recommend(users, options.k, options.candidates):
+                scored = zip(each.item_ids.tolist(), each.scores.tolist(), strict=True)
+                shown = " ".join(f"{item}:{score:.4f}" for item, score in scored)
+                print(f"user {each.user_id} ({each.source}) {shown}")
+        except grpc.RpcError as error:
+            raise UsageError(
+                f"The recommender at {options.address} does not answer: {error.code().name}: "
+                f"{error.details()}"
+            ) from None
+    return 0
+
+
+def _load(
+    client: RecommenderClient, users: list[int], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Ask many times, with several requests at a time; returns figures in milliseconds."""
+
+    def ask(number: int) -> float:
+        begin = time.perf_counter()
+        client.recommend([users[number % len(users)]], options.k, options.candidates)
+        return time.perf_counter() - begin
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(options.threads) as pool:
+        times = np.array(list(pool.map(ask, range(options.requests)))) * 1000
+    rate = options.requests / (time.perf_counter() - begin)
+    p50, p99 = np.percentile(times, [50, 99])
+    return {
+        "requests": options.requests,
+        "requests_per_s": round(rate, 1),
+        "p50_ms": round(float(p50), 2),
+        "p99_ms": round(float(p99), 2),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns the status that it ends with."""
+    parser = argparse.ArgumentParser(
+        prog="bigdl-friesian-serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("serve", "serve what a configuration says"),
+        ("init", "load the store and build the index"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--config", "-c", required=True, help="a file of YAML")
+    client = commands.add_parser("client", help="ask a recommender, once or many times")
+    client.add_argument("--address", default="127.0.0.1:8980")
+    client.add_argument("--users", default="1", help="numbers, as in 1,2,3")
+    client.add_argument("-k", type=int, default=10, help="items of an answer")
+    client.add_argument("--candidates", type=int, default=0, help="items that are ranked")
+    client.add_argument("--requests", type=int, default=0, help="measure so many requests")
+    client.add_argument("--threads", type=int, default=8, help="requests at a time")
+    client.add_argument("--timeout", type=float, default=10.0, help="seconds")
+    client.add_argument("--token-file", help="file with the bearer token")
+    client.add_argument("--authority", help="file in PEM to check the certificate by; means TLS")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    work = {"serve": _serve, "init": _init, "client": _client}[options.command]
+    try:
+        return work(options)
+    except BigDLError as error:
+        print(f"bigdl-friesian-serve: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
