@@ -29,7 +29,7 @@ def pairs(options):
     else:
         ratings, _, _, chance = synthetic.movielens(options.users, options.items)
         table = FeatureTable.from_pandas(ratings)
-    seen, train, last = _split(table)
+    seen, train, last = split(table)
     schema = seen.feature_schema(["user", "item"])
     draw = {"item_size": schema.cardinality("item"), "exclude_history_col": "seen"}
     train = train.add_negative_samples(neg_num=4, seed=options.seed, **draw)
@@ -55,7 +55,7 @@ def towers(options):
         See :func:`pairs`.
     """
     ratings, users, items, chance = _tables(options, synthetic.movielens)
-    _, train, last = _split(ratings)
+    _, train, last = split(ratings)
     train = train.join(users, on="user").join(items, on="item").cache()
     schema = users.feature_schema().union(items.feature_schema())
     size = schema.cardinality("item")
@@ -65,14 +65,23 @@ def towers(options):
     return train, test, users, items, schema, counts, chance
 
 
-def _tables(options, generate):
+def facts(options):
+    """Ratings, users and items as they are in the data, not encoded."""
+    ratings, users, items, _ = _raw(options, synthetic.movielens)
+    return ratings, users.select("user", "age", "occupation"), items.select("item", "genre")
+
+
+def _raw(options, generate):
     """Ratings, users and items of the data given, or generated ones and what is known of them."""
-    known = None
     if options.data_dir:
-        ratings, users, items = read(options.data_dir)
-    else:
-        *frames, known = generate(options.users, options.items)
-        ratings, users, items = map(FeatureTable.from_pandas, frames)
+        return *read(options.data_dir), None
+    *frames, known = generate(options.users, options.items)
+    return *map(FeatureTable.from_pandas, frames), known
+
+
+def _tables(options, generate):
+    """As :func:`_raw`, with all facts as numbers."""
+    ratings, users, items, known = _raw(options, generate)
     return ratings, *_numbered(users, items), known
 
 
@@ -135,7 +144,7 @@ def _numbered(users, items):
     return users, items.cache()
 
 
-def _split(ratings):
+def split(ratings):
     """All records with the films that their user has seen, those for training, the last ones."""
     seen = ratings.group_by("user", {"item": "collect_set"}).rename({"collect_set(item)": "seen"})
     table = ratings.select("user", "item", "time").join(seen, on="user").cache()

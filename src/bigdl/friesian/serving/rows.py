@@ -326,7 +326,8 @@ class Rows:
         others = []
         if layout.others:
             tails = json.loads(b"[" + b",".join(row[size:] for row in rows) + b"]")
-            for each, values in zip(layout.others, zip(*tails, strict=True), strict=True):
+            for place, each in enumerate(layout.others):
+                values = [tail[place] for tail in tails]
                 others.append(pa.array(values, kinds.to_arrow(each.kind)))
         return cls(ids, blocks, others)
 
