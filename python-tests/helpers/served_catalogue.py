@@ -52,7 +52,8 @@ class Linear:
 
 def linear(age, price, kind, user, item):
     mixed = (np.asarray(user, np.int64) * 7919 + np.asarray(item, np.int64) * 104729) % 1000
-    return (age / 80 + price * 2 + kind / 9 + mixed / 100).astype(np.float32)
+    numbers = [np.asarray(each, np.float64) for each in (age, price, kind)]
+    return (numbers[0] / 80 + numbers[1] * 2 + numbers[2] / 9 + mixed / 100).astype(np.float32)
 
 
 def offline(users, items, numbers, candidates=CANDIDATES, best=BEST):
