@@ -51,13 +51,14 @@ TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "tf2onnx>=1.17", "numpy>=2.0,<3"]
 FRIESIAN = ORCA
 SERVING = [
     *FRIESIAN,
-    "aiohttp>=3.10",
     "faiss-cpu>=1.9",
     "grpcio>=1.66",
+    "httptools>=0.6.4",
     "prometheus-client>=0.20",
     "protobuf>=5",
     "PyYAML>=6",
     "redis>=5",
+    "uvicorn>=0.34",
 ]
 
 EXTRAS = {

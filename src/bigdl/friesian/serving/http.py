@@ -15,11 +15,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import ssl
+import socket
 import threading
+import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self
+from urllib.parse import parse_qs, unquote
 
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, one_line, require
@@ -30,7 +33,173 @@ from bigdl.friesian.serving.services import Limits, Security
 
 logger = logging.getLogger(__name__)
 
+_JSON = "application/json"
+_IDLE_SECONDS = 75
 _KEYS = {"users", "k", "candidates", "deadline_ms"}
+
+
+class _Status(Exception):
+    """An answer that is no success.
+
+    Parameters
+    ----------
+    status : int
+    sentence : str
+    """
+
+    def __init__(self, status: int, sentence: str):
+        self.status = status
+        super().__init__(sentence)
+
+
+class HttpApp:
+    """The interface as an application of ASGI; see the module for what it answers.
+
+    Parameters
+    ----------
+    recommender : Recommender or None
+        None serves health and metrics alone.
+    security : Security
+    limits : Limits
+    metrics : ServingMetrics
+    threads : int
+        Requests that are worked on at the same time.
+    """
+
+    def __init__(
+        self,
+        recommender: Recommender | None,
+        security: Security,
+        limits: Limits,
+        metrics: ServingMetrics,
+        threads: int,
+    ):
+        self._recommender = recommender
+        self._security, self._limits, self._metrics = security, limits, metrics
+        self._pool = ThreadPoolExecutor(threads, "http")
+        self._working = 0
+        self.is_ready = True
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer one request."""
+        kind = _JSON
+        try:
+            status, content = await self._answer(scope, receive)
+            if isinstance(content, tuple):
+                content, kind = content
+            else:
+                content = json.dumps(content).encode()
+        except _Status as error:
+            status, content = error.status, _told(error)
+        except UsageError as error:
+            status, content = 400, _told(error)
+        except Exception as error:
+            logger.exception("%s failed", scope.get("path"))
+            status, content = 503, json.dumps({"error": one_line(error)}).encode()
+        headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(content))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _answer(self, scope: dict[str, Any], receive: Any) -> tuple[int, Any]:
+        path, method = scope["path"], scope["method"]
+        headers = {name.decode("latin1"): value for name, value in scope["headers"]}
+        if path == "/v2/health/live":
+            return self._allowed(method, "GET", (200, {"live": True}))
+        if path == "/v2/health/ready":
+            answer = 200 if self.is_ready else 503, {"ready": self.is_ready}
+            return self._allowed(method, "GET", answer)
+        if not self._security.allows(headers.get("authorization", b"").decode("latin1")):
+            raise _Status(401, "The request lacks the right bearer token")
+        if path == "/metrics":
+            return self._allowed(method, "GET", (200, self._text()))
+        if self._recommender is not None and path == "/recommend":
+            self._allowed(method, "POST")
+            return await self._post(await self._body(headers, receive))
+        if self._recommender is not None and path.startswith("/recommend/"):
+            self._allowed(method, "GET")
+            return await self._get(unquote(path.removeprefix("/recommend/")), scope)
+        raise _Status(404, f"There is nothing at {path}")
+
+    def _allowed(self, method: str, wanted: str, answer: Any = None) -> Any:
+        if method != wanted:
+            raise _Status(405, f"The method should be {wanted}, got {method}")
+        return answer
+
+    async def _body(self, headers: dict[str, bytes], receive: Callable[[], Awaitable]) -> bytes:
+        parts, size, most = [], 0, self._limits.max_bytes
+        length = headers.get("content-length", b"0")
+        if length.isdigit() and int(length) > most:
+            raise _Status(413, f"A request may have {most} bytes")
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Status(400, "The request has no end")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > most:
+                raise _Status(413, f"A request may have {most} bytes")
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _text(self) -> Any:
+        if self._metrics.registry is None:
+            return self._metrics.summary()
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return generate_latest(self._metrics.registry), CONTENT_TYPE_LATEST
+
+    async def _post(self, body: bytes) -> tuple[int, Any]:
+        try:
+            content = json.loads(body)
+        except (ValueError, RecursionError):
+            raise UsageError("The body of the request is no JSON") from None
+        if not isinstance(content, dict) or "users" not in content:
+            raise UsageError('The body should be an object such as {"users": [1, 2], "k": 10}')
+        if strange := sorted(content.keys() - _KEYS):
+            raise UsageError(f"The request has unknown keys {strange}; known are {sorted(_KEYS)}")
+        if not isinstance(content["users"], list):
+            raise UsageError("users should be a list of whole numbers")
+        deadline = content.get("deadline_ms")
+        return await self._answered(
+            content["users"], content.get("k", 10), content.get("candidates"), deadline
+        )
+
+    async def _get(self, user: str, scope: dict[str, Any]) -> tuple[int, Any]:
+        text = scope["query_string"].decode("latin1")
+        query = {name: values[-1] for name, values in parse_qs(text, True).items()}
+        k = _whole("k", query.get("k", "10"))
+        candidates = query.get("canK")
+        count = None if candidates is None else _whole("canK", candidates)
+        return await self._answered([_whole("the user", user)], k, count, None)
+
+    async def _answered(
+        self, users: list, k: Any, candidates: Any, deadline_ms: Any
+    ) -> tuple[int, Any]:
+        assert self._recommender is not None
+        self._limits.check_ids(users)
+        self._limits.check_k("k", k)
+        if candidates is not None:
+            self._limits.check_k("candidates", candidates)
+        deadline = None
+        if deadline_ms is not None:
+            deadline = check_number("deadline_ms", deadline_ms, above=0) / 1000
+        if self._working >= self._limits.max_requests:
+            raise _Status(429, "Too many requests at the same time")
+        work = partial(self._recommender.recommend, ids_of(users), k, candidates, deadline)
+        self._working += 1
+        try:
+            answers = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        finally:
+            self._working -= 1
+        return 200, {"recommendations": [_shown(each) for each in answers]}
+
+
+def _told(error: Exception) -> bytes:
+    return json.dumps({"error": str(error)}).encode()
 
 
 class HttpServer:
@@ -48,10 +217,24 @@ class HttpServer:
     threads : int, default 8
         Requests that are worked on at the same time.
 
+    Attributes
+    ----------
+    port : int
+
     Raises
     ------
     UsageError
-        If the port cannot be used.
+        If the port or the certificate cannot be used.
+
+    Examples
+    --------
+    >>> import json
+    >>> from urllib.request import urlopen
+    >>> from bigdl.friesian.serving import HttpServer
+    >>> with HttpServer(None) as server:
+    ...     with urlopen(f"http://127.0.0.1:{server.port}/v2/health/ready") as answer:
+    ...         json.load(answer)
+    {'ready': True}
     """
 
     def __init__(
@@ -63,152 +246,60 @@ class HttpServer:
         metrics: ServingMetrics | None = None,
         threads: int = 8,
     ):
-        require("aiohttp", "serving")
-        self._recommender = recommender
-        self._security, self._limits = security or Security(), limits or Limits()
-        self._metrics = metrics or (recommender.metrics if recommender else ServingMetrics())
-        self._pool = ThreadPoolExecutor(threads, "http")
-        self._working = 0
-        self._is_ready = True
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
-        self._thread.start()
+        uvicorn = require("uvicorn", "serving")
+        security, limits = security or Security(), limits or Limits()
+        metrics = metrics or (recommender.metrics if recommender else ServingMetrics())
+        family = socket.AF_INET6 if ":" in security.host else socket.AF_INET
+        # With the protocol named: asyncio sends small packets at once only then.
+        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
-            self.port: int = asyncio.run_coroutine_threadsafe(
-                self._start(port), self._loop
-            ).result()
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((security.host, port))
+            self._socket.listen(2048)
         except OSError as error:
-            self._end_threads()
+            self._socket.close()
             raise UsageError(
-                f"The server cannot listen on {self._security.host}:{port}: {error.strerror}"
+                f"The server cannot listen on {security.host}:{port}: {error.strerror}"
             ) from error
-
-    async def _start(self, port: int) -> int:
-        from aiohttp import web
-
-        app = web.Application(
-            client_max_size=self._limits.max_bytes, middlewares=[web.middleware(self._guarded)]
+        self.port: int = self._socket.getsockname()[1]
+        self._app = HttpApp(recommender, security, limits, metrics, threads)
+        config = uvicorn.Config(
+            self._app,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            log_level="error",
+            timeout_keep_alive=_IDLE_SECONDS,
+            server_header=False,
+            ssl_certfile=security.certificate,
+            ssl_keyfile=security.key,
         )
-        app.router.add_get("/v2/health/live", self._live)
-        app.router.add_get("/v2/health/ready", self._ready)
-        app.router.add_get("/metrics", self._text)
-        if self._recommender is not None:
-            app.router.add_post("/recommend", self._post)
-            app.router.add_get("/recommend/{user}", self._get)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
-        await self._runner.setup()
-        context = None
-        if self._security.certificate is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(self._security.certificate, self._security.key)
-        site = web.TCPSite(
-            self._runner, self._security.host, port, ssl_context=context, shutdown_timeout=5
-        )
-        await site.start()
-        return self._runner.addresses[0][1]
-
-    # -- requests -------------------------------------------------------------------------------
-
-    async def _guarded(self, request: Any, handler: Any) -> Any:
-        from aiohttp import web
-
-        is_open = request.path.startswith("/v2/health/")
-        if not is_open and not self._security.allows(request.headers.get("Authorization")):
-            return web.json_response(
-                {"error": "The request lacks the right bearer token"}, status=401
-            )
         try:
-            return await handler(request)
-        except web.HTTPException as error:  # no such path, or a body that is too long
-            return web.json_response({"error": error.reason}, status=error.status)
-        except UsageError as error:
-            return web.json_response({"error": str(error)}, status=400)
-        except ConnectionError:
-            raise
+            config.load()
         except Exception as error:
-            logger.exception("%s failed", request.path)
-            return web.json_response({"error": one_line(error)}, status=503)
+            self._socket.close()
+            self._app.close()
+            raise UsageError(
+                f"The certificate or its key cannot be used: {one_line(error)}"
+            ) from error
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.005)
 
-    async def _live(self, request: Any) -> Any:
-        from aiohttp import web
+    def _run(self) -> None:
+        self._server.run(sockets=[self._socket])
 
-        return web.json_response({"live": True})
-
-    async def _ready(self, request: Any) -> Any:
-        from aiohttp import web
-
-        return web.json_response({"ready": self._is_ready}, status=200 if self._is_ready else 503)
-
-    async def _text(self, request: Any) -> Any:
-        from aiohttp import web
-
-        if self._metrics.registry is None:
-            return web.json_response(self._metrics.summary())
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-        content = generate_latest(self._metrics.registry)
-        return web.Response(body=content, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def _post(self, request: Any) -> Any:
-        body = await request.read()
-        try:
-            content = json.loads(body)
-        except (ValueError, RecursionError):
-            raise UsageError("The body of the request is no JSON") from None
-        if not isinstance(content, dict) or "users" not in content:
-            raise UsageError('The body should be an object such as {"users": [1, 2], "k": 10}')
-        if strange := sorted(content.keys() - _KEYS):
-            raise UsageError(f"The request has unknown keys {strange}; known are {sorted(_KEYS)}")
-        if not isinstance(content["users"], list):
-            raise UsageError("users should be a list of whole numbers")
-        deadline = content.get("deadline_ms")
-        return await self._answered(
-            content["users"], content.get("k", 10), content.get("candidates"), deadline
-        )
-
-    async def _get(self, request: Any) -> Any:
-        user = _whole("the user", request.match_info["user"])
-        k = _whole("k", request.query.get("k", "10"))
-        candidates = request.query.get("canK")
-        count = None if candidates is None else _whole("canK", candidates)
-        return await self._answered([user], k, count, None)
-
-    async def _answered(self, users: list, k: Any, candidates: Any, deadline_ms: Any) -> Any:
-        from aiohttp import web
-
-        assert self._recommender is not None
-        self._limits.check_ids(users)
-        self._limits.check_k("k", k)
-        if candidates is not None:
-            self._limits.check_k("candidates", candidates)
-        deadline = None
-        if deadline_ms is not None:
-            deadline = check_number("deadline_ms", deadline_ms, above=0) / 1000
-        if self._working >= self._limits.max_requests:
-            return web.json_response({"error": "Too many requests at the same time"}, status=429)
-        work = partial(self._recommender.recommend, ids_of(users), k, candidates, deadline)
-        self._working += 1
-        try:
-            answers = await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        finally:
-            self._working -= 1
-        return web.json_response({"recommendations": [_shown(each) for each in answers]})
-
-    # -- end ------------------------------------------------------------------------------------
-
-    def stop(self) -> None:
-        """Take no more connections, answer what was asked, and end."""
-        if not self._loop.is_running():
-            return
-        self._is_ready = False
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
-        self._end_threads()
-
-    def _end_threads(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+    def stop(self, grace: float = 5.0) -> None:
+        """Take no more connections, answer what was asked within some seconds, and end."""
+        self._app.is_ready = False
+        self._server.config.timeout_graceful_shutdown = max(int(grace), 1)
+        self._server.should_exit = True
         self._thread.join()
-        self._loop.close()
-        self._pool.shutdown()
+        self._socket.close()
+        self._app.close()
 
     def __enter__(self) -> Self:
         return self

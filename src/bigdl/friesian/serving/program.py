@@ -127,7 +127,7 @@ class Serving:
                 ),
             )
             self.ports["http"] = web.port
-            self._closing.append(web.stop)
+            self._closing.append(partial(web.stop, server.get("grace_s", 5.0)))
         if self._watched():
             watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
             watcher.start()

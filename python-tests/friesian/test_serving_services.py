@@ -1,0 +1,504 @@
+"""The services by gRPC and HTTP: old stubs, wrong requests, limits, tokens and TLS."""
+
+import base64
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import warnings
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pyarrow as pa
+import pytest
+from served_catalogue import Linear, items_frame, users_frame
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.serving import (
+    EmbeddedStore,
+    FeatureService,
+    GrpcServer,
+    HttpServer,
+    IndexRecall,
+    ItemIndex,
+    Limits,
+    RankingService,
+    RecallService,
+    Recommender,
+    RecommenderClient,
+    RecommenderService,
+    RemoteFeatures,
+    RemoteRanker,
+    RemoteRecall,
+    Security,
+    wire,
+)
+
+PROTOS = Path(wire.__file__).parent / "protos"
+LIMITS = Limits(max_ids=50, max_k=60, max_bytes=100_000)
+METHODS = {
+    "feature.Feature": ["getUserFeatures", "getItemFeatures", "getMetrics", "resetMetrics"],
+    "ranking.Ranking": ["doPredict", "getMetrics", "resetMetrics"],
+    "recall.Recall": ["searchCandidates", "addItem", "getMetrics", "resetMetrics"],
+    "recommender.Recommender": [
+        *("getRecommendIDs", "getMetrics", "resetMetrics", "getClientMetrics"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    store = EmbeddedStore(tmp_path_factory.mktemp("store"))
+    items = items_frame()
+    store.replace({"user": users_frame(), "item": items.drop(columns="vector")})
+    index = ItemIndex(items["item"], np.stack(items["vector"]))
+    recommender = Recommender(
+        store, IndexRecall(store, index, seen_col="seen"), Linear(), candidates=40, popular=[3, 0]
+    )
+    return store, index, recommender
+
+
+@pytest.fixture(scope="module")
+def server(stages):
+    """All services on one port."""
+    store, index, recommender = stages
+    services = [
+        FeatureService(store, limits=LIMITS),
+        RecallService(recommender.recall, index, limits=LIMITS),
+        RankingService(Linear(), limits=LIMITS),
+        RecommenderService(recommender, limits=LIMITS),
+    ]
+    with GrpcServer(services, limits=LIMITS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def channel(server):
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def web(stages):
+    with HttpServer(stages[2], limits=LIMITS) as made:
+        yield made
+
+
+OLD_CLIENT = """
+import base64, json, sys
+import grpc
+from google.protobuf.empty_pb2 import Empty
+import feature_pb2, feature_pb2_grpc, ranking_pb2, ranking_pb2_grpc
+import recall_pb2, recall_pb2_grpc, recommender_pb2, recommender_pb2_grpc
+
+channel = grpc.insecure_channel(sys.argv[1])
+features = feature_pb2_grpc.FeatureStub(channel)
+recall = recall_pb2_grpc.RecallStub(channel)
+ranking = ranking_pb2_grpc.RankingStub(channel)
+recommender = recommender_pb2_grpc.RecommenderStub(channel)
+found = features.getItemFeatures(feature_pb2.IDs(ID=[3, 1, 3]))
+rows = [json.loads(base64.b64decode(each)) if each else None for each in found.b64Feature]
+columns = {"age": [20], "price": [0.5], "kind": [1], "user": [1], "item": [3]}
+content = base64.b64encode(json.dumps(columns).encode()).decode()
+recall.addItem(recall_pb2.Item(itemID=8000, itemVector=[0.0] * 8))
+answer = recommender.getRecommendIDs(
+    recommender_pb2.RecommendRequest(recommendNum=3, candidateNum=20, ID=[1, 2])
+)
+print(json.dumps({
+    "columns": list(found.colNames),
+    "rows": rows,
+    "ids": list(found.ID),
+    "candidates": list(recall.searchCandidates(recall_pb2.Query(userID=1, k=5)).candidate),
+    "scores": json.loads(base64.b64decode(
+        ranking.doPredict(ranking_pb2.Content(encodedStr=content)).predictStr
+    )),
+    "items": [list(each.ID) for each in answer.IDProbList],
+    "probs": [list(each.prob) for each in answer.IDProbList],
+    "metrics": json.loads(recommender.getMetrics(Empty()).str),
+    "client": json.loads(recommender.getClientMetrics(Empty()).str),
+    "reset": [type(stub.resetMetrics(Empty())).__name__ for stub in (features, recall, ranking)],
+}))
+"""
+
+
+def test_stubs_that_were_generated_elsewhere_talk_to_the_services(server, stages, tmp_path):
+    from grpc_tools import protoc
+
+    well_known = Path(protoc.__file__).parent / "_proto"
+    names = ["feature", "ranking", "recall", "recommender"]
+    outputs = [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}"]
+    files = [f"{name}.proto" for name in names]
+    assert protoc.main(["protoc", f"-I{PROTOS}", f"-I{well_known}", *outputs, *files]) == 0
+    done = subprocess.run(
+        [sys.executable, "-c", OLD_CLIENT, f"127.0.0.1:{server.port}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    store, _, recommender = stages
+    row = store.read("item", [3]).to_arrow().to_pylist()[0]
+    assert said["columns"] == list(row)
+    assert said["rows"] == [list(row.values()), None, list(row.values())]
+    assert said["ids"] == [3, 1, 3]
+    found = recommender.recall.candidates(np.array([1]), 5)
+    assert said["candidates"] == found.ids.tolist()
+    assert said["scores"] == pytest.approx([20 / 80 + 1 + 1 / 9 + (7919 + 3 * 104729) % 1000 / 100])
+    here = recommender.recommend([1, 2], 3, 20)
+    assert said["items"] == [each.item_ids.tolist() for each in here]
+    assert said["probs"] == [each.scores.tolist() for each in here]
+    names = {each["name"] for each in said["metrics"]}
+    assert "recommender.Recommender/getRecommendIDs" in names
+    assert {each["name"] for each in said["client"]} == {"recall", "features", "ranking"}
+    assert said["reset"] == ["Empty"] * 3
+
+
+def test_the_compiled_services_are_those_of_the_protos(tmp_path):
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    try:
+        from compile_protos import compiled
+    finally:
+        sys.path.pop(0)
+    compiled(tmp_path / "services.binpb")
+    same = (tmp_path / "services.binpb").read_bytes() == (PROTOS / "services.binpb").read_bytes()
+    assert same, "run scripts/compile_protos.py"
+
+
+@pytest.mark.parametrize("method", [f"{s}/{m}" for s, names in METHODS.items() for m in names])
+def test_garbage_is_told_to_be_no_request(channel, method):
+    call = channel.unary_unary(f"/{method}")
+    random = np.random.default_rng(0)
+    for size in (1, 3, 40, 5000):
+        content = b"\x0a\xff" + random.bytes(size)
+        with pytest.raises(grpc.RpcError) as error:
+            call(content, timeout=10)
+        assert error.value.code() in (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.FAILED_PRECONDITION,
+        )
+    assert isinstance(channel.unary_unary("/recall.Recall/getMetrics")(b"", timeout=10), bytes)
+
+
+def test_requests_that_are_too_large_are_refused(channel):
+    call = channel.unary_unary("/ranking.Ranking/doPredict")
+    with pytest.raises(grpc.RpcError) as error:
+        call(b"\x0a" + b"x" * 200_000, timeout=10)
+    assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def sent(channel, service, method, request, **values):
+    package = service.partition(".")[0]
+    stub = wire.stub_of(channel, service)
+    return getattr(stub, method)(wire.message(f"{package}.{request}")(**values), timeout=10)
+
+
+NO_VECTOR = r"should be of shape \(n, 8\), got \(1, 1\)"
+
+
+@pytest.mark.parametrize(
+    ("service", "method", "request_name", "values", "code", "message"),
+    [
+        (
+            "feature.Feature",
+            "getUserFeatures",
+            "IDs",
+            {"ID": range(51)},
+            "INVALID_ARGUMENT",
+            "50 ids",
+        ),
+        (
+            "recall.Recall",
+            "searchCandidates",
+            "Query",
+            {"userID": 1},
+            "INVALID_ARGUMENT",
+            "k should",
+        ),
+        (
+            *("recall.Recall", "searchCandidates", "Query", {"userID": 1, "k": 61}),
+            *("INVALID_ARGUMENT", "from 1 to 60, got 61"),
+        ),
+        (
+            *("recall.Recall", "searchCandidates", "Query", {"userID": 2, "k": 5}),
+            *("NOT_FOUND", "no candidates for the user 2"),
+        ),
+        (
+            *("recall.Recall", "addItem", "Item", {"itemID": 2, "itemVector": [1]}),
+            *("INVALID_ARGUMENT", NO_VECTOR),
+        ),
+        (
+            *("recall.Recall", "addItem", "Item", {"itemID": 2, "itemVector": [float("nan")] * 8}),
+            *("INVALID_ARGUMENT", "not finite"),
+        ),
+        (
+            *("recommender.Recommender", "getRecommendIDs", "RecommendRequest", {"ID": [1]}),
+            *("INVALID_ARGUMENT", "recommendNum should be"),
+        ),
+        (
+            *("recommender.Recommender", "getRecommendIDs", "RecommendRequest"),
+            {"ID": [1], "recommendNum": 5, "candidateNum": 4},
+            *("FAILED_PRECONDITION", "at least recommendNum, got 4 and 5"),
+        ),
+        (
+            *("ranking.Ranking", "doPredict", "Content", {"encodedStr": "%"}),
+            *("INVALID_ARGUMENT", "not Base64"),
+        ),
+        (
+            *("ranking.Ranking", "doPredict", "Content"),
+            {"encodedStr": base64.b64encode(b"\xac\xed\x00\x05sr").decode()},
+            *("INVALID_ARGUMENT", "object of Java, which is not read"),
+        ),
+        (
+            *("ranking.Ranking", "doPredict", "Content"),
+            {"encodedStr": wire.encoded_json({"age": [1]})},
+            *("INVALID_ARGUMENT", "which the request lacks"),
+        ),
+        (
+            *("ranking.Ranking", "doPredict", "Content"),
+            {"encodedStr": wire.encoded_json({name: ["x"] for name in Linear.columns})},
+            *("INVALID_ARGUMENT", "The ranker takes numbers"),
+        ),
+        (
+            *("ranking.Ranking", "doPredict", "Content"),
+            {"encodedStr": wire.encoded_json({"a": [1], "b": [1, 2]})},
+            *("INVALID_ARGUMENT", "different lengths"),
+        ),
+    ],
+)
+def test_wrong_requests_are_told(channel, service, method, request_name, values, code, message):
+    with pytest.raises(grpc.RpcError, match=message) as error:
+        sent(channel, service, method, request_name, **values)
+    assert error.value.code().name == code
+
+
+def test_damaged_arrow_is_no_end_of_the_service(channel):
+    batch = pa.record_batch({name: [1.0, 2.0] for name in Linear.columns})
+    content = bytearray(base64.b64decode(wire.encoded(batch)))
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        broken = bytearray(content)
+        for at in random.integers(0, len(broken), 4):
+            broken[at] = random.integers(0, 256)
+        text = base64.b64encode(broken[: random.integers(1, len(broken) + 1)]).decode()
+        stub = wire.stub_of(channel, "ranking.Ranking")
+        call = stub.doPredict.future(wire.message("ranking.Content")(encodedStr=text), timeout=10)
+        assert call.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), call.details()
+    good = wire.encoded(batch)
+    assert sent(channel, "ranking.Ranking", "doPredict", "Content", encodedStr=good).predictStr
+
+
+def test_features_come_as_arrow_with_the_columns_asked_for(server, stages):
+    with RemoteFeatures(f"127.0.0.1:{server.port}", most_ids=20) as remote:
+        ids = np.random.default_rng(2).integers(0, 600, 90)
+        for columns in (None, ["city", "prediction", "age"]):
+            here, there = stages[0].read("user", ids, columns), remote.read("user", ids, columns)
+            assert there.to_arrow().to_pylist() == here.to_arrow().to_pylist()
+            assert there.found.tolist() == here.found.tolist()
+        assert remote.names("item") == ["item", "price", "kind"]
+
+
+def test_health_is_said(channel):
+    stub = wire.stub_of(channel, "grpc.health.v1.Health")
+    check = wire.message("grpc.health.v1.HealthCheckRequest")
+    for name in ("", "recall.Recall"):
+        assert stub.Check(check(service=name), timeout=10).status == 1
+    with pytest.raises(grpc.RpcError, match="no service 'x'"):
+        stub.Check(check(service="x"), timeout=10)
+
+
+def test_an_item_is_added_by_the_service(server, stages):
+    with RemoteRecall(f"127.0.0.1:{server.port}") as remote:
+        vector = 1000 * stages[0].read("user", [1], ["prediction"])["prediction"][0]
+        remote.add_item(77_777, vector)
+        assert remote.candidates(np.array([1]), 1).ids.tolist() == [77_777]
+        stages[1].remove_items([77_777])
+
+
+def test_a_deadline_of_the_caller_is_kept(stages):
+    import threading
+
+    ended = threading.Event()
+
+    class Stuck(Linear):
+        def predict(self, inputs):
+            ended.wait(20)
+            return super().predict(inputs)
+
+    recommender = Recommender(stages[2].features, stages[2].recall, Stuck(), candidates=20)
+    with (
+        recommender,
+        GrpcServer([RecommenderService(recommender)]) as server,
+        RecommenderClient(f"127.0.0.1:{server.port}", timeout=1.0) as client,
+    ):
+        (answer,) = client.recommend([1], 3)
+        assert (answer.source, len(answer.item_ids)) == ("recalled", 3)
+        ended.set()
+
+
+def test_services_behind_that_are_gone_are_told(stages):
+    recall = IndexRecall(RemoteFeatures("127.0.0.1:1", timeout=5), stages[1])
+    with (
+        GrpcServer([RecallService(recall)]) as server,
+        RemoteRecall(f"127.0.0.1:{server.port}") as client,
+        pytest.raises(grpc.RpcError, match="A service behind recall") as error,
+    ):
+        client.candidates(np.array([1]), 5)
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_tokens_are_asked_for():
+    with GrpcServer([RankingService(Linear())], security=Security(token="secret")) as server:
+        address = f"127.0.0.1:{server.port}"
+        inputs = {name: np.ones(2) for name in Linear.columns}
+        for token in (None, "wrong", "sécret"):
+            with RemoteRanker(address, token=token and token.encode().decode("latin1")) as ranker:
+                with pytest.raises(grpc.RpcError) as error:
+                    ranker.predict(inputs)
+                assert error.value.code() in (
+                    grpc.StatusCode.UNAUTHENTICATED,
+                    grpc.StatusCode.INTERNAL,  # a header that is no ASCII does not leave the client
+                )
+        with RemoteRanker(address, token="secret") as ranker:
+            assert len(ranker.predict(inputs)) == 2
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return str(folder / "cert.pem"), str(folder / "key.pem")
+
+
+def test_tls_is_spoken(certificate, stages):
+    cert, key = certificate
+    security = Security(certificate=cert, key=key)
+    inputs = {name: np.ones(2) for name in Linear.columns}
+    with (
+        GrpcServer([RankingService(Linear())], security=security) as server,
+        RemoteRanker(f"127.0.0.1:{server.port}", authority=cert) as ranker,
+        RemoteRanker(f"127.0.0.1:{server.port}", timeout=2) as plain,
+    ):
+        assert len(ranker.predict(inputs)) == 2
+        with pytest.raises(grpc.RpcError):
+            plain.predict(inputs)
+    import ssl
+
+    context = ssl.create_default_context(cafile=cert)
+    with HttpServer(stages[2], security=security) as web:
+        url = f"https://127.0.0.1:{web.port}/v2/health/ready"
+        with urllib.request.urlopen(url, context=context) as answer:
+            assert answer.status == 200
+
+
+def test_another_address_has_to_be_meant():
+    with pytest.raises(UsageError, match="can be reached from other machines; set expose"):
+        Security(host="0.0.0.0")
+    with pytest.warns(UserWarning, match="without TLS"):
+        Security(host="0.0.0.0", expose=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Security(host="::1")
+    with pytest.raises(UsageError, match="both a certificate and a key"):
+        Security(certificate=__file__)
+
+
+def test_a_port_in_use_is_told():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=r"cannot listen on .*Address already in use"):
+            GrpcServer([RankingService(Linear())], port)
+        with pytest.raises(UsageError, match="cannot listen on"):
+            HttpServer(None, port)
+
+
+# -- HTTP ------------------------------------------------------------------------------------------
+
+
+def asked(web, path, content=None, headers=()):
+    """Status and body of an answer."""
+    data = (
+        content if content is None or isinstance(content, bytes) else json.dumps(content).encode()
+    )
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{web.port}{path}", data, headers=dict(headers)
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def test_recommendations_come_as_json(web, stages):
+    status, said = asked(web, "/recommend", {"users": [1, 2, 1], "k": 4, "candidates": 20})
+    here = stages[2].recommend([1, 2, 1], 4, 20)
+    assert status == 200
+    assert [each["items"] for each in said["recommendations"]] == [
+        each.item_ids.tolist() for each in here
+    ]
+    assert [each["source"] for each in said["recommendations"]] == ["ranked", "popular", "ranked"]
+    _, said = asked(web, "/recommend/1?k=4&canK=20")
+    assert said["recommendations"][0]["scores"] == here[0].scores.tolist()
+    assert asked(web, "/v2/health/ready") == (200, {"ready": True})
+    assert asked(web, "/v2/health/live") == (200, {"live": True})
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "message"),
+    [
+        ("/recommend", b"{", 400, "is no JSON"),
+        ("/recommend", b"\xff\xfe", 400, "is no JSON"),
+        ("/recommend", b"[" * 50_000, 400, "is no JSON"),
+        ("/recommend", [], 400, "should be an object"),
+        ("/recommend", {"users": 1}, 400, "users should be a list"),
+        ("/recommend", {"users": ["1"]}, 400, "should be a whole number"),
+        ("/recommend", {"users": [1 << 70]}, 400, "more than 64 bits"),
+        ("/recommend", {"users": [1], "k": 0}, 400, "k should be"),
+        ("/recommend", {"users": [1], "k": "x"}, 400, "k should be"),
+        ("/recommend", {"users": [1], "k": 61}, 400, "from 1 to 60"),
+        ("/recommend", {"users": [1] * 51}, 400, "50 ids"),
+        ("/recommend", {"users": [1], "kk": 1}, 400, "unknown keys \\['kk'\\]"),
+        ("/recommend", {"users": [1], "k": 5, "candidates": 2}, 400, "at least k"),
+        ("/recommend", {"users": [1], "deadline_ms": -1}, 400, "deadline_ms should be"),
+        ("/recommend", b'{"users": [1], "deadline_ms": NaN}', 400, "deadline_ms should be"),
+        ("/recommend", b" " * 200_000, 413, ""),
+        ("/recommend/one", None, 400, "the user should be a whole number"),
+        ("/recommend/1?k=", None, 400, "k should be a whole number"),
+        ("/nothing", None, 404, ""),
+        ("/recommend", None, 405, ""),
+    ],
+)
+def test_wrong_requests_by_http_are_told(web, path, content, status, message):
+    import re
+
+    given, said = asked(web, path, content)
+    assert given == status
+    assert re.search(message, said["error"])
+
+
+def test_bytes_that_are_no_http_do_not_end_the_server(web):
+    random = np.random.default_rng(4)
+    for size in (1, 50, 5000):
+        with socket.create_connection(("127.0.0.1", web.port)) as line:
+            line.sendall(random.bytes(size) + b"\r\n\r\n")
+    assert asked(web, "/v2/health/live")[0] == 200
+
+
+def test_tokens_are_asked_for_by_http(stages):
+    with HttpServer(stages[2], security=Security(token="secret")) as web:
+        assert asked(web, "/recommend/1")[0] == 401
+        assert asked(web, "/recommend/1", headers=[("Authorization", "Bearer secret")])[0] == 200
+        assert asked(web, "/v2/health/live")[0] == 200
