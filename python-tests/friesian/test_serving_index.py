@@ -11,8 +11,8 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.serving import ItemIndex
 
 RNG = np.random.default_rng(3)
-IDS = 7 * RNG.permutation(3000)
-VECTORS = RNG.standard_normal((3000, 12)).astype(np.float32)
+IDS = 7 * RNG.permutation(1500)
+VECTORS = RNG.standard_normal((1500, 12)).astype(np.float32)
 QUERIES = RNG.standard_normal((50, 12)).astype(np.float32)
 
 
@@ -84,11 +84,11 @@ def test_items_are_added_replaced_and_removed(kind):
     index.add_item(5, best)
     index.add_item(int(IDS[0]), 2 * best)
     assert index.search(QUERIES[:1], 2).ids.tolist() == [IDS[0], 5]
-    assert (len(index), 5 in index, 6 in index) == (3001, True, False)
+    assert (len(index), 5 in index, 6 in index) == (1501, True, False)
     index.rebuild().result(30)
     assert index.search(QUERIES[:1], 2).ids.tolist() == [IDS[0], 5]
     index.remove_items([5, IDS[0], 6])
-    assert len(index) == 2999
+    assert len(index) == 1499
     assert not np.isin(index.search(QUERIES[:1], 50).ids, [5, IDS[0]]).any()
 
 
@@ -117,9 +117,9 @@ def test_items_are_added_while_the_index_is_searched_and_rebuilt():
     for each in threads:
         each.join()
     assert errors == []
-    assert len(index) == 3200
+    assert len(index) == 1700
     assert len(index._state.fresh_ids) == 0
-    assert index.search(QUERIES[:1], 3200).counts.tolist() == [3200]
+    assert index.search(QUERIES[:1], 1700).counts.tolist() == [1700]
 
 
 def test_an_index_is_saved_with_what_was_added_and_loaded(tmp_path):
@@ -128,7 +128,7 @@ def test_an_index_is_saved_with_what_was_added_and_loaded(tmp_path):
         index.add_item(5, QUERIES[0])
         index.save(tmp_path / "index")
         loaded = ItemIndex.load(tmp_path / "index")
-        assert (loaded.kind, loaded.metric, len(loaded)) == (kind, "cosine", 3001)
+        assert (loaded.kind, loaded.metric, len(loaded)) == (kind, "cosine", 1501)
         assert loaded.search(QUERIES[:1], 1).ids.tolist() == [5]
         assert len(list((tmp_path / "index").iterdir())) == 2
 

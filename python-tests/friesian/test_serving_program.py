@@ -1,0 +1,323 @@
+"""The program: its configuration, what it loads and builds, and how it ends and comes back."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from served_catalogue import free_port, items_frame, users_frame
+
+from bigdl.common.errors import UsageError
+from bigdl.friesian.models import DeepFM
+from bigdl.friesian.serving import (
+    EmbeddedStore,
+    IndexRecall,
+    ItemIndex,
+    ModuleRanker,
+    Recommender,
+    RecommenderClient,
+)
+from bigdl.friesian.serving.config import read_config
+from bigdl.friesian.serving.program import main
+
+COMMAND = [sys.executable, "-m", "bigdl.friesian.serving.program"]
+
+
+def written(folder, text, name="serving.yaml"):
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty; name a store"),
+        ("- a", "line 1: the file should have sections"),
+        ("store: [", r"line 2?1?: "),
+        ("stor: x", r"line 1, stor: unknown; did you mean store\?"),
+        ("store: x\nrecall:\n  indx: y", r"line 3, recall\.indx: unknown; did you mean index\?"),
+        ("server:\n  recall_port: x", r"line 2, server\.recall_port: should be a whole number"),
+        ("server:\n  expose: 1", r"line 2, server\.expose: should be true or false, got 1"),
+        ("ranking:\n  inputs: [a, 1]", r"line 2, ranking\.inputs: should be a list, each of it"),
+        ("recall:\n  index: a\n  index: b", r"line 3, recall\.index: is there twice"),
+        ("recall: index", "line 1, recall: should have keys, such as url:"),
+        ("redisUrl: a\nredisType: ring", "line 2, redisType: should be one of standalone"),
+    ],
+)
+def test_errors_of_the_configuration_name_line_and_key(tmp_path, text, message):
+    with pytest.raises(UsageError, match=message):
+        read_config(written(tmp_path, text))
+
+
+def test_files_that_are_missing_or_no_text_are_told(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_config(tmp_path / "none.yaml")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match=r"cannot be read|no YAML"):
+        read_config(tmp_path / "b.yaml")
+
+
+def test_the_keys_of_bigdl_2_are_understood_and_reported(tmp_path):
+    old = """
+servicePort: 8980
+monitorPort: 8981
+featureServiceURL: localhost:8082
+recallServiceURL: localhost:8084
+rankingServiceURL: localhost:8083
+inferenceColumns: user, item
+logInterval: 1
+"""
+    config = read_config(written(tmp_path, old))
+    assert config.values == {
+        "server.recommender_port": 8980,
+        "server.http_port": 8981,
+        "features.url": "localhost:8082",
+        "recall.url": "localhost:8084",
+        "ranking.url": "localhost:8083",
+        "ranking.inputs": ["user", "item"],
+    }
+    assert "line 2: servicePort is server.recommender_port now" in config.notes
+    assert "line 8: logInterval is not needed any more" in config.notes
+
+    old = """
+servicePort: 8082
+redisType: sentinel
+redisSentinelMasterURL: a:26379,b:26379
+redisSentinelMasterName: main
+redisKeyPrefix: 2tower_
+initialUserDataPath: users
+userIDColumn: enaging_user_id
+"""
+    config = read_config(written(tmp_path, old))
+    assert config.get("store.location") == "redis+sentinel://a:26379,b:26379/main"
+    assert config.get("store.prefix") == "2tower_"
+    assert config.get("server.feature_port") == 8082
+    assert config.get("init.users") == str(tmp_path / "users")
+    assert config.get("init.user_id") == "enaging_user_id"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Parquet files, a saved model, and a configuration of all stages in one process."""
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    made = tmp_path_factory.mktemp("serving")
+    users, items = users_frame(), items_frame()
+    users.to_parquet(made / "users.parquet")
+    items.drop(columns="vector").to_parquet(made / "items.parquet")
+    items[["item", "vector"]].to_parquet(made / "vectors.parquet")
+    torch.manual_seed(0)
+    model = DeepFM({"user": 700, "item": 1300, "kind": 9}, ["price"], dim=4, hidden=(8,)).eval()
+    sample = [torch.zeros(2, dtype=torch.int64)] * 3 + [torch.zeros(2)]
+    sample[2] = sample[2].to(torch.int8)
+    sample = (sample[0], sample[1].to(torch.int64), sample[2], sample[3])
+    saved = InferenceOptimizer.trace(model, accelerator="openvino", input_sample=sample)
+    InferenceOptimizer.save(saved, str(made / "model"))
+    ports = {name: free_port() for name in ("recommender", "recall", "feature", "ranking", "http")}
+    text = f"""
+store: features
+recall:
+  index: index
+  user_vector: prediction
+  seen: seen
+ranking:
+  model: model
+  inputs: {json.dumps(model.feature_cols)}
+recommender:
+  candidates: 40
+  popular: [3, 0, 6]
+server:
+{"".join(f"  {name}_port: {port}{chr(10)}" for name, port in ports.items())}
+init:
+  users: users.parquet
+  items: items.parquet
+  vectors: vectors.parquet
+  vector: vector
+"""
+    config = written(made, text)
+    assert main(["init", "--config", config]) == 0
+    return made, config, ports, model
+
+
+def started(config):
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--config", config],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    line = process.stdout.readline()
+    if not line.startswith("ready"):
+        raise AssertionError(process.stderr.read())
+    return process
+
+
+def ended(process):
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    return out, err
+
+
+def expected(folder, users, k):
+    made, _, _, model = folder
+    store = EmbeddedStore(made / "features")
+    recall = IndexRecall(store, ItemIndex.load(made / "index"), seen_col="seen")
+    with Recommender(store, recall, ModuleRanker(model), candidates=40, popular=[3, 0, 6]) as one:
+        return [each.item_ids.tolist() for each in one.recommend(users, k)]
+
+
+@pytest.mark.fault
+def test_init_serve_and_client_answer_as_the_parts_do_until_it_ends(folder, capsys):
+    """At the end SIGTERM in the middle of requests: none is lost."""
+    _, config, ports, _ = folder
+    users = [1, 3, 2, 1]
+    process = started(config)
+    try:
+        address = f"127.0.0.1:{ports['recommender']}"
+        with RecommenderClient(address) as client:
+            answers = client.recommend(users, 5)
+        assert [each.item_ids.tolist() for each in answers] == expected(folder, users, 5)
+        assert main(["client", "--address", address, "--users", "1,2", "-k", "3"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[0].startswith("user 1 (ranked) ")
+        assert said[1].startswith("user 2 (popular) 3:0.0000 0:")
+        assert main(["client", "--address", address, "--users", "1,3", "--requests", "40"]) == 0
+        assert json.loads(capsys.readouterr().out)["requests"] == 40
+        url = f"http://127.0.0.1:{ports['http']}/metrics"
+        text = urllib.request.urlopen(url).read().decode()
+        assert 'bigdl_recommender_size{of="index_items"} 400.0' in text
+        assert 'bigdl_recommender_size{of="store_version"}' in text
+        outcomes, begun = [], threading.Event()
+
+        def ask():
+            with RecommenderClient(address) as client:
+                while True:
+                    try:
+                        outcomes.append(len(client.recommend([1, 3, 5], 5)))
+                        begun.set()
+                    except grpc.RpcError as error:
+                        outcomes.append(error.code().name)
+                        return
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for each in threads:
+            each.start()
+        assert begun.wait(20)
+    finally:
+        out, err = ended(process)
+    for each in threads:
+        each.join()
+    assert "ending" in out
+    assert "Traceback" not in err
+    # a refusal after the end is right, a call that was taken and broken off is not
+    assert {each for each in outcomes if isinstance(each, str)} <= {"UNAVAILABLE"}
+    assert outcomes.count(3) > 4
+
+
+@pytest.mark.fault
+def test_a_killed_server_answers_right_when_it_is_back(folder):
+    _, config, ports, _ = folder
+    users = list(range(1, 40))
+    wanted = expected(folder, users, 5)
+    process = started(config)
+    with RecommenderClient(f"127.0.0.1:{ports['recommender']}", timeout=20) as client:
+        assert [each.item_ids.tolist() for each in client.recommend(users, 5)] == wanted
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    process = started(config)
+    try:
+        with RecommenderClient(f"127.0.0.1:{ports['recommender']}", timeout=20) as client:
+            assert [each.item_ids.tolist() for each in client.recommend(users, 5)] == wanted
+    finally:
+        ended(process)
+
+
+@pytest.mark.slow
+def test_what_changes_is_used_and_what_is_damaged_is_refused(folder, tmp_path):
+    """A new version of the store, a new index, a damaged one: while requests are answered."""
+    made, _, ports, _ = folder
+    copy = tmp_path / "copy"
+    shutil.copytree(made, copy)
+    process = started(str(copy / "serving.yaml"))
+    try:
+        with RecommenderClient(f"127.0.0.1:{ports['recommender']}", timeout=20) as client:
+            assert client.recommend([1], 1)[0].source == "ranked"
+            items = items_frame()
+            vectors = np.stack(items["vector"])[:20]
+            ItemIndex(items["item"][:20], vectors).save(copy / "index")
+            wait_for(lambda: len(client.recommend([1], 40, 40)[0].item_ids) <= 20)
+            (file,) = (copy / "index").glob("files-*/base.faiss")
+            file.write_bytes(b"none")
+            manifest = copy / "index" / "index.json"
+            manifest.write_text(manifest.read_text() + " ")
+            time.sleep(5)
+            assert client.recommend([1], 1)[0].source == "ranked"
+            users = users_frame().query("user != 1")
+            tables = {"user": users, "item": items.drop(columns="vector")}
+            EmbeddedStore(copy / "features").replace(tables)
+            wait_for(lambda: client.recommend([1], 1)[0].source == "popular")
+    finally:
+        _, err = ended(process)
+    assert "The new index is refused" in err
+
+
+def wait_for(condition):
+    give_up = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < give_up, "it did not become true within 30 s"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("store: features", "store: elsewhere"),
+            r"line 2, store\.location: .* has no table 'user'",
+        ),
+        (("index: index", "index: none"), r"line 4, recall\.index: There is no index at"),
+        (
+            ("seen: seen", "seen: sene"),
+            r"line 6, recall\.seen: the table user has no column 'sene'",
+        ),
+        (("model: model", "model: none"), r"line 8, ranking\.model: there is no model at"),
+        (('"price"', '"prize"'), r"line 9, ranking\.inputs: .* takes \['prize'\]"),
+        (("server:", "server:\n  host: 0.0.0.0"), r"server\.host: .* set expose to True"),
+        (("popular: [3, 0, 6]", "rerank: nothing:f"), r"recommender\.rerank: The function"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_a_sentence(folder, change, message, capsys):
+    made = folder[0]
+    text = (made / "serving.yaml").read_text()
+    assert change[0] in text
+    wrong = written(made, text.replace(*change, 1), "wrong.yaml")
+    assert main(["serve", "--config", wrong]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert re.search(message, line), line
+
+
+def test_a_server_that_is_not_there_is_told(capsys):
+    assert main(["client", "--address", "127.0.0.1:1", "--timeout", "2"]) == 2
+    assert "does not answer: UNAVAILABLE" in capsys.readouterr().err
+    assert main(["client", "--users", "a"]) == 2
+    assert "--users should be numbers" in capsys.readouterr().err
+
+
+def test_help_needs_nothing_but_the_library():
+    done = subprocess.run(
+        [*COMMAND, "--help"], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.returncode == 0
+    assert "bigdl-friesian-serve client --address" in done.stdout
