@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint size docs release test test-all test-clusters test-zoo examples bench clean distclean
+.PHONY: help install demo demo-serving lint size docs release test test-all test-clusters test-zoo examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ $(VENV)/.installed-demo: $(VENV)/.torch setup.py
 
 demo: $(VENV)/.installed-demo ## train, evaluate and predict on a Spark DataFrame in local mode
 	$(BIN)/python examples/orca/digits.py
+
+demo-serving: install ## from ratings of films to answered requests
+	$(BIN)/python examples/friesian/serve_films.py
 
 lint: install ## ruff: rules and format; mypy: types
 	$(BIN)/ruff check $(LINTED)

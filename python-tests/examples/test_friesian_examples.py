@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import rank_trees
 import recall_items
+import serve_films
 import synthetic
 import train_deepfm
 import train_dien
@@ -158,6 +159,17 @@ def test_lists_are_ranked_by_a_model_of_keras(orca_spark, more):
 
     found = train_listwise.main(more)
     assert found["ndcg@10"] > found["ndcg@10 of mean ratings"] + 0.01
+
+
+@pytest.mark.slow
+def test_what_is_served_is_what_was_evaluated_offline(orca_spark, tmp_path):
+    """Both models trained, store and index written, 200 requests: every answer is the same."""
+    options = ["--epochs", "2", "--users", "150", "--items", "120", "--output", str(tmp_path)]
+    found = serve_films.main(options)
+    assert found["users with the same answer"] == found["users"] == 150
+    assert found["hr@10 in one process"] == found["hr@10 offline"] > 2 * 10 / 120
+    assert found["hr@10 by four services"] == found["hr@10 offline"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["features", "index"]
 
 
 @pytest.mark.slow

@@ -99,6 +99,18 @@ class RemoteFeatures(Client):
         What the users' table is called here; all others are the items'.
     most_ids : int, default 10000
         Ids of one request; more are asked for in several.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import EmbeddedStore, FeatureService, GrpcServer, RemoteFeatures
+    >>> store = EmbeddedStore("features")
+    >>> _ = store.replace({"user": pd.DataFrame({"user": [3], "age": [30]})})
+    >>> with GrpcServer([FeatureService(store)]) as server:
+    ...     with RemoteFeatures(f"127.0.0.1:{server.port}") as features:
+    ...         features.read("user", [4, 3])["age"].tolist()
+    [0, 30]
     """
 
     service = "feature.Feature"
@@ -170,6 +182,20 @@ class RemoteRecall(Client):
     ----------
     address, timeout, token, authority
         See :class:`Client`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import EmbeddedStore, GrpcServer, IndexRecall, ItemIndex
+    >>> from bigdl.friesian.serving import RecallService, RemoteRecall
+    >>> store, index = EmbeddedStore("features"), ItemIndex([10, 20], np.eye(2))
+    >>> _ = store.replace({"user": pd.DataFrame({"user": [3], "prediction": [[1.0, 2.0]]})})
+    >>> with GrpcServer([RecallService(IndexRecall(store, index), index)]) as server:
+    ...     with RemoteRecall(f"127.0.0.1:{server.port}") as recall:
+    ...         recall.add_item(30, [3, 3])
+    ...         recall.candidates(np.array([3]), 2).ids.tolist()
+    [30, 20]
     """
 
     service = "recall.Recall"
@@ -208,6 +234,18 @@ class RemoteRanker(Client):
     ----------
     address, timeout, token, authority
         See :class:`Client`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.friesian.serving import GrpcServer, RankingService, RemoteRanker
+    >>> class Double:
+    ...     def predict(self, inputs):
+    ...         return 2 * inputs["price"]
+    >>> with GrpcServer([RankingService(Double())]) as server:
+    ...     with RemoteRanker(f"127.0.0.1:{server.port}") as ranker:
+    ...         ranker.predict({"price": np.array([1.5, 2])}).tolist()
+    [3.0, 4.0]
     """
 
     service = "ranking.Ranking"
@@ -228,6 +266,25 @@ class RecommenderClient(Client):
     ----------
     address, timeout, token, authority
         See :class:`Client`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import EmbeddedStore, GrpcServer, IndexRecall, ItemIndex
+    >>> from bigdl.friesian.serving import Recommender, RecommenderClient, RecommenderService
+    >>> store, index = EmbeddedStore("features"), ItemIndex([10, 20], np.eye(2))
+    >>> users = pd.DataFrame({"user": [3], "prediction": [[1.0, 2.0]]})
+    >>> items = pd.DataFrame({"item": [10, 20], "price": [5, 4]})
+    >>> _ = store.replace({"user": users, "item": items})
+    >>> class Cheapest:
+    ...     def predict(self, inputs):
+    ...         return -inputs["price"]
+    >>> recommender = Recommender(store, IndexRecall(store, index), Cheapest(), ["price"])
+    >>> with GrpcServer([RecommenderService(recommender)]) as server:
+    ...     with RecommenderClient(f"127.0.0.1:{server.port}") as client:
+    ...         client.recommend([3], k=2)[0].item_ids.tolist()
+    [20, 10]
     """
 
     service = "recommender.Recommender"

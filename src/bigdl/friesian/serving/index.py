@@ -54,6 +54,15 @@ class Candidates:
         Products, cosines or negative squared distances: more is better.
     counts : ndarray of int64
         How many items each user has.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.friesian.serving import ItemIndex
+    >>> index = ItemIndex([10, 20], np.eye(2))
+    >>> found = index.search(np.eye(2), k=5, exclude=[[20], []])
+    >>> [ids.tolist() for ids, scores in found.split()]
+    [[10], [20, 10]]
     """
 
     ids: np.ndarray

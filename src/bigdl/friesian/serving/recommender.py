@@ -77,6 +77,19 @@ class IndexRecall:
     seen_col : str, optional
         A column of lists with the items that are no candidates for a user.
     table : str, default "user"
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import EmbeddedStore, IndexRecall, ItemIndex
+    >>> store = EmbeddedStore("features")
+    >>> users = pd.DataFrame({"user": [1], "prediction": [[1.0, 0.5]], "seen": [[10]]})
+    >>> _ = store.replace({"user": users})
+    >>> recall = IndexRecall(store, ItemIndex([10, 20], np.eye(2)), seen_col="seen")
+    >>> found = recall.candidates(np.array([1, 2]), 5)
+    >>> found.ids.tolist(), found.counts.tolist()  # the user 2 is unknown
+    ([20], [1, 0])
     """
 
     def __init__(
@@ -193,6 +206,14 @@ class Recommendation:
         popular items, since the user is unknown or no stage was in time.
     reason : str
         Why it is not the ranker.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import Recommendation
+    >>> import numpy as np
+    >>> answer = Recommendation(1, np.array([7]), np.zeros(1), "popular", "no candidates")
+    >>> answer.source, answer.item_ids.tolist()
+    ('popular', [7])
     """
 
     user_id: int

@@ -50,6 +50,15 @@ class RedisStore(FeatureStore):
     ------
     UsageError
         If the URL is not understood, or Redis does not answer.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import RedisStore
+    >>> try:
+    ...     store = RedisStore("redis://127.0.0.1:1/0", prefix="2tower_")
+    ... except ValueError as error:  # no Redis is there; with one, it is used as a folder is
+    ...     print(str(error)[:40])
+    Redis at redis://127.0.0.1:1/0 does not
     """
 
     def __init__(self, url: str, prefix: str = "", keep: int = 2, timeout: float = 2.0):

@@ -49,6 +49,15 @@ class Limits:
         Size of a request.
     max_requests : int
         Requests at the same time; more are refused by ``RESOURCE_EXHAUSTED``.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import Limits
+    >>> try:
+    ...     Limits(max_k=100).check_k("k", 101)
+    ... except ValueError as error:
+    ...     print(error)
+    k should be an integer from 1 to 100, got 101
     """
 
     max_ids: int = 10_000
@@ -159,6 +168,18 @@ class FeatureService(Service):
         The columns that are answered; default: all.
     metrics, limits
         See :class:`Service`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import EmbeddedStore, FeatureService, GrpcServer, RemoteFeatures
+    >>> store = EmbeddedStore("features")
+    >>> _ = store.replace({"user": pd.DataFrame({"user": [3], "age": [30]})})
+    >>> with GrpcServer([FeatureService(store)]) as server:
+    ...     with RemoteFeatures(f"127.0.0.1:{server.port}") as features:
+    ...         features.read("user", [4, 3])["age"].tolist()
+    [0, 30]
     """
 
     name = "feature.Feature"
@@ -227,6 +248,20 @@ class RecallService(Service):
         Where ``addItem`` adds.
     metrics, limits
         See :class:`Service`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import EmbeddedStore, GrpcServer, IndexRecall, ItemIndex
+    >>> from bigdl.friesian.serving import RecallService, RemoteRecall
+    >>> store, index = EmbeddedStore("features"), ItemIndex([10, 20], np.eye(2))
+    >>> _ = store.replace({"user": pd.DataFrame({"user": [3], "prediction": [[1.0, 2.0]]})})
+    >>> with GrpcServer([RecallService(IndexRecall(store, index), index)]) as server:
+    ...     with RemoteRecall(f"127.0.0.1:{server.port}") as recall:
+    ...         recall.add_item(30, [3, 3])
+    ...         recall.candidates(np.array([3]), 2).ids.tolist()
+    [30, 20]
     """
 
     name = "recall.Recall"
@@ -269,6 +304,18 @@ class RankingService(Service):
     ranker : Ranker
     metrics, limits
         See :class:`Service`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.friesian.serving import GrpcServer, RankingService, RemoteRanker
+    >>> class Double:
+    ...     def predict(self, inputs):
+    ...         return 2 * inputs["price"]
+    >>> with GrpcServer([RankingService(Double())]) as server:
+    ...     with RemoteRanker(f"127.0.0.1:{server.port}") as ranker:
+    ...         ranker.predict({"price": np.array([1.5, 2])}).tolist()
+    [3.0, 4.0]
     """
 
     name = "ranking.Ranking"
@@ -319,6 +366,25 @@ class RecommenderService(Service):
     recommender : Recommender
     metrics, limits
         See :class:`Service`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import EmbeddedStore, GrpcServer, IndexRecall, ItemIndex
+    >>> from bigdl.friesian.serving import Recommender, RecommenderClient, RecommenderService
+    >>> store, index = EmbeddedStore("features"), ItemIndex([10, 20], np.eye(2))
+    >>> users = pd.DataFrame({"user": [3], "prediction": [[1.0, 2.0]]})
+    >>> items = pd.DataFrame({"item": [10, 20], "price": [5, 4]})
+    >>> _ = store.replace({"user": users, "item": items})
+    >>> class Cheapest:
+    ...     def predict(self, inputs):
+    ...         return -inputs["price"]
+    >>> recommender = Recommender(store, IndexRecall(store, index), Cheapest(), ["price"])
+    >>> with GrpcServer([RecommenderService(recommender)]) as server:
+    ...     with RecommenderClient(f"127.0.0.1:{server.port}") as client:
+    ...         client.recommend([3], k=2)[0].item_ids.tolist()
+    [20, 10]
     """
 
     name = "recommender.Recommender"
@@ -425,6 +491,17 @@ class Security:
         Files in PEM for TLS.
     token : str or None
         What requests have to carry in the header ``authorization: Bearer <token>``.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import Security
+    >>> try:
+    ...     Security(host="192.168.0.7")
+    ... except ValueError as error:
+    ...     print(str(error)[:55])
+    The address 192.168.0.7 can be reached from other machi
+    >>> Security(token="secret").allows("Bearer secret")
+    True
     """
 
     host: str = "127.0.0.1"

@@ -41,7 +41,19 @@ _MOST_DELTAS = 16  # files of updates before they become one
 
 
 class FeatureStore(ABC):
-    """Tables of features by id; see :class:`EmbeddedStore` and :class:`RedisStore`."""
+    """Tables of features by id; see :class:`EmbeddedStore` and :class:`RedisStore`.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from bigdl.friesian.serving import FeatureStore, open_store
+    >>> store = open_store("features")  # or a URL of Redis
+    >>> isinstance(store, FeatureStore)
+    True
+    >>> _ = store.replace({"user": pd.DataFrame({"user": [3], "age": [30]})})
+    >>> store.tables(), store.names("user"), store.size("user")
+    (['user'], ['user', 'age'], 1)
+    """
 
     @property
     @abstractmethod
