@@ -57,7 +57,7 @@ SERVING = [
     "prometheus-client>=0.20",
     "protobuf>=5",
     "PyYAML>=6",
-    "redis>=5",
+    "redis[hiredis]>=5",
     "uvicorn>=0.34",
 ]
 

@@ -183,6 +183,14 @@ def test_garbage_is_told_to_be_no_request(channel, method):
     assert isinstance(channel.unary_unary("/recall.Recall/getMetrics")(b"", timeout=10), bytes)
 
 
+def test_bytes_that_are_no_grpc_do_not_end_the_services(server, channel):
+    random = np.random.default_rng(6)
+    for content in (b"GET / HTTP/1.1\r\n\r\n", random.bytes(10), random.bytes(100_000)):
+        with socket.create_connection(("127.0.0.1", server.port)) as line:
+            line.sendall(content)
+    assert isinstance(channel.unary_unary("/recall.Recall/getMetrics")(b"", timeout=10), bytes)
+
+
 def test_requests_that_are_too_large_are_refused(channel):
     call = channel.unary_unary("/ranking.Ranking/doPredict")
     with pytest.raises(grpc.RpcError) as error:

@@ -169,7 +169,7 @@ def test_tables_of_spark_and_files_are_read(orca_spark, tmp_path):
     from pyspark.ml.linalg import Vectors
 
     rows = [(1, Vectors.dense([1.0, 2.0]), "a"), (4, Vectors.dense([3.0, 4.0]), None)]
-    df = orca_spark.createDataFrame(rows, "user int, prediction vector, city string")
+    df = orca_spark.createDataFrame(rows, ["user", "prediction", "city"])
     store = EmbeddedStore(tmp_path / "s")
     df.coalesce(1).write.parquet(str(tmp_path / "files"))
     for source in (df, str(tmp_path / "files")):

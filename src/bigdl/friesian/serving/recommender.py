@@ -17,10 +17,11 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -232,12 +233,11 @@ class _Request:
     candidates: int
     deadline: float | None
     recalled: Candidates | None = None
-    stage: str = "waiting for a thread"
-    trouble: str = field(default="")
+    stage: str = "a free thread"
 
-    @property
-    def is_late(self) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline
+
+class _Late(Exception):
+    """The time of a request was over before a stage began."""
 
 
 class Recommender:
@@ -394,27 +394,33 @@ class Recommender:
     def _answers(self, request: _Request) -> list[Recommendation]:
         try:
             return self._ranked(request)
+        except _Late:
+            return self._fallback(request, f"{request.stage} was late")
         except Exception as error:
             logger.error("%s failed: %s", request.stage, one_line(error), exc_info=error)
             return self._fallback(request, f"{request.stage} failed")
 
     def _ranked(self, request: _Request) -> list[Recommendation]:
-        for stage in ("recall", "features", "ranking"):
-            request.stage = stage
-            if request.is_late:
-                return self._fallback(request, f"{stage} was late")
-            with self.metrics.time(stage):
-                if stage == "recall":
-                    found = self.recall.candidates(request.users, request.candidates)
-                    request.recalled = found
-                    if not len(found.ids):
-                        return self._fallback(request, "")
-                elif stage == "features":
-                    columns = self._columns(request.users, found)
-                else:
-                    scores = self._scores(columns, len(found.ids))
+        with self._stage(request, "recall"):
+            found = self.recall.candidates(request.users, request.candidates)
+        request.recalled = found
+        if not len(found.ids):
+            return self._fallback(request, "")
+        with self._stage(request, "features"):
+            columns = self._columns(request.users, found)
+        with self._stage(request, "ranking"):
+            scores = self._scores(columns, len(found.ids))
         request.stage = "sorting"
         return self._sorted(request, found, scores)
+
+    @contextmanager
+    def _stage(self, request: _Request, name: str) -> Iterator[None]:
+        """A stage of a request, which is not begun if the request is late."""
+        request.stage = name
+        if request.deadline is not None and time.monotonic() >= request.deadline:
+            raise _Late
+        with self.metrics.time(name):
+            yield
 
     def _sorted(
         self, request: _Request, found: Candidates, scores: np.ndarray
