@@ -51,6 +51,7 @@ TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "tf2onnx>=1.17", "numpy>=2.0,<3"]
 FRIESIAN = ORCA
 SERVING = [
     *FRIESIAN,
+    *NANO,
     "faiss-cpu>=1.9",
     "grpcio>=1.66",
     "httptools>=0.6.4",

@@ -93,7 +93,7 @@ def test_wheel_holds_every_module_and_no_more(source, wheel):
     }
     in_source = {
         path.relative_to(source / "src").as_posix()
-        for pattern in ("*.py", "py.typed", "log4j2.properties")
+        for pattern in ("*.py", "py.typed", "log4j2.properties", "*.proto", "*.binpb")
         for path in (source / "src/bigdl").rglob(pattern)
     }
     assert in_wheel == in_source
@@ -114,6 +114,7 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
         "tf",
         "jax",
         "friesian",
+        "serving",
         "automl",
         "xgboost",
         "all",
