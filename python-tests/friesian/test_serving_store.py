@@ -94,6 +94,20 @@ def test_updates_change_and_add_rows(store):
     assert store.size("item") == len(items) + 2
 
 
+def test_rows_are_deleted(store):
+    users = users_frame()
+    store.replace({"user": users})
+    store.update({"user": users.head(3)})
+    gone = users["user"][[0, 1, 100]].tolist()
+    store.delete("user", [*gone, 2])
+    ids = users["user"].tolist()
+    assert_rows_equal(store.read("user", ids), users[~users["user"].isin(gone)], ids, "user")
+    store.update({"user": users.head(1)})
+    assert store.size("user") == len(users) - 2
+    with pytest.raises(UsageError, match="no table 'item'"):
+        store.delete("item", [1])
+
+
 def test_versions_are_swapped_and_rolled_back(store):
     def ages():
         return store.read("user", [1, 2])["age"].tolist()

@@ -205,6 +205,12 @@ class RedisStore(FeatureStore):
             if pairs:  # one command is one step
                 (self._redis.mset_nonatomic if self._is_cluster else self._redis.mset)(pairs)
 
+    def _delete(self, table: str, ids: np.ndarray) -> None:
+        with self._writer():
+            self._learn()
+            self._layout_of(table)
+            self._unlink(self._row_keys(self._version, table, ids))
+
     def activate(self, version: int) -> None:
         with self._writer():
             known = self.versions()
@@ -223,10 +229,17 @@ class RedisStore(FeatureStore):
         for pattern in patterns:
             keys = self._redis.scan_iter(pattern, count=_AT_ONCE)
             while part := list(islice(keys, _AT_ONCE)):
-                for key in part if self._is_cluster else [part]:
-                    self._redis.unlink(*(key if isinstance(key, list) else [key]))
+                self._unlink(part)
         for name in [*json.loads(content or "{}"), "layouts"]:
             self._redis.unlink(f"{self._begin(version)}{name}")
+
+    def _unlink(self, keys: Sequence[str]) -> None:
+        """Remove keys in one step; in a cluster one after the other."""
+        if self._is_cluster:
+            for key in keys:
+                self._redis.unlink(key)
+        elif keys:
+            self._redis.unlink(*keys)
 
     def close(self) -> None:
         """Close the connections."""

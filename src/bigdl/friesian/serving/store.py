@@ -94,6 +94,10 @@ class FeatureStore(ABC):
         """See :meth:`update`; the values are tables of Arrow."""
 
     @abstractmethod
+    def _delete(self, table: str, ids: np.ndarray) -> None:
+        """See :meth:`delete`."""
+
+    @abstractmethod
     def activate(self, version: int) -> None:
         """Make a version the current one, in a single step.
 
@@ -205,6 +209,19 @@ class FeatureStore(ABC):
             then.
         """
         self._update({name: table_of(each, f"the table {name}") for name, each in changes.items()})
+
+    def delete(self, table: str, ids: Any) -> None:
+        """Remove rows from the current version, in a single step.
+
+        A store in a folder writes the table anew.
+
+        Parameters
+        ----------
+        table : str
+        ids : sequence of int
+            Those that are unknown are passed over.
+        """
+        self._delete(table, ids_of(ids))
 
     def rollback(self) -> int:
         """Make the version before the current one current again; returns it.
@@ -429,12 +446,25 @@ class EmbeddedStore(FeatureStore):
         """Return the files of a table with some rows more; many small ones become one."""
         if len(files) <= _MOST_DELTAS:
             return [*files, self._written(name, version, rows)]
-        known = {file: self._files.get(file) or self._mapped(file, layout) for file in files}
-        base, *deltas = (known[file] for file in files)
+        base, *deltas = self._rows_of(files, layout)
         changed = Rows.merged([*deltas, rows])
         if len(changed) < len(base) / 4:
             return [files[0], self._written(name, version, changed)]
         return [self._written(name, version, Rows.merged([base, changed]))]
+
+    def _rows_of(self, files: Sequence[str], layout: Layout) -> list[Rows]:
+        return [self._files.get(file) or self._mapped(file, layout) for file in files]
+
+    def _delete(self, table: str, ids: np.ndarray) -> None:
+        with self._writer() as manifest:
+            version = manifest["version"]
+            contents = manifest["versions"].get(str(version), {})
+            if table not in contents:
+                raise no_table(table, list(contents))
+            layout = Layout.from_json(contents[table]["layout"])
+            rows = Rows.merged(self._rows_of(contents[table]["files"], layout))
+            rows = rows.take(np.flatnonzero(~np.isin(rows.ids, ids)))
+            contents[table]["files"] = [self._written(table, version, rows)]
 
     def _written(self, name: str, version: int, rows: Rows) -> str:
         """Write rows to a file of their own, down to the disk; returns its name."""
