@@ -153,7 +153,7 @@ class Serving:
         if name not in self._made:
             self._made[name] = made = make()
             if hasattr(made, "close"):
-                self._closing.insert(0, made.close)
+                self._closing.append(made.close)
         return self._made[name]
 
     @property
