@@ -309,6 +309,24 @@ def test_features_come_as_arrow_with_the_columns_asked_for(server, stages):
         assert remote.names("item") == ["item", "price", "kind"]
 
 
+def test_answers_may_be_long(stages):
+    """Nothing that grows with the request travels in headers."""
+    store, index, _ = stages
+    recall = IndexRecall(store, index)
+    with (
+        GrpcServer([RecallService(recall)]) as recall_at,
+        RemoteRecall(f"127.0.0.1:{recall_at.port}") as remote,
+        Recommender(store, remote, Linear(), candidates=5, popular=[3]) as recommender,
+        GrpcServer([RecommenderService(recommender)]) as server,
+        RecommenderClient(f"127.0.0.1:{server.port}", timeout=60) as client,
+    ):
+        here, there = (each.candidates(np.array([1]), 400) for each in (recall, remote))
+        assert there.ids.tolist() == here.ids.tolist()
+        assert there.scores.tolist() == here.scores.tolist()
+        answers = client.recommend([1, 2] * 1500, 1)
+        assert [each.source for each in answers] == ["ranked", "popular"] * 1500
+
+
 def test_health_is_said(channel):
     stub = wire.stub_of(channel, "grpc.health.v1.Health")
     check = wire.message("grpc.health.v1.HealthCheckRequest")

@@ -14,8 +14,11 @@ import pyarrow as pa
 from bigdl.common.errors import UsageError, require
 from bigdl.friesian.serving import wire
 from bigdl.friesian.serving.index import Candidates
-from bigdl.friesian.serving.recommender import Recommendation, as_numpy
+from bigdl.friesian.serving.recommender import RANKED, Recommendation, as_numpy
 from bigdl.friesian.serving.rows import Features, ids_of
+
+_AT_ONCE = 32  # calls for the users of one request; a service takes a few hundred in all
+_SCORES = (("bigdl-scores", "1"),)
 
 
 class Client:
@@ -45,6 +48,7 @@ class Client:
         options = [
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", 1 << 16),
             ("grpc.use_local_subchannel_pool", 1),
         ]
         if authority is None:
@@ -201,25 +205,25 @@ class RemoteRecall(Client):
     service = "recall.Recall"
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
-        """Return up to `k` items for each user; the users are asked about at the same time."""
-        headers = (("bigdl-scores", "1"),)
-        calls = [
-            self._send("searchCandidates", "Query", headers, userID=int(user), k=k)
-            for user in user_ids
-        ]
+        """Return up to `k` items for each user; some users are asked about at the same time."""
         found = []
-        for call in calls:
-            try:
-                ids = np.array(call.result().candidate, np.int64)
-            except self._grpc.RpcError as error:
-                if error.code() != self._grpc.StatusCode.NOT_FOUND:  # of an unknown user
-                    raise
-                found.append((np.zeros(0, np.int64), np.zeros(0, np.float32)))
-                continue
-            scores = dict(call.initial_metadata()).get("bigdl-scores", "")
-            values = np.array(scores.split(",") if scores else np.zeros(len(ids)), np.float32)
-            found.append((ids, values))
+        for start in range(0, len(user_ids), _AT_ONCE):
+            calls = [
+                self._send("searchCandidates", "Query", _SCORES, userID=int(user), k=k)
+                for user in user_ids[start : start + _AT_ONCE]
+            ]
+            found += [self._found(call) for call in calls]
         return Candidates.joined(found)
+
+    def _found(self, call: Any) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            answer = call.result()
+        except self._grpc.RpcError as error:
+            if error.code() != self._grpc.StatusCode.NOT_FOUND:  # of an unknown user
+                raise
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        ids = np.array(answer.candidate, np.int64)
+        return ids, np.array(answer.score or np.zeros(len(ids)), np.float32)
 
     def add_item(self, item_id: int, vector: Any) -> None:
         """Add an item to the index of the service."""
@@ -307,10 +311,12 @@ class RecommenderClient(Client):
         values = {"recommendNum": k, "candidateNum": candidates, "ID": users}
         call = self._send("getRecommendIDs", "RecommendRequest", **values)
         lists = call.result().IDProbList
-        sources = dict(call.initial_metadata()).get("bigdl-sources", "").split(",")
         return [
             Recommendation(
-                user, np.array(each.ID, np.int64), np.array(each.prob, np.float32), source
+                user,
+                np.array(each.ID, np.int64),
+                np.array(each.prob, np.float32),
+                each.source or RANKED,
             )
-            for user, each, source in zip(users, lists, sources, strict=True)
+            for user, each in zip(users, lists, strict=True)
         ]

@@ -13,6 +13,7 @@ import json
 import logging
 import socket
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,11 +28,19 @@ from bigdl.common.errors import UsageError, one_line, require
 from bigdl.friesian.serving import wire
 from bigdl.friesian.serving.index import ItemIndex
 from bigdl.friesian.serving.metrics import ServingMetrics
-from bigdl.friesian.serving.recommender import FeatureReader, Ranker, Recall, Recommender, as_numpy
+from bigdl.friesian.serving.recommender import (
+    RANKED,
+    FeatureReader,
+    Ranker,
+    Recall,
+    Recommender,
+    as_numpy,
+)
 
 logger = logging.getLogger(__name__)
 
 _GREATEST_ID = (1 << 31) - 1  # of int32
+_LONGEST_SENTENCE = 2000  # it travels in a header
 _MARGIN = 0.005  # seconds between the end of the work and the deadline of the caller
 
 
@@ -154,7 +163,7 @@ class Service:
         except Exception as error:
             logger.exception("%s failed", method)
             status, sentence = grpc.StatusCode.UNAVAILABLE, f"{method} failed: {one_line(error)}"
-        context.abort(status, sentence)
+        context.abort(status, sentence[:_LONGEST_SENTENCE])
 
 
 class FeatureService(Service):
@@ -284,10 +293,8 @@ class RecallService(Service):
         found = self._recall.candidates(np.array([request.userID], np.int64), k)
         if not len(found.ids):
             raise Refused("NOT_FOUND", f"There are no candidates for the user {request.userID}")
-        scores = ",".join(map(repr, found.scores.tolist())) if _wants_scores(context) else ""
-        if scores:
-            context.send_initial_metadata((("bigdl-scores", scores),))
-        return self._message("Candidates", candidate=_as_int32(found.ids))
+        scores = found.scores if "bigdl-scores" in _headers(context) else ()
+        return self._message("Candidates", candidate=_as_int32(found.ids), score=scores)
 
     def _add(self, request: Any, context: Any) -> Any:
         if self._index is None:
@@ -359,7 +366,8 @@ class RankingService(Service):
 class RecommenderService(Service):
     """Recommendations: the service ``recommender.Recommender``.
 
-    The header ``bigdl-sources`` of an answer says for each user where the items come from.
+    The header ``bigdl-sources`` of an answer counts its users by where their items come from, such
+    as ``popular=1,ranked=9``; a field of its own marks each user whom the ranker did not serve.
 
     Parameters
     ----------
@@ -417,10 +425,16 @@ class RecommenderService(Service):
                 )
         users = np.array(request.ID, np.int64)
         answers = self._recommender.recommend(users, k, candidates, _time_left(context))
-        sources = ",".join(each.source for each in answers)
-        context.send_initial_metadata((("bigdl-sources", sources),))
+        counts = Counter(each.source for each in answers)
+        said = ",".join(f"{source}={count}" for source, count in sorted(counts.items()))
+        context.send_initial_metadata((("bigdl-sources", said),))
         lists = [
-            self._message("IDProbs", ID=_as_int32(each.item_ids), prob=each.scores)
+            self._message(
+                "IDProbs",
+                ID=_as_int32(each.item_ids),
+                prob=each.scores,
+                source="" if each.source == RANKED else each.source,
+            )
             for each in answers
         ]
         return self._message("RecommendIDProbs", IDProbList=lists)
@@ -453,10 +467,6 @@ class _Health(Service):
 
 def _headers(context: Any) -> dict[str, str]:
     return {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
-
-
-def _wants_scores(context: Any) -> bool:
-    return "bigdl-scores" in _headers(context)
 
 
 def _time_left(context: Any) -> float | None:
@@ -603,6 +613,7 @@ class GrpcServer:
             options=[
                 ("grpc.max_receive_message_length", limits.max_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", 1 << 16),
                 ("grpc.so_reuseport", 0),
             ],
         )
