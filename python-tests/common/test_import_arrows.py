@@ -37,6 +37,7 @@ ROOMS = [
     ["bigdl.nano.pytorch"],
     ["bigdl.nano.tf"],
     ["bigdl.nano.automl"],
+    ["bigdl.nano.serving"],
     ["bigdl.nano"],
     ["bigdl.orca.cluster", "bigdl.orca.arguments"],
     ["bigdl.orca.settings"],

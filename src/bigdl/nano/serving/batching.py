@@ -1,0 +1,349 @@
+"""Micro-batching: rows of several callers go through the model in one call.
+
+A :class:`MicroBatcher` stands between callers and a model. A caller hands over its arrays and
+waits; a thread of the batcher takes what waits, joins the rows, calls the model once, and cuts the
+results. By default nobody waits for others: a batch is what has come while the batch before was
+computed. With a delay, the first of a batch waits for others for at most that long.
+
+A call that finds the batcher idle runs in the caller's own thread: handing it over would cost more
+than a small model.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bigdl.common.checks import check_number, check_positive
+from bigdl.common.errors import BigDLError
+
+__all__ = ["BatchingOptions", "ClosedError", "DeadlineError", "MicroBatcher", "OverloadError"]
+
+Run = Callable[[list[np.ndarray]], list[np.ndarray]]
+
+
+class OverloadError(BigDLError, RuntimeError):
+    """More requests wait than the queue of a model holds; try again later.
+
+    Examples
+    --------
+    >>> from bigdl.nano.serving import OverloadError
+    >>> issubclass(OverloadError, RuntimeError)
+    True
+    """
+
+
+class DeadlineError(BigDLError, TimeoutError):
+    """A request was not answered within its time.
+
+    Examples
+    --------
+    >>> from bigdl.nano.serving import DeadlineError
+    >>> issubclass(DeadlineError, TimeoutError)
+    True
+    """
+
+
+class ClosedError(BigDLError, RuntimeError):
+    """The model takes no more requests, since it is being unloaded."""
+
+
+@dataclass(frozen=True)
+class BatchingOptions:
+    """How requests for one model are joined.
+
+    Attributes
+    ----------
+    max_batch_size : int
+        Rows of one call of the model at most, but for a single request that has more. 1 means that
+        every request is computed alone.
+    max_delay_ms : float
+        How long the first request of a batch waits for others. 0: a batch is what has come while
+        the model was busy.
+    max_queue : int
+        Requests that may wait. One more is refused with an :class:`OverloadError`.
+    instances : int
+        Calls of the model at the same time. One is best where a call uses all cores.
+
+    Examples
+    --------
+    >>> from bigdl.nano.serving import BatchingOptions
+    >>> BatchingOptions(max_batch_size=64, max_delay_ms=2).max_queue
+    1024
+    """
+
+    max_batch_size: int = 64
+    max_delay_ms: float = 0.0
+    max_queue: int = 1024
+    instances: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive("max_batch_size", self.max_batch_size)
+        check_number("max_delay_ms", self.max_delay_ms, 0, 60_000)
+        check_positive("max_queue", self.max_queue)
+        check_positive("instances", self.instances)
+
+
+@dataclass(eq=False)
+class _Request:
+    """Rows of one caller, on their way through the queue."""
+
+    arrays: list[np.ndarray]
+    rows: int
+    kind: tuple  # requests of the same kind fit into one batch
+    deadline: float | None
+    future: Future = field(default_factory=Future)
+    arrived: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What one call of the model took, for metrics.
+
+    Attributes
+    ----------
+    rows : int
+    waits : list of float
+        Seconds that each request of the batch has waited.
+    compute : float
+        Seconds of the model's call.
+    """
+
+    rows: int
+    waits: list[float]
+    compute: float
+
+
+class MicroBatcher:
+    """Joins calls of one model; any number of threads may call it.
+
+    Parameters
+    ----------
+    run : callable
+        Takes and returns a flat list of arrays. Several threads call it if there are instances.
+    options : BatchingOptions
+    joins : bool
+        False if rows of several requests must not be joined.
+    observe : callable, optional
+        Called with a :class:`BatchReport` after each call of the model.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        options: BatchingOptions,
+        *,
+        joins: bool = True,
+        observe: Callable[[BatchReport], None] | None = None,
+    ):
+        self.options = options
+        self._run = run
+        self._most = options.max_batch_size if joins else 1
+        self._delay = options.max_delay_ms / 1e3 if self._most > 1 else 0.0
+        self._observe = observe
+        self._changed = threading.Condition()
+        self._queue: deque[_Request] = deque()
+        self._running = 0
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    def call(self, arrays: list[np.ndarray], timeout: float | None = None) -> list[np.ndarray]:
+        """Return the model's results for the rows of one caller.
+
+        Parameters
+        ----------
+        arrays : list of ndarray
+        timeout : float, optional
+            Seconds.
+
+        Raises
+        ------
+        OverloadError
+            If the queue is full.
+        DeadlineError
+            If the time is over.
+        ClosedError
+            After :meth:`close`.
+        """
+        with self._changed:
+            idle = not self._queue and self._running < self.options.instances
+            alone = idle and not self._delay and not self._closed
+            self._running += alone
+        if alone:
+            try:
+                return self._timed(arrays, _rows(arrays), [time.perf_counter()])
+            finally:
+                self._give_back()
+        future = self.submit(arrays, timeout)
+        try:
+            return future.result(timeout)
+        except (FutureTimeoutError, CancelledError) as error:
+            if isinstance(error, DeadlineError):
+                raise
+            future.cancel()
+            raise _late(timeout) from None
+
+    def submit(self, arrays: list[np.ndarray], timeout: float | None = None) -> Future:
+        """Put the rows of one caller into the queue.
+
+        Returns
+        -------
+        Future
+            Of the results; cancel it to take the request back.
+
+        Raises
+        ------
+        OverloadError, ClosedError
+            As of :meth:`call`.
+        """
+        kind = tuple((each.shape[1:], each.dtype) for each in arrays) if self._most > 1 else ()
+        deadline = None if timeout is None else time.perf_counter() + timeout
+        request = _Request(arrays, _rows(arrays), kind, deadline)
+        with self._changed:
+            if self._closed:
+                raise ClosedError("The model is being unloaded and takes no more requests")
+            if len(self._queue) >= self.options.max_queue:
+                raise OverloadError(
+                    f"{len(self._queue)} requests wait for the model already, which is the most "
+                    "that its queue holds; try again later"
+                )
+            self._start()
+            self._queue.append(request)
+            self._changed.notify()
+        return request.future
+
+    def close(self) -> None:
+        """Answer what waits, and end the threads; later calls are refused."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            while self._running or self._queue:
+                self._changed.wait()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _start(self) -> None:
+        if not self._threads:
+            for number in range(self.options.instances):
+                thread = threading.Thread(
+                    target=self._work, name=f"bigdl-serving-{number}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+
+    def _work(self) -> None:
+        while batch := self._next_batch():
+            try:
+                self._answer(batch)
+            finally:
+                self._give_back()
+
+    def _give_back(self) -> None:
+        with self._changed:
+            self._running -= 1
+            if self._queue or self._closed:
+                self._changed.notify_all()
+
+    def _next_batch(self) -> list[_Request]:
+        """Wait for requests and for a free instance; an empty list means the end."""
+        with self._changed:
+            while True:
+                if not self._queue:
+                    if self._closed:
+                        self._changed.notify_all()  # the last requests may have been cancelled
+                        return []
+                    self._changed.wait()
+                elif self._running >= self.options.instances:
+                    self._changed.wait()
+                elif (patience := self._patience()) > 0:
+                    self._changed.wait(patience)
+                elif batch := self._taken():
+                    self._running += 1
+                    return batch
+
+    def _patience(self) -> float:
+        """Seconds for which the first request waits for others."""
+        if not self._delay or self._closed:
+            return 0.0
+        rows = sum(request.rows for request in self._queue)
+        if rows >= self._most:
+            return 0.0
+        return self._queue[0].arrived + self._delay - time.perf_counter()
+
+    def _taken(self) -> list[_Request]:
+        """Take the oldest request, and others of its kind in their order, out of the queue."""
+        batch: list[_Request] = []
+        rows, now, passed = 0, time.perf_counter(), []
+        while self._queue and rows < self._most:
+            request = self._queue.popleft()
+            if batch and (request.kind != batch[0].kind or rows + request.rows > self._most):
+                passed.append(request)
+                continue
+            if not request.future.set_running_or_notify_cancel():
+                continue
+            if request.deadline is not None and request.deadline < now:
+                request.future.set_exception(_late(request.deadline - request.arrived))
+                continue
+            batch.append(request)
+            rows += request.rows
+        self._queue.extendleft(reversed(passed))
+        return batch
+
+    def _answer(self, batch: Sequence[_Request]) -> None:
+        try:
+            results = self._computed(batch)
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+                return
+            for request in batch:  # the error may be one caller's
+                self._answer([request])
+            return
+        if len(batch) == 1:
+            batch[0].future.set_result(results)
+            return
+        begin = 0
+        for request in batch:
+            rows = slice(begin, begin + request.rows)
+            request.future.set_result([each[rows] for each in results])
+            begin = rows.stop
+
+    def _computed(self, batch: Sequence[_Request]) -> list[np.ndarray]:
+        arrays = batch[0].arrays
+        if len(batch) > 1:
+            columns = zip(*(request.arrays for request in batch), strict=True)
+            arrays = [np.concatenate(column) for column in columns]
+        arrived = [request.arrived for request in batch]
+        return self._timed(arrays, sum(request.rows for request in batch), arrived)
+
+    def _timed(
+        self, arrays: list[np.ndarray], rows: int, arrived: Sequence[float]
+    ) -> list[np.ndarray]:
+        begin = time.perf_counter()
+        results = self._run(arrays)
+        if self._observe is not None:
+            compute = time.perf_counter() - begin
+            self._observe(BatchReport(rows, [begin - each for each in arrived], compute))
+        return results
+
+
+def _rows(arrays: Sequence[np.ndarray]) -> int:
+    return len(arrays[0]) if arrays and arrays[0].ndim else 1
+
+
+def _late(timeout: float | None) -> DeadlineError:
+    seconds = "" if timeout is None else f" of {timeout:g} s"
+    return DeadlineError(f"The request was not answered within its time{seconds}")

@@ -1,0 +1,218 @@
+"""ServedModel: one model that threads and servers call, with batching across callers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from bigdl.nano.serving.batching import BatchingOptions, BatchReport, MicroBatcher
+from bigdl.nano.serving.runners import make_runner
+from bigdl.nano.serving.signature import Signature
+
+__all__ = ["ServedModel"]
+
+
+class ServedModel:
+    """A model that runs in this process and joins the rows of its callers into batches.
+
+    Any number of threads may call it. It takes a model of ``bigdl.friesian.models``, any module of
+    PyTorch, a model of Keras, what ``InferenceOptimizer`` made of one, a directory that
+    ``InferenceOptimizer.save`` wrote, or a file of ONNX, OpenVINO or Keras.
+
+    A model whose rows depend on each other, such as one that normalises over its batch, is found
+    out when it is loaded, and its requests are computed one by one.
+
+    Parameters
+    ----------
+    model
+        A path, or a model in memory.
+    sample : optional
+        A sample of the input, which a module of PyTorch needs.
+    method : str, optional
+        How a model in memory is accelerated: a method of
+        :func:`bigdl.nano.acceleration.methods` such as ``"openvino_bf16"``, ``"openvino_int8"`` or
+        ``"onnxruntime_int8_qlinear"``. Default ``"openvino_fp32"``; ``"original"`` leaves it in its
+        framework.
+    batching : BatchingOptions, optional
+    input_names : sequence of str, optional
+        Names of the inputs in their order. By default those of the model, and for models of
+        ``bigdl.friesian.models`` their ``feature_cols``.
+    inputs : str, optional
+        Types and shapes of the inputs, as ``"x: FP32[-1,4]"``, of a graph of PyTorch in a file that
+        does not say them.
+    thread_num : int, optional
+        Threads of one call.
+    device : str, optional
+        Of OpenVINO.
+    **arguments
+        Of ``InferenceOptimizer.build``, e.g. ``calib_data`` of a module for int8 (``x`` of Keras).
+
+    Raises
+    ------
+    UsageError
+        If the model cannot be read, accelerated or run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.nano.serving import ServedModel
+    >>> with ServedModel(torch.nn.ReLU(), sample=torch.zeros(1, 2)) as model:
+    ...     print(model.signature.inputs[0])
+    ...     model.predict({"input": np.array([[-1, 2], [3, -4]], "float32")})
+    input: FP32[-1, 2]
+    array([[0., 2.],
+           [3., 0.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        sample: Any = None,
+        method: str | None = None,
+        batching: BatchingOptions | None = None,
+        input_names: Any = None,
+        inputs: str | None = None,
+        thread_num: int | None = None,
+        device: str | None = None,
+        **arguments: Any,
+    ):
+        self._runner = make_runner(
+            model,
+            sample=sample,
+            method=method,
+            input_names=input_names,
+            inputs=inputs,
+            thread_num=thread_num,
+            device=device,
+            **arguments,
+        )
+        self.batching = batching or BatchingOptions()
+        self._observers: list[Callable[[BatchReport], None]] = []
+        self._lock = threading.Lock()
+        self._batcher = MicroBatcher(
+            self._runner.run, self.batching, joins=self._runner.joins, observe=self._report
+        )
+
+    @property
+    def signature(self) -> Signature:
+        """Names, types and shapes of inputs and outputs."""
+        return self._runner.signature
+
+    @property
+    def platform(self) -> str:
+        """What runs it: ``"openvino"``, ``"onnxruntime"``, ``"pytorch"`` or ``"tensorflow"``."""
+        return self._runner.platform
+
+    @property
+    def method(self) -> str:
+        """The method of acceleration."""
+        return self._runner.method
+
+    @property
+    def joins_requests(self) -> bool:
+        """True if rows of several requests are computed together."""
+        return self._runner.joins and self.batching.max_batch_size > 1
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for the model."""
+        return self._batcher.waiting
+
+    def predict(
+        self, inputs: Any, timeout: float | None = None
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """Return the model's outputs for some rows.
+
+        Parameters
+        ----------
+        inputs : dict of str to ndarray, or ndarray
+            All inputs by their names; an array is taken for the only input.
+        timeout : float, optional
+            Seconds after which the call is given up.
+
+        Returns
+        -------
+        ndarray or dict of str to ndarray
+            A dict if the model has several outputs.
+
+        Raises
+        ------
+        UsageError
+            If the inputs do not fit the signature.
+        OverloadError
+            If too many requests wait already.
+        DeadlineError
+            If the time is over.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> import torch
+        >>> from bigdl.nano.serving import ServedModel
+        >>> model = ServedModel(torch.nn.ReLU(), sample=torch.zeros(1, 1), method="original")
+        >>> rows = [np.full((1, 1), number, "float32") for number in (-1, 0, 1)]
+        >>> with ThreadPoolExecutor() as threads:
+        ...     [float(each[0, 0]) for each in threads.map(model.predict, rows)]
+        [0.0, 0.0, 1.0]
+        >>> model.close()
+        """
+        results = self._batcher.call(self.signature.arrays(inputs), timeout)
+        return results[0] if len(results) == 1 else self.named(results)
+
+    def submit(self, arrays: list[np.ndarray], timeout: float | None = None) -> Future:
+        """Start the computation of checked arrays (:meth:`Signature.arrays`).
+
+        Returns
+        -------
+        Future
+            Of the flat list of outputs. A request that is cancelled before its batch has begun is
+            not computed.
+        """
+        return self._batcher.submit(arrays, timeout)
+
+    def call(self, arrays: list[np.ndarray], timeout: float | None = None) -> list[np.ndarray]:
+        """Return the flat list of outputs for checked arrays (:meth:`Signature.arrays`)."""
+        return self._batcher.call(arrays, timeout)
+
+    def named(self, results: list[np.ndarray]) -> dict[str, np.ndarray]:
+        """Return outputs by their names."""
+        names = (spec.name for spec in self.signature.outputs)
+        return dict(zip(names, results, strict=True))
+
+    def observe(self, observer: Callable[[BatchReport], None]) -> None:
+        """Have a function called with a report of each batch, in the thread that computed it."""
+        with self._lock:
+            self._observers = [*self._observers, observer]
+
+    def warm_up(self, rows: Mapping[int, int] | None = None) -> None:
+        """Run the model with the usual numbers of rows, so that no request waits for compiling."""
+        for count in rows or (1, 2, 4, self.batching.max_batch_size):
+            if count == 1 or self.joins_requests:
+                self._runner.run(self._runner.arrays_of(count))
+
+    def close(self) -> None:
+        """Answer what waits; later calls are refused."""
+        self._batcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _report(self, report: BatchReport) -> None:
+        for observer in self._observers:
+            observer(report)

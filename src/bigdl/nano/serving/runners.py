@@ -1,0 +1,524 @@
+"""Runners: a model of any kind as a function of a flat list of arrays, and its signature.
+
+A runner is made of a directory that ``InferenceOptimizer.save`` wrote, of a network in a file, or
+of a model in memory, which is accelerated first. Networks in OpenVINO and ONNX Runtime are read
+without the framework that they come from, so serving one imports neither PyTorch nor TensorFlow.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.checks import check_positive
+from bigdl.common.environment import scratch_home
+from bigdl.common.errors import UsageError, refusing, require
+from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork, OnnxRuntimeFacade
+from bigdl.nano.acceleration.saved import META_FILE, opened
+from bigdl.nano.acceleration.structure import CallInputs, Structure, as_array, flatten
+from bigdl.nano.openvino.model import OpenVINOFacade
+from bigdl.nano.openvino.network import CompiledNetwork, ShapedNetwork, port_name
+from bigdl.nano.serving.signature import Signature, TensorSpec
+
+__all__ = ["Runner", "make_runner"]
+
+_FLOAT = np.dtype("float32")
+_OPEN_SIZE = 8
+"""Of a dimension that may have any size, in arrays that a model is tried with."""
+_FILES = ("model.onnx", "model.xml", "ov_saved_model.xml", "model.keras")
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A model that takes and returns flat lists of arrays; any number of threads may call it.
+
+    Attributes
+    ----------
+    run : callable
+    signature : Signature
+    platform : str
+        What runs it, e.g. ``"openvino"``.
+    method : str
+        The method of acceleration, e.g. ``"openvino_int8"``; empty if it is not known.
+    sample : list of ndarray, optional
+        Arrays that the model is known to take.
+    joins : bool
+        True if the result of a row does not depend on the other rows of the call; see
+        :meth:`tried`.
+    """
+
+    run: Callable[[list[np.ndarray]], list[np.ndarray]]
+    signature: Signature
+    platform: str
+    method: str = ""
+    sample: list[np.ndarray] | None = None
+    joins: bool = False
+
+    def arrays_of(self, rows: int) -> list[np.ndarray]:
+        """Return arrays that fit the signature: of the sample, or random ones."""
+        random = np.random.default_rng(rows)
+        arrays = []
+        for position, spec in enumerate(self.signature.inputs):
+            if self.sample is not None:
+                array = self.sample[position]
+                fixed = not (spec.shape and spec.shape[0] == -1)
+                arrays.append(array if fixed else np.resize(array, (rows, *array.shape[1:])))
+                continue
+            shape = [_OPEN_SIZE if size == -1 else size for size in spec.shape]
+            if spec.shape and spec.shape[0] == -1:
+                shape[0] = rows
+            if spec.dtype.kind == "f":
+                arrays.append(random.random(shape).astype(spec.dtype))
+            elif spec.dtype == object:
+                arrays.append(np.full(shape, b"", object))
+            else:  # 0 is a number that every table of embeddings has
+                arrays.append(np.zeros(shape, spec.dtype))
+        return arrays
+
+    def tried(self) -> Runner:
+        """Run the model on a few rows; return a runner that knows its outputs and whether it joins.
+
+        Raises
+        ------
+        UsageError
+            If the model does not run, or gives no finite number.
+        """
+        with refusing("The model does not run on arrays of its own signature"):
+            one, two = (self.run(self.arrays_of(rows)) for rows in (1, 2))
+        floats = [each for each in two if each.dtype.kind == "f" and each.size]
+        if floats and not any(np.isfinite(each).any() for each in floats):
+            raise UsageError("The model gives no finite number; its weights may be damaged")
+        signature = replace(self.signature, outputs=tuple(self._outputs(one, two)))
+        joins = signature.has_rows and self._separate(two)
+        return replace(self, signature=signature, joins=joins)
+
+    def _outputs(self, one: list[np.ndarray], two: list[np.ndarray]) -> list[TensorSpec]:
+        """The outputs as they came: a size that the network leaves open may be known now."""
+        specs = []
+        for spec, first, second in zip(self.signature.outputs, one, two, strict=True):
+            dtype = np.dtype(object) if first.dtype.kind in "SUO" else first.dtype
+            shape = spec.shape if len(spec.shape) == first.ndim else (-1,) * first.ndim
+            if first.ndim:
+                grows = len(first) == 1 and len(second) == 2 and self._rows_are_open
+                shape = (-1 if grows else shape[0] if shape[0] != -1 else len(first), *shape[1:])
+            specs.append(TensorSpec(spec.name, dtype, shape))
+        return specs
+
+    @property
+    def _rows_are_open(self) -> bool:
+        inputs = self.signature.inputs
+        return bool(inputs) and all(spec.shape and spec.shape[0] == -1 for spec in inputs)
+
+    def _separate(self, together: list[np.ndarray]) -> bool:
+        """True if two rows have the results that each of them has alone."""
+        for row in (0, 1):
+            alone = self.run([each[row : row + 1] for each in self.arrays_of(2)])
+            for part, whole in zip(alone, together, strict=True):
+                if part.dtype.kind != "f":
+                    same = np.array_equal(part, whole[row : row + 1])
+                else:  # other batch sizes may be added up in another order
+                    scale = float(np.abs(whole).max(initial=1e-6))
+                    same = np.allclose(part, whole[row : row + 1], 2e-2, 2e-2 * scale, True)
+                if not same:
+                    return False
+        return True
+
+
+def make_runner(
+    model: Any,
+    *,
+    sample: Any = None,
+    method: str | None = None,
+    input_names: Sequence[str] | None = None,
+    inputs: str | None = None,
+    thread_num: int | None = None,
+    device: str | None = None,
+    **arguments: Any,
+) -> Runner:
+    """Return a runner of a model.
+
+    Parameters
+    ----------
+    model
+        The path of a saved model or of a file of ONNX, OpenVINO or Keras; a module of PyTorch; a
+        model of Keras; or what ``InferenceOptimizer`` made of one.
+    sample : optional
+        A sample of the input. A module of PyTorch needs one.
+    method : str, optional
+        How a model in memory is accelerated, e.g. ``"openvino_int8"``; ``"original"`` leaves it in
+        its framework. Default ``"openvino_fp32"``.
+    input_names : sequence of str, optional
+        Names of the inputs in their order. By default those of the model, and for models of
+        ``bigdl.friesian.models`` their ``feature_cols``.
+    inputs : str, optional
+        Types and shapes of the inputs, as ``"x: FP32[-1,4]"``, of a graph of PyTorch in a file
+        that does not say them.
+    thread_num : int, optional
+        Threads of one call.
+    device : str, optional
+        Of OpenVINO.
+    **arguments
+        Of ``InferenceOptimizer.build``, e.g. ``calib_data``.
+
+    Raises
+    ------
+    UsageError
+        If the model cannot be read, accelerated or run.
+    """
+    if thread_num is not None:
+        check_positive("thread_num", thread_num)
+    if isinstance(model, Runner):
+        runner = model
+    elif isinstance(model, str | os.PathLike):
+        if method is not None or arguments:
+            raise UsageError(
+                "A saved model runs as it was saved; method, calib_data and the like are of models "
+                "in memory"
+            )
+        runner = _of_path(Path(model), sample, inputs, thread_num, device)
+    else:
+        runner = _of_model(model, sample, method, inputs, thread_num, device, arguments)
+    names = input_names or _column_names(model, runner)
+    return replace(runner, signature=runner.signature.renamed(names)).tried()
+
+
+def _column_names(model: Any, runner: Runner) -> Sequence[str] | None:
+    """The columns of a table that a recommender takes, where they are as many as its inputs."""
+    model = getattr(model, "nano_source", None) or model
+    columns = getattr(model, "feature_cols", None)
+    if isinstance(columns, list) and len(columns) == len(runner.signature.inputs):
+        return columns
+    return None
+
+
+# Models in files ----------------------------------------------------------------------------
+
+
+def _of_path(
+    path: Path, sample: Any, inputs: str | None, thread_num: int | None, device: str | None
+) -> Runner:
+    if not path.exists():
+        raise UsageError(f"There is no model at {str(path)!r}")
+    if path.is_dir() and not (path / META_FILE).exists():
+        present = [path / name for name in _FILES if (path / name).exists()]
+        if not present:
+            raise UsageError(
+                f"{str(path)!r} holds no model: neither {META_FILE}, which InferenceOptimizer.save "
+                f"writes, nor {', '.join(_FILES)}"
+            )
+        path = present[0]
+    if path.is_file():
+        return _of_file(path, thread_num, device)
+    # The files are copied: what is written over them must not change a model that runs.
+    files = {each.name: io.BytesIO(each.read_bytes()) for each in path.iterdir() if each.is_file()}
+    with opened(files, thread_num) as (directory, meta):
+        kind = str(meta["ModelType"])
+        whole = "OpenVINO" not in kind or (directory / str(meta.get("xml_path"))).exists()
+        if meta.get("onnx_path") or (meta.get("xml_path") and whole):
+            return _of_network_files(directory, meta, device)
+    if kind.startswith("Keras"):
+        from bigdl.nano.tf.keras import InferenceOptimizer as KerasOptimizer
+
+        restart(files)
+        return _of_keras(KerasOptimizer.load(files, thread_num=thread_num), kind)
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    restart(files)
+    with refusing(f"{str(path)!r} cannot be served"):
+        loaded = InferenceOptimizer.load(files, thread_num=thread_num)
+    return _of_module(loaded, sample, inputs, str(meta.get("method") or ""), _graph_specs(meta))
+
+
+def restart(files: Mapping[str, io.BytesIO]) -> None:
+    """Let files in memory be read from their beginnings again."""
+    for file in files.values():
+        file.seek(0)
+
+
+def _of_file(path: Path, thread_num: int | None, device: str | None) -> Runner:
+    if path.suffix == ".onnx":
+        require("onnxruntime", "nano")
+        return _of_onnx(OnnxNetwork(OnnxFile.read(path), threads=thread_num))
+    if path.suffix == ".xml":
+        weights = path.with_suffix(".bin")
+        if not weights.exists():
+            raise UsageError(f"There are no weights {weights.name} beside {str(path)!r}")
+        content = (path.read_bytes(), weights.read_bytes())
+        return _of_openvino(ShapedNetwork(content, device or "CPU", thread_num=thread_num))
+    if path.suffix == ".keras":
+        keras = require("keras", "tf")
+        with tempfile.TemporaryDirectory(prefix="bigdl-serving-", dir=scratch_home()) as folder:
+            copy = Path(folder, path.name)
+            copy.write_bytes(path.read_bytes())
+            with refusing(f"Keras cannot load {str(path)!r}"):
+                return _of_keras(keras.saving.load_model(copy, compile=False), "KerasModel")
+    raise UsageError(
+        f"{str(path)!r} cannot be served; give a directory that InferenceOptimizer.save wrote, or "
+        "a file that ends in .onnx, .xml or .keras"
+    )
+
+
+def _of_network_files(directory: Path, meta: Mapping[str, Any], device: str | None) -> Runner:
+    ends = None
+    if "inputs" in meta:
+        names: Sequence[str]
+        if "ports" in meta["inputs"]:  # of Keras
+            names = [port[0] for port in meta["inputs"]["ports"]]
+        else:
+            names = CallInputs.from_json(meta["inputs"]).names
+        ends = names, Structure.from_json(meta["outputs"])
+    method = str(meta.get("method") or "")
+    if meta.get("xml_path"):
+        network = OpenVINOFacade.load_network(directory, meta, device=device)
+        return _of_openvino(network, ends, method)
+    return _of_onnx(OnnxRuntimeFacade.load_network(directory, meta, device=device), ends, method)
+
+
+Ends = tuple[Sequence[str], Structure]
+"""Names of a network's inputs, and how its outputs are nested."""
+
+
+def _of_network(network: OnnxNetwork | CompiledNetwork, ends: Ends, method: str) -> Runner:
+    if isinstance(network, OnnxNetwork):
+        return _of_onnx(network, ends, method)
+    return _of_openvino(network, ends, method)
+
+
+def _of_openvino(
+    network: CompiledNetwork, ends: Ends | None = None, method: str = "openvino_fp32"
+) -> Runner:
+    ports = network.compiled
+    inputs = [TensorSpec(port_name(each), *_port_facts(each)) for each in ports.inputs]
+    outputs = [TensorSpec(port_name(each), *_port_facts(each)) for each in ports.outputs]
+    signature = _with_ends(inputs, outputs, ends)
+    return Runner(network.infer, signature, "openvino", method)
+
+
+def _port_facts(port: Any) -> tuple[np.dtype, tuple[int, ...]]:
+    kind = port.get_element_type()
+    dtype = np.dtype(object) if kind.get_type_name() == "string" else np.dtype(kind.to_dtype())
+    shape = port.partial_shape
+    if shape.rank.is_dynamic:
+        return dtype, (-1,)
+    return dtype, tuple(size.get_length() if size.is_static else -1 for size in shape)
+
+
+def _of_onnx(
+    network: OnnxNetwork, ends: Ends | None = None, method: str = "onnxruntime_fp32"
+) -> Runner:
+    known = {each.name: _onnx_spec(each) for each in network.session.get_inputs()}
+    inputs = [known.get(name, TensorSpec(name, _FLOAT, (-1,))) for name in network.input_names]
+    outputs = [_onnx_spec(each) for each in network.session.get_outputs()]
+    return Runner(network.infer, _with_ends(inputs, outputs, ends), "onnxruntime", method)
+
+
+_ONNX_TYPES = {"float": "f4", "double": "f8", "float16": "f2"}
+
+
+def _onnx_spec(port: Any) -> TensorSpec:
+    kind = port.type.removeprefix("tensor(").removesuffix(")")
+    dtype = np.dtype(object) if kind == "string" else np.dtype(_ONNX_TYPES.get(kind, kind))
+    shape = tuple(size if isinstance(size, int) else -1 for size in port.shape)
+    return TensorSpec(port.name, dtype, shape)
+
+
+def _with_ends(inputs: list[TensorSpec], outputs: list[TensorSpec], ends: Ends | None) -> Signature:
+    """The signature of a network under the names that the user's model has."""
+    if ends is None:
+        return Signature(tuple(inputs), tuple(outputs))
+    names = output_names(ends[1])
+    return Signature(
+        tuple(replace(spec, name=name) for spec, name in zip(inputs, ends[0], strict=True)),
+        tuple(replace(spec, name=name) for spec, name in zip(outputs, names, strict=True)),
+    )
+
+
+def output_names(structure: Structure) -> list[str]:
+    """Return names of the tensors of a result: keys of a dict, ``output``, or ``output_0``, …."""
+    if structure.kind == "tensor":
+        return ["output"]
+    paths = structure.paths("")
+    if structure.kind in ("list", "tuple"):
+        paths = [f"output_{path}" for path in paths]
+    return [path.replace(".", "_") for path in paths]
+
+
+# Models in memory ---------------------------------------------------------------------------
+
+
+def _of_model(
+    model: Any,
+    sample: Any,
+    method: str | None,
+    inputs: str | None,
+    thread_num: int | None,
+    device: str | None,
+    arguments: dict[str, Any],
+) -> Runner:
+    framework = _framework_of(model)
+    accelerated = hasattr(model, "nano_method")
+    if accelerated and (method is not None or arguments):
+        raise UsageError(
+            f"The model is accelerated already, by {model.nano_method}; pass the original, or "
+            "leave method and its arguments out"
+        )
+    method = method or "openvino_fp32"
+    threads: dict[str, Any] = {} if thread_num is None else {"thread_num": thread_num}
+    if device is not None:
+        threads["device"] = device
+    if framework == "keras":
+        from bigdl.nano.tf.keras import InferenceOptimizer as KerasOptimizer
+
+        if not accelerated and method != "original":
+            if sample is not None:
+                arguments.setdefault("x", sample)
+            model = KerasOptimizer.build(model, method, **arguments, **threads)
+        return _of_keras(model, "KerasModel")
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    if not accelerated:
+        if sample is None:
+            sample = getattr(model, "example_input_array", None)
+        if sample is None:
+            raise UsageError(
+                f"A sample of the input of {type(model).__name__} is needed to serve it; pass "
+                "sample"
+            )
+        if method != "original":
+            model = InferenceOptimizer.build(
+                model, method, input_sample=sample, **arguments, **threads
+            )
+    return _of_module(model, sample, inputs, method)
+
+
+def _framework_of(model: Any) -> str:
+    modules = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    if "keras" in modules:
+        return "keras"
+    if "torch" in modules:
+        return "torch"
+    raise UsageError(
+        "A model to serve is a path, a module of PyTorch or a model of Keras, not "
+        f"{type(model).__name__}"
+    )
+
+
+def _of_module(
+    module: Any,
+    sample: Any,
+    inputs: str | None = None,
+    method: str = "original",
+    specs: list[TensorSpec] | None = None,
+) -> Runner:
+    """A module of PyTorch, accelerated or not."""
+    method = getattr(module, "nano_method", None) or method
+    network = getattr(module, "nano_network", None)
+    if network is not None:
+        ends = (module.nano_inputs.names, module.nano_outputs)
+        return replace(_of_network(network, ends, method), sample=_flat_sample(module, sample))
+    from bigdl.nano.pytorch import InferenceOptimizer
+    from bigdl.nano.pytorch.inference.source import TorchSource
+
+    torch = require("torch", "nano")
+    source = TorchSource(module, sample)
+    calls: CallInputs = getattr(module, "nano_inputs", None) or source.inputs
+    arrays = _flat_sample(module, sample)
+    if inputs is not None:
+        specs = TensorSpec.parsed(inputs)
+    if specs is None and arrays is None:
+        raise UsageError(
+            f"A saved graph of {method} does not say the types and shapes of its inputs "
+            f"{', '.join(calls.names)}; give them, e.g. as inputs='x: FP32[-1,4]', or a sample"
+        )
+    if specs is None:
+        assert arrays is not None
+        specs = [
+            TensorSpec(name, each.dtype, (-1,) * min(each.ndim, 1) + each.shape[1:])
+            for name, each in zip(calls.names, arrays, strict=True)
+        ]
+    training, lock = getattr(module, "training", False), threading.Lock()
+    if training:
+        module.eval()
+    names: list[str] = []
+
+    def run(values: list[np.ndarray]) -> list[np.ndarray]:
+        tensors = [torch.from_numpy(_writable(each)) for each in values]
+        args, kwargs = calls.unflatten(tensors)
+        # A context sets the threads of the process, which calls at a time could not restore.
+        with lock, InferenceOptimizer.get_context(module):
+            leaves, structure = flatten(module(*args, **kwargs))
+        if not names:
+            names.extend(output_names(structure))
+        return [np.asarray(as_array(leaf)) for leaf in leaves]
+
+    runner = Runner(run, Signature(tuple(specs), ()), "pytorch", method, arrays)
+    with refusing("The model does not run on a sample of its input"):
+        results = run(runner.arrays_of(1))
+    outputs = tuple(
+        TensorSpec(name, each.dtype, (-1,) * each.ndim)
+        for name, each in zip(names, results, strict=True)
+    )
+    return replace(runner, signature=Signature(tuple(specs), outputs))
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """The array itself if PyTorch may have it, which warns of those that are read-only."""
+    return array if array.flags.writeable and array.flags.c_contiguous else array.copy()
+
+
+def _flat_sample(module: Any, sample: Any) -> list[np.ndarray] | None:
+    if sample is None:
+        return None
+    from bigdl.nano.pytorch.inference.source import TorchSource
+
+    return TorchSource(module, sample).sample_arrays()
+
+
+def _graph_specs(meta: Mapping[str, Any]) -> list[TensorSpec] | None:
+    """The inputs of a compiled graph, which alone of PyTorch's graphs knows them."""
+    if "shapes" not in meta or "dtypes" not in meta:
+        return None
+    names = CallInputs.from_json(meta["inputs"]).names
+    return [
+        TensorSpec(name, np.dtype(dtype), tuple(-1 if size is None else size for size in shape))
+        for name, dtype, shape in zip(names, meta["dtypes"], meta["shapes"], strict=True)
+    ]
+
+
+def _of_keras(model: Any, kind: str) -> Runner:
+    """A model of Keras, accelerated or not."""
+    network = getattr(model, "nano_network", None)
+    if network is None:
+        from bigdl.nano.tf.inference.source import KerasSource
+
+        source = KerasSource(model)
+        calls, structure, ports = source.inputs, source.outputs, source.output_ports
+        graph, method = source.graph, "original"
+
+        def infer(arrays: list[np.ndarray]) -> list[np.ndarray]:
+            return [np.asarray(each) for each in graph(*arrays)]
+    else:
+        calls, structure, ports = model.nano_inputs, model.nano_outputs, model.nano_ports
+        infer, method = network.infer, model.nano_method
+    if isinstance(network, OnnxNetwork | CompiledNetwork):
+        return _of_network(network, (calls.names, structure), method)
+    inputs = tuple(map(_port_spec, calls.ports))
+    outputs = tuple(
+        replace(_port_spec(port), name=name)
+        for port, name in zip(ports, output_names(structure), strict=True)
+    )
+    return Runner(infer, Signature(inputs, outputs), "tensorflow", method or kind)
+
+
+def _port_spec(port: Any) -> TensorSpec:
+    dtype = np.dtype(object) if port.dtype == "string" else np.dtype(port.dtype)
+    sizes = [-1 if size is None else size for size in port.shape]
+    return TensorSpec(port.name, dtype, tuple(sizes))

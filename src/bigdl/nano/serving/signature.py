@@ -1,0 +1,214 @@
+"""What a served model takes and returns: names, types and shapes of its tensors.
+
+Types are those of NumPy, and have the names of the Open Inference Protocol on the wire.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+
+__all__ = ["Signature", "TensorSpec"]
+
+_DATATYPES = {
+    "BOOL": np.dtype(bool),
+    **{f"UINT{8 * size}": np.dtype(f"u{size}") for size in (1, 2, 4, 8)},
+    **{f"INT{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)},
+    **{f"FP{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
+    "BYTES": np.dtype(object),
+}
+_NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
+_SPEC = re.compile(r"\s*([^:\s][^:]*?)\s*:\s*([A-Za-z0-9]+)\s*\[([-\d,\s?]*)\]\s*(?:;|$)")
+
+
+def dtype_of(datatype: str) -> np.dtype:
+    """Return the type of NumPy for a datatype of the protocol.
+
+    Raises
+    ------
+    UsageError
+        If there is none.
+    """
+    if datatype not in _DATATYPES:
+        raise UsageError(f"There is no datatype {datatype!r}; use one of {', '.join(_DATATYPES)}")
+    return _DATATYPES[datatype]
+
+
+def datatype_of(dtype: np.dtype) -> str:
+    """Return the name of a type in the protocol; text and objects are ``BYTES``."""
+    return _NAMES.get(dtype, "BYTES")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of a model.
+
+    Attributes
+    ----------
+    name : str
+    dtype : numpy.dtype
+        ``object`` stands for texts.
+    shape : tuple of int
+        -1 where any size is allowed; the first dimension counts the rows.
+
+    Examples
+    --------
+    >>> from bigdl.nano.serving import TensorSpec
+    >>> spec = TensorSpec.parsed("image: FP32[-1, 3, 32, 32]")[0]
+    >>> spec.name, spec.datatype, spec.shape
+    ('image', 'FP32', (-1, 3, 32, 32))
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def datatype(self) -> str:
+        """The type as the Open Inference Protocol names it."""
+        return datatype_of(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.datatype}{list(self.shape)}"
+
+    @classmethod
+    def parsed(cls, text: str) -> list[TensorSpec]:
+        """Return the tensors that a text describes, such as ``"x: FP32[-1,4]; mask: BOOL[-1]"``.
+
+        Raises
+        ------
+        UsageError
+            If the text is not of this form.
+        """
+        specs, end = [], 0
+        while end < len(text):
+            match = _SPEC.match(text, end)
+            if match is None:
+                raise UsageError(
+                    f"Tensors are described as 'x: FP32[-1,4]; mask: BOOL[-1]', not as {text!r}"
+                )
+            sizes = [size.strip() for size in match[3].split(",") if size.strip()]
+            shape = tuple(-1 if size == "?" else int(size) for size in sizes)
+            specs.append(cls(match[1], dtype_of(match[2].upper()), shape))
+            end = match.end()
+        return specs
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return True if arrays of this shape are allowed."""
+        return len(shape) == len(self.shape) and all(
+            wanted in (-1, size) for wanted, size in zip(self.shape, shape, strict=True)
+        )
+
+    def checked(self, value: Any) -> np.ndarray:
+        """Return a value as an array of this type and shape.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be made one without loss, or has another shape.
+        """
+        array = np.asarray(value)
+        if array.dtype != self.dtype:
+            array = self._cast(array)
+        if not self.fits(array.shape):
+            raise UsageError(
+                f"Input {self.name!r} has the shape {list(self.shape)}, where -1 is any size, but "
+                f"{list(array.shape)} was given"
+            )
+        return array
+
+    def _cast(self, array: np.ndarray) -> np.ndarray:
+        wanted = self.dtype
+        if wanted.kind == "O" or np.can_cast(array.dtype, wanted, "same_kind"):
+            cast = array.astype(wanted)
+            if wanted.kind not in "iu" or np.array_equal(cast, array):
+                return cast
+        raise UsageError(
+            f"Input {self.name!r} is of type {self.datatype}, and {array.dtype} cannot be made "
+            "that without loss"
+        )
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs and outputs of a model, in its order.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of TensorSpec
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def has_rows(self) -> bool:
+        """True if the first dimension of every input and output may have any size."""
+        return bool(self.inputs) and all(
+            spec.shape and spec.shape[0] == -1 for spec in (*self.inputs, *self.outputs)
+        )
+
+    def renamed(self, names: Iterable[str] | None) -> Signature:
+        """Return the signature with other names of the inputs, in their order.
+
+        Raises
+        ------
+        UsageError
+            If there are more or fewer names than inputs, or one comes twice.
+        """
+        if names is None:
+            return self
+        names = list(names)
+        if len(names) != len(self.inputs) or len(set(names)) < len(names):
+            raise UsageError(
+                f"The model has {len(self.inputs)} inputs, which need as many different names, "
+                f"but got {names}"
+            )
+        pairs = zip(names, self.inputs, strict=True)
+        inputs = tuple(TensorSpec(name, spec.dtype, spec.shape) for name, spec in pairs)
+        return Signature(inputs, self.outputs)
+
+    def arrays(self, inputs: Any, most_rows: int | None = None) -> list[np.ndarray]:
+        """Return named inputs as checked arrays in the model's order.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array_like, or array_like
+            An array is taken for the only input.
+        most_rows : int, optional
+            Rows that are allowed.
+
+        Raises
+        ------
+        UsageError
+            If an input is missing, unknown or of another type or shape, or numbers of rows differ.
+        """
+        if not isinstance(inputs, Mapping):
+            inputs = {self.inputs[0].name: inputs} if len(self.inputs) == 1 else {}
+        if len(inputs) != len(self.inputs) or any(s.name not in inputs for s in self.inputs):
+            expected = ", ".join(spec.name for spec in self.inputs)
+            listed = ", ".join(map(str, inputs)) or "none by name"
+            raise UsageError(f"The model takes the inputs {expected}, but got {listed}")
+        arrays = [spec.checked(inputs[spec.name]) for spec in self.inputs]
+        if self.has_rows:
+            counts = {len(each) for each in arrays}
+            if len(counts) > 1:
+                listed = ", ".join(
+                    f"{spec.name} {len(each)}"
+                    for spec, each in zip(self.inputs, arrays, strict=True)
+                )
+                raise UsageError(f"All inputs must have the same number of rows, but got {listed}")
+            rows = counts.pop()
+            if not rows:
+                raise UsageError("The inputs hold no row; give at least one")
+            if most_rows is not None and rows > most_rows:
+                raise UsageError(
+                    f"The inputs hold {rows} rows, but a request may have {most_rows} at most"
+                )
+        return arrays
