@@ -33,7 +33,7 @@ __all__ = ["Runner", "make_runner"]
 _FLOAT = np.dtype("float32")
 _OPEN_SIZE = 8
 """Of a dimension that may have any size, in arrays that a model is tried with."""
-_FILES = ("model.onnx", "model.xml", "ov_saved_model.xml", "model.keras")
+MODEL_FILES = ("model.onnx", "model.xml", "ov_saved_model.xml", "model.keras")
 
 
 @dataclass(frozen=True)
@@ -208,11 +208,11 @@ def _of_path(
     if not path.exists():
         raise UsageError(f"There is no model at {str(path)!r}")
     if path.is_dir() and not (path / META_FILE).exists():
-        present = [path / name for name in _FILES if (path / name).exists()]
+        present = [path / name for name in MODEL_FILES if (path / name).exists()]
         if not present:
             raise UsageError(
                 f"{str(path)!r} holds no model: neither {META_FILE}, which InferenceOptimizer.save "
-                f"writes, nor {', '.join(_FILES)}"
+                f"writes, nor {', '.join(MODEL_FILES)}"
             )
         path = present[0]
     if path.is_file():

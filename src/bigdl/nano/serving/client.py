@@ -1,0 +1,508 @@
+"""Client: asks a model server, or any other of the Open Inference Protocol, by HTTP or gRPC."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from bigdl.common.checks import check_number
+from bigdl.common.errors import BigDLError, UsageError, require
+from bigdl.nano.serving.messages import (
+    SERVICE,
+    describe_tensor,
+    messages,
+    read_tensors,
+    set_parameter,
+)
+from bigdl.nano.serving.open_inference import from_bytes, from_values, to_bytes
+from bigdl.nano.serving.signature import Signature, TensorSpec, datatype_of, dtype_of
+
+__all__ = ["Client", "ServerError"]
+
+_SCHEMES = ("http", "https", "grpc", "grpcs")
+
+
+class ServerError(BigDLError, RuntimeError):
+    """A server refused a request, or was not there.
+
+    Attributes
+    ----------
+    status : int or str
+        Status of HTTP, or name of that of gRPC; 0 if there was no answer.
+
+    Examples
+    --------
+    >>> from bigdl.nano.serving import Client, ServerError
+    >>> try:
+    ...     Client("http://127.0.0.1:1").is_ready(strict=True)
+    ... except ServerError as error:
+    ...     print(error.status)
+    0
+    """
+
+    def __init__(self, sentence: str, status: int | str):
+        super().__init__(sentence)
+        self.status = status
+
+
+class Client:
+    """A client of one server; any number of threads may use it.
+
+    Parameters
+    ----------
+    url : str
+        ``http://host:port``, ``https://…``, ``grpc://host:port`` or ``grpcs://…`` (with TLS).
+    token : str, optional
+        Sent with every request.
+    timeout : float
+        Seconds that a request may take, unless it says otherwise.
+    ca : str, optional
+        File of certificates to trust, in PEM, in place of the system's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.nano.serving import Client, ModelRepository, ModelServer, ServedModel
+    >>> repository = ModelRepository()
+    >>> model = ServedModel(torch.nn.Linear(2, 1), sample=torch.ones(1, 2))
+    >>> deployed = repository.add("line", model)
+    >>> server = ModelServer(repository, http_port=None, grpc_port=0)
+    >>> with server, Client(f"grpc://127.0.0.1:{server.grpc_port}") as client:
+    ...     print(client.metadata("line")["inputs"])
+    ...     client.infer("line", {"input": np.ones((3, 2), "float32")}).shape
+    [{'name': 'input', 'datatype': 'FP32', 'shape': [-1, 2]}]
+    (3, 1)
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout: float = 60.0,
+        ca: str | None = None,
+    ):
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in _SCHEMES or not parts.hostname:
+            raise UsageError(
+                f"The address of a server begins with http://, https://, grpc:// or grpcs://, got "
+                f"{url!r}"
+            )
+        check_number("timeout", timeout, above=0)
+        self.url, self.timeout = url, timeout
+        make = _Http if parts.scheme.startswith("http") else _Grpc
+        self._wire: _Http | _Grpc = make(parts, token, timeout, ca)
+        self._signatures: dict[tuple[str, str], Signature] = {}
+
+    def is_live(self) -> bool:
+        """Return True if the server answers."""
+        return self._asked("live")
+
+    def is_ready(
+        self, model: str | None = None, version: str = "", *, strict: bool = False
+    ) -> bool:
+        """Return True if the server, or one of its models, can answer.
+
+        Parameters
+        ----------
+        model, version : str, optional
+        strict : bool
+            Raise a :class:`ServerError` in place of returning False.
+        """
+        return self._asked("ready", model, version, strict=strict)
+
+    def _asked(self, *what: Any, strict: bool = False) -> bool:
+        try:
+            return self._wire.asked(*what)
+        except ServerError:
+            if strict:
+                raise
+            return False
+
+    def metadata(self, model: str | None = None, version: str = "") -> dict[str, Any]:
+        """Return what the server says of itself, or of a model: inputs, outputs and versions."""
+        return self._wire.metadata(model, version)
+
+    def signature(self, model: str, version: str = "") -> Signature:
+        """Return the inputs and outputs of a model."""
+        described = self.metadata(model, version)
+
+        def specs(key: str) -> tuple[TensorSpec, ...]:
+            return tuple(
+                TensorSpec(each["name"], dtype_of(each["datatype"]), tuple(each["shape"]))
+                for each in described[key]
+            )
+
+        return Signature(specs("inputs"), specs("outputs"))
+
+    def infer(
+        self,
+        model: str,
+        inputs: Any,
+        *,
+        version: str = "",
+        outputs: Iterable[str] | None = None,
+        timeout: float | None = None,
+        key: str | None = None,
+        binary: bool = True,
+        id: str = "",
+    ) -> np.ndarray | dict[str, np.ndarray]:
+        """Return a model's outputs.
+
+        Parameters
+        ----------
+        model : str
+        inputs : dict of str to array_like, or array_like
+            All inputs by their names; an array is taken for the only input. Arrays are sent in
+            their own types, so give them those of the model.
+        version : str, optional
+        outputs : iterable of str, optional
+            Those that are wanted; default all.
+        timeout : float, optional
+            Seconds.
+        key : str, optional
+            Requests of one key get the same version, where versions share the requests.
+        binary : bool
+            False sends and asks for numbers as JSON, over HTTP.
+        id : str, optional
+            Comes back with the answer.
+
+        Returns
+        -------
+        ndarray or dict of str to ndarray
+            A dict if there are several outputs.
+
+        Raises
+        ------
+        ServerError
+            If the server refuses the request, or is not there.
+        """
+        if not isinstance(inputs, Mapping):
+            name = self._only_input(model, version)
+            inputs = {name: inputs}
+        arrays = {name: _array(value) for name, value in inputs.items()}
+        if timeout is not None:
+            check_number("timeout", timeout, above=0)
+        wanted = list(outputs or ())
+        results = self._wire.infer(model, version, arrays, wanted, timeout, key, binary, id)
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def _only_input(self, model: str, version: str) -> str:
+        known = self._signatures.get((model, version))
+        if known is None:
+            known = self._signatures[model, version] = self.signature(model, version)
+        if len(known.inputs) != 1:
+            names = ", ".join(spec.name for spec in known.inputs)
+            raise UsageError(f"Model {model!r} takes the inputs {names}; give them by their names")
+        return known.inputs[0].name
+
+    def models(self) -> list[dict[str, str]]:
+        """Return name, version, state and reason of every model."""
+        return self._wire.models()
+
+    def load(self, model: str) -> None:
+        """Have the server load a model, or load it again."""
+        self._wire.change("load", model)
+
+    def unload(self, model: str) -> None:
+        """Have the server take a model out."""
+        self._wire.change("unload", model)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._wire.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _array(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+class _Http:
+    """HTTP with a connection for each thread."""
+
+    def __init__(self, parts: Any, token: str | None, timeout: float, ca: str | None):
+        self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
+        self._timeout = timeout
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._tls = ssl.create_default_context(cafile=ca) if parts.scheme == "https" else None
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._open: list[http.client.HTTPConnection] = []
+
+    def _connection(self) -> http.client.HTTPConnection:
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            if self._tls is not None:
+                connection = http.client.HTTPSConnection(
+                    self._host, self._port, timeout=self._timeout, context=self._tls
+                )
+            else:
+                connection = http.client.HTTPConnection(
+                    self._host, self._port, timeout=self._timeout
+                )
+            self._local.connection = connection
+            with self._lock:
+                self._open.append(connection)
+        return connection
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[bytes, http.client.HTTPResponse]:
+        connection = self._connection()
+        used = connection.sock is not None
+        sent = {**self._headers, **(headers or {})}
+        try:
+            connection.timeout = timeout or self._timeout
+            if connection.sock is not None:
+                connection.sock.settimeout(connection.timeout)
+            connection.request(method, self._path + path, body or None, sent)
+            response = connection.getresponse()
+            content = response.read()
+        except (http.client.HTTPException, OSError) as error:
+            connection.close()
+            gone = http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError
+            if used and isinstance(error, gone):  # it was idle for too long
+                return self._request(method, path, body, headers, timeout)
+            raise ServerError(
+                f"The server at {self._host}:{self._port} does not answer: {error}", 0
+            ) from error
+        if response.status >= 400:
+            raise ServerError(_sentence(content, response.status), response.status)
+        return content, response
+
+    def asked(self, what: str, model: str | None = None, version: str = "") -> bool:
+        path = f"/v2/health/{what}" if model is None else f"{_model(model, version)}/ready"
+        self._request("GET", path)
+        return True
+
+    def metadata(self, model: str | None, version: str) -> dict[str, Any]:
+        path = "/v2" if model is None else _model(model, version)
+        return json.loads(self._request("GET", path)[0])
+
+    def models(self) -> list[dict[str, str]]:
+        return json.loads(self._request("POST", "/v2/repository/index")[0])
+
+    def change(self, what: str, model: str) -> None:
+        self._request("POST", f"/v2/repository/models/{_quoted(model)}/{what}")
+
+    def infer(
+        self,
+        model: str,
+        version: str,
+        arrays: Mapping[str, np.ndarray],
+        outputs: list[str],
+        timeout: float | None,
+        key: str | None,
+        binary: bool,
+        id: str,
+    ) -> dict[str, np.ndarray]:
+        tensors, parts = [], []
+        for name, array in arrays.items():
+            tensor: dict[str, Any] = {
+                "name": name,
+                "datatype": datatype_of(array.dtype),
+                "shape": list(array.shape),
+            }
+            if binary:
+                parts.append(to_bytes(array))
+                tensor["parameters"] = {"binary_data_size": len(parts[-1])}
+            else:
+                tensor["data"] = array.ravel().tolist()
+            tensors.append(tensor)
+        asked: dict[str, Any] = {"inputs": tensors, "parameters": {"binary_data_output": binary}}
+        if id:
+            asked["id"] = id
+        if timeout is not None:
+            asked["parameters"]["timeout"] = max(int(timeout * 1e6), 1)
+        if outputs:
+            asked["outputs"] = [
+                {"name": name, "parameters": {"binary_data": binary}} for name in outputs
+            ]
+        head = json.dumps(asked).encode()
+        headers = {"Content-Type": "application/octet-stream" if parts else "application/json"}
+        if parts:
+            headers["Inference-Header-Content-Length"] = str(len(head))
+        if key is not None:
+            headers["X-Request-Key"] = key
+        path = f"{_model(model, version)}/infer"
+        # the server says when the time is over, if it is there
+        patience = None if timeout is None else timeout + 1
+        content, response = self._request("POST", path, b"".join([head, *parts]), headers, patience)
+        length = response.getheader("Inference-Header-Content-Length")
+        return _outputs_of(content, len(content) if length is None else int(length))
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._open:
+                connection.close()
+            self._open.clear()
+
+
+def _outputs_of(content: bytes, length: int) -> dict[str, np.ndarray]:
+    answer, begin, results = json.loads(content[:length]), length, {}
+    for output in answer["outputs"]:
+        name, datatype, shape = output["name"], output["datatype"], output["shape"]
+        size = (output.get("parameters") or {}).get("binary_data_size")
+        if size is None:
+            values = output["data"]
+            if datatype.startswith("FP"):
+                values = [float("nan") if value is None else value for value in values]
+            results[name] = from_values(values, datatype, shape, name)
+        else:
+            data = content[begin : begin + size]
+            # the caller's own, to write to
+            results[name] = from_bytes(bytearray(data), datatype, shape, name)
+            begin += size
+    return results
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
+
+
+def _model(model: str, version: str) -> str:
+    path = f"/v2/models/{_quoted(model)}"
+    return f"{path}/versions/{_quoted(version)}" if version else path
+
+
+def _sentence(content: bytes, status: int) -> str:
+    try:
+        return str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"The server answered with status {status}"
+
+
+class _Grpc:
+    """gRPC; one channel for all threads."""
+
+    def __init__(self, parts: Any, token: str | None, timeout: float, ca: str | None):
+        self._grpc = grpc = require("grpc", "serving")
+        self._timeout = timeout
+        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        if parts.port is None:
+            raise UsageError("The address of a server for gRPC needs a port")
+        target = parts.netloc.rpartition("@")[2]
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+        ]
+        if parts.scheme == "grpcs":
+            trusted = None
+            if ca is not None:
+                with open(ca, "rb") as file:
+                    trusted = file.read()
+            credentials = grpc.ssl_channel_credentials(trusted)
+            self._channel = grpc.secure_channel(target, credentials, options)
+        else:
+            self._channel = grpc.insecure_channel(target, options)
+        self._calls: dict[str, Any] = {}
+
+    def _call(
+        self, name: str, request: Any, timeout: float | None = None, extra: tuple = ()
+    ) -> Any:
+        call = self._calls.get(name)
+        if call is None:
+            made = messages()
+            call = self._calls[name] = self._channel.unary_unary(
+                f"/{SERVICE}/{name}",
+                request_serializer=made[f"{name}Request"].SerializeToString,
+                response_deserializer=made[f"{name}Response"].FromString,
+            )
+        try:
+            return call(
+                request, timeout=timeout or self._timeout, metadata=(*self._metadata, *extra)
+            )
+        except self._grpc.RpcError as error:
+            raise ServerError(error.details() or "", error.code().name) from error
+
+    def asked(self, what: str, model: str | None = None, version: str = "") -> bool:
+        made = messages()
+        if model is not None:
+            return self._call(
+                "ModelReady", made["ModelReadyRequest"](name=model, version=version)
+            ).ready
+        name = f"Server{what.capitalize()}"
+        return bool(getattr(self._call(name, made[f"{name}Request"]()), what))
+
+    def metadata(self, model: str | None, version: str) -> dict[str, Any]:
+        made = messages()
+        if model is None:
+            answer = self._call("ServerMetadata", made["ServerMetadataRequest"]())
+            return {
+                "name": answer.name,
+                "version": answer.version,
+                "extensions": list(answer.extensions),
+            }
+        request = made["ModelMetadataRequest"](name=model, version=version)
+        answer = self._call("ModelMetadata", request)
+        ends = {
+            key: [
+                {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)}
+                for each in getattr(answer, key)
+            ]
+            for key in ("inputs", "outputs")
+        }
+        versions = list(answer.versions)
+        return {"name": answer.name, "versions": versions, "platform": answer.platform, **ends}
+
+    def models(self) -> list[dict[str, str]]:
+        answer = self._call("RepositoryIndex", messages()["RepositoryIndexRequest"]())
+        keys = ("name", "version", "state", "reason")
+        return [{key: getattr(each, key) for key in keys} for each in answer.models]
+
+    def change(self, what: str, model: str) -> None:
+        name = f"RepositoryModel{what.capitalize()}"
+        self._call(name, messages()[f"{name}Request"](model_name=model))
+
+    def infer(
+        self,
+        model: str,
+        version: str,
+        arrays: Mapping[str, np.ndarray],
+        outputs: list[str],
+        timeout: float | None,
+        key: str | None,
+        binary: bool,
+        id: str,
+    ) -> dict[str, np.ndarray]:
+        request = messages()["ModelInferRequest"](model_name=model, model_version=version, id=id)
+        for name, array in arrays.items():
+            describe_tensor(request.inputs.add(), name, array)
+            request.raw_input_contents.append(to_bytes(array))
+        for name in outputs:
+            request.outputs.add(name=name)
+        if timeout is not None:
+            set_parameter(request, "timeout", max(int(timeout * 1e6), 1))
+        extra = () if key is None else (("x-request-key", key),)
+        answer = self._call("ModelInfer", request, timeout, extra)
+        results = read_tensors(answer.outputs, answer.raw_output_contents)
+        return {name: array.copy() for name, array in results.items()}
+
+    def close(self) -> None:
+        self._channel.close()

@@ -1,0 +1,204 @@
+"""GrpcServer: the Open Inference Protocol over gRPC."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from bigdl.common.errors import UsageError, require
+from bigdl.nano.serving import open_inference as protocol
+from bigdl.nano.serving.http_app import server_metadata
+from bigdl.nano.serving.messages import (
+    METHODS,
+    SERVICE,
+    describe_tensor,
+    messages,
+    parameters_of,
+    read_tensors,
+)
+from bigdl.nano.serving.service import AccessError, InferenceService, code_of
+
+__all__ = ["GrpcServer"]
+
+_log = logging.getLogger(__name__)
+_OPEN = {"ServerLive", "ServerReady"}
+_STATUS = {
+    "not_found": "NOT_FOUND",
+    "denied": "PERMISSION_DENIED",
+    "bad_request": "INVALID_ARGUMENT",
+    "overloaded": "RESOURCE_EXHAUSTED",
+    "unavailable": "UNAVAILABLE",
+    "deadline": "DEADLINE_EXCEEDED",
+    "error": "INTERNAL",
+}
+
+
+class GrpcServer:
+    """A server for gRPC; its threads wait for the model, so it needs as many as clients at a time.
+
+    Parameters
+    ----------
+    service : InferenceService
+    address : str
+        ``host:port``; port 0 means any that is free.
+    threads : int
+        Requests that are answered at the same time.
+    credentials : grpc.ServerCredentials, optional
+        For TLS.
+    handlers : sequence of grpc.GenericRpcHandler, optional
+        Of further services.
+
+    Attributes
+    ----------
+    port : int
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        address: str,
+        *,
+        threads: int = 64,
+        credentials: Any = None,
+        handlers: Sequence[Any] = (),
+    ):
+        self._grpc = grpc = require("grpc", "serving")
+        self.service = service
+        most = service.limits.max_request_bytes
+        self._server = grpc.server(
+            ThreadPoolExecutor(threads, thread_name_prefix="bigdl-serving-grpc"),
+            options=[
+                ("grpc.max_receive_message_length", most),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        self._server.add_generic_rpc_handlers((self._handlers(), *handlers))
+        try:
+            if credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            self.port = 0
+            raise UsageError(f"gRPC cannot listen at {address}: {error}") from None
+        if not self.port:
+            raise UsageError(f"gRPC cannot listen at {address}; is the port in use?")
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        self._server.start()
+
+    def stop(self, seconds: float) -> None:
+        """Take no more requests, and give those under way so many seconds."""
+        self._server.stop(seconds).wait()
+
+    def _handlers(self) -> Any:
+        grpc, made = self._grpc, messages()
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._guarded(name, getattr(self, f"_{name}")),
+                request_deserializer=made[f"{name}Request"].FromString,
+                response_serializer=made[f"{name}Response"].SerializeToString,
+            )
+            for name in METHODS
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _guarded(self, name: str, method: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+        """A method that checks the token, and answers errors by their status."""
+        status = self._grpc.StatusCode
+
+        def answer(request: Any, context: Any) -> Any:
+            try:
+                if name not in _OPEN:
+                    metadata = dict(context.invocation_metadata())
+                    try:
+                        self.service.check_access(metadata.get("authorization"))
+                    except AccessError as error:
+                        context.abort(status.UNAUTHENTICATED, str(error))
+                return method(request, context)
+            except Exception as error:
+                if context.code() is not None:  # aborted above
+                    raise
+                code = code_of(error)
+                sentence = str(error)
+                if code == "error":
+                    _log.exception("A call of %s failed", name)
+                    sentence = "The server has failed; its log says why"
+                context.abort(getattr(status, _STATUS[code]), sentence)
+
+        return answer
+
+    def _ServerLive(self, request: Any, context: Any) -> Any:
+        return messages()["ServerLiveResponse"](live=True)
+
+    def _ServerReady(self, request: Any, context: Any) -> Any:
+        return messages()["ServerReadyResponse"](ready=self.service.ready)
+
+    def _ServerMetadata(self, request: Any, context: Any) -> Any:
+        return messages()["ServerMetadataResponse"](**server_metadata())
+
+    def _ModelReady(self, request: Any, context: Any) -> Any:
+        self.service.repository.find(request.name, request.version)
+        return messages()["ModelReadyResponse"](ready=True)
+
+    def _ModelMetadata(self, request: Any, context: Any) -> Any:
+        repository, name = self.service.repository, request.name
+        model = repository.find(name, request.version).model
+        versions = [request.version] if request.version else repository.versions(name)
+        described = protocol.model_metadata(name, versions, model.platform, model.signature)
+        return messages()["ModelMetadataResponse"](**described)
+
+    def _ModelInfer(self, request: Any, context: Any) -> Any:
+        service, name = self.service, request.model_name
+        metadata = dict(context.invocation_metadata())
+        version = request.model_version or metadata.get("x-model-version")
+        with (
+            service.answering(name, version, "grpc") as answering,
+            service.repository.lease(name, version, metadata.get("x-request-key")) as deployed,
+        ):
+            answering.deployed, served = deployed, deployed.model
+            with answering.stage("decode"):
+                inputs = read_tensors(request.inputs, request.raw_input_contents)
+                for each in request.outputs:
+                    protocol.refuse_output_parameters(each.name, each.parameters)
+                asked = protocol.InferRequest(
+                    inputs,
+                    [protocol.RequestedOutput(each.name, True) for each in request.outputs],
+                    id=request.id,
+                    timeout=protocol.timeout_of(parameters_of(request)),
+                )
+                wanted = asked.wanted(served.signature)
+                most = service.limits.max_rows
+                arrays = protocol.strict_inputs(served.signature, inputs, most)
+            answering.mirror(arrays)
+            deadline = context.time_remaining()
+            times = [each for each in (asked.timeout, deadline) if each is not None]
+            results = served.call(arrays, service.seconds_of(min(times, default=None)))
+            with answering.stage("encode"):
+                answer = messages()["ModelInferResponse"](
+                    model_name=name, model_version=deployed.version, id=request.id
+                )
+                for position, output in wanted:
+                    array = results[position]
+                    describe_tensor(answer.outputs.add(), output.name, array)
+                    answer.raw_output_contents.append(protocol.to_bytes(array))
+                return answer
+
+    def _RepositoryIndex(self, request: Any, context: Any) -> Any:
+        entries = self.service.repository.index()
+        models = [e for e in entries if not request.ready or e["state"] == "READY"]
+        return messages()["RepositoryIndexResponse"](models=models)
+
+    def _RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+        self.service.check_changes()
+        self.service.repository.load(request.model_name)
+        return messages()["RepositoryModelLoadResponse"]()
+
+    def _RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        self.service.check_changes()
+        self.service.repository.unload(request.model_name)
+        return messages()["RepositoryModelUnloadResponse"]()

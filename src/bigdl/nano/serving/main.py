@@ -1,0 +1,200 @@
+"""``bigdl-serve``: serve saved models by the Open Inference Protocol over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import NoReturn
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.serving.batching import BatchingOptions
+from bigdl.nano.serving.repository import ModelRepository
+from bigdl.nano.serving.server import ModelServer, allow_many_connections
+from bigdl.nano.serving.service import ServingLimits
+
+_NAME = "bigdl-serve"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {_NAME} -h")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = _Parser(
+        _NAME,
+        description="Serves saved models by the Open Inference Protocol over HTTP and gRPC.",
+    )
+    add = parser.add_argument
+    add(
+        "directory",
+        help="a model that InferenceOptimizer.save wrote, versions of it in 1, 2, …, or a "
+        "directory of such models",
+    )
+    add("--name", help="name of the model, where the directory is one model")
+    add("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
+    add("--http-port", type=int, default=8000, help="0: any that is free; -1: none")
+    add("--grpc-port", type=int, default=8001, help="0: any that is free; -1: none")
+    add("--max-batch-size", type=int, default=64, help="rows of one call (1: no joining)")
+    add("--max-delay-ms", type=float, default=0.0, help="how long a request waits for others")
+    add("--max-queue", type=int, default=1024, help="requests of a model that may wait")
+    add("--instances", type=int, default=1, help="calls of a model at the same time")
+    add("--threads", type=int, help="threads of one call of a model")
+    add("--inputs", help="inputs of a graph of PyTorch, e.g. 'x: FP32[-1,4]'")
+    add("--max-request-bytes", type=int, default=64 << 20)
+    add("--max-rows", type=int, default=65_536, help="rows of one request")
+    add("--timeout", type=float, default=60.0, help="seconds that a request may take")
+    add("--grpc-threads", type=int, default=64, help="requests over gRPC at the same time")
+    add(
+        "--traffic",
+        action="append",
+        default=[],
+        metavar="MODEL=1:90,2:10",
+        help="share the requests of a model among its versions",
+    )
+    add(
+        "--shadow",
+        action="append",
+        default=[],
+        metavar="MODEL=3",
+        help="a version that computes every request too, whose answers nobody sees",
+    )
+    add(
+        "--reload",
+        nargs="?",
+        type=float,
+        const=2.0,
+        metavar="SECONDS",
+        help="look for changes in the directory that often (default 2)",
+    )
+    add("--allow-changes", action="store_true", default=None, help="clients may load and unload")
+    add("--no-changes", dest="allow_changes", action="store_false", help="clients may not")
+    add("--tls-cert", help="file of a certificate, in PEM")
+    add("--tls-key", help="file of its key")
+    add(
+        "--token-file",
+        help="file of the token that requests need; by default the variable BIGDL_SERVE_TOKEN",
+    )
+    add(
+        "--drain-seconds",
+        type=float,
+        default=0.0,
+        help="after SIGTERM, not ready but answering for that long",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        By default those of the command line.
+
+    Returns
+    -------
+    int
+        The exit code: 2 if something cannot be served as asked.
+    """
+    logging.basicConfig(level=logging.INFO, format=f"{_NAME}: %(message)s")
+    logging.captureWarnings(True)
+    stopped = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda number, frame: stopped.set())
+    try:
+        options = make_parser().parse_args(arguments)
+        allow_many_connections()
+        server = _started(options)
+    except UsageError as error:
+        print(f"{_NAME}: {error}", file=sys.stderr)
+        return 2
+    served = ", ".join(
+        f"{name} {'/'.join(server.repository.versions(name))}" for name in server.repository.names()
+    )
+    ports = (("http", server.http_port), ("grpc", server.grpc_port))
+    where = " and ".join(f"{kind}://{options.host}:{port}" for kind, port in ports if port)
+    print(f"{_NAME}: {served} at {where}", flush=True)
+    stopped.wait()
+    if options.drain_seconds:
+        server.drain(options.drain_seconds)
+    server.close()
+    print(f"{_NAME}: ended", flush=True)
+    return 0
+
+
+def _started(options: argparse.Namespace) -> ModelServer:
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise UsageError("TLS needs both --tls-cert and --tls-key")
+    repository = ModelRepository(
+        options.directory,
+        name=options.name,
+        batching=BatchingOptions(
+            options.max_batch_size, options.max_delay_ms, options.max_queue, options.instances
+        ),
+        thread_num=options.threads,
+        inputs=options.inputs,
+    )
+    limits = ServingLimits(options.max_request_bytes, options.max_rows, options.timeout)
+    token = _token(options.token_file)
+    repository.load_all()
+    shadows = dict(_assignment("--shadow", each) for each in options.shadow)
+    shares = {
+        name: _shares(text)
+        for name, text in (_assignment("--traffic", each) for each in options.traffic)
+    }
+    for name in shares | shadows:
+        repository.set_traffic(name, shares.get(name), shadows.get(name))
+    return ModelServer(
+        repository,
+        host=options.host,
+        http_port=None if options.http_port < 0 else options.http_port,
+        grpc_port=None if options.grpc_port < 0 else options.grpc_port,
+        limits=limits,
+        token=token,
+        tls=None if options.tls_cert is None else (options.tls_cert, options.tls_key),
+        changes=options.allow_changes,
+        reload_seconds=options.reload,
+        grpc_threads=options.grpc_threads,
+    )
+
+
+def _token(file: str | None) -> str | None:
+    if file is None:
+        return os.environ.get("BIGDL_SERVE_TOKEN") or None
+    try:
+        with open(file, encoding="utf-8") as opened:
+            token = opened.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"The token cannot be read from {file!r}: {error}") from None
+    if not token:
+        raise UsageError(f"There is no token in {file!r}")
+    return token
+
+
+def _assignment(option: str, text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise UsageError(f"{option} is given as MODEL=…, got {text!r}")
+    return name, value
+
+
+def _shares(text: str) -> dict[str, float]:
+    shares = {}
+    for each in text.split(","):
+        version, _, share = each.partition(":")
+        try:
+            shares[version.strip()] = float(share)
+        except ValueError:
+            raise UsageError(f"--traffic is given as MODEL=1:90,2:10, got {text!r}") from None
+    return shares
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,437 @@
+"""Requests and answers of the Open Inference Protocol (version 2), as JSON and as binary tensors.
+
+What a client sends is not trusted: sizes are checked before anything is allocated, and whatever is
+wrong is a :class:`UsageError`, which a server answers with status 400.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import LazyModule, UsageError
+from bigdl.nano.serving.signature import Signature, TensorSpec, datatype_of, dtype_of
+
+orjson = LazyModule("orjson", "serving")
+
+HEADER_LENGTH = "inference-header-content-length"
+"""The header that says how many bytes of JSON stand before the binary tensors."""
+
+_MOST_DIMENSIONS = 32
+
+
+@dataclass(frozen=True)
+class RequestedOutput:
+    """An output that a client asks for, and whether as binary data."""
+
+    name: str
+    binary: bool
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """A request for inference.
+
+    Attributes
+    ----------
+    inputs : dict of str to ndarray
+    outputs : sequence of RequestedOutput or None
+        None asks for all.
+    binary : bool
+        True if outputs that nothing is said of are wanted as binary data.
+    id : str
+    timeout : float or None
+        Seconds.
+    """
+
+    inputs: dict[str, np.ndarray]
+    outputs: Sequence[RequestedOutput] | None = None
+    binary: bool = False
+    id: str = ""
+    timeout: float | None = None
+
+    def wanted(self, signature: Signature) -> list[tuple[int, RequestedOutput]]:
+        """Return positions of outputs, each with how it is wanted.
+
+        Raises
+        ------
+        UsageError
+            If the model has no such output.
+        """
+        names = [spec.name for spec in signature.outputs]
+        if not self.outputs:
+            return [(i, RequestedOutput(name, self.binary)) for i, name in enumerate(names)]
+        for each in self.outputs:
+            if each.name not in names:
+                raise UsageError(
+                    f"The model has no output {each.name!r}; it has {', '.join(names)}"
+                )
+        return [(names.index(each.name), each) for each in self.outputs]
+
+
+def strict_inputs(
+    signature: Signature, inputs: Mapping[str, np.ndarray], most_rows: int
+) -> list[np.ndarray]:
+    """Return the arrays of a request in the model's order, whose types must be the model's.
+
+    Raises
+    ------
+    UsageError
+        As of :meth:`Signature.arrays`, and for other types.
+    """
+    for spec in signature.inputs:
+        array = inputs.get(spec.name)
+        if array is not None and array.dtype != spec.dtype:
+            raise UsageError(
+                f"Input {spec.name!r} has the datatype {spec.datatype}, but "
+                f"{datatype_of(array.dtype)} was given"
+            )
+    return signature.arrays(inputs, most_rows)
+
+
+def count_of(shape: Any, name: str) -> int:
+    """Return the number of elements of a shape of a request.
+
+    Raises
+    ------
+    UsageError
+        If it is no shape.
+    """
+    if (
+        not isinstance(shape, list | tuple)
+        or len(shape) > _MOST_DIMENSIONS
+        or any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in shape)
+    ):
+        raise UsageError(
+            f"The shape of tensor {name!r} has to be a list of at most {_MOST_DIMENSIONS} sizes, "
+            f"got {_short(shape)}"
+        )
+    return math.prod(shape)
+
+
+def from_bytes(data: Any, datatype: str, shape: Sequence[int], name: str) -> np.ndarray:
+    """Return a tensor from its bytes: little-endian numbers, or texts with their lengths before.
+
+    Raises
+    ------
+    UsageError
+        If there are more or fewer bytes than the shape needs.
+    """
+    dtype, count = dtype_of(datatype), count_of(shape, name)
+    if dtype.kind == "O":
+        return _texts(data, count, name).reshape(shape)
+    if len(data) != count * dtype.itemsize:
+        raise UsageError(
+            f"Tensor {name!r} of {datatype}{list(shape)} needs {count * dtype.itemsize} bytes, but "
+            f"{len(data)} were given"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _texts(data: Any, count: int, name: str) -> np.ndarray:
+    if len(data) < 4 * count:  # before as many objects are allocated as a shape can name
+        raise UsageError(f"Tensor {name!r} holds fewer than {count} texts")
+    texts = np.empty(count, object)
+    view, begin = memoryview(data), 0
+    for number in range(count):
+        length = int.from_bytes(view[begin : begin + 4], "little")
+        begin += 4
+        if begin + length > len(view):
+            raise UsageError(f"Text {number} of tensor {name!r} goes beyond its end")
+        texts[number] = bytes(view[begin : begin + length])
+        begin += length
+    if begin != len(view):
+        raise UsageError(
+            f"Tensor {name!r} has {len(view) - begin} bytes after its last of {count} texts"
+        )
+    return texts
+
+
+def to_bytes(array: np.ndarray) -> bytes:
+    """Return the bytes of a tensor, as :func:`from_bytes` reads them."""
+    if array.dtype.kind != "O":
+        return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    parts = []
+    for each in array.ravel():
+        text = each.encode() if isinstance(each, str) else bytes(each)
+        parts += [len(text).to_bytes(4, "little"), text]
+    return b"".join(parts)
+
+
+def from_values(values: Any, datatype: str, shape: Sequence[int], name: str) -> np.ndarray:
+    """Return a tensor from numbers of JSON, flat or nested.
+
+    Raises
+    ------
+    UsageError
+        If they are of another number, or do not fit the datatype.
+    """
+    dtype, count = dtype_of(datatype), count_of(shape, name)
+    problem = f"Tensor {name!r} has to hold {count} values of {datatype}"
+    if dtype.kind == "O":
+        texts = _flat_texts(values, problem)
+        if len(texts) != count:
+            raise UsageError(f"{problem}, but holds {len(texts)}")
+        array = np.empty(count, object)
+        array[:] = texts
+        return array.reshape(shape)
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{problem}, but its lists have different lengths") from None
+    kinds = {"f": "fiu", "b": "b", "i": "iu", "u": "iu"}[dtype.kind]
+    if array.size != count:
+        raise UsageError(f"{problem}, but holds {array.size}")
+    if count and array.dtype.kind not in kinds:
+        raise UsageError(f"{problem}, but holds other values")
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise UsageError(f"{problem}, but one is out of its range")
+    return cast.reshape(shape)
+
+
+def _flat_texts(values: Any, problem: str) -> list[bytes]:
+    if not isinstance(values, list):
+        raise UsageError(f"{problem} in a list")
+    texts: list[bytes] = []
+    waiting = [iter(values)]
+    while waiting:
+        for each in waiting[-1]:
+            if isinstance(each, list):
+                waiting.append(iter(each))
+                break
+            if not isinstance(each, str):
+                raise UsageError(f"{problem}, but holds {_short(each)}")
+            texts.append(each.encode())
+        else:
+            waiting.pop()
+    return texts
+
+
+def parse_json(body: Any) -> dict[str, Any]:
+    """Return an object of JSON.
+
+    Raises
+    ------
+    UsageError
+        If it is none.
+    """
+    try:
+        parsed = orjson.loads(body)
+    except ValueError as error:
+        raise UsageError(f"The request is no JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise UsageError(f"The request has to be an object of JSON, got {_short(parsed)}")
+    return parsed
+
+
+def read_request(body: bytes, header_length: int | None = None) -> InferRequest:
+    """Return the request in the body of an HTTP request.
+
+    Parameters
+    ----------
+    body : bytes
+    header_length : int, optional
+        How many of its bytes are JSON; the others are binary tensors.
+
+    Raises
+    ------
+    UsageError
+        If anything in it is not as the protocol says.
+    """
+    view = memoryview(body)
+    length = len(view) if header_length is None else header_length
+    if not 0 <= length <= len(view):
+        raise UsageError(
+            f"The header Inference-Header-Content-Length says {length}, but the request has "
+            f"{len(view)} bytes"
+        )
+    parsed = parse_json(view[:length])
+    inputs: dict[str, np.ndarray] = {}
+    begin = length
+    for tensor in _objects(parsed, "inputs"):
+        name, datatype, shape = _facts(tensor)
+        if name in inputs:
+            raise UsageError(f"Input {name!r} is given twice")
+        parameters = _parameters(tensor)
+        size = parameters.get("binary_data_size")
+        if size is None:
+            if "data" not in tensor:
+                raise UsageError(f"Input {name!r} has neither data nor binary_data_size")
+            inputs[name] = from_values(tensor["data"], datatype, shape, name)
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or not size >= 0:
+            raise UsageError(f"binary_data_size of input {name!r} is a number of bytes")
+        if begin + size > len(view):
+            raise UsageError(f"The binary data of input {name!r} go beyond the end of the request")
+        inputs[name] = from_bytes(view[begin : begin + size], datatype, shape, name)
+        begin += size
+    if begin != len(view):
+        raise UsageError(
+            f"{len(view) - begin} bytes after the JSON belong to no input; give binary_data_size"
+        )
+    outputs = None
+    if parsed.get("outputs") is not None:
+        outputs = [_requested(each) for each in _objects(parsed, "outputs")]
+    options = _parameters(parsed)
+    identity = parsed.get("id", "")
+    if not isinstance(identity, str):
+        raise UsageError(f"The id of a request is a text, got {_short(identity)}")
+    binary = options.get("binary_data_output", False) is True
+    return InferRequest(inputs, outputs, binary, identity, timeout_of(options))
+
+
+def timeout_of(parameters: Mapping[str, Any]) -> float | None:
+    """Return the seconds of the parameter ``timeout``, which is in microseconds.
+
+    Raises
+    ------
+    UsageError
+        If it is no positive number.
+    """
+    timeout = parameters.get("timeout")
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e15:
+        raise UsageError(f"timeout is a number of microseconds above 0, got {_short(timeout)}")
+    return timeout / 1e6
+
+
+def _objects(parsed: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    listed = parsed.get(key)
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise UsageError(f"The request needs {key!r}, a list of tensors")
+    return listed
+
+
+def _facts(tensor: Mapping[str, Any]) -> tuple[str, str, list[int]]:
+    name, datatype = tensor.get("name"), tensor.get("datatype")
+    if not isinstance(name, str) or not isinstance(datatype, str):
+        raise UsageError("Each input needs a name, a datatype and a shape")
+    shape = tensor.get("shape")
+    count_of(shape, name)
+    assert isinstance(shape, list)
+    if "shared_memory_region" in _parameters(tensor):
+        raise UsageError(f"Input {name!r} is in shared memory, which this server does not read")
+    return name, datatype, shape
+
+
+def _parameters(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = tensor.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise UsageError(f"parameters have to be an object, got {_short(parameters)}")
+    return parameters
+
+
+def _requested(tensor: Mapping[str, Any]) -> RequestedOutput:
+    name, parameters = tensor.get("name"), _parameters(tensor)
+    if not isinstance(name, str):
+        raise UsageError("Each output that is asked for needs a name")
+    refuse_output_parameters(name, parameters)
+    return RequestedOutput(name, parameters.get("binary_data", False) is True)
+
+
+def refuse_output_parameters(name: str, parameters: Iterable[str]) -> None:
+    """Refuse what some servers do with outputs and this one does not.
+
+    Raises
+    ------
+    UsageError
+    """
+    for each in ("classification", "shared_memory_region"):
+        if each in parameters:
+            raise UsageError(f"Output {name!r} asks for {each}, which this server does not offer")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__} of {len(text)} characters"
+
+
+@dataclass
+class WrittenAnswer:
+    """The body of an HTTP answer: JSON, and binary tensors after it."""
+
+    header: bytes
+    tensors: list[bytes] = field(default_factory=list)
+
+    @property
+    def body(self) -> bytes:
+        """All bytes."""
+        return b"".join([self.header, *self.tensors]) if self.tensors else self.header
+
+
+def write_answer(
+    request: InferRequest,
+    signature: Signature,
+    results: Sequence[np.ndarray],
+    model: str,
+    version: str,
+) -> WrittenAnswer:
+    """Return the answer to a request.
+
+    Numbers of JSON that are not finite become ``null``.
+
+    Raises
+    ------
+    UsageError
+        If an output that is asked for is not there, or holds texts that JSON cannot.
+    """
+    outputs, binaries = [], []
+    for position, asked in request.wanted(signature):
+        array = results[position]
+        output: dict[str, Any] = {
+            "name": asked.name,
+            "datatype": datatype_of(array.dtype),
+            "shape": list(array.shape),
+        }
+        if asked.binary:
+            binaries.append(to_bytes(array))
+            output["parameters"] = {"binary_data_size": len(binaries[-1])}
+        else:
+            output["data"] = _values(array, asked.name)
+        outputs.append(output)
+    answer: dict[str, Any] = {"model_name": model, "model_version": version}
+    if request.id:
+        answer["id"] = request.id
+    answer["outputs"] = outputs
+    return WrittenAnswer(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), binaries)
+
+
+def _values(array: np.ndarray, name: str) -> Any:
+    flat = np.ascontiguousarray(array).ravel()
+    if array.dtype.kind != "O":
+        return flat
+    try:
+        return [each if isinstance(each, str) else bytes(each).decode() for each in flat]
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"Output {name!r} holds bytes that are no text; ask for it as binary data"
+        ) from None
+
+
+def model_metadata(
+    name: str, versions: Sequence[str], platform: str, signature: Signature
+) -> dict[str, Any]:
+    """Return the metadata of a model for an answer in JSON."""
+
+    def described(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+        return [
+            {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+            for spec in specs
+        ]
+
+    return {
+        "name": name,
+        "versions": list(versions),
+        "platform": platform,
+        "inputs": described(signature.inputs),
+        "outputs": described(signature.outputs),
+    }

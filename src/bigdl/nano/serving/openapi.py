@@ -1,0 +1,258 @@
+"""The HTTP interface of a model server as OpenAPI, and as a page for people."""
+
+from __future__ import annotations
+
+import functools
+import html
+from typing import Any
+
+__all__ = ["openapi", "page"]
+
+_DATATYPES = (
+    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "BYTES"),
+)
+
+
+def _object(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    return {**schema, "required": required} if required else schema
+
+
+_TEXT = {"type": "string"}
+_TEXTS = {"type": "array", "items": _TEXT}
+_SHAPE = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 32}
+_PARAMETERS = {"type": "object", "additionalProperties": True}
+_DATATYPE = {"type": "string", "enum": list(_DATATYPES)}
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list_of(name: str) -> dict[str, Any]:
+    return {"type": "array", "items": _reference(name)}
+
+
+_SCHEMAS = {
+    "Error": _object(["error"], error=_TEXT),
+    "ServerMetadata": _object(
+        ["name", "version", "extensions"], name=_TEXT, version=_TEXT, extensions=_TEXTS
+    ),
+    "TensorMetadata": _object(
+        ["name", "datatype", "shape"],
+        name=_TEXT,
+        datatype=_DATATYPE,
+        shape={"type": "array", "items": {"type": "integer", "minimum": -1}},
+    ),
+    "ModelMetadata": _object(
+        ["name", "versions", "platform", "inputs", "outputs"],
+        name=_TEXT,
+        versions=_TEXTS,
+        platform=_TEXT,
+        inputs=_list_of("TensorMetadata"),
+        outputs=_list_of("TensorMetadata"),
+    ),
+    "InputTensor": _object(
+        ["name", "datatype", "shape"],
+        name=_TEXT,
+        datatype=_DATATYPE,
+        shape=_SHAPE,
+        parameters=_PARAMETERS,
+        data={"type": "array", "items": {}},
+    ),
+    "RequestedOutput": _object(["name"], name=_TEXT, parameters=_PARAMETERS),
+    "InferRequest": _object(
+        ["inputs"],
+        id=_TEXT,
+        parameters={
+            **_PARAMETERS,
+            "properties": {
+                "timeout": {
+                    "type": "number",
+                    "exclusiveMinimum": 0,
+                    "description": "Microseconds within which the answer is wanted.",
+                },
+                "binary_data_output": {"type": "boolean"},
+            },
+        },
+        inputs=_list_of("InputTensor"),
+        outputs=_list_of("RequestedOutput"),
+    ),
+    "OutputTensor": _object(
+        ["name", "datatype", "shape"],
+        name=_TEXT,
+        datatype=_DATATYPE,
+        shape=_SHAPE,
+        parameters=_PARAMETERS,
+        data={"type": "array", "items": {}},
+    ),
+    "InferResponse": _object(
+        ["model_name", "model_version", "outputs"],
+        model_name=_TEXT,
+        model_version=_TEXT,
+        id=_TEXT,
+        outputs=_list_of("OutputTensor"),
+    ),
+    "ModelState": _object(
+        ["name", "version", "state"], name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT
+    ),
+    "Traffic": _object(
+        shares={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
+        shadow={"type": "string"},
+    ),
+}
+_MEANINGS = {
+    400: "The request is wrong; the sentence says how.",
+    401: "The token is missing or wrong.",
+    403: "The server does not allow that.",
+    404: "There is no such model or version.",
+    408: "The body did not arrive in time.",
+    413: "The request is too large.",
+    415: "The encoding of the body is not known.",
+    503: "Not ready, or too many requests wait; try again later.",
+    504: "The answer was not there within the time of the request.",
+}
+
+
+def _operation(
+    path: str,
+    summary: str,
+    answer: str | None = None,
+    *,
+    request: str | None = None,
+    errors: tuple[int, ...] = (),
+    headers: dict[str, str] | None = None,
+    media: str = "application/json",
+    answers_list: bool = False,
+    optional: bool = False,
+) -> dict[str, Any]:
+    parameters: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
+        }
+        for name in ("model", "version")
+        if f"{{{name}}}" in path
+    ]
+    for name, description in (headers or {}).items():
+        parameters.append(
+            {"name": name, "in": "header", "description": description, "schema": _TEXT}
+        )
+    ok: dict[str, Any] = {"description": "Done."}
+    if answer is not None:
+        schema = {"type": "string"} if media != "application/json" else _reference(answer)
+        if answers_list:
+            schema = _list_of(answer)
+        ok["content"] = {media: {"schema": schema}}
+        if answer == "InferResponse":
+            binary = {"schema": {"type": "string", "format": "binary"}}
+            ok["content"]["application/octet-stream"] = binary
+    responses: dict[str, Any] = {"200": ok}
+    health = path.startswith("/v2/health")
+    for status in (*errors, *(() if health else (401,))):
+        responses[str(status)] = {"description": _MEANINGS[status]}
+        if path != "/v2/health/ready":
+            content = {"application/json": {"schema": _reference("Error")}}
+            responses[str(status)]["content"] = content
+    operation: dict[str, Any] = {"summary": summary, "responses": responses}
+    if parameters:
+        operation["parameters"] = parameters
+    if request is not None:
+        operation["requestBody"] = {
+            "required": not optional,
+            "content": {"application/json": {"schema": _reference(request)}},
+        }
+    if not health:
+        operation["security"] = [{}, {"token": []}]
+    return operation
+
+
+_MODEL = "/v2/models/{model}"
+_VERSION = f"{_MODEL}/versions/{{version}}"
+_REPOSITORY = "/v2/repository/models/{model}"
+_CHOICE = {
+    "X-Request-Key": "Requests with one key get one version, where versions share the requests.",
+    "X-Model-Version": "The version that is to answer.",
+}
+
+
+@functools.cache
+def openapi() -> dict[str, Any]:
+    """Return the description of the interface (OpenAPI 3.1)."""
+    infer = "Compute a model's outputs."
+    wrong = (400, 404, 408, 413, 415, 503, 504)
+    changes = (400, 403, 404, 408, 413, 415)
+    listed: list[tuple[str, str, dict[str, Any]]] = []
+
+    def add(method: str, path: str, summary: str, *arguments: Any, **more: Any) -> None:
+        listed.append((method, path, _operation(path, summary, *arguments, **more)))
+
+    add("get", "/v2/health/live", "The server lives.")
+    add("get", "/v2/health/ready", "The server can answer.", errors=(503,))
+    add("get", "/v2", "Name, version and extensions of the server.", "ServerMetadata")
+    for path in (_MODEL, _VERSION):
+        metadata = "Inputs, outputs and versions of a model."
+        add("get", path, metadata, "ModelMetadata", errors=(404,))
+        add("get", f"{path}/ready", "The model can answer.", errors=(404,))
+        headers = _CHOICE if path == _MODEL else None
+        more = {"request": "InferRequest", "errors": wrong, "headers": headers}
+        add("post", f"{path}/infer", infer, "InferResponse", **more)
+    body = (400, 408, 413, 415)
+    index = "All models and their states."
+    add("post", "/v2/repository/index", index, "ModelState", answers_list=True, errors=body)
+    add("post", f"{_REPOSITORY}/load", "Load a model, or load it again.", errors=changes)
+    add("post", f"{_REPOSITORY}/unload", "Take a model out.", errors=changes)
+    add(
+        "post",
+        f"{_REPOSITORY}/traffic",
+        "Share the requests of a model among its versions.",
+        request="Traffic",
+        optional=True,
+        errors=changes,
+    )
+    add("get", "/metrics", "Metrics in the format of Prometheus.", "Metrics", media="text/plain")
+    add("get", "/openapi.json", "This description.", "Description")
+    paths: dict[str, Any] = {}
+    for method, path, operation in listed:
+        paths.setdefault(path, {})[method] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "BigDL model server",
+            "version": "2",
+            "description": "The Open Inference Protocol. In place of data in JSON, binary tensors "
+            "may follow the JSON; the header Inference-Header-Content-Length says where.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {**_SCHEMAS, "Description": {"type": "object"}},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+@functools.cache
+def page() -> str:
+    """Return a page of HTML that lists the interface; it loads nothing from elsewhere."""
+    rows = []
+    for path, methods in openapi()["paths"].items():
+        for method, operation in methods.items():
+            answers = ", ".join(
+                f"{status} {html.escape(each['description'])}"
+                for status, each in operation["responses"].items()
+            )
+            rows.append(
+                f"<tr><td>{method.upper()}<td><code>{html.escape(path)}</code>"
+                f"<td>{html.escape(operation['summary'])}<td>{answers}"
+            )
+    return (
+        "<!doctype html><html lang='en'><meta charset='utf-8'><title>BigDL model server</title>"
+        "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.3em .8em;text-align:left;"
+        "vertical-align:top;border-bottom:1px solid #ddd}</style><h1>BigDL model server</h1>"
+        "<p>The Open Inference Protocol; as a description for programs: "
+        "<a href='openapi.json'>openapi.json</a>.</p><table><tr><th>Method<th>Path<th>What it "
+        f"does<th>Answers</tr>{''.join(rows)}</table></html>"
+    )

@@ -1,0 +1,547 @@
+"""ModelRepository: the models that a server offers, their versions, and how they are replaced.
+
+A request takes a version on lease. A version that is replaced or removed leaves the repository at
+once, so no new request gets it; it is closed when its last lease has ended. So no request is lost,
+and none sees half of a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bigdl.common.checks import check_number
+from bigdl.common.errors import UsageError, first_line
+from bigdl.nano.acceleration.saved import META_FILE
+from bigdl.nano.serving.batching import BatchingOptions
+from bigdl.nano.serving.model import ServedModel
+from bigdl.nano.serving.runners import MODEL_FILES
+
+__all__ = ["ModelRepository", "UnknownModelError"]
+
+_log = logging.getLogger(__name__)
+
+
+class UnknownModelError(UsageError, LookupError):
+    """There is no such model, or no such version of it."""
+
+
+@dataclass(eq=False)
+class Deployment:
+    """One version of a model that answers requests.
+
+    Attributes
+    ----------
+    name, version : str
+    model : ServedModel
+    path : Path or None
+        Where it was read from.
+    loaded : float
+        When, in seconds since 1970.
+    """
+
+    name: str
+    version: str
+    model: ServedModel
+    path: Path | None = None
+    fingerprint: Any = None
+    loaded: float = field(default_factory=time.time)
+    leases: int = 0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Which versions of a model get the requests that name none.
+
+    Attributes
+    ----------
+    shares : dict of str to float
+        Versions and their shares, which need not add up to 1; empty means the latest version.
+    shadow : str or None
+        A version that gets every request too, and whose answers nobody sees.
+    """
+
+    shares: Mapping[str, float] = field(default_factory=dict)
+    shadow: str | None = None
+
+    def chosen(self, key: str | None) -> str | None:
+        """Return a version: by chance, or for a key always the same; None means the latest."""
+        if not self.shares:
+            return None
+        point = random.random() if key is None else _point_of(key)
+        point *= sum(self.shares.values())
+        for version, share in self.shares.items():
+            point -= share
+            if point < 0:
+                return version
+        return list(self.shares)[-1]
+
+
+def _point_of(key: str) -> float:
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+class ModelRepository:
+    """Models by name and version, which are loaded, replaced and unloaded while they are used.
+
+    Parameters
+    ----------
+    root : str or path, optional
+        A directory of one saved model; of versions of it (``1``, ``2``, …); or of several models,
+        each a saved model or a directory of versions. Its models are loaded by :meth:`load_all`.
+    name : str, optional
+        The name of the model where the directory is one model; default that of the directory.
+    batching : BatchingOptions, optional
+        Of every model.
+    **options
+        Of :class:`ServedModel`, for the models of the directory, e.g. ``thread_num``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.nano.pytorch import InferenceOptimizer
+    >>> from bigdl.nano.serving import ModelRepository
+    >>> fast = InferenceOptimizer.trace(torch.nn.ReLU(), torch.ones(1, 2), accelerator="openvino")
+    >>> InferenceOptimizer.save(fast, "models/relu/1")
+    >>> with ModelRepository("models") as repository:
+    ...     repository.load_all()
+    ...     with repository.lease("relu") as deployed:
+    ...         print(deployed.version, deployed.model.predict(np.array([[-1, 2]], "float32")))
+    1 [[0. 2.]]
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike | None = None,
+        *,
+        name: str | None = None,
+        batching: BatchingOptions | None = None,
+        **options: Any,
+    ):
+        self.root = None if root is None else Path(root)
+        self._name = name
+        self._options = {"batching": batching, **options}
+        self._models: dict[str, dict[str, Deployment]] = {}
+        self._failures: dict[tuple[str, str], tuple[Any, str]] = {}
+        self._traffic: dict[str, Traffic] = {}
+        self._changed = threading.Condition()
+        self._loading = threading.Lock()  # of those who load: one after the other
+        self._retiring: list[threading.Thread] = []
+        self._watching: threading.Event | None = None
+        self.on_load: Callable[[Deployment], None] = lambda deployed: None
+        self.on_reload: Callable[[str, bool], None] = lambda name, succeeded: None
+
+    # -- what there is -------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Return the names of the models that answer."""
+        return sorted(self._models)
+
+    def versions(self, name: str) -> list[str]:
+        """Return the versions of a model, the oldest first.
+
+        Raises
+        ------
+        UnknownModelError
+            If there is no such model.
+        """
+        return sorted(self._versions(name), key=_order)
+
+    def deployments(self) -> list[Deployment]:
+        """Return every version of every model."""
+        with self._changed:
+            return [each for versions in self._models.values() for each in versions.values()]
+
+    def find(self, name: str, version: str | None = None) -> Deployment:
+        """Return a version of a model, by default the latest.
+
+        Raises
+        ------
+        UnknownModelError
+            If there is none.
+        """
+        versions = self._versions(name)
+        if version:
+            if version not in versions:
+                listed = ", ".join(self.versions(name))
+                raise UnknownModelError(
+                    f"Model {name!r} has no version {version!r}; it has {listed}"
+                )
+            return versions[version]
+        return max(versions.values(), key=lambda each: _order(each.version))
+
+    def _versions(self, name: str) -> dict[str, Deployment]:
+        versions = self._models.get(name)
+        if not versions:
+            listed = ", ".join(self.names()) or "none"
+            raise UnknownModelError(f"There is no model {name!r}; the models are {listed}")
+        return versions
+
+    def index(self) -> list[dict[str, str]]:
+        """Return name, version, state and reason of all that is or should be there."""
+        entries = {
+            (each.name, each.version): {
+                "name": each.name,
+                "version": each.version,
+                "state": "READY",
+                "reason": "",
+            }
+            for each in self.deployments()
+        }
+        for (name, version), (_, reason) in list(self._failures.items()):
+            entry = entries.setdefault(
+                (name, version), {"name": name, "version": version, "state": "UNAVAILABLE"}
+            )
+            entry["reason"] = reason
+        return [entries[key] for key in sorted(entries)]
+
+    # -- requests ------------------------------------------------------------------------------
+
+    @contextmanager
+    def lease(
+        self, name: str, version: str | None = None, key: str | None = None
+    ) -> Iterator[Deployment]:
+        """Keep a version of a model for the time of a request.
+
+        Parameters
+        ----------
+        name : str
+        version : str, optional
+            By default one that :meth:`set_traffic` asks for, or else the latest.
+        key : str, optional
+            Requests of one key, such as a user, get the same version.
+
+        Raises
+        ------
+        UnknownModelError
+            If there is no such model or version.
+        """
+        deployed = self._take(name, version, key)
+        try:
+            yield deployed
+        finally:
+            self._give_back(deployed)
+
+    def _take(self, name: str, version: str | None, key: str | None) -> Deployment:
+        with self._changed:
+            if not version:
+                chosen = self._traffic.get(name, _ALL_TO_LATEST).chosen(key)
+                version = chosen if chosen in self._models.get(name, {}) else None
+            deployed = self.find(name, version)
+            deployed.leases += 1
+            return deployed
+
+    def _give_back(self, deployed: Deployment) -> None:
+        with self._changed:
+            deployed.leases -= 1
+            if not deployed.leases:
+                self._changed.notify_all()
+
+    def mirror(self, deployed: Deployment, arrays: list, done: Callable[[bool], None]) -> None:
+        """Send a request to the shadow of a model as well, if it has one; nobody waits for it.
+
+        Parameters
+        ----------
+        deployed : Deployment
+            What answers the request.
+        arrays : list of ndarray
+        done : callable
+            Called with True, or False after an error, when the shadow has answered.
+        """
+        shadow = self._traffic.get(deployed.name, _ALL_TO_LATEST).shadow
+        if shadow is None or shadow == deployed.version:
+            return
+        try:
+            other = self._take(deployed.name, shadow, None)
+        except UnknownModelError:
+            return
+        try:
+            future = other.model.submit(arrays)
+        except Exception:  # a full queue of a shadow is nobody's error
+            self._give_back(other)
+            done(False)
+            return
+
+        def finish(future: Any) -> None:
+            self._give_back(other)
+            done(future.exception() is None)
+
+        future.add_done_callback(finish)
+
+    def set_traffic(
+        self, name: str, shares: Mapping[str, float] | None = None, shadow: str | None = None
+    ) -> None:
+        """Share the requests that name no version among versions of a model.
+
+        Parameters
+        ----------
+        name : str
+        shares : dict of str to float, optional
+            Versions and their shares, e.g. ``{"1": 90, "2": 10}``. By default the latest version
+            gets all.
+        shadow : str, optional
+            A version that computes every request too, without being asked for its answer.
+
+        Raises
+        ------
+        UsageError
+            If a version is not there, takes other inputs, or a share is negative.
+        """
+        shares = dict(shares or {})
+        for version, share in shares.items():
+            check_number(f"The share of version {version}", share, 0)
+        if shares and not sum(shares.values()) > 0:
+            raise UsageError(f"At least one share of {name!r} has to be above 0, got {shares}")
+        named = [self.find(name, each) for each in (*shares, *([shadow] if shadow else []))]
+        if len({each.model.signature.inputs for each in (*named, self.find(name))}) > 1:
+            raise UsageError(
+                f"The versions {', '.join(each.version for each in named)} of {name!r} take "
+                "different inputs, so they cannot share requests"
+            )
+        with self._changed:
+            self._traffic[name] = Traffic(shares, shadow)
+
+    # -- loading -------------------------------------------------------------------------------
+
+    def add(self, name: str, model: ServedModel, version: str = "1") -> Deployment:
+        """Put a model in, or in the place of the one of this name and version.
+
+        Parameters
+        ----------
+        name : str
+        model : ServedModel
+            The repository closes it.
+        version : str
+        """
+        return self._put(Deployment(name, str(version), model))
+
+    def load_all(self) -> None:
+        """Load every model of the directory that is not loaded yet.
+
+        Raises
+        ------
+        UsageError
+            If there is no model, or one cannot be loaded.
+        """
+        found = self._on_disk()
+        if not found:
+            raise UsageError(
+                f"{str(self.root)!r} holds no model; give a directory that InferenceOptimizer.save "
+                "wrote, or one of such directories"
+            )
+        for name in found:
+            self.load(name, force=False)
+
+    def load(self, name: str, *, force: bool = True) -> None:
+        """Load all versions of a model of the directory, or load them again.
+
+        A version that cannot be loaded leaves the one that is there untouched.
+
+        Parameters
+        ----------
+        name : str
+        force : bool
+            False loads only what has changed.
+
+        Raises
+        ------
+        UnknownModelError
+            If the directory has no such model.
+        UsageError
+            If a version cannot be loaded; the others are.
+        """
+        with self._loading:
+            found = self._on_disk().get(name)
+            if not found:
+                raise UnknownModelError(f"There is no model {name!r} in {str(self.root)!r}")
+            problems = []
+            for version, path in found.items():
+                try:
+                    self._load(name, version, path, force)
+                except UsageError as error:
+                    problems.append(f"Version {version} of model {name!r}: {error}")
+            for deployed in list(self._models.get(name, {}).values()):
+                if deployed.path is not None and deployed.version not in found:
+                    self._remove(name, deployed.version)
+            for known in [key for key in self._failures if key[0] == name]:
+                if known[1] not in found:
+                    self._failures.pop(known, None)
+            if problems:
+                raise UsageError("; ".join(problems))
+
+    def _load(self, name: str, version: str, path: Path, force: bool) -> None:
+        fingerprint = _fingerprint(path)
+        present = self._models.get(name, {}).get(version)
+        failed = self._failures.get((name, version))
+        if not force and (
+            (present is not None and present.fingerprint == fingerprint and failed is None)
+            or (failed is not None and failed[0] == fingerprint)
+        ):
+            return
+        try:
+            model = ServedModel(path, **self._options)
+            model.warm_up()
+        except Exception as error:
+            reason = str(error) if isinstance(error, UsageError) else first_line(error)
+            self._failures[name, version] = (fingerprint, reason)
+            self.on_reload(name, False)
+            raise UsageError(reason) from error
+        self._failures.pop((name, version), None)
+        self._put(Deployment(name, version, model, path, fingerprint))
+        self.on_reload(name, True)
+
+    def unload(self, name: str) -> None:
+        """Take all versions of a model out; those that are in use answer first.
+
+        Raises
+        ------
+        UnknownModelError
+            If there is no such model.
+        """
+        for version in self.versions(name):
+            self._remove(name, version)
+
+    def _put(self, deployed: Deployment) -> Deployment:
+        self.on_load(deployed)
+        with self._changed:
+            versions = self._models.setdefault(deployed.name, {})
+            replaced = versions.get(deployed.version)
+            versions[deployed.version] = deployed
+        if replaced is not None:
+            self._retire(replaced)
+        return deployed
+
+    def _remove(self, name: str, version: str) -> None:
+        with self._changed:
+            versions = self._models.get(name, {})
+            removed = versions.pop(version, None)
+            if not versions:
+                self._models.pop(name, None)
+                self._traffic.pop(name, None)
+        if removed is not None:
+            self._retire(removed)
+
+    def _retire(self, deployed: Deployment) -> None:
+        """Close a version when its last lease has ended, without waiting for that here."""
+
+        def close() -> None:
+            with self._changed:
+                while deployed.leases:
+                    self._changed.wait()
+            deployed.model.close()
+
+        thread = threading.Thread(target=close, name="bigdl-serving-retire", daemon=True)
+        self._retiring = [each for each in self._retiring if each.is_alive()]
+        self._retiring.append(thread)
+        thread.start()
+
+    def _on_disk(self) -> dict[str, dict[str, Path]]:
+        if self.root is None:
+            return {}
+        if not self.root.is_dir():
+            raise UsageError(f"There is no directory {str(self.root)!r}")
+        if _is_model(self.root):
+            return {self._name or self.root.resolve().name: {"1": self.root}}
+        versions = _versions_in(self.root)
+        if versions:
+            return {self._name or self.root.resolve().name: versions}
+        found = {}
+        for path in sorted(self.root.iterdir()):
+            if path.is_dir() and not path.name.startswith("."):
+                inside = {"1": path} if _is_model(path) else _versions_in(path)
+                if inside:
+                    found[path.name] = inside
+        return found
+
+    # -- changes on disk -----------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Load what has changed in the directory, and unload what is gone.
+
+        Problems are logged, and stand in :meth:`index`.
+        """
+        found = self._on_disk()
+        for name in found:
+            try:
+                self.load(name, force=False)
+            except UsageError as error:
+                _log.warning("%s; what was loaded before goes on", error)
+        for deployed in self.deployments():
+            if deployed.path is not None and deployed.name not in found:
+                self._remove(deployed.name, deployed.version)
+
+    def watch(self, seconds: float = 2.0) -> None:
+        """Look for changes in the directory again and again, in a thread, until :meth:`close`."""
+        if self._watching is not None:
+            return
+        stopped = self._watching = threading.Event()
+
+        def look() -> None:
+            while not stopped.wait(seconds):
+                with suppress(UsageError, OSError):  # the directory may be moved for a moment
+                    self.refresh()
+
+        threading.Thread(target=look, name="bigdl-serving-watch", daemon=True).start()
+
+    def close(self) -> None:
+        """Answer what is under way, and close all models."""
+        if self._watching is not None:
+            self._watching.set()
+        with self._loading:
+            for deployed in self.deployments():
+                self._remove(deployed.name, deployed.version)
+        for thread in self._retiring:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+_ALL_TO_LATEST = Traffic()
+
+
+def _order(version: str) -> tuple[bool, int, str]:
+    """Numbers in their order, after any other names."""
+    return (version.isdecimal(), int(version) if version.isdecimal() else 0, version)
+
+
+def _is_model(path: Path) -> bool:
+    return any((path / name).is_file() for name in (META_FILE, *MODEL_FILES))
+
+
+def _versions_in(path: Path) -> dict[str, Path]:
+    return {
+        each.name: each
+        for each in sorted(path.iterdir())
+        if each.name.isdecimal() and each.is_dir() and _is_model(each)
+    }
+
+
+def _fingerprint(path: Path) -> tuple:
+    """What changes when a file of a model is written."""
+    facts = []
+    for each in sorted(path.iterdir()):
+        if each.is_file():
+            status = each.stat()
+            facts.append((each.name, status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(facts)

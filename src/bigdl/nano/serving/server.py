@@ -1,0 +1,329 @@
+"""ModelServer: HTTP and gRPC for the models of a repository, from its start to its drained end."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import resource
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bigdl.common.checks import check_number, check_positive
+from bigdl.common.errors import UsageError, require
+from bigdl.nano.serving.grpc_service import GrpcServer
+from bigdl.nano.serving.http_app import Handler, HttpApp
+from bigdl.nano.serving.repository import ModelRepository
+from bigdl.nano.serving.service import InferenceService, ServingLimits
+
+__all__ = ["ModelServer"]
+
+_MOST_HEAD_BYTES = 64 << 10
+_HEAD_SECONDS = 20
+_IDLE_SECONDS = 75
+_STOP_SECONDS = 30.0
+
+
+class ModelServer:
+    """Answers the Open Inference Protocol over HTTP and gRPC, in threads of this process.
+
+    It listens at the loopback address unless it is told otherwise. The repository is closed with
+    the server.
+
+    Parameters
+    ----------
+    models : ModelRepository, or str or path
+        A path is that of a saved model or of a directory of them; all are loaded.
+    host : str
+        Address to listen at. One that other machines reach should have TLS.
+    http_port, grpc_port : int or None
+        0 means any that is free; None means not to listen.
+    limits : ServingLimits, optional
+    token : str, optional
+        Requests then need the header ``Authorization: Bearer <token>``.
+    tls : (str, str), optional
+        Files of a certificate and of its key, in PEM.
+    changes : bool, optional
+        True if clients may load and unload models and share requests among versions. By default
+        where only this machine can reach the server, or there is a token.
+    reload_seconds : float, optional
+        Look for changes in the directory that often.
+    grpc_threads : int
+        Requests over gRPC at the same time.
+    routes : mapping, optional
+        Further handlers for HTTP, as of :class:`HttpApp`.
+    grpc_handlers : sequence, optional
+        Further services of gRPC.
+
+    Attributes
+    ----------
+    repository : ModelRepository
+    service : InferenceService
+    http_port, grpc_port : int or None
+        Where it listens.
+
+    Raises
+    ------
+    UsageError
+        If a model cannot be loaded or a port is in use.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.nano.serving import Client, ModelRepository, ModelServer, ServedModel
+    >>> repository = ModelRepository()
+    >>> deployed = repository.add("relu", ServedModel(torch.nn.ReLU(), sample=torch.ones(1, 2)))
+    >>> with ModelServer(repository, http_port=0, grpc_port=0) as server:
+    ...     with Client(f"http://127.0.0.1:{server.http_port}") as client:
+    ...         client.infer("relu", np.array([[-1, 2]], "float32"))
+    array([[0., 2.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        models: ModelRepository | str | os.PathLike,
+        *,
+        host: str = "127.0.0.1",
+        http_port: int | None = 8000,
+        grpc_port: int | None = 8001,
+        limits: ServingLimits | None = None,
+        token: str | None = None,
+        tls: tuple[str | os.PathLike, str | os.PathLike] | None = None,
+        changes: bool | None = None,
+        reload_seconds: float | None = None,
+        grpc_threads: int = 64,
+        routes: Mapping[tuple[str, str], Handler] | None = None,
+        grpc_handlers: Sequence[Any] = (),
+    ):
+        if http_port is None and grpc_port is None:
+            raise UsageError("Give a port for HTTP or for gRPC; a server without one is of no use")
+        check_positive("grpc_threads", grpc_threads)
+        if token is not None and not token.strip():
+            raise UsageError("The token is empty; leave it out, or give one")
+        if reload_seconds is not None:
+            check_number("reload_seconds", reload_seconds, above=0)
+        local = _is_loopback(host)
+        if not local and tls is None:
+            warnings.warn(
+                f"The server listens at {host} without TLS, so others can read and change what is "
+                "sent; give a certificate and its key, or let a proxy do it",
+                stacklevel=2,
+            )
+        certificate = None if tls is None else _tls_files(tls)
+        self._http: _HttpThread | None = None
+        self._grpc: GrpcServer | None = None
+        self._closed = False
+        if isinstance(models, ModelRepository):
+            self.repository = models
+        else:
+            self.repository = ModelRepository(models)
+            self.repository.load_all()
+        allowed = changes if changes is not None else local or token is not None
+        self.service = InferenceService(self.repository, limits, token=token, changes=allowed)
+        try:
+            if http_port is not None:
+                app = HttpApp(self.service, routes)
+                self._http = _HttpThread(app, host, http_port, certificate)
+            if grpc_port is not None:
+                self._grpc = GrpcServer(
+                    self.service,
+                    f"[{host}]:{grpc_port}" if ":" in host else f"{host}:{grpc_port}",
+                    threads=grpc_threads,
+                    credentials=None if certificate is None else _grpc_credentials(certificate),
+                    handlers=grpc_handlers,
+                )
+                self._grpc.start()
+            if self._http is not None:
+                self._http.start()
+        except BaseException:
+            self.close(0)
+            raise
+        if reload_seconds is not None:
+            self.repository.watch(reload_seconds)
+
+    @property
+    def http_port(self) -> int | None:
+        """The port of HTTP."""
+        return None if self._http is None else self._http.port
+
+    @property
+    def grpc_port(self) -> int | None:
+        """The port of gRPC."""
+        return None if self._grpc is None else self._grpc.port
+
+    def close(self, seconds: float = _STOP_SECONDS) -> None:
+        """Take no more requests, answer those that are under way, and close the models.
+
+        Parameters
+        ----------
+        seconds : float
+            How long requests may take that are under way.
+        """
+        if self._closed:
+            return
+        self._closed = self.service.draining = True
+        stopping = []
+        for each in (self._http, self._grpc):
+            if each is not None:
+                stopping.append(threading.Thread(target=each.stop, args=(seconds,)))
+                stopping[-1].start()
+        for thread in stopping:
+            thread.join()
+        self.repository.close()
+
+    def drain(self, seconds: float) -> None:
+        """Say that the server is not ready, and go on answering for some seconds.
+
+        Load balancers send new requests elsewhere meanwhile.
+        """
+        self.service.draining = True
+        time.sleep(seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls_files(tls: Any) -> tuple[Path, Path]:
+    if not isinstance(tls, Sequence) or len(tls) != 2:
+        raise UsageError("tls is a pair: the file of a certificate and that of its key")
+    certificate, key = map(Path, tls)
+    for file in (certificate, key):
+        if not file.is_file():
+            raise UsageError(f"There is no file {str(file)!r}, which TLS needs")
+    return certificate, key
+
+
+def _grpc_credentials(files: tuple[Path, Path]) -> Any:
+    grpc = require("grpc", "serving")
+    certificate, key = (file.read_bytes() for file in files)
+    return grpc.ssl_server_credentials([(key, certificate)])
+
+
+def allow_many_connections() -> None:
+    """Let the process have as many open files, and so connections, as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))
+
+
+class _HttpThread:
+    """Uvicorn in a thread of its own."""
+
+    def __init__(self, app: HttpApp, host: str, port: int, tls: tuple[Path, Path] | None):
+        uvicorn = require("uvicorn", "serving")
+        require("httptools", "serving")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # With the protocol named: asyncio sends small packets at once only then.
+        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen(2048)
+        except (OSError, OverflowError) as error:
+            self._socket.close()
+            raise UsageError(f"HTTP cannot listen at {host}:{port}: {error}") from None
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            app,
+            http=_limited_protocol(),
+            ws="none",
+            access_log=False,
+            log_config=None,
+            log_level="error",
+            timeout_keep_alive=_IDLE_SECONDS,
+            server_header=False,
+            ssl_certfile=None if tls is None else str(tls[0]),
+            ssl_keyfile=None if tls is None else str(tls[1]),
+        )
+        try:
+            config.load()
+        except Exception as error:
+            self._socket.close()
+            raise UsageError(f"The certificate or its key cannot be used: {error}") from None
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="bigdl-serving-http", daemon=True)
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    def start(self) -> None:
+        """Answer requests from now on; returns when that is so."""
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.005)
+
+    def stop(self, seconds: float) -> None:
+        """Take no more requests, and give those under way so many seconds."""
+        self._server.config.timeout_graceful_shutdown = max(int(seconds), 1)
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
+        self._socket.close()
+
+
+def _limited_protocol() -> type:
+    """Return uvicorn's protocol, which ends connections whose headers are too long or too slow."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class LimitedProtocol(HttpToolsProtocol):
+        head_bytes = 0
+        head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            # Uvicorn sets this one after each answer, but not before the first request.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+        def on_message_begin(self) -> None:
+            self.head_bytes = 0
+            self.head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._stop_timer()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _stop_timer(self) -> None:
+            if self.head_timer is not None:
+                self.head_timer.cancel()
+                self.head_timer = None
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.head_timer is not None and not self.transport.is_closing():
+                self.head_bytes += len(data)
+                if self.head_bytes > _MOST_HEAD_BYTES:
+                    self.send_400_response("The headers of the request are too long.")
+
+    return LimitedProtocol
