@@ -53,13 +53,15 @@ SERVING = [
     *FRIESIAN,
     *NANO,
     "faiss-cpu>=1.9",
-    "grpcio>=1.66",
+    "grpcio>=1.70",
     "httptools>=0.6.4",
-    "prometheus-client>=0.20",
-    "protobuf>=5",
+    "orjson>=3.10",
+    "prometheus-client>=0.21",
+    "protobuf>=5.29",
     "PyYAML>=6",
     "redis[hiredis]>=5",
     "uvicorn>=0.34",
+    "uvloop>=0.21",
 ]
 
 EXTRAS = {
@@ -86,6 +88,7 @@ EXTRAS = {
             *XGBOOST,
             *ELASTICSEARCH,
             *ENCRYPTION,
+            *SERVING,
             *TF,
             *JAX,
             *FRIESIAN,
@@ -143,6 +146,7 @@ setup(
             "bigdl-submit=bigdl.orca.cluster.submit_main:main",
             "bigdl-nano-run=bigdl.nano.cli.run:main",
             "bigdl-friesian-serve=bigdl.friesian.serving.program:main",
+            "bigdl-serve=bigdl.nano.serving.main:main",
         ]
     },
     # Shell scripts, since a program cannot be sourced.

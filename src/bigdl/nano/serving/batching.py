@@ -215,6 +215,8 @@ class MicroBatcher:
             if self._closed:
                 raise ClosedError("The model is being unloaded and takes no more requests")
             if len(self._queue) >= self.options.max_queue:
+                self._forget_cancelled()
+            if len(self._queue) >= self.options.max_queue:
                 raise OverloadError(
                     f"{len(self._queue)} requests wait for the model already, which is the most "
                     "that its queue holds; try again later"
@@ -234,6 +236,11 @@ class MicroBatcher:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+
+    def _forget_cancelled(self) -> None:
+        waiting = [each for each in self._queue if not each.future.cancelled()]
+        self._queue.clear()
+        self._queue.extend(waiting)
 
     def _start(self) -> None:
         if not self._threads:

@@ -18,6 +18,7 @@ from bigdl.nano.serving.messages import (
     parameters_of,
     read_tensors,
 )
+from bigdl.nano.serving.repository import UnknownModelError
 from bigdl.nano.serving.service import AccessError, InferenceService, code_of
 
 __all__ = ["GrpcServer"]
@@ -142,7 +143,10 @@ class GrpcServer:
         return messages()["ServerMetadataResponse"](**server_metadata())
 
     def _ModelReady(self, request: Any, context: Any) -> Any:
-        self.service.repository.find(request.name, request.version)
+        try:
+            self.service.repository.find(request.name, request.version)
+        except UnknownModelError:
+            return messages()["ModelReadyResponse"](ready=False)
         return messages()["ModelReadyResponse"](ready=True)
 
     def _ModelMetadata(self, request: Any, context: Any) -> Any:

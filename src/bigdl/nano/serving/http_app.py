@@ -321,7 +321,7 @@ class HttpApp:
         return HttpAnswer(metrics.text(), content_type=metrics.content_type)
 
     async def _openapi(self, request: HttpRequest) -> HttpAnswer:
-        return json_answer(openapi())
+        return json_answer(openapi(tuple(self.service.repository.names())))
 
     async def _docs(self, request: HttpRequest) -> HttpAnswer:
         return HttpAnswer(page().encode(), content_type="text/html; charset=utf-8")

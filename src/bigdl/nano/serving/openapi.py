@@ -179,9 +179,9 @@ _CHOICE = {
 }
 
 
-@functools.cache
-def openapi() -> dict[str, Any]:
-    """Return the description of the interface (OpenAPI 3.1)."""
+@functools.lru_cache(8)
+def openapi(models: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the description of the interface (OpenAPI 3.1), with the names of the models."""
     infer = "Compute a model's outputs."
     wrong = (400, 404, 408, 413, 415, 503, 504)
     changes = (400, 403, 404, 408, 413, 415)
@@ -217,6 +217,9 @@ def openapi() -> dict[str, Any]:
     add("get", "/openapi.json", "This description.", "Description")
     paths: dict[str, Any] = {}
     for method, path, operation in listed:
+        for parameter in operation.get("parameters", []):
+            if models and parameter["name"] == "model":
+                parameter["schema"] = {"type": "string", "enum": list(models)}
         paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.1.0",

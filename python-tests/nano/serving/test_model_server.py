@@ -1,0 +1,503 @@
+"""The servers for HTTP and gRPC: answers, refusals, limits, and what hostile clients send."""
+
+import datetime
+import gzip
+import http.client
+import ipaddress
+import json
+import socket
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.serving import (
+    BatchingOptions,
+    Client,
+    HttpAnswer,
+    ModelServer,
+    ServedModel,
+    ServerError,
+    ServingLimits,
+    Signature,
+    TensorSpec,
+)
+from bigdl.nano.serving.messages import SERVICE
+from bigdl.nano.serving.runners import Runner
+
+ROWS = np.array([[1, 2, 3], [4, 5, 6]], "float32")
+GOOD = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
+
+
+def join_runner():
+    """Texts and numbers of several types, with two outputs."""
+    inputs = TensorSpec.parsed("name: BYTES[-1]; count: INT32[-1]; half: FP16[-1]; flag: BOOL[-1]")
+    outputs = TensorSpec.parsed("text: BYTES[-1]; sum: FP64[-1]")
+
+    def run(arrays):
+        names, counts, halves, flags = arrays
+        texts = np.empty(len(names), object)
+        texts[:] = [bytes(name) * int(count) for name, count in zip(names, counts, strict=True)]
+        return [texts, counts + halves.astype("float64") + flags]
+
+    return Runner(run, Signature(tuple(inputs), tuple(outputs)), "python")
+
+
+def double_runner():
+    x, y = TensorSpec.parsed("x: FP32[-1,3]; y: FP32[-1,3]")
+    return Runner(lambda arrays: [arrays[0] * 2], Signature((x,), (y,)), "python")
+
+
+@pytest.fixture(scope="module")
+def server():
+    from bigdl.nano.serving import ModelRepository
+
+    async def hello(request, name):
+        return HttpAnswer(f"hello {name}".encode(), content_type="text/plain")
+
+    repository = ModelRepository()
+    repository.add("double", ServedModel(double_runner()))
+    repository.add("join", ServedModel(join_runner()))
+    limits = ServingLimits(max_request_bytes=100_000, max_rows=1000, body_timeout=1)
+    routes = {("GET", "/hello/{name}"): hello}
+    with ModelServer(repository, http_port=0, grpc_port=0, limits=limits, routes=routes) as server:
+        yield server
+
+
+@pytest.fixture(params=["http", "grpc"])
+def client(server, request):
+    port = getattr(server, f"{request.param}_port")
+    with Client(f"{request.param}://127.0.0.1:{port}", timeout=30) as client:
+        yield client
+
+
+def ask(server, method, path, body=b"", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, named)
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response.status, content
+
+
+def post(server, body, model="double", **headers):
+    encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
+    status, content = ask(server, "POST", f"/v2/models/{model}/infer", encoded, **headers)
+    return status, json.loads(content)
+
+
+# Answers ----------------------------------------------------------------------------------------
+
+
+def test_a_client_gets_what_the_model_gives(client):
+    assert client.is_live()
+    assert client.is_ready()
+    assert client.is_ready("double", "1")
+    assert not client.is_ready("other")
+    assert client.metadata()["name"] == "bigdl"
+    np.testing.assert_array_equal(client.infer("double", ROWS), ROWS * 2)
+    np.testing.assert_array_equal(client.infer("double", {"x": ROWS}, binary=False), ROWS * 2)
+    assert [str(spec) for spec in client.signature("double").inputs] == ["x: FP32[-1, 3]"]
+    assert [each["name"] for each in client.models()] == ["double", "join"]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_tensors_of_every_kind_arrive(client, binary):
+    inputs = {
+        "name": np.array(["ä", "bc"]),
+        "count": np.array([2, 1], "int32"),
+        "half": np.array([0.5, 1.5], "float16"),
+        "flag": np.array([True, False]),
+    }
+    answer = client.infer("join", inputs, binary=binary)
+    assert list(answer) == ["text", "sum"]
+    assert list(answer["text"]) == ["ää".encode(), b"bc"]
+    assert answer["sum"].tolist() == [3.5, 2.5]
+    assert answer["sum"].dtype == "float64"
+    only = client.infer("join", inputs, outputs=["sum"], binary=binary)
+    assert only.tolist() == [3.5, 2.5]
+
+
+def test_json_may_be_nested_and_carries_an_id(server):
+    tensor = {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": ROWS.tolist()}
+    status, answer = post(server, {"id": "seven", "inputs": [tensor]})
+    assert (status, answer["id"], answer["model_version"]) == (200, "seven", "1")
+    assert answer["outputs"] == [
+        {"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [2, 4, 6, 8, 10, 12]}
+    ]
+
+
+def test_a_further_route_answers_beside_the_protocol(server):
+    assert ask(server, "GET", "/hello/you") == (200, b"hello you")
+    assert ask(server, "HEAD", "/v2/health/live") == (200, b"")
+
+
+def test_metrics_say_what_was_asked(server):
+    post(
+        server, {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}
+    )
+    post(server, {"inputs": []})
+    status, text = ask(server, "GET", "/metrics")
+    assert status == 200
+    lines = text.decode().splitlines()
+    for start in [
+        'bigdl_requests_total{code="ok",model="double",protocol="http",version="1"}',
+        'bigdl_requests_total{code="bad_request",model="double",protocol="http",version="1"}',
+        'bigdl_request_seconds_bucket{le="0.001",model="double",protocol="http"}',
+        'bigdl_stage_seconds_count{model="double",stage="decode",version="1"}',
+        'bigdl_stage_seconds_count{model="double",stage="queue",version="1"}',
+        'bigdl_stage_seconds_count{model="double",stage="compute",version="1"}',
+        'bigdl_stage_seconds_count{model="double",stage="encode",version="1"}',
+        'bigdl_batch_rows_count{model="double",version="1"}',
+        'bigdl_queue_length{model="double",version="1"} 0.0',
+        'bigdl_model_info{method="",model="double",platform="python",version="1"} 1.0',
+        "process_resident_memory_bytes",
+    ]:
+        assert any(line.startswith(start) for line in lines), start
+
+
+def test_the_interface_is_described(server):
+    status, content = ask(server, "GET", "/openapi.json")
+    assert status == 200
+    described = json.loads(content)
+    for path, methods in described["paths"].items():
+        for method in methods:
+            concrete = path.format(model="double", version="1")
+            if path.endswith(("/unload", "/load")):
+                continue
+            assert ask(server, method.upper(), concrete, b"{}")[0] in (200, 400), path
+    assert b"/v2/models/{model}/infer" in ask(server, "GET", "/docs")[1]
+
+
+# Refusals ---------------------------------------------------------------------------------------
+
+
+def wrong(**changes):
+    return {"inputs": [{**GOOD, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"{", "The request is no JSON"),
+        (b"[" * 100_000, "The request is no JSON"),
+        (b"\xff\xfe", "The request is no JSON"),
+        ([1], "has to be an object"),
+        ({}, "needs 'inputs'"),
+        ({"inputs": {}}, "needs 'inputs'"),
+        ({"inputs": [1]}, "needs 'inputs'"),
+        ({"inputs": []}, "takes the inputs x, but got none"),
+        ({"inputs": [{"name": "x"}]}, "needs a name, a datatype and a shape"),
+        ({"inputs": [GOOD, GOOD]}, "given twice"),
+        ({"inputs": [GOOD], "id": 7}, "id of a request is a text"),
+        ({"inputs": [GOOD], "parameters": {"timeout": -1}}, "timeout is a number of microseconds"),
+        ({"inputs": [GOOD], "parameters": []}, "parameters have to be an object"),
+        ({"inputs": [GOOD], "outputs": [{"name": "z"}]}, "no output 'z'; it has y"),
+        ({"inputs": [GOOD], "outputs": [{}]}, "needs a name"),
+        (
+            {"inputs": [GOOD], "outputs": [{"name": "y", "parameters": {"classification": 2}}]},
+            "does not offer",
+        ),
+        (wrong(name="z"), "takes the inputs x, but got z"),
+        (wrong(datatype="FP31"), "no datatype 'FP31'"),
+        (wrong(datatype="INT64"), "has the datatype FP32, but INT64 was given"),
+        (wrong(shape=[1, 4]), "has to hold 4 values"),
+        (wrong(shape=[3]), r"has the shape [-1, 3]"),
+        (wrong(shape=[-1, 3]), "has to be a list of at most 32 sizes"),
+        (wrong(shape=[10**30]), "has to be a list of"),
+        (wrong(shape=[10**18, 10**18]), "has to hold"),
+        (wrong(shape=[1.5]), "has to be a list of"),
+        (wrong(shape=[0, 3], data=[]), "hold no row"),
+        (wrong(data=["1", "2", "3"]), "holds other values"),
+        (wrong(data=[1, None, 3]), "holds other values"),
+        (wrong(data=[[1, 2], [3]]), "different lengths"),
+        (wrong(data="abc"), "has to hold 3 values"),
+        (wrong(data={"a": 1}), "has to hold 3 values"),
+        (wrong(shape=[1, 3], data=None), "has to hold 3 values"),
+        (wrong(parameters={"binary_data_size": 12}), "go beyond the end"),
+        (wrong(parameters={"binary_data_size": -1}), "is a number of bytes"),
+        (wrong(parameters={"shared_memory_region": "r"}), "in shared memory"),
+        (wrong(shape=[1001, 3], data=[0] * 3003), "may have 1000 at most"),
+    ],
+)
+def test_a_wrong_request_is_told_in_a_sentence(server, body, sentence):
+    status, answer = post(server, body)
+    assert status == 400
+    assert sentence in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("head", "tail", "length", "sentence"),
+    [
+        (12, b"\0" * 12, "nine", "is a number of bytes"),
+        (12, b"\0" * 12, "99999", "says 99999"),
+        (12, b"\0" * 11, None, "go beyond the end"),
+        (12, b"\0" * 13, None, "1 bytes after the JSON"),
+        (8, b"\0" * 8, None, "needs 12 bytes, but 8 were given"),
+    ],
+)
+def test_wrong_binary_tensors_are_told_in_a_sentence(server, head, tail, length, sentence):
+    tensor = {k: v for k, v in GOOD.items() if k != "data"}
+    described = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": head}}]})
+    status, answer = post(
+        server,
+        described.encode() + tail,
+        Inference_Header_Content_Length=length or str(len(described)),
+    )
+    assert (status, sentence in answer["error"]) == (400, True), answer
+
+
+@pytest.mark.parametrize("size", [0, 3, 9, 12])
+def test_wrong_texts_are_told_in_a_sentence(server, size):
+    tensor = {"name": "name", "shape": [2], "datatype": "BYTES"}
+    described = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": size}}]})
+    body = described.encode() + b"\1\0\0\0a\xff\xff\xff\xff\0\0\0"[:size]
+    status, answer = post(
+        server, body, model="join", Inference_Header_Content_Length=str(len(described))
+    )
+    assert (status, "\n" in answer["error"]) == (400, False)
+
+
+def test_other_refusals_have_their_status(server):
+    big = json.dumps(wrong(data=[0.5] * 60_000)).encode()
+    assert post(server, big)[0] == 413
+    assert post(server, gzip.compress(b" " * 1_000_000), Content_Encoding="gzip")[0] == 413
+    assert post(server, b"no gzip", Content_Encoding="gzip")[0] == 400
+    assert post(server, b"{}", Content_Encoding="br")[0] == 415
+    assert post(server, {"inputs": [GOOD]}, model="other")[0] == 404
+    assert ask(server, "GET", "/v2/models/double/versions/9")[0] == 404
+    assert ask(server, "GET", "/nothing")[0] == 404
+    assert ask(server, "GET", "/v2/models/double/infer")[0] == 405
+    assert ask(server, "POST", "/v2/repository/models/double/load")[0] == 404
+    assert ask(server, "POST", "/v2/repository/models/double/traffic", b'{"shares": 3}')[0] == 400
+    assert ask(server, "POST", "/v2/models/%2e%2e%2fetc/infer", b"{}")[0] == 404
+
+
+def grpc_status(server, message, method="ModelInfer"):
+    import grpc
+
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        call = channel.unary_unary(f"/{SERVICE}/{method}")
+        try:
+            call(message, timeout=30)
+        except grpc.RpcError as error:
+            return error.code().name
+    return "OK"
+
+
+def test_wrong_requests_over_grpc_have_their_status(server):
+    from bigdl.nano.serving.messages import messages
+
+    made = messages()["ModelInferRequest"]
+
+    def request(raw=(), model="double", **tensor):
+        built = made(model_name=model, raw_input_contents=raw)
+        built.inputs.add(**{"name": "x", "datatype": "FP32", "shape": [1, 3], **tensor})
+        return built.SerializeToString()
+
+    data = np.zeros(3, "float32").tobytes()
+    values = {"fp32_contents": [1, 2, 3]}
+    assert grpc_status(server, request([data])) == "OK"
+    assert grpc_status(server, request(contents=values)) == "OK"
+    assert grpc_status(server, request([data], model="other")) == "NOT_FOUND"
+    for wrong_request in (
+        request(),
+        request([data, data]),
+        request([data[:-1]]),
+        request([data], contents=values),
+        request([data], shape=[-1, 3]),
+        request([data], datatype="FP31"),
+        request([data], name="z"),
+        request(contents={"fp64_contents": [1, 2, 3]}),
+        request(datatype="FP16"),
+        made(model_name="double").SerializeToString(),
+    ):
+        assert grpc_status(server, wrong_request) == "INVALID_ARGUMENT"
+    assert grpc_status(server, b"\xff" * 100) in ("INTERNAL", "INVALID_ARGUMENT", "UNKNOWN")
+    assert grpc_status(server, b"\0" * 200_000) == "RESOURCE_EXHAUSTED"
+    assert grpc_status(server, b"", "Nothing") == "UNIMPLEMENTED"
+
+
+# Time and load ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_server(repository_of, slow_model):
+    repository = repository_of(BatchingOptions(max_queue=2, max_batch_size=1), slow=slow_model)
+    with ModelServer(repository, http_port=0, grpc_port=0) as server:
+        slow_model.close()
+        yield server
+        slow_model.open.set()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "late", "full"),
+    [("http", 504, 503), ("grpc", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")],
+)
+def test_late_and_too_many_requests_are_told_apart(slow_server, slow_model, scheme, late, full):
+    url = f"{scheme}://127.0.0.1:{getattr(slow_server, f'{scheme}_port')}"
+    deployed = slow_server.repository.find("slow")
+    with Client(url) as client, ThreadPoolExecutor(3) as threads:
+        first = threads.submit(client.infer, "slow", {"x": ROWS})
+        assert slow_model.entered.acquire(timeout=30)
+        with pytest.raises(ServerError) as error:
+            client.infer("slow", {"x": ROWS}, timeout=0.1)
+        assert error.value.status == late
+        others = [threads.submit(client.infer, "slow", {"x": ROWS}) for _ in range(2)]
+        end = time.monotonic() + 30
+        while deployed.leases < 3:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        time.sleep(0.2)
+        with pytest.raises(ServerError, match="2 requests wait for the model already") as error:
+            client.infer("slow", {"x": ROWS})
+        assert error.value.status == full
+        slow_model.open.set()
+        answers = [each.result(30).tolist() for each in (first, *others)]
+    assert answers == [(ROWS * 2).tolist()] * 3
+
+
+def test_the_end_answers_what_has_begun(repository_of, slow_model):
+    server = ModelServer(repository_of(slow=slow_model), http_port=0, grpc_port=0)
+    slow_model.close()
+    answers = []
+
+    def go(url):
+        with Client(url) as client:
+            answers.append(client.infer("slow", {"x": ROWS}).tolist())
+
+    urls = [f"http://127.0.0.1:{server.http_port}", f"grpc://127.0.0.1:{server.grpc_port}"]
+    threads = [threading.Thread(target=go, args=(url,)) for url in urls]
+    for thread in threads:
+        thread.start()
+    assert slow_model.entered.acquire(timeout=30)
+    time.sleep(0.3)  # the other one is in the queue
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    time.sleep(0.2)
+    slow_model.open.set()
+    for thread in (*threads, closing):
+        thread.join(30)
+    assert answers == [(ROWS * 2).tolist()] * 2
+    with Client(urls[0]) as client, pytest.raises(ServerError, match="does not answer"):
+        client.infer("slow", {"x": ROWS})
+
+
+# Hostile clients --------------------------------------------------------------------------------
+
+
+def test_garbage_on_every_port_harms_nobody(server, client):
+    for port in (server.http_port, server.grpc_port):
+        for content in (b"\0" * 1000, b"GET / HTTP/1.1\r\nA: " + b"a" * 300_000, b"POST"):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                try:
+                    connection.sendall(content)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
+                except OSError:
+                    pass
+    np.testing.assert_array_equal(client.infer("double", ROWS), ROWS * 2)
+
+
+def test_slow_and_idle_clients_keep_nobody_waiting(server):
+    idle = [socket.create_connection(("127.0.0.1", server.http_port)) for _ in range(200)]
+    slow = socket.create_connection(("127.0.0.1", server.http_port), timeout=30)
+    slow.sendall(b"POST /v2/models/double/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+    with Client(f"http://127.0.0.1:{server.http_port}") as client:
+        np.testing.assert_array_equal(client.infer("double", ROWS), ROWS * 2)
+    assert b"408" in slow.recv(65536).splitlines()[0]
+    for connection in (slow, *idle):
+        connection.close()
+
+
+# Access -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    folder = tmp_path_factory.mktemp("tls")
+    pem = serialization.Encoding.PEM
+    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_tls_and_a_token_are_asked_for(repository_of, certificate):
+    repository = repository_of(double=double_runner())
+    with ModelServer(
+        repository, http_port=0, grpc_port=0, tls=certificate, token="secret"
+    ) as server:
+        for scheme, port, denied in [
+            ("https", server.http_port, 401),
+            ("grpcs", server.grpc_port, "UNAUTHENTICATED"),
+        ]:
+            url, ca = f"{scheme}://127.0.0.1:{port}", str(certificate[0])
+            with Client(url, token="secret", ca=ca) as client:
+                np.testing.assert_array_equal(client.infer("double", ROWS), ROWS * 2)
+            for token in (None, "other"):
+                with Client(url, token=token, ca=ca) as client:
+                    assert client.is_ready()
+                    with pytest.raises(ServerError, match="Authorization: Bearer") as error:
+                        client.infer("double", {"x": ROWS})
+                    assert error.value.status == denied
+            with Client(url, token="secret", timeout=5) as client:  # does not know the certificate
+                assert not client.is_live()
+
+
+def test_other_addresses_warn_without_tls_and_let_nobody_change_models(repository_of):
+    repository = repository_of(double=double_runner())
+    with pytest.warns(UserWarning, match="listens at 0.0.0.0 without TLS"):
+        server = ModelServer(repository, host="0.0.0.0", http_port=0, grpc_port=0)
+    with server:
+        assert ask(server, "POST", "/v2/repository/models/double/unload")[0] == 403
+        assert ask(server, "POST", "/v2/models/double/infer", b"{}")[0] == 400
+
+
+def test_wrong_arguments_leave_nothing_behind(repository_of, certificate, tmp_path):
+    broken = tmp_path / "broken.pem"
+    broken.write_text("nothing")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for arguments, sentence in [
+            ({"http_port": port, "grpc_port": None}, "HTTP cannot listen at 127.0.0.1"),
+            ({"http_port": 0, "grpc_port": port}, "gRPC cannot listen at 127.0.0.1"),
+            ({"http_port": None, "grpc_port": None}, "Give a port"),
+            ({"http_port": 0, "tls": ("none", "none")}, "There is no file 'none'"),
+            ({"http_port": 0, "tls": (broken, broken)}, "certificate or its key cannot be used"),
+            ({"http_port": 0, "token": " "}, "The token is empty"),
+        ]:
+            threads = threading.active_count()
+            with warnings.catch_warnings(), pytest.raises(UsageError, match=sentence):
+                ModelServer(repository_of(double=double_runner()), **arguments)
+            assert threading.active_count() <= threads
+    with pytest.raises(UsageError, match="begins with http://"):
+        Client("127.0.0.1:8000")

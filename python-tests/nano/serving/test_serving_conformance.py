@@ -1,0 +1,195 @@
+"""A model server is asked by what others wrote: tritonclient, Schemathesis, and fuzzers.
+
+The two come from PyPI into an environment of their own, so they need a network.
+"""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bigdl.nano.serving import Client, ModelServer, ServingLimits
+
+HERE = Path(__file__).parent
+ROWS = np.array([[-1, 2, 3]], "float32")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory):
+    """The folder of programs of an environment with tritonclient and Schemathesis."""
+    home = tmp_path_factory.mktemp("tools")
+    venv.create(home, with_pip=True)
+    installed = subprocess.run(
+        [home / "bin" / "python", "-m", "pip", "install", "-q", "tritonclient[http,grpc]>=2.60",
+         "schemathesis>=4,<5"],
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    if installed.returncode:
+        pytest.skip(f"pip cannot install tritonclient and schemathesis: {installed.stderr[-200:]}")
+    return home / "bin"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    import torch
+
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    root = tmp_path_factory.mktemp("models")
+    fast = InferenceOptimizer.trace(torch.nn.ReLU(), torch.ones(1, 3), accelerator="openvino")
+    InferenceOptimizer.save(fast, root / "relu" / "1")
+    limits = ServingLimits(max_request_bytes=1 << 20, body_timeout=2)
+    with ModelServer(root, http_port=0, grpc_port=0, limits=limits) as server:
+        yield server
+
+
+def run(*command):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=environment, timeout=280
+    )
+
+
+def still_answers(server):
+    for url in (f"http://127.0.0.1:{server.http_port}", f"grpc://127.0.0.1:{server.grpc_port}"):
+        with Client(url) as client:
+            np.testing.assert_array_equal(client.infer("relu", ROWS), np.maximum(ROWS, 0))
+
+
+def test_tritonclient_is_answered(server, tools):
+    program = HERE / "tritonclient_program.py"
+    result = run(tools / "python", program, server.http_port, server.grpc_port)
+    assert result.stdout == "conforms\n", result.stderr
+
+
+def test_schemathesis_finds_nothing(server, tools, tmp_path):
+    result = run(
+        tools / "schemathesis",
+        "run",
+        f"http://127.0.0.1:{server.http_port}/openapi.json",
+        "--exclude-path-regex=/unload$",
+        "--checks=not_a_server_error,status_code_conformance,content_type_conformance,"
+        "response_schema_conformance",
+        "--max-examples=30",
+        "--seed=1",
+        "--no-color",
+    )
+    assert result.returncode == 0, result.stdout[-6000:]
+    still_answers(server)
+
+
+def damaged(content: bytes, random: random.Random) -> bytes:
+    """Some bytes changed, taken out, or put in."""
+    changed = bytearray(content)
+    for _ in range(random.randint(1, 6)):
+        place = random.randrange(len(changed) + 1)
+        match random.randrange(4):
+            case 0:
+                del changed[place : place + random.randint(1, 20)]
+            case 1:
+                changed[place:place] = random.randbytes(random.randint(1, 20))
+            case 2:
+                changed[place : place + 1] = random.randbytes(1)
+            case _:
+                words = (b"-1", b"null", b"1e400", b"99999999999999999999", b'"x"', b"[", b"{}")
+                changed[place:place] = random.choice(words)
+    return bytes(changed)
+
+
+def test_damaged_tensors_over_http_are_refused_or_answered(server):
+    import http.client
+
+    chance = random.Random(1)
+    tensor = {"name": "input", "datatype": "FP32", "shape": [2, 3]}
+    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 24}}]}).encode()
+    plain = json.dumps({"inputs": [{**tensor, "data": [1, 2, 3, 4, 5, 6]}]}).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    seen = set()
+    for number in range(3000):
+        headers = {}
+        if number % 2:
+            body = damaged(head + np.zeros(6, "float32").tobytes(), chance)
+            length = len(head) + chance.choice((0, 0, 0, 1, -1, -len(head), 10**9))
+            headers["Inference-Header-Content-Length"] = str(length)
+        else:
+            body = damaged(plain, chance)
+        connection.request("POST", "/v2/models/relu/infer", body, headers)
+        response = connection.getresponse()
+        content = response.read()
+        seen.add(response.status)
+        assert response.status in (200, 400), (body, content)
+    assert seen == {200, 400}
+    still_answers(server)
+
+
+def test_damaged_messages_over_grpc_are_refused_or_answered(server):
+    import grpc
+
+    from bigdl.nano.serving.messages import SERVICE, messages
+
+    chance = random.Random(2)
+    request = messages()["ModelInferRequest"](model_name="relu", id="1")
+    request.inputs.add(name="input", datatype="FP32", shape=[2, 3])
+    request.raw_input_contents.append(np.zeros(6, "float32").tobytes())
+    request.parameters["timeout"].int64_param = 10**7
+    content, seen, sentences = request.SerializeToString(), set(), []
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        for _ in range(3000):
+            try:
+                call(damaged(content, chance), timeout=30)
+                seen.add("OK")
+            except grpc.RpcError as error:
+                seen.add(error.code().name)
+                sentences.append(error.details())
+    # gRPC itself answers INTERNAL for bytes that are no message
+    assert seen <= {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "INTERNAL", "DEADLINE_EXCEEDED"}, seen
+    assert {"OK", "INVALID_ARGUMENT"} <= seen
+    assert not [each for each in sentences if "log says why" in each]
+    still_answers(server)
+
+
+def test_thousands_of_idle_connections_keep_nobody_waiting(server):
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 12_000)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    count = min(5_000, wanted // 2 - 500)  # both ends are in this process
+    try:
+        for port in (server.http_port, server.grpc_port):
+            idle = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(count)]
+            still_answers(server)
+            for each in idle:
+                each.close()
+        still_answers(server)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_thousand_requests_at_once_are_answered_or_refused(server):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from bigdl.nano.serving import ServerError
+
+    url = f"http://127.0.0.1:{server.http_port}"
+
+    def ask(client):
+        try:
+            return client.infer("relu", {"input": ROWS}).tolist()
+        except ServerError as error:
+            return error.status
+
+    with Client(url) as client, ThreadPoolExecutor(100) as threads:
+        answers = list(threads.map(ask, [client] * 1000))
+    expected = np.maximum(ROWS, 0).tolist()
+    assert all(answer in (expected, 503) for answer in answers)
+    assert answers.count(expected) > 900
