@@ -5,34 +5,43 @@ import threading
 import numpy as np
 import pytest
 
+from bigdl.nano.acceleration.saved import write_directory
+from bigdl.nano.openvino.network import SAVED_NAME, write_network
 from bigdl.nano.serving import ModelRepository, ServedModel, Signature, TensorSpec
 from bigdl.nano.serving.runners import Runner
 
 
 @pytest.fixture(scope="session")
-def scale_directory(tmp_path_factory):
+def save_network():
+    """A function that saves a network of one input and one output as a model's directory."""
+    import openvino
+    from openvino import opset13
+
+    def save(path, compute):
+        x = opset13.parameter([-1, 3], np.float32, name="x")
+        x.output(0).set_names({"x"})
+        y = compute(opset13, x)
+        y.output(0).set_names({"y"})
+        network = openvino.Model([y], [x])
+
+        def write_files(directory):
+            write_network(network, directory)
+            facts = {"xml_path": f"{SAVED_NAME}.xml", "weight_path": f"{SAVED_NAME}.bin"}
+            return {"ModelType": "PytorchOpenVINOModel", **facts}
+
+        write_directory(path, write_files)
+        return path
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def scale_directory(save_network):
     """A function that writes a saved model that multiplies by a factor: its answer says which."""
-    import torch
-
-    from bigdl.nano.pytorch import InferenceOptimizer
-
-    class Scale(torch.nn.Module):
-        def __init__(self, factor):
-            super().__init__()
-            self.factor = torch.nn.Parameter(torch.tensor(float(factor)))
-
-        def forward(self, x):
-            return x * self.factor
-
-    made = {}
 
     def write(path, factor):
-        if factor not in made:
-            made[factor] = InferenceOptimizer.trace(
-                Scale(factor), torch.ones(1, 3), accelerator="openvino"
-            )
-        InferenceOptimizer.save(made[factor], path)
-        return path
+        constant = np.full(3, factor, np.float32)
+        return save_network(path, lambda opset, x: opset.multiply(x, constant))
 
     return write
 

@@ -38,14 +38,9 @@ def tools(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    import torch
-
-    from bigdl.nano.pytorch import InferenceOptimizer
-
+def server(tmp_path_factory, save_network):
     root = tmp_path_factory.mktemp("models")
-    fast = InferenceOptimizer.trace(torch.nn.ReLU(), torch.ones(1, 3), accelerator="openvino")
-    InferenceOptimizer.save(fast, root / "relu" / "1")
+    save_network(root / "relu" / "1", lambda opset, x: opset.relu(x))
     limits = ServingLimits(max_request_bytes=1 << 20, body_timeout=2)
     with ModelServer(root, http_port=0, grpc_port=0, limits=limits) as server:
         yield server
@@ -108,7 +103,7 @@ def test_damaged_tensors_over_http_are_refused_or_answered(server):
     import http.client
 
     chance = random.Random(1)
-    tensor = {"name": "input", "datatype": "FP32", "shape": [2, 3]}
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2, 3]}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 24}}]}).encode()
     plain = json.dumps({"inputs": [{**tensor, "data": [1, 2, 3, 4, 5, 6]}]}).encode()
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
@@ -137,7 +132,7 @@ def test_damaged_messages_over_grpc_are_refused_or_answered(server):
 
     chance = random.Random(2)
     request = messages()["ModelInferRequest"](model_name="relu", id="1")
-    request.inputs.add(name="input", datatype="FP32", shape=[2, 3])
+    request.inputs.add(name="x", datatype="FP32", shape=[2, 3])
     request.raw_input_contents.append(np.zeros(6, "float32").tobytes())
     request.parameters["timeout"].int64_param = 10**7
     content, seen, sentences = request.SerializeToString(), set(), []
@@ -184,7 +179,7 @@ def test_a_thousand_requests_at_once_are_answered_or_refused(server):
 
     def ask(client):
         try:
-            return client.infer("relu", {"input": ROWS}).tolist()
+            return client.infer("relu", {"x": ROWS}).tolist()
         except ServerError as error:
             return error.status
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
@@ -77,7 +77,7 @@ class ServedModel:
         sample: Any = None,
         method: str | None = None,
         batching: BatchingOptions | None = None,
-        input_names: Any = None,
+        input_names: Sequence[str] | None = None,
         inputs: str | None = None,
         thread_num: int | None = None,
         device: str | None = None,
@@ -192,7 +192,7 @@ class ServedModel:
         with self._lock:
             self._observers = [*self._observers, observer]
 
-    def warm_up(self, rows: Mapping[int, int] | None = None) -> None:
+    def warm_up(self, rows: Sequence[int] | None = None) -> None:
         """Run the model with the usual numbers of rows, so that no request waits for compiling."""
         for count in rows or (1, 2, 4, self.batching.max_batch_size):
             if count == 1 or self.joins_requests:
