@@ -30,6 +30,7 @@ IMPORTS = {
     "xgboost": ["bigdl.orca.automl.hp", "xgboost", "sklearn"],
     "elasticsearch": ["bigdl.orca.data.elastic_search", "elasticsearch.helpers"],
     "encryption": ["bigdl.nano.pytorch", "cryptography.fernet"],
+    "serving": ["bigdl.nano.serving.server", "bigdl.nano.serving.client", "grpc", "uvicorn"],
     "tf": ["bigdl.nano.tf.keras", "tensorflow", "tf2onnx"],
     "jax": ["bigdl.orca.learn.tf2", "jax", "keras"],
     "friesian": ["bigdl.friesian.feature", "bigdl.friesian.models"],

@@ -95,7 +95,7 @@ def test_a_new_version_is_found_and_a_network_needs_no_framework(
     with open(f"/proc/{served.process.pid}/maps") as maps:
         libraries = maps.read()
     assert "libtorch" not in libraries
-    assert "tensorflow" not in libraries
+    assert "libtensorflow" not in libraries
     assert served.stop(signal.SIGINT)[0] == 0
 
 

@@ -52,7 +52,20 @@ class DeadlineError(BigDLError, TimeoutError):
 
 
 class ClosedError(BigDLError, RuntimeError):
-    """The model takes no more requests, since it is being unloaded."""
+    """The model takes no more requests, since it is being unloaded.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.nano.serving import ClosedError, ServedModel
+    >>> model = ServedModel(torch.nn.ReLU(), sample=torch.ones(1, 2), method="original")
+    >>> model.close()
+    >>> try:
+    ...     model.predict(torch.ones(1, 2).numpy())
+    ... except ClosedError as error:
+    ...     print(error)
+    The model is being unloaded and takes no more requests
+    """
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,12 @@ class HttpRequest:
     headers : dict of str to str
         By their names in lower case.
     body : bytes
+
+    Examples
+    --------
+    >>> from bigdl.nano.serving import HttpRequest
+    >>> HttpRequest("POST", "/recommend", {}, b'{"user": 7}').json()
+    {'user': 7}
     """
 
     method: str
@@ -50,7 +56,29 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """What goes back."""
+    """What goes back over HTTP.
+
+    Attributes
+    ----------
+    body : bytes
+    status : int
+    content_type : str
+    headers : dict of str to str
+        Further ones.
+
+    Examples
+    --------
+    A route beside those of the protocol:
+
+    >>> from bigdl.nano.serving import HttpAnswer, ModelRepository, ModelServer
+    >>> async def hello(request, name):
+    ...     return HttpAnswer(f"hello {name}".encode(), content_type="text/plain")
+    >>> routes = {("GET", "/hello/{name}"): hello}
+    >>> with ModelServer(ModelRepository(), http_port=0, grpc_port=None, routes=routes) as server:
+    ...     from urllib.request import urlopen
+    ...     urlopen(f"http://127.0.0.1:{server.http_port}/hello/you").read()
+    b'hello you'
+    """
 
     body: bytes = b""
     status: int = 200

@@ -33,7 +33,17 @@ _log = logging.getLogger(__name__)
 
 
 class UnknownModelError(UsageError, LookupError):
-    """There is no such model, or no such version of it."""
+    """There is no such model, or no such version of it.
+
+    Examples
+    --------
+    >>> from bigdl.nano.serving import ModelRepository, UnknownModelError
+    >>> try:
+    ...     ModelRepository().find("ranker")
+    ... except UnknownModelError as error:
+    ...     print(error)
+    There is no model 'ranker'; the models are none
+    """
 
 
 @dataclass(eq=False)

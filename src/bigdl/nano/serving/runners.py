@@ -227,17 +227,17 @@ def _of_path(
     if kind.startswith("Keras"):
         from bigdl.nano.tf.keras import InferenceOptimizer as KerasOptimizer
 
-        restart(files)
+        _rewind(files)
         return _of_keras(KerasOptimizer.load(files, thread_num=thread_num), kind)
     from bigdl.nano.pytorch import InferenceOptimizer
 
-    restart(files)
+    _rewind(files)
     with refusing(f"{str(path)!r} cannot be served"):
         loaded = InferenceOptimizer.load(files, thread_num=thread_num)
     return _of_module(loaded, sample, inputs, str(meta.get("method") or ""), _graph_specs(meta))
 
 
-def restart(files: Mapping[str, io.BytesIO]) -> None:
+def _rewind(files: Mapping[str, io.BytesIO]) -> None:
     """Let files in memory be read from their beginnings again."""
     for file in files.values():
         file.seek(0)

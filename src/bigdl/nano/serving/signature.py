@@ -142,6 +142,13 @@ class Signature:
     Attributes
     ----------
     inputs, outputs : tuple of TensorSpec
+
+    Examples
+    --------
+    >>> from bigdl.nano.serving import Signature, TensorSpec
+    >>> ids, score = TensorSpec.parsed("ids: INT64[-1]; score: FP32[-1]")
+    >>> Signature((ids,), (score,)).arrays({"ids": [1, 2, 3]})
+    [array([1, 2, 3])]
     """
 
     inputs: tuple[TensorSpec, ...]
