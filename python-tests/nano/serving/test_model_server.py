@@ -161,6 +161,25 @@ def test_metrics_say_what_was_asked(server):
         assert any(line.startswith(start) for line in lines), start
 
 
+def test_a_request_is_a_span_where_opentelemetry_is_installed(repository_of):
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    repository = repository_of(double=double_runner())
+    with ModelServer(repository, http_port=0, grpc_port=None) as server:
+        post(server, {"inputs": [GOOD]})
+        post(server, {"inputs": []})
+    spans = exporter.get_finished_spans()
+    assert [each.name for each in spans] == ["http infer double"] * 2
+    assert spans[0].attributes == {"bigdl.model.name": "double", "bigdl.model.version": "1"}
+    assert [each.status.is_ok for each in spans] == [True, False]
+
+
 def test_the_interface_is_described(server):
     status, content = ask(server, "GET", "/openapi.json")
     assert status == 200
