@@ -5,14 +5,17 @@ import gzip
 import http.client
 import ipaddress
 import json
+import re
 import socket
 import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.serving import (
@@ -130,6 +133,35 @@ def test_json_may_be_nested_and_carries_an_id(server):
     assert answer["outputs"] == [
         {"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [2, 4, 6, 8, 10, 12]}
     ]
+
+
+def test_versions_are_chosen_by_shares_keys_and_headers(repository_of):
+    x, y = TensorSpec.parsed("x: FP32[-1,3]; y: FP32[-1,3]")
+    triple = Runner(lambda arrays: [arrays[0] * 3], Signature((x,), (y,)), "python")
+    repository = repository_of(double=double_runner())
+    repository.add("double", ServedModel(triple), "2")
+    with ModelServer(repository, http_port=0, grpc_port=0) as server:
+        body = {"inputs": [GOOD]}
+        assert post(server, body)[1]["model_version"] == "2"
+        traffic = "/v2/repository/models/double/traffic"
+        assert ask(server, "POST", traffic, b'{"shares": {"1": 1, "2": 1}}')[0] == 200
+        answers = [post(server, body, X_Request_Key=f"user-{n % 20}")[1] for n in range(60)]
+        versions = [answer["model_version"] for answer in answers]
+        assert versions[:20] * 3 == versions
+        assert set(versions) == {"1", "2"}
+        assert post(server, body, X_Model_Version="1")[1]["model_version"] == "1"
+        assert post(server, body, X_Model_Version="9")[0] == 404
+        with Client(f"grpc://127.0.0.1:{server.grpc_port}") as client:
+            factors = [client.infer("double", ROWS, key=f"user-{n}")[0, 0] for n in range(20)]
+            assert [str(int(factor) - 1) for factor in factors] == versions[:20]
+            assert client.infer("double", ROWS, version="1")[0, 0] == 2
+        assert ask(server, "POST", traffic, b'{"shares": {"1": 1}, "shadow": "2"}')[0] == 200
+        assert post(server, body)[1]["model_version"] == "1"
+        shadowed = b'bigdl_shadow_requests_total{model="double",result="answered"} 1.0'
+        end = time.monotonic() + 30
+        while shadowed not in ask(server, "GET", "/metrics")[1]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
 
 def test_a_further_route_answers_beside_the_protocol(server):
@@ -341,6 +373,20 @@ def test_wrong_requests_over_grpc_have_their_status(server):
     assert grpc_status(server, b"\xff" * 100) in ("INTERNAL", "INVALID_ARGUMENT", "UNKNOWN")
     assert grpc_status(server, b"\0" * 200_000) == "RESOURCE_EXHAUSTED"
     assert grpc_status(server, b"", "Nothing") == "UNIMPLEMENTED"
+
+
+def test_the_descriptors_are_those_of_the_proto_file():
+    package = resources.files("bigdl.nano.serving")
+    text = package.joinpath("open_inference.proto").read_text()
+    content = package.joinpath("open_inference.binpb").read_bytes()
+    (file,) = FileDescriptorSet.FromString(content).file
+    fields, waiting = [], list(file.message_type)
+    while waiting:
+        message = waiting.pop()
+        if not message.options.map_entry:
+            fields += [(field.name, str(field.number)) for field in message.field]
+        waiting += message.nested_type
+    assert sorted(fields) == sorted(re.findall(r"(\w+) = (\d+);", text))
 
 
 # Time and load ----------------------------------------------------------------------------------

@@ -8,7 +8,10 @@ import io
 import logging
 import re
 import zlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,6 +131,7 @@ class HttpApp:
         routes: Mapping[tuple[str, str], Handler] | None = None,
     ):
         self.service = service
+        self._results = _Results()
         own: dict[tuple[str, str], Handler] = {
             ("GET", "/v2/health/live"): self._live,
             ("GET", "/v2/health/ready"): self._ready,
@@ -294,7 +298,7 @@ class HttpApp:
             future = served.submit(arrays, seconds)
             try:
                 async with asyncio.timeout(seconds):
-                    results = await asyncio.wrap_future(future)
+                    results = await self._results.of(future)
             except DeadlineError:
                 raise
             except TimeoutError:
@@ -353,6 +357,49 @@ class HttpApp:
 
     async def _docs(self, request: HttpRequest) -> HttpAnswer:
         return HttpAnswer(page().encode(), content_type="text/html; charset=utf-8")
+
+
+class _Results:
+    """Brings what threads of models have computed to the event loop.
+
+    All answers of a batch come by one call into the loop. ``asyncio.wrap_future`` makes a call for
+    each, for which the thread waits as long as the loop is busy.
+    """
+
+    def __init__(self) -> None:
+        self._arrived: deque[tuple[asyncio.Future, Future]] = deque()
+        self._announced = False
+
+    async def of(self, future: Future) -> Any:
+        """Return the result of a future of another thread; it is cancelled with this call."""
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+
+        def arrived(done: Future) -> None:
+            self._arrived.append((waiting, done))
+            if not self._announced:
+                self._announced = True
+                with suppress(RuntimeError):  # the loop has been closed
+                    loop.call_soon_threadsafe(self._deliver)
+
+        future.add_done_callback(arrived)
+        try:
+            return await waiting
+        finally:
+            future.cancel()
+
+    def _deliver(self) -> None:
+        self._announced = False  # first: what comes from now on is announced again
+        while self._arrived:
+            waiting, done = self._arrived.popleft()
+            if waiting.done():
+                continue
+            if done.cancelled():
+                waiting.cancel()
+            elif (error := done.exception()) is not None:
+                waiting.set_exception(error)
+            else:
+                waiting.set_result(done.result())
 
 
 def server_metadata() -> dict[str, Any]:
