@@ -7,7 +7,8 @@ The model is a ranker of 256 numbers a row (512, 256 and 1 units) in OpenVINO. `
 serves it with batching and without; ``--pytriton`` names a Python that has nvidia-pytriton and
 openvino, which serves the same network with Triton's dynamic batcher. wrk sends the same binary
 tensors of the Open Inference Protocol to each, in turns, round by round: medians of the rounds, and
-their range. Server and load share the machine.
+their range. Server and load share the machine, so a call of the network has one thread everywhere:
+with more, it waits for the load's.
 
 A first table has the time of one request, alone: of the bare network, of ``ServedModel.predict``,
 and of the servers as a client sees it.
@@ -43,7 +44,8 @@ from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
 xml, http, grpc, metrics = sys.argv[1], *map(int, sys.argv[2:5])
-compiled = openvino.Core().compile_model(xml, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+compiled = openvino.Core().compile_model(xml, "CPU", config)
 
 @batch
 def infer(x):
@@ -118,7 +120,7 @@ class Server:
 def ours(name, directory, *options):
     http, grpc = free_ports(2)
     command = [sys.executable, "-m", "bigdl.nano.serving.main", str(directory), "--name", "ranker"]
-    command += ["--http-port", str(http), "--grpc-port", str(grpc), *options]
+    command += ["--http-port", str(http), "--grpc-port", str(grpc), "--threads", "1", *options]
     return Server(name, command, http, grpc)
 
 
@@ -227,7 +229,7 @@ def main():
             servers.append(ours("batching", directory, "--max-batch-size", "512"))
             if options.pytriton:
                 servers.append(pytriton(options.pytriton, directory, folder))
-            with ServedModel(directory) as model:
+            with ServedModel(directory, thread_num=1) as model:
                 expected = model.predict(sample.numpy())
                 for server in servers:
                     with Client(server.url) as client:
