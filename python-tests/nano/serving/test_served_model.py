@@ -53,7 +53,11 @@ def served(ranker):
 
 
 @pytest.mark.parametrize(
-    "method", ["openvino_fp32", "onnxruntime_fp32", "original", "onnxruntime_int8_integer"]
+    "method",
+    [
+        *("openvino_fp32", "onnxruntime_fp32", "original"),
+        pytest.param("onnxruntime_int8_integer", marks=pytest.mark.slow),
+    ],
 )
 def test_a_recommender_is_called_by_its_columns(ranker, method):
     inputs = ranker_rows(33)
@@ -65,6 +69,7 @@ def test_a_recommender_is_called_by_its_columns(ranker, method):
     np.testing.assert_allclose(scores, expected_of(ranker, inputs), atol=tolerance)
 
 
+@pytest.mark.slow
 def test_int8_takes_calibration_data(ranker):
     inputs = ranker_rows(33)
     calibration = [tuple(map(torch.from_numpy, ranker_rows(20, seed=3).values()))]
