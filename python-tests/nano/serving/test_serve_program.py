@@ -1,5 +1,6 @@
 """``bigdl-serve`` as a process: its start, its reload, its end, and its sentences."""
 
+import logging
 import re
 import signal
 import subprocess
@@ -122,6 +123,7 @@ def test_what_cannot_be_served_is_told_in_a_sentence(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        logging.captureWarnings(False)
     error = capsys.readouterr().err
     assert sentence in error
     assert error.count("\n") == 1

@@ -24,6 +24,7 @@ from bigdl.nano.serving.service import AccessError, InferenceService, code_of
 __all__ = ["GrpcServer"]
 
 _log = logging.getLogger(__name__)
+_WAITING_FOR_EACH_THREAD = 32
 _OPEN = {"ServerLive", "ServerReady"}
 _STATUS = {
     "not_found": "NOT_FOUND",
@@ -75,6 +76,8 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
             ],
+            # More are refused with RESOURCE_EXHAUSTED.
+            maximum_concurrent_rpcs=threads * _WAITING_FOR_EACH_THREAD,
         )
         self._server.add_generic_rpc_handlers((self._handlers(), *handlers))
         try:
