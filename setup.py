@@ -88,7 +88,6 @@ EXTRAS = {
             *XGBOOST,
             *ELASTICSEARCH,
             *ENCRYPTION,
-            *SERVING,
             *TF,
             *JAX,
             *FRIESIAN,

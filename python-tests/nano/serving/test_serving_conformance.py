@@ -73,7 +73,7 @@ def test_schemathesis_finds_nothing(server, tools, tmp_path):
         "--exclude-path-regex=/unload$",
         "--checks=not_a_server_error,status_code_conformance,content_type_conformance,"
         "response_schema_conformance",
-        "--max-examples=30",
+        "--max-examples=10",
         "--seed=1",
         "--no-color",
     )
