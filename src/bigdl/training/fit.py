@@ -66,6 +66,8 @@ class RunSettings:
         Folder for checkpoints; None sends them to the driver.
     keep : int
         How many checkpoints stay in that folder.
+    data_version : object
+        What the Feed says of its version; checkpoints name it.
     layer : bigdl.orca.learn.layer_fit.loop.LayerOptions, optional
         Of a fit by the parameter layer.
     """
@@ -79,6 +81,7 @@ class RunSettings:
     end_trigger: Trigger | None = field(default=None, kw_only=True)
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)
+    data_version: Any = field(default=None, kw_only=True)
     layer: Any = field(default=None, kw_only=True)
 
 
@@ -161,6 +164,8 @@ class Training:
             self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
         else:
             self._load_resumed(resume)
+            if self.snapshot is not None and self.snapshot.manifest.get("data") is not None:
+                feed = feed.at(self.snapshot.manifest["data"])
         first, goal = self._epochs, settings.goal
         goal = Goal(
             None if goal.epochs is None else self._epochs + goal.epochs,
@@ -175,7 +180,7 @@ class Training:
             if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
                 start = Snapshot({**start.manifest, "partial": None}, start.files)
             self._choose_run()
-            settings = replace(settings, goal=goal, seed=self.seed)
+            settings = replace(settings, goal=goal, seed=self.seed, data_version=feed.version)
             if self._run is not None:
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
             elif policy.max_failures == 0:
@@ -279,6 +284,19 @@ class Training:
         if name is None:
             return kept["final"]
         return cast("CheckpointDirectory", self._run).read(name)
+
+
+def input_facts(settings: RunSettings, inputs: list | None) -> dict:
+    """Return what the manifest of a checkpoint says of the input.
+
+    Parameters
+    ----------
+    settings : RunSettings
+    inputs : list or None
+        Types of the model's inputs, as in ``BatchSource.types``.
+    """
+    version = settings.data_version
+    return {"inputs": inputs} if version is None else {"inputs": inputs, "data": version}
 
 
 class FitLoop(ABC):
@@ -437,7 +455,7 @@ class WorkerLoop(FitLoop):
 
     def _facts(self) -> dict:
         """Return what the manifest of a checkpoint says of the input, JSON-able."""
-        return {"inputs": self._types and self._types[0]}
+        return input_facts(self.settings, self._types and self._types[0])
 
     # -- the start -------------------------------------------------------------------------------
 

@@ -77,6 +77,15 @@ class Feed(ABC):
     #: what messages call the input itself, e.g. "validation_data"
     name: str | None = None
 
+    @property
+    def version(self) -> Any:
+        """What names the version of the rows, JSON-able, if the input has versions; else None."""
+        return None
+
+    def at(self, version: Any) -> Feed:
+        """Return the input at the version of a checkpoint, unless the user asked for another."""
+        return self
+
     def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere
         """Raise a UsageError if processes that have neither Spark nor Ray cannot read the input."""
 

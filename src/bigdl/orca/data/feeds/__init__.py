@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.data.tables import is_table_object
 from bigdl.runtime.shards.feed import Feed, Ingest
 
 __all__ = ["ON_RAY", "Feed", "Ingest", "as_feed", "is_path", "kind_of", "names_of"]
@@ -21,7 +22,8 @@ def as_feed(data, feature_cols=None, label_cols=None, config=None, *, name=None)
     ----------
     data : pyspark.sql.DataFrame, SparkXShards, str, arrays, pandas.DataFrame, DataLoader, \
 RayXShards, ray.data.Dataset or Feed
-        A string, or a list of them, is the path of Parquet files; arrays are an ndarray or a tuple,
+        A string, or a list of them, is the path of Parquet files, or of a Delta Lake or Iceberg
+        table (:func:`~bigdl.orca.data.tables.open_table`); arrays are an ndarray or a tuple,
         list or dict of them (:mod:`bigdl.runtime.shards.values`). A torch ``Dataset`` or a
         function ``creator(config, batch_size)`` stands for a ``DataLoader``.
     feature_cols, label_cols : str or sequence of str, optional
@@ -51,8 +53,8 @@ RayXShards, ray.data.Dataset or Feed
             make = getattr(import_module(f"{__name__}.{module}"), cls)
             return make(data, names_of(feature_cols), names_of(label_cols), config, name=name)
     raise UsageError(
-        f"{name or 'data'} must be a Spark DataFrame, SparkXShards, a path of Parquet files, numpy "
-        "arrays, a pandas DataFrame, a torch DataLoader or Dataset, or a function (config, "
+        f"{name or 'data'} must be a Spark DataFrame, SparkXShards, a path of Parquet files or "
+        "of a Delta or Iceberg table, numpy arrays, a pandas DataFrame, a torch DataLoader or Dataset, or a function (config, "
         "batch_size) that returns one; with Ray also RayXShards or a Ray Dataset; got "
         f"{kind_of(data)}"
     )
@@ -125,6 +127,7 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ),
     ("SparkXShards", _is_a("bigdl.orca.data.xshards", "SparkXShards"), "xshards", "XShardsFeed"),
     ("path", is_path, "parquet", "ParquetFeed"),
+    ("path", is_table_object, "parquet", "ParquetFeed"),
     ("array", _is_in_memory, "in_memory", "ArrayFeed"),
     ("array", _is_tensors, "in_memory", "ArrayFeed"),
     ("RayXShards", _is_a("bigdl.orca.data.xshards", "RayXShards"), "xshards", "RayXShardsFeed"),

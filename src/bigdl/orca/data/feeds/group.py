@@ -1,8 +1,10 @@
 """Several inputs of one job, e.g. training and validation data."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.packing import PackedFeed, prepare_packed
@@ -24,6 +26,16 @@ class FeedGroup(Feed):
         self.feeds = dict(feeds)
         first = next(iter(self.feeds.values()))
         self.feature_cols, self.label_cols = first.feature_cols, first.label_cols
+
+    @property
+    def version(self) -> dict[str, Any] | None:
+        """Versions by key, of the inputs that have one."""
+        versions = {key: feed.version for key, feed in self.feeds.items()}
+        return {key: each for key, each in versions.items() if each is not None} or None
+
+    def at(self, version: dict[str, Any]) -> FeedGroup:
+        feeds = self.feeds.items()
+        return FeedGroup({k: f.at(version[k]) if k in version else f for k, f in feeds})
 
     def check_local(self) -> None:
         for feed in self.feeds.values():

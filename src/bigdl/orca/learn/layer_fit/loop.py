@@ -34,7 +34,7 @@ from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.batches import plan_batches
 from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
-from bigdl.training.fit import FitLoop, Training
+from bigdl.training.fit import FitLoop, Training, input_facts
 from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
 
@@ -429,7 +429,8 @@ class LayerLoop(FitLoop):
     def _snapshot(self) -> Snapshot:
         """Return the state of the driver's model, once it is that of the ranks."""
         residuals, position = [state.residual for state in self._pull()], self.position
-        manifest = {**position.to_json(), **vars(self._layout), "inputs": self._inputs}
+        manifest = {**position.to_json(), **vars(self._layout)}
+        manifest |= input_facts(self.settings, self._inputs)
         if position.step:
             manifest |= {**self._figures.to_json(), "rows_since_merge": [0] * self.size}
         files = self._files()

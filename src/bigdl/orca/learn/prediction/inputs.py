@@ -23,6 +23,7 @@ from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
+from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
 from bigdl.orca.learn.prediction.shipping import Ready, ShippedModel
 from bigdl.runtime.local import LocalMachine
@@ -469,7 +470,8 @@ def predict_any(
     if kind not in ("SparkXShards", "array") or is_tensors:
         raise UsageError(
             "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
-            f"pandas DataFrames and paths of Parquet files, got {type(data).__name__}"
+            "pandas DataFrames and paths of Parquet files, Delta or Iceberg tables, got "
+            f"{type(data).__name__}"
         )
     predict = predictor(shipped, options, threads)
     if kind == "SparkXShards":
@@ -484,19 +486,24 @@ def predict_any(
 
 
 def opened(data: Any, cluster) -> Any:
-    """`data`, with the DataFrame (or Ray Dataset) of the files instead of paths of Parquet: a
-    pandas frame where there is no cluster."""
+    """`data`, with a DataFrame (or Ray Dataset) of the table instead of the path of Parquet files,
+    Delta or Iceberg: a pandas frame where there is no cluster."""
     if kind_of(data) != "path":
         return data
+    if is_lake(data) or isinstance(cluster, LocalMachine):
+        from bigdl.orca.data.tables import frames
+
+        table = open_table(data)
+        if isinstance(cluster, RayCluster):
+            return frames.ray_dataset(table, cluster.slots())
+        if isinstance(cluster, LocalMachine):
+            return frames.pandas_frame(table)
+        return frames.spark_frame(table, cluster.spark)
     paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
     if isinstance(cluster, RayCluster):
         from bigdl.orca.data.ray_exchange import parquet_dataset
 
         return parquet_dataset(paths)
-    if isinstance(cluster, LocalMachine):
-        from bigdl.orca.data.feeds.parquet import read_pandas
-
-        return read_pandas(paths)
     return cluster.spark.read.parquet(*paths)
 
 

@@ -1,0 +1,142 @@
+"""Delta Lake tables, whose log deltalake reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, first_line, require
+from bigdl.orca.data.file import is_local_path, joined, open_file_system, plain_path
+from bigdl.orca.data.tables.table import KEY, DataFile, Table
+
+require("pyarrow", "orca")
+import pyarrow as pa  # noqa: E402
+
+_KNOWN_FEATURES = {  # of readers; what else a table needs is refused
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "typeWidening",
+    "typeWidening-preview",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+_MAPPING = "delta.columnMapping."
+
+
+def is_table(path: str) -> bool:
+    """Return True; a folder with a ``_delta_log`` is a table."""
+    return True
+
+
+def open_path(path: str, version: str | None) -> Table:
+    """Open the table in a folder, at its newest version or at ``v<number>``."""
+    deltalake = require("deltalake", "delta")
+    number = re.fullmatch(r"v?(\d+)", version or "v0")
+    if number is None:
+        raise UsageError(
+            f"The version of a Delta table is @v and its number, such as {path}@v5, got @{version}"
+        )
+    asked = None if version is None else int(number[1])
+    try:
+        table = deltalake.DeltaTable(plain_path(path), version=asked)
+    except Exception as error:  # of several classes, among them plain ones of Python
+        at = "" if asked is None else f" at version {asked}"
+        raise UsageError(
+            f"The Delta table {path} cannot be opened{at}: {first_line(error)}"
+        ) from error
+    return _opened(table, path, is_pinned=asked is not None)
+
+
+def open_object(table: Any) -> Table:
+    """Open a ``deltalake.DeltaTable`` at the version that it has loaded."""
+    return _opened(table, plain_path(table.table_uri), is_pinned=True)
+
+
+def _opened(table: Any, path: str, *, is_pinned: bool) -> Table:
+    version = f"delta:{path}@v{table.version()}"
+    protocol = table.protocol()
+    unknown = set(protocol.reader_features or ()) - _KNOWN_FEATURES
+    if unknown:
+        raise UsageError(
+            f"The table {version} needs the reader feature {', '.join(sorted(unknown))}, which is "
+            "not supported; read it by Spark and pass the DataFrame"
+        )
+    mode = table.metadata().configuration.get(f"{_MAPPING}mode", "none")
+    fields = json.loads(table.schema().to_json())["fields"]
+    arrow = pa.schema(table.schema().to_arrow())
+    if mode != "none":
+        arrow = pa.schema(
+            [_mapped(a, f, mode == "id") for a, f in zip(arrow, fields, strict=True)]
+        )
+    return Table(
+        path,
+        arrow,
+        _files(table, path),
+        is_by_id=mode == "id",
+        evolves=True,
+        version=version,
+        is_pinned=is_pinned,
+    )
+
+
+def _mapped(arrow: pa.Field, doc: dict, by_id: bool) -> pa.Field:
+    """A field, and those in it, with what files call it."""
+    metadata = doc.get("metadata", {})
+    key = metadata[f"{_MAPPING}{'id' if by_id else 'physicalName'}"]
+    type_ = _mapped_type(arrow.type, doc["type"], by_id)
+    return pa.field(arrow.name, type_, arrow.nullable, {KEY: str(key).encode()})
+
+
+def _mapped_type(arrow: pa.DataType, doc: Any, by_id: bool) -> pa.DataType:
+    if not isinstance(doc, dict):
+        return arrow
+    if doc["type"] == "struct":
+        fields = zip(arrow, doc["fields"], strict=True)
+        return pa.struct([_mapped(a, f, by_id) for a, f in fields])
+    if doc["type"] == "array":
+        element = arrow.value_field
+        return pa.list_(element.with_type(_mapped_type(element.type, doc["elementType"], by_id)))
+    key, item = arrow.key_field, arrow.item_field
+    return pa.map_(
+        key.with_type(_mapped_type(key.type, doc["keyType"], by_id)),
+        item.with_type(_mapped_type(item.type, doc["valueType"], by_id)),
+    )
+
+
+def _files(table: Any, root: str) -> list[DataFile]:
+    deleted = {}
+    for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
+        for path, kept in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
+            mask = np.asarray(kept.values.to_numpy(zero_copy_only=False))
+            deleted[_inside(path)] = np.flatnonzero(~mask).astype(np.int64)
+    actions = pa.table(table.get_add_actions(flatten=True))
+    prefix = "partition."
+    partitions = {
+        name.removeprefix(prefix): actions.column(name).to_pylist()
+        for name in actions.column_names
+        if name.startswith(prefix)
+    }
+    files = []
+    for row, name in enumerate(actions.column("path").to_pylist()):
+        is_whole = "://" in name or name.startswith("/") or name.startswith("file:")
+        path = _inside(name if is_whole else joined(root, name))
+        keys = tuple((column, values[row]) for column, values in partitions.items())
+        files.append(DataFile(path, keys, deleted.pop(path, None)))
+    if deleted:
+        raise UsageError(
+            f"Deletion vectors of {root} belong to no file of its log, such as {min(deleted)}; "
+            "read it by Spark and pass the DataFrame"
+        )
+    return sorted(files, key=lambda each: each.path)
+
+
+def _inside(url: str) -> str:
+    """The path within its file system that a URL of the log names."""
+    if is_local_path(url):
+        return open_file_system(plain_path(url))[1]
+    return open_file_system(url)[1]
+

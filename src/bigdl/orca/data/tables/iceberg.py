@@ -1,0 +1,279 @@
+"""Iceberg tables, whose metadata pyiceberg reads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError, first_line, require
+from bigdl.orca.data.file import exists, joined, listdir, open_file_system, plain_path
+from bigdl.orca.data.tables.table import FIELD_ID, KEY, DataFile, Table
+
+require("pyarrow", "orca")
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+
+_METADATA = re.compile(r"v?(\d+)(-[^/]*)?(\.gz)?\.metadata\.json(\.gz)?")
+_VERSION = re.compile(r"([^:]+)(?::schema=(\d+))?")
+
+
+def is_table(path: str) -> bool:
+    """Return True if a folder's ``metadata`` has that of an Iceberg table."""
+    return bool(_metadata_files(path))
+
+
+def open_path(path: str, version: str | None) -> Table:
+    """Open the table in a folder, or of a file of metadata, at its newest snapshot or another.
+
+    Parameters
+    ----------
+    path : str
+    version : str, optional
+        The id of a snapshot, or the name of a branch or a tag. The columns are those that the
+        table has now; ``:schema=0`` behind it asks for those of the schema with this id.
+    """
+    require("pyiceberg", "iceberg")
+    from pyiceberg.table import StaticTable
+
+    location = path if path.endswith(".metadata.json") else _newest_metadata(path)
+    try:
+        table = StaticTable.from_metadata(plain_path(location))
+    except Exception as error:  # of several classes, among them plain ones of Python
+        raise UsageError(
+            f"The Iceberg table {path} cannot be opened: {first_line(error)}"
+        ) from error
+    match = _VERSION.fullmatch(version or "")
+    name, schema_id = match.groups() if match else (None, None)
+    scan = table.scan(snapshot_id=_snapshot_of(table, path, name))
+    schema = table.schema() if schema_id is None else _schema_of(table, path, int(schema_id))
+    return _opened(scan, schema, path, is_pinned=version is not None)
+
+
+def open_object(data: Any) -> Table:
+    """Open a table of a catalog of pyiceberg, or a scan of one that filters no rows."""
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.table import DataScan
+
+    scan = data if isinstance(data, DataScan) else data.scan()
+    if scan.row_filter != AlwaysTrue() or scan.limit is not None:
+        raise UsageError(
+            "A scan of an Iceberg table must have no row_filter and no limit; pass the frame that "
+            "its to_pandas() returns instead"
+        )
+    path = plain_path(scan.table_metadata.location)
+    return _opened(scan, scan.projection(), path, is_pinned=True)
+
+
+def _metadata_files(path: str) -> list[tuple[int, str]]:
+    """Numbers and paths of the files of metadata in a folder of a table."""
+    folder = joined(path, "metadata")
+    names = listdir(folder) if exists(folder) else []
+    matches = [(_METADATA.fullmatch(name.rpartition("/")[2]), name) for name in names]
+    return sorted((int(match[1]), name) for match, name in matches if match)
+
+
+def _newest_metadata(path: str) -> str:
+    files = _metadata_files(path)
+    if not files:
+        raise UsageError(
+            f"There is no Iceberg table at {path}; pass its folder, which has a folder 'metadata'"
+        )
+    newest = [name for number, name in files if number == files[-1][0]]
+    if len(newest) > 1:
+        raise UsageError(
+            f"The Iceberg table {path} has several newest files of metadata ({newest[0]}, "
+            f"{newest[1]}); pass the path of the one that its catalog names, or the catalog's table"
+        )
+    return newest[0]
+
+
+def _snapshot_of(table: Any, path: str, version: str | None) -> int | None:
+    if version is None:
+        return None
+    snapshot = (
+        table.snapshot_by_id(int(version))
+        if version.isdigit()
+        else table.snapshot_by_name(version)
+    )
+    if snapshot is None:
+        there = [str(each.snapshot_id) for each in table.metadata.snapshots]
+        names = [name for name in table.metadata.refs if name != "main"]
+        raise UsageError(
+            f"The Iceberg table {path} has no snapshot, branch or tag '{version}'; it has "
+            f"{', '.join([*there, *names]) or 'none'}"
+        )
+    return snapshot.snapshot_id
+
+
+def _schema_of(table: Any, path: str, schema_id: int) -> Any:
+    schemas = table.schemas()
+    if schema_id not in schemas:
+        raise UsageError(
+            f"The Iceberg table {path} has no schema {schema_id}; it has {sorted(schemas)}"
+        )
+    return schemas[schema_id]
+
+
+def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> Table:
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    snapshot = scan.snapshot()
+    if snapshot is None:
+        raise UsageError(f"The Iceberg table {path} has no snapshot yet, and so no rows")
+    version = f"iceberg:{path}@{snapshot.snapshot_id}:schema={schema.schema_id}"
+    try:
+        tasks = list(scan.plan_files())
+    except Exception as error:  # e.g. a ValueError for equality deletes
+        raise UsageError(
+            f"The table {version} cannot be read by pyiceberg: {first_line(error)}; read it by "
+            "Spark and pass the DataFrame"
+        ) from error
+    for field in schema.fields:
+        _refuse_nested_defaults(field, version)
+    reader = _DataFiles(scan, schema, version)
+    files = sorted((reader.data_file(task) for task in tasks), key=lambda each: each.path)
+    return Table(
+        tasks[0].file.file_path if tasks else path,
+        pa.schema([_keyed(each) for each in schema_to_pyarrow(schema)]),
+        files,
+        is_by_id=True,
+        evolves=True,
+        version=version,
+        is_pinned=is_pinned,
+        look=reader.with_ids,
+    )
+
+
+def _keyed(field: pa.Field) -> pa.Field:
+    """A field, and those in it, with its id as what files call it."""
+    metadata = field.metadata or {}
+    key = {KEY: metadata[FIELD_ID]} if FIELD_ID in metadata else None
+    return pa.field(field.name, _keyed_type(field.type), field.nullable, key)
+
+
+def _keyed_type(type_: pa.DataType) -> pa.DataType:
+    kinds = pa.types
+    if kinds.is_struct(type_):
+        return pa.struct([_keyed(each) for each in type_])
+    if kinds.is_list(type_) or kinds.is_large_list(type_):
+        return pa.list_(_keyed(type_.value_field))
+    if kinds.is_map(type_):
+        return pa.map_(_keyed(type_.key_field), _keyed(type_.item_field))
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(type_, type_)
+
+
+def _refuse_nested_defaults(field: Any, version: str) -> None:
+    for child in getattr(field.field_type, "fields", ()):
+        if child.initial_default is not None:
+            raise UsageError(
+                f"The field '{child.name}' in column '{field.name}' of {version} has a default for "
+                "old files, which is read for whole columns only; read it by Spark and pass the "
+                "DataFrame"
+            )
+        _refuse_nested_defaults(child, version)
+
+
+class _DataFiles:
+    """What turns pyiceberg's tasks into files of a table."""
+
+    def __init__(self, scan: Any, schema: Any, version: str):
+        self._io, self._schema, self._version = scan.io, schema, version
+        self._specs = scan.table_metadata.specs()
+        self._names = scan.table_metadata.name_mapping()
+        self._deletes: dict[str, dict[str, list[np.ndarray]]] = {}
+
+    def data_file(self, task: Any) -> DataFile:
+        """Return the file of a task, with the rows that are deleted."""
+        from pyiceberg.manifest import FileFormat
+
+        file = task.file
+        if file.file_format != FileFormat.PARQUET:
+            raise UsageError(
+                f"The table {self._version} has files of {file.file_format.name}, and only Parquet "
+                "is read; read it by Spark and pass the DataFrame"
+            )
+        found = [
+            positions
+            for delete in task.delete_files
+            for positions in self._deletes_in(delete).get(file.file_path, ())
+        ]
+        deleted = np.unique(np.concatenate(found)) if found else None
+        return DataFile(_inside(file.file_path), self._constants(file), deleted)
+
+    def _constants(self, file: Any) -> tuple[tuple[str, Any], ...]:
+        """Values of columns that the file may lack: of its partition, else the table's defaults."""
+        from pyiceberg.transforms import IdentityTransform
+
+        values = {
+            field.field_id: field.initial_default
+            for field in self._schema.fields
+            if field.initial_default is not None
+        }
+        for place, each in enumerate(self._specs[file.spec_id].fields):
+            if isinstance(each.transform, IdentityTransform):
+                values[each.source_id] = file.partition[place]
+        names = {field.field_id: field.name for field in self._schema.fields}
+        return tuple((names[i], value) for i, value in values.items() if i in names)
+
+    def _deletes_in(self, file: Any) -> dict[str, list[np.ndarray]]:
+        """Positions by data file, of a file of deletes."""
+        from pyiceberg.manifest import FileFormat
+
+        path = file.file_path
+        if path not in self._deletes:
+            if file.file_format == FileFormat.PARQUET:
+                self._deletes[path] = _positions(path)
+            elif file.file_format == FileFormat.PUFFIN:
+                self._deletes[path] = _vectors(self._io, path)
+            else:
+                raise UsageError(
+                    f"The table {self._version} has deletes in a file of {file.file_format.name}, "
+                    "which is not read; read it by Spark and pass the DataFrame"
+                )
+        return self._deletes[path]
+
+    def with_ids(self, file: DataFile, schema: pa.Schema) -> DataFile:
+        """Add the ids of its columns to a file that does not tell them."""
+        from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
+
+        if any(FIELD_ID in (each.metadata or {}) for each in schema):
+            return file
+        if self._names is None:
+            raise UsageError(
+                f"The columns in the file {file.path} of {self._version} have no ids and the table "
+                "has no schema.name-mapping.default; read it by Spark and pass the DataFrame"
+            )
+        known = schema_to_pyarrow(pyarrow_to_schema(schema, self._names))
+        return replace(file, schema=known)
+
+
+def _inside(url: str) -> str:
+    return open_file_system(plain_path(url))[1]
+
+
+def _positions(url: str) -> dict[str, list[np.ndarray]]:
+    """Position deletes of a Parquet file."""
+    system, path = open_file_system(plain_path(url))
+    table = pq.read_table(path, columns=["file_path", "pos"], filesystem=system)
+    grouped = table.group_by("file_path").aggregate([("pos", "list")])
+    paths, positions = grouped["file_path"].to_pylist(), grouped["pos_list"].combine_chunks()
+    return {
+        path: [each.values.to_numpy()] for path, each in zip(paths, positions, strict=True)
+    }
+
+
+def _vectors(io: Any, url: str) -> dict[str, list[np.ndarray]]:
+    """Deletion vectors of a Puffin file."""
+    from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+    from pyiceberg.table.puffin import PuffinFile
+
+    with io.new_input(url).open() as stream:
+        puffin = PuffinFile(stream.read())
+    vectors: dict[str, list[np.ndarray]] = {}
+    for each in deletion_vectors_from_puffin_file(puffin):
+        positions = each.to_vector().to_numpy().astype(np.int64)
+        vectors.setdefault(each.referenced_data_file, []).append(positions)
+    return vectors

@@ -1,0 +1,43 @@
+"""Parquet files as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.data.file import open_file_system
+from bigdl.orca.data.tables.table import DataFile, Table
+
+require("pyarrow", "orca")
+import pyarrow as pa  # noqa: E402
+import pyarrow.dataset as ds  # noqa: E402
+
+
+def open_files(urls: Sequence[str]) -> Table:
+    """Open Parquet files: the files under some paths.
+
+    The order of the rows is that of the paths as they were given, and within a directory that of
+    the files' names; the schema is that of the first.
+    """
+    if len({url.partition("://")[0] if "://" in url else "" for url in urls}) > 1:
+        raise UsageError(f"The paths must be of one file system, got {urls}")
+    files: list[DataFile] = []
+    schema = None
+    for url in urls:
+        system, path = open_file_system(url)
+        try:
+            dataset = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
+        except FileNotFoundError:
+            raise UsageError(f"There is nothing at {url}; pass the path of Parquet files") from None
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UsageError(
+                f"{url} cannot be read as Parquet; other files are read by pandas, by spark.read "
+                f"or by bigdl.orca.data.pandas first, and what that returns is passed: {error}"
+            ) from error
+        for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
+            keys = ds.get_partition_keys(fragment.partition_expression)
+            files.append(DataFile(fragment.path, tuple(keys.items())))
+        schema = schema or dataset.schema
+    if schema is None or not files:
+        raise UsageError(f"There is no Parquet file in {', '.join(urls)}")
+    return Table(urls[0], schema, files)
