@@ -45,6 +45,9 @@ AUTOML = [*ORCA, "optuna>=4.5,<6", "matplotlib>=3.9", "cmaes>=0.10"]
 XGBOOST = ["xgboost>=2.1,<4", "scikit-learn>=1.6"]
 ELASTICSEARCH = ["elasticsearch>=8.15,<10"]
 ENCRYPTION = ["cryptography>=43"]
+DELTA = ["deltalake>=1.6,<2"]
+ICEBERG = ["pyiceberg>=0.12,<0.13"]
+MLFLOW = ["mlflow-skinny>=3.17,<4"]
 INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
 JAX = ["jax>=0.10,<0.11", "keras>=3.12,<4"]
 TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "tf2onnx>=1.17", "numpy>=2.0,<3"]
@@ -74,6 +77,9 @@ EXTRAS = {
     "xgboost": XGBOOST,
     "elasticsearch": ELASTICSEARCH,
     "encryption": ENCRYPTION,
+    "delta": DELTA,
+    "iceberg": ICEBERG,
+    "mlflow": MLFLOW,
     "tf": TF,
     "jax": JAX,
     "friesian": FRIESIAN,
@@ -88,6 +94,9 @@ EXTRAS = {
             *XGBOOST,
             *ELASTICSEARCH,
             *ENCRYPTION,
+            *DELTA,
+            *ICEBERG,
+            *MLFLOW,
             *TF,
             *JAX,
             *FRIESIAN,

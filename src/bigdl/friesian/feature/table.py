@@ -30,6 +30,7 @@ from bigdl.friesian.ops.targets import CountEncode, TargetEncode, TargetStatisti
 from bigdl.friesian.ops.vocabulary import Dictionary, number_column
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.pandas.readers import paths_for_spark
+from bigdl.orca.data.tables import is_lake, open_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -816,13 +817,18 @@ class FeatureTable(FeatureMethods, Table):
 
     @classmethod
     def read_parquet(cls, paths: str | list[str]) -> FeatureTable:
-        """Read Parquet files.
+        """Read Parquet files, or a Delta Lake or Iceberg table.
 
         Parameters
         ----------
         paths : str or list of str
-            Files, folders or patterns, of any file system that Spark knows.
+            Files, folders or patterns, of any file system that Spark knows; or the path of one
+            table, such as ``clicks@v5``, as the Estimators take it.
         """
+        if is_lake(paths):
+            from bigdl.orca.data.tables.frames import spark_frame
+
+            return cls(spark_frame(open_table(paths), spark.active_spark()))
         return cls(spark.active_spark().read.parquet(*paths_for_spark(paths)))
 
     @classmethod

@@ -54,8 +54,9 @@ RayXShards, ray.data.Dataset or Feed
             return make(data, names_of(feature_cols), names_of(label_cols), config, name=name)
     raise UsageError(
         f"{name or 'data'} must be a Spark DataFrame, SparkXShards, a path of Parquet files or "
-        "of a Delta or Iceberg table, numpy arrays, a pandas DataFrame, a torch DataLoader or Dataset, or a function (config, "
-        "batch_size) that returns one; with Ray also RayXShards or a Ray Dataset; got "
+        "of a Delta or Iceberg table, numpy arrays, a pandas DataFrame, a torch DataLoader or "
+        "Dataset, or a function (config, batch_size) that returns one; with Ray also RayXShards or "
+        "a Ray Dataset; got "
         f"{kind_of(data)}"
     )
 

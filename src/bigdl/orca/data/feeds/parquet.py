@@ -10,8 +10,6 @@ Needs pyarrow, so it is imported where it is used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,7 @@ from bigdl.orca.data.feeds.packing import ColumnFeed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.tables import open_table
 from bigdl.orca.data.tables.table import cut, read_ranges
-from bigdl.runtime.shards.columns import ColumnSpec, column_spec, decode
+from bigdl.runtime.shards.columns import column_spec, decode
 from bigdl.runtime.shards.feed import Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.values import grouped

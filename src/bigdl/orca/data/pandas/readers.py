@@ -13,6 +13,7 @@ from bigdl.orca.cluster.ray import active_cluster, is_alone
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
+from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.utils import process_spark_xshards
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
 from bigdl.orca.data.xshards.frames import F, frames_of, quoted, safe_names
@@ -147,12 +148,13 @@ def read_parquet(
     schema: StructType | pyarrow.Schema | str | None = None,
     **options: Any,
 ) -> SparkXShards | RayXShards:
-    """Read Parquet files.
+    """Read Parquet files, or a Delta Lake or Iceberg table.
 
     Parameters
     ----------
     file_path : str or sequence of str
-        As for :func:`read_csv`.
+        As for :func:`read_csv`; or the path of one table, such as ``clicks@v5``, as the Estimators
+        take it.
     columns : sequence of str, optional
         Default: all.
     schema : pyspark.sql.types.StructType, str or pyarrow.Schema, optional
@@ -179,6 +181,14 @@ def read_parquet(
     """
     if isinstance(columns, str):
         columns = [columns]
+    if is_lake(file_path):
+        if schema is not None or options:
+            given = ["schema"] * (schema is not None) + list(options)
+            raise UsageError(
+                f"{', '.join(given)} cannot be passed for {file_path}: a Delta or Iceberg table "
+                "has its schema in its log; leave it out"
+            )
+        return _read_lake(file_path, columns)
     if _is_with_pandas():
         options["columns"] = None if columns is None else list(columns)
         if schema is not None:
@@ -192,6 +202,23 @@ def read_parquet(
         find_columns(columns, frame.columns, f"The input {file_path}")
         frame = frame.select(*map(quoted, columns))
     return to_xshards(frame)
+
+
+def _read_lake(path: Any, columns: Sequence[str] | None) -> SparkXShards | RayXShards:
+    """XShards of a frame per part of a table, whose files the tasks read."""
+    from bigdl.orca.data.tables import frames
+
+    table = open_table(path)
+    if columns is not None:
+        find_columns(columns, table.schema.names, f"The input {table.name}")
+    if not is_alone():
+        return to_xshards(frames.spark_frame(table, SparkCluster.active_or_local().spark, columns))
+    import ray
+
+    cluster: Any = active_cluster()
+    read, groups = frames.parts(table, cluster.nodes * cluster.cores_per_node, columns)
+    task: Any = ray.remote(lambda ranges: [read(ranges).to_pandas()])
+    return RayXShards([task.remote(ranges) for ranges in groups])
 
 
 def _is_with_pandas() -> bool:

@@ -11,18 +11,21 @@ Needs pyarrow, so it is imported where it is used.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.data.file import exists, joined
+from bigdl.orca.data.file import exists, is_local_path, joined, open_file_system
 
 if TYPE_CHECKING:
     from bigdl.orca.data.tables.table import Table
 
 __all__ = ["is_lake", "is_table_object", "open_table"]
+
+logger = logging.getLogger("bigdl.orca")
 
 _PREFIX = re.compile(r"(delta|iceberg):(?!//)")
 _VERSION = re.compile(r"(?P<path>.+)@(?P<version>[^@/]+)")
@@ -61,11 +64,14 @@ def open_table(data: Any) -> Table:
 
         return open_files(paths)
     if len(paths) > 1:
+        lake = next(path for path, found in zip(paths, lakes, strict=True) if found)
         raise UsageError(
-            f"A list of paths must be of Parquet files, but {paths[[*map(bool, lakes)].index(True)]} "
-            "is a Delta or Iceberg table; pass one table"
+            f"A list of paths must be of Parquet files, but {lake} is a Delta or Iceberg table; "
+            "pass one table"
         )
-    kind, path, version = lakes[0]
+    ((kind, path, version),) = (each for each in lakes if each is not None)
+    if is_local_path(path):  # other processes may have another working directory
+        path = open_file_system(path)[1]
     return _module(kind).open_path(path, version)
 
 
@@ -73,8 +79,8 @@ def is_lake(data: Any) -> bool:
     """Return True for a Delta or Iceberg table, False for paths of Parquet files."""
     if is_table_object(data):
         return True
-    several = isinstance(data, list | tuple)
-    return any(_lake_at(os.fspath(path)) for path in (data if several else [data]))
+    paths = data if isinstance(data, list | tuple) else [data]
+    return any(isinstance(p, str | os.PathLike) and _lake_at(os.fspath(p)) for p in paths)
 
 
 def is_table_object(data: Any) -> bool:
@@ -108,9 +114,12 @@ def _lake_at(path: str) -> tuple[str, str, str | None] | None:
 
 
 def _kind_of_folder(path: str) -> str | None:
-    for kind, mark in _MARKS:
-        if exists(joined(path, mark)) and _module(kind).is_table(path):
-            return kind
+    try:
+        for kind, mark in _MARKS:
+            if exists(joined(path, mark)) and _module(kind).is_table(path):
+                return kind
+    except Exception as error:  # of any driver of a storage; whoever reads the path says it better
+        logger.debug("It cannot be told what is at %s: %s", path, error)
     return None
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
 from bigdl.common.errors import UsageError, first_line, require
-from bigdl.orca.data.file import is_local_path, joined, open_file_system, plain_path
+from bigdl.orca.data.file import joined, open_file_system, plain_path
 from bigdl.orca.data.tables.table import KEY, DataFile, Table
 
 require("pyarrow", "orca")
@@ -44,16 +45,20 @@ def open_path(path: str, version: str | None) -> Table:
     try:
         table = deltalake.DeltaTable(plain_path(path), version=asked)
     except Exception as error:  # of several classes, among them plain ones of Python
-        at = "" if asked is None else f" at version {asked}"
-        raise UsageError(
-            f"The Delta table {path} cannot be opened{at}: {first_line(error)}"
-        ) from error
+        if asked is not None:
+            newest = open_path(path, None)
+            raise UsageError(
+                f"The Delta table {path} cannot be opened at version {asked}: its newest is "
+                f"{newest.version}, and the log of old ones is removed in time"
+            ) from error
+        raise UsageError(f"The Delta table {path} cannot be opened: {first_line(error)}") from error
     return _opened(table, path, is_pinned=asked is not None)
 
 
 def open_object(table: Any) -> Table:
     """Open a ``deltalake.DeltaTable`` at the version that it has loaded."""
-    return _opened(table, plain_path(table.table_uri), is_pinned=True)
+    path = plain_path(unquote(table.table_uri)).rstrip("/")
+    return _opened(table, path, is_pinned=True)
 
 
 def _opened(table: Any, path: str, *, is_pinned: bool) -> Table:
@@ -69,9 +74,7 @@ def _opened(table: Any, path: str, *, is_pinned: bool) -> Table:
     fields = json.loads(table.schema().to_json())["fields"]
     arrow = pa.schema(table.schema().to_arrow())
     if mode != "none":
-        arrow = pa.schema(
-            [_mapped(a, f, mode == "id") for a, f in zip(arrow, fields, strict=True)]
-        )
+        arrow = pa.schema([_mapped(a, f, mode == "id") for a, f in zip(arrow, fields, strict=True)])
     return Table(
         path,
         arrow,
@@ -110,9 +113,11 @@ def _mapped_type(arrow: pa.DataType, doc: Any, by_id: bool) -> pa.DataType:
 def _files(table: Any, root: str) -> list[DataFile]:
     deleted = {}
     for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
-        for path, kept in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
+        for path, kept in zip(
+            batch["filepath"].to_pylist(), batch["selection_vector"], strict=True
+        ):
             mask = np.asarray(kept.values.to_numpy(zero_copy_only=False))
-            deleted[_inside(path)] = np.flatnonzero(~mask).astype(np.int64)
+            deleted[_inside(unquote(path))] = np.flatnonzero(~mask).astype(np.int64)
     actions = pa.table(table.get_add_actions(flatten=True))
     prefix = "partition."
     partitions = {
@@ -122,7 +127,8 @@ def _files(table: Any, root: str) -> list[DataFile]:
     }
     files = []
     for row, name in enumerate(actions.column("path").to_pylist()):
-        is_whole = "://" in name or name.startswith("/") or name.startswith("file:")
+        name = unquote(name)
+        is_whole = name.startswith(("/", "file:/")) or "://" in name  # e.g. of a shallow clone
         path = _inside(name if is_whole else joined(root, name))
         keys = tuple((column, values[row]) for column, values in partitions.items())
         files.append(DataFile(path, keys, deleted.pop(path, None)))
@@ -135,8 +141,4 @@ def _files(table: Any, root: str) -> list[DataFile]:
 
 
 def _inside(url: str) -> str:
-    """The path within its file system that a URL of the log names."""
-    if is_local_path(url):
-        return open_file_system(plain_path(url))[1]
-    return open_file_system(url)[1]
-
+    return open_file_system(plain_path(url))[1]

@@ -94,9 +94,7 @@ def _snapshot_of(table: Any, path: str, version: str | None) -> int | None:
     if version is None:
         return None
     snapshot = (
-        table.snapshot_by_id(int(version))
-        if version.isdigit()
-        else table.snapshot_by_name(version)
+        table.snapshot_by_id(int(version)) if version.isdigit() else table.snapshot_by_name(version)
     )
     if snapshot is None:
         there = [str(each.snapshot_id) for each in table.metadata.snapshots]
@@ -260,9 +258,7 @@ def _positions(url: str) -> dict[str, list[np.ndarray]]:
     table = pq.read_table(path, columns=["file_path", "pos"], filesystem=system)
     grouped = table.group_by("file_path").aggregate([("pos", "list")])
     paths, positions = grouped["file_path"].to_pylist(), grouped["pos_list"].combine_chunks()
-    return {
-        path: [each.values.to_numpy()] for path, each in zip(paths, positions, strict=True)
-    }
+    return {path: [each.values.to_numpy()] for path, each in zip(paths, positions, strict=True)}
 
 
 def _vectors(io: Any, url: str) -> dict[str, list[np.ndarray]]:

@@ -355,7 +355,8 @@ class PyTorchEstimator(TrainingEstimator):
         ----------
         data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame or DataLoader; with \
 Ray also RayXShards or a ray.data.Dataset
-            A str (or a list) is the path of Parquet files, which the workers read themselves.
+            A str (or a list) is the path of Parquet files or of a Delta Lake or Iceberg table,
+            which the workers read themselves; ``"table@v5"`` names a version of it.
             Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
             unless they are pandas frames. A torch Dataset or a function
             ``creator(config, batch_size)`` stands for a DataLoader; the function gets the

@@ -260,7 +260,8 @@ class KerasEstimator(KerasFiles):
         ----------
         data : Spark DataFrame, SparkXShards, str, arrays, pandas DataFrame, tf.data.Dataset, \
 function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
-            A str (or a list) is the path of Parquet files, which the workers read themselves.
+            A str (or a list) is the path of Parquet files or of a Delta Lake or Iceberg table,
+            which the workers read themselves; ``"table@v5"`` names a version of it.
             Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
             unless they are pandas frames. A function ``creator(config, batch_size)`` returns a
             ``tf.data.Dataset`` in batches of that (global) size or a torch DataLoader; see

@@ -1,0 +1,141 @@
+"""Rows per second of a Delta Lake and an Iceberg table against the same rows as Parquet files.
+
+    python benchmarks/lakes.py [--rows 5000000] [--repeats 5] [--json FILE]
+
+What is timed is what a fit does before its first step: the table is opened, two workers read
+their shares and write them to their spools. Beside it, in one process, what the readers of the two
+libraries need for the same columns as an Arrow table. All sides are interleaved; medians and
+ranges. The rows that the workers read are compared with those of the libraries.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import deltalake
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog.memory import InMemoryCatalog
+
+from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.engine import LocalEngine
+
+FEATURES = [f"f{i}" for i in range(8)]
+FILES = 8
+
+
+def table(rows: int, number: int) -> pa.Table:
+    rng = np.random.default_rng(number)
+    columns = {"id": np.arange(number * rows, (number + 1) * rows)}
+    columns |= {name: rng.normal(size=rows).astype(np.float32) for name in FEATURES}
+    columns |= {"item": rng.integers(0, 100_000, rows), "label": rng.integers(0, 2, rows)}
+    return pa.table(columns)
+
+
+def write(folder: Path, rows: int) -> dict:
+    """Write the same rows as all three; return what names each for a Feed."""
+    catalog = InMemoryCatalog("benchmark", warehouse=f"file://{folder}/warehouse")
+    catalog.create_namespace("db")
+    parquet, delta = folder / "parquet", str(folder / "delta")
+    parquet.mkdir()
+    for number in range(FILES):
+        part = table(rows // FILES, number)
+        pq.write_table(part, parquet / f"{number:02}.parquet", compression="zstd")
+        deltalake.write_deltalake(
+            delta,
+            part,
+            mode="append",
+            writer_properties=deltalake.WriterProperties(compression="ZSTD"),
+        )
+        if not number:
+            iceberg = catalog.create_table("db.rows", part.schema)
+        iceberg.append(part)
+    return {
+        "Parquet files": str(parquet),
+        "Delta table": delta,
+        "Iceberg table": iceberg.location().removeprefix("file://"),
+    }
+
+
+def seconds_of_feed(data) -> tuple[float, list]:
+    """Seconds to the spools of two workers, and a sum and a count of each."""
+    start = time.perf_counter()
+    feed = as_feed(data, [*FEATURES, "item"], ["label", "id"])
+
+    def read(worker):
+        ids = worker.shard.column("id")
+        return [time.time(), int(ids.sum()), len(ids)]
+
+    begin = time.time() - (time.perf_counter() - start)
+    results = ENGINE.run(read, feed, num_workers=2)
+    return max(end for end, *_ in results) - begin, [rest for _, *rest in results]
+
+
+def seconds_of_library(read) -> tuple[float, pa.Table]:
+    start = time.perf_counter()
+    result = read()
+    return time.perf_counter() - start, result
+
+
+ENGINE = LocalEngine()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rows", type=int, default=5_000_000)
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--json", type=Path)
+    chosen = options.parse_args()
+    columns = [*FEATURES, "item", "label", "id"]
+    with tempfile.TemporaryDirectory() as folder:
+        sides = write(Path(folder), chosen.rows)
+        iceberg = open_iceberg(sides["Iceberg table"])
+        libraries = {
+            "deltalake, one process": lambda: pa.table(
+                deltalake.DeltaTable(sides["Delta table"]).to_pyarrow_table(columns=columns)
+            ),
+            "pyiceberg, one process": lambda: (
+                iceberg().scan(selected_fields=(*columns,)).to_arrow()
+            ),
+        }
+        times: dict[str, list[float]] = {name: [] for name in [*sides, *libraries]}
+        sums = set()
+        for repeat in range(chosen.repeats + 1):
+            for name, data in sides.items():
+                seconds, read = seconds_of_feed(data)
+                sums.add((sum(s for s, _ in read), sum(n for _, n in read)))
+                if repeat:  # the first one warms the page cache
+                    times[name].append(seconds)
+            for name, load in libraries.items():
+                seconds, loaded = seconds_of_library(load)
+                ids = loaded.column("id").to_numpy()
+                sums.add((int(ids.sum()), len(ids)))
+                if repeat:
+                    times[name].append(seconds)
+        assert len(sums) == 1, f"The sides read different rows: {sums}"
+    base = statistics.median(times["Parquet files"])
+    print("| side | million rows/s | range | against Parquet |\n|---|---|---|---|")
+    for name, each in times.items():
+        rates = sorted(chosen.rows / t / 1e6 for t in each)
+        median = statistics.median(each)
+        print(
+            f"| {name} | {chosen.rows / median / 1e6:.2f} | {rates[0]:.2f}–{rates[-1]:.2f} | "
+            f"{base / median:.2f}× |"
+        )
+    if chosen.json:
+        chosen.json.write_text(json.dumps({"rows": chosen.rows, "seconds": times}, indent=1))
+
+
+def open_iceberg(path: str):
+    from pyiceberg.table import StaticTable
+
+    newest = sorted(Path(path, "metadata").glob("*.metadata.json"))[-1]
+    return lambda: StaticTable.from_metadata(str(newest))
+
+
+if __name__ == "__main__":
+    main()
