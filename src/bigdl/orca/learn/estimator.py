@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
@@ -13,10 +13,15 @@ from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.learn.backends import BACKENDS, cluster_of
 from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
+from bigdl.orca.learn.prediction.sample import sample_of
 from bigdl.orca.learn.prediction.shipping import ShippedModel
+from bigdl.orca.learn.prediction.sql import sql_function
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
+from bigdl.runtime.local import LocalMachine
+from bigdl.runtime.shards.columns import float_dtype
+from bigdl.runtime.shards.texts import takes_texts, with_texts
 from bigdl.training.chart import FitChart
 from bigdl.training.fit import Training
 
@@ -156,6 +161,42 @@ class TrainingEstimator(ABC):
             )
         return FeedGroup(feeds), feeds["data"]
 
+    @abstractmethod
+    def as_udf(self, *args: Any, **options: Any) -> Any:
+        """Return the model as a user-defined function of Spark."""
+
+    def register(self, name: str, **options: Any) -> Any:
+        """Make the model a function of SQL in the Spark session that is active.
+
+        Parameters
+        ----------
+        name : str
+            Of the function.
+        **options
+            Of :meth:`as_udf`.
+
+        Returns
+        -------
+        function
+            For DataFrames.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> spark = OrcaContext.get_spark_session()
+        >>> spark.createDataFrame([(7, [1.0, -2.0])], ["id", "x"]).createOrReplaceTempView("t")
+        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
+        >>> relu = estimator.register("relu", feature_cols="x", sample=spark.table("t"))
+        >>> spark.sql("select id, relu(x) as y from t").first()
+        Row(id=7, y=[1.0, 0.0])
+        """
+        function = self.as_udf(**options)
+        session = cluster_of("spark", None, self._options.workers_per_node).spark
+        return session.udf.register(name, function)
+
     # -- evaluate, predict -----------------------------------------------------------------------
 
     def _run_evaluation(
@@ -189,12 +230,79 @@ class TrainingEstimator(ABC):
         """
         cluster = cluster_of(self._backend, data, self._options.workers_per_node)
         data, names = opened(data, cluster), names_of(feature_cols)
-        snapshot = self._training.snapshot
-        inputs = None if snapshot is None else snapshot.manifest.get("inputs")
-        shipped, inputs = ship(data, names, cluster, inputs)
+        shipped, inputs = ship(data, names, cluster, self._inputs())
         outputs = None if output_cols is None else names_of(output_cols)
         options = PredictOptions(config, names, batch_size, outputs, inputs)
         return predict_any(data, shipped, options, cluster)
+
+    def _sql_function(
+        self,
+        sample: Any,
+        config: dict | None,
+        feature_cols: Any,
+        batch_size: int,
+        output_cols: Any,
+        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
+    ) -> Any:
+        """Return the user-defined function of Spark that predicts.
+
+        Parameters
+        ----------
+        sample : Sample, or an input of `predict`, or None
+        ship : callable
+            As of :meth:`_predict`; it gets the Sample.
+        """
+        names = names_of(feature_cols)
+        cluster = cluster_of("spark", None, self._options.workers_per_node)
+        outputs = None if output_cols is None else names_of(output_cols)
+        rows = self._sample(sample, config, names, cluster)
+        shipped, inputs = ship(rows, names, cluster, self._inputs())
+        options = PredictOptions(config, names, batch_size, outputs, inputs)
+        return sql_function(
+            shipped, options, cluster.threads_per_task, None if rows is None else rows.first(2)
+        )
+
+    #: its package in requirements
+    framework: ClassVar[str]
+
+    def _pack_model(
+        self,
+        sample: Any,
+        config: dict | None,
+        feature_cols: Any,
+        batch_size: int,
+        output_cols: Any,
+        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
+    ) -> tuple[bytes, PredictOptions]:
+        """Return the model as :class:`ModelBytes` takes it, and how it predicts.
+
+        The arguments are those of :meth:`_sql_function`.
+        """
+        machine, names = LocalMachine(), names_of(feature_cols)
+        outputs = None if output_cols is None else names_of(output_cols)
+        rows = self._sample(sample, config, names, machine)
+        shipped, inputs = ship(rows, names, machine, self._inputs())
+        kept = {"dtype": float_dtype(config)}
+        kept = with_texts(kept) if takes_texts(config) else kept
+        options = PredictOptions(kept, names, batch_size, outputs, inputs)
+        return shipped.broadcast.value, options
+
+    def _sample(self, sample: Any, config: dict | None, names: list[str], cluster: Any) -> Any:
+        """Return the Sample of an input of `predict`; None without one."""
+        if sample is None:
+            return None
+        rows = sample_of(opened(sample, cluster), config or {}, names)
+        if rows is None:
+            raise UsageError(
+                "sample must be some rows that predict takes, such as a DataFrame, a pandas "
+                f"DataFrame or arrays; got {type(sample).__name__} without rows"
+            )
+        return rows
+
+    def _inputs(self) -> list | None:
+        """Return the types of the model's inputs in the training, if they are known."""
+        snapshot = self._training.snapshot
+        return None if snapshot is None else snapshot.manifest.get("inputs")
 
     def shutdown(self) -> None:
         """Free what prediction has broadcast; frames that were predicted stay valid.

@@ -154,8 +154,8 @@ class Rank0CallbackBridge(WorkerCallbacks):
 
 
 def _writes_only(callback) -> bool:
-    """Return True for a callback that does nothing but write files."""
-    return any(
+    """Return True for a callback that does nothing but write, such as files."""
+    return getattr(callback, "rank0_only", False) or any(
         c.__name__ in _WRITERS and c.__module__.startswith("keras.") for c in type(callback).__mro__
     )
 

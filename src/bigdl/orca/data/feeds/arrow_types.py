@@ -8,6 +8,7 @@ import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.shards.columns import ColumnSpec, common_length
+from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import is_text
 
 if TYPE_CHECKING:
@@ -72,6 +73,25 @@ def arrow_type_of(spec: ColumnSpec, source: pa.DataType) -> pa.DataType:
     for _ in range(spec.ndim):
         type_ = pa.list_(type_)
     return pa.map_(source.key_type, type_) if spec.kind == "map" else type_
+
+
+def in_type_of(spec: ColumnSpec, column: pa.Array) -> pa.Array:
+    """A column of Parquet, or of a function of SQL, in its spec's type.
+
+    Raises
+    ------
+    SourceError
+        If a value cannot be converted.
+    """
+    if spec.cast == "vector":
+        return densified(spec, column)
+    wanted = arrow_type_of(spec, column.type)
+    if column.type == wanted:
+        return column
+    try:
+        return column.cast(wanted, safe=False)
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"Column '{spec.name}' cannot be converted: {error}") from None
 
 
 def densified(spec: ColumnSpec, column):

@@ -13,19 +13,16 @@ import logging
 
 import numpy as np
 
-from bigdl.common.errors import UsageError, require
-from bigdl.orca.data.feeds.arrow_types import arrow_type_of, densified, spark_type
+from bigdl.common.errors import UsageError
+from bigdl.orca.data.feeds.arrow_types import in_type_of, spark_type
 from bigdl.orca.data.feeds.packing import ColumnFeed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.tables import open_table
 from bigdl.orca.data.tables.table import cut, read_ranges
 from bigdl.runtime.shards.columns import column_spec, decode
-from bigdl.runtime.shards.feed import Ingest, SourceError
+from bigdl.runtime.shards.feed import Ingest
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.values import grouped
-
-require("pyarrow", "orca")
-import pyarrow as pa  # noqa: E402
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -103,7 +100,7 @@ class ParquetFeed(ColumnFeed):
                 leaves_of = [
                     (spec.name, key, values)
                     for spec, array in zip(specs, arrays, strict=True)
-                    for key, values in decode(spec, _cast(spec, array))
+                    for key, values in decode(spec, in_type_of(spec, array))
                 ]
                 # a batch is small enough to be turned to rows within a cache
                 leaves, values = grouped(leaves_of)
@@ -123,15 +120,3 @@ def _batch_rows(specs):
     scalars = sum(spec.ndim == 0 and spec.kind == "plain" for spec in specs)
     # the lengths of arrays are not known: such rows may be long
     return max(1024, _BATCH_BYTES // (8 * max(1, scalars))) if scalars == len(specs) else 4096
-
-
-def _cast(spec, column):
-    if spec.cast == "vector":
-        return densified(spec, column)
-    wanted = arrow_type_of(spec, column.type)
-    if column.type == wanted:
-        return column
-    try:
-        return column.cast(wanted, safe=False)
-    except pa.ArrowInvalid as error:
-        raise SourceError(f"Column '{spec.name}' cannot be converted: {error}") from None

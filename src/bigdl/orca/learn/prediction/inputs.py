@@ -159,8 +159,11 @@ class OutputColumns:
 
 
 def _column(array):
-    if array.ndim == 2:
-        return _vectors(array)
+    return _vectors(array) if array.ndim == 2 else list_column(array)
+
+
+def list_column(array: np.ndarray) -> Any:
+    """Rows of an array as numbers, or as nested lists of them."""
     out = pa.array(np.ascontiguousarray(array).reshape(-1), pa.float32())
     for axis in range(array.ndim - 1, 0, -1):
         out = _lists(out, int(np.prod(array.shape[:axis])), array.shape[axis])
@@ -281,7 +284,7 @@ def _outputs(model, specs, ready, known) -> list[tuple[str | None, tuple[int, ..
     batch = _made_up(specs, known)
     if batch is not None:
         try:
-            return _seen(model, batch)
+            return outputs_of_rows(model, batch)
         except UsageError:
             raise
         except Exception as error:  # e.g. ids that start at 1: then only a real row will do
@@ -290,10 +293,11 @@ def _outputs(model, specs, ready, known) -> list[tuple[str | None, tuple[int, ..
     if table.num_rows == 0:
         return [(None, ())]
     twice = table.take([0, 0]).combine_chunks().to_batches()[0]
-    return _seen(model, decode_columns(specs, twice))
+    return outputs_of_rows(model, decode_columns(specs, twice))
 
 
-def _seen(model, batch):
+def outputs_of_rows(model: Ready, batch: list) -> list[tuple[str | None, tuple[int, ...]]]:
+    """Key and shape for a row of every output, seen on two rows."""
     return [(key, array.shape[1:]) for key, array in run_model(model, batch, 2)]
 
 
@@ -560,22 +564,50 @@ def predictor(
     shipped: ShippedModel, options: PredictOptions, threads: int
 ) -> Callable[[Iterable], Iterator]:
     """Return what predicts the shards of a partition, for ``RDD.mapPartitions``."""
-    model_of_task, names = shipped.in_task(threads), list(options.feature_cols)
-    dtypes = {"floats": float_dtype(options.config), "texts": takes_texts(options.config)}
+    model_of_task = shipped.in_task(threads)
 
     def predict(shards):
         with model_of_task() as model:
             for shard in shards:
-                columns = columns_of(shard, names, None, with_labels=False, **dtypes)
-                rows = len(columns[0][2])
-
-                def take(start, count, columns=columns, rows=rows):
-                    return rows_of_columns(columns, np.arange(start, start + count) % rows)
-
-                outputs = predict_rows(model, rows, options.batch_size, take)
+                outputs = _outputs_of_shard(model, shard, options)
                 yield _with_outputs(shard, outputs, options.output_cols)
 
     return predict
+
+
+def _outputs_of_shard(model: Ready, shard, options: PredictOptions) -> list:
+    names = list(options.feature_cols)
+    dtypes = {"floats": float_dtype(options.config), "texts": takes_texts(options.config)}
+    columns = columns_of(shard, names, None, with_labels=False, **dtypes)
+    rows = len(columns[0][2])
+
+    def take(start, count):
+        return rows_of_columns(columns, np.arange(start, start + count) % rows)
+
+    return predict_rows(model, rows, options.batch_size, take)
+
+
+def predict_shard(model: Ready, shard: Any, options: PredictOptions) -> Any:
+    """Return the predictions alone, of arrays or a pandas frame.
+
+    Returns
+    -------
+    ndarray, dict of ndarray or pandas.DataFrame
+        An array for one name; else, as the input, a frame with its index or a dict.
+    """
+    if not is_frame(shard):
+        shard, _ = checked_arrays(shard, bool(options.feature_cols))
+    named = _named(_outputs_of_shard(model, shard, options), options.output_cols)
+    if len(named) == 1:
+        (values,) = named.values()
+        if not isinstance(values, list):
+            return values
+    if not is_frame(shard):
+        return named
+    import pandas as pd
+
+    cells = {name: cells_of(value) for name, value in named.items()}
+    return pd.DataFrame(cells, index=shard.index)
 
 
 def rows_of_columns(columns: list, index) -> list:

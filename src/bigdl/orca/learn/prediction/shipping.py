@@ -37,6 +37,30 @@ class Ready(Protocol):
         """What the model returns for a batch of numpy columns."""
 
 
+class ModelBytes:
+    """A model as bytes that a process can load; they run code of the model's author.
+
+    Parameters
+    ----------
+    data : bytes
+        Of what :class:`ShippedModel` ships.
+    """
+
+    def __init__(self, data: bytes):
+        self._data = data
+
+    def snapshot(self) -> Any:
+        """What was pickled: its ``ready(device)`` gives the model."""
+        return cloudpickle.loads(self._data)
+
+    def load(self) -> Ready:
+        """The model, on the CPU."""
+        import torch
+
+        with isolated_rng(0):
+            return _load(self._data, torch.device("cpu"))
+
+
 class ShippedModel:
     """A model as prediction ships it; what a DataFrame's plan holds of it never changes.
 
@@ -83,10 +107,7 @@ class ShippedModel:
 
     def load(self) -> Ready:
         """The model, on the driver and its CPU."""
-        import torch
-
-        with isolated_rng(0):
-            return _load(self.broadcast.value, torch.device("cpu"))
+        return ModelBytes(self.broadcast.value).load()
 
 
 def shipped_of(

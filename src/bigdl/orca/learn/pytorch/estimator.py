@@ -26,7 +26,9 @@ from bigdl.orca.learn.backends import BACKENDS, backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
 from bigdl.orca.learn.layer_fit.figures import draw_phases, phase_summaries
 from bigdl.orca.learn.metrics import Metric
-from bigdl.orca.learn.prediction.shipping import ShippedModel, shipped_of
+from bigdl.orca.learn.prediction.inputs import PredictOptions
+from bigdl.orca.learn.prediction.sample import Sample, sample_of
+from bigdl.orca.learn.prediction.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
@@ -295,6 +297,8 @@ class PyTorchEstimator(TrainingEstimator):
     >>> [(row.y, round(row.prediction)) for row in predicted.collect()]
     [([2.0], 2), ([4.0], 4), ([6.0], 6), ([8.0], 8)]
     """
+
+    framework = "pytorch"
 
     def __init__(
         self,
@@ -685,8 +689,117 @@ RayXShards or a ray.data.Dataset
             (main,) = as_callbacks(callbacks)
             parts = predicting_parts(parts, cast("MainCallback", main))
 
-        def ship_model(data, names, cluster, inputs):
-            from bigdl.orca.learn.pytorch.accelerated import Acceleration, sample_of
+        ship = self._shipping(parts, batch_size, accelerate)
+        config = self._parts.config
+        return self._predict(data, config, feature_cols, batch_size, output_cols, ship)
+
+    def as_udf(
+        self,
+        feature_cols: str | Sequence[str] | None = None,
+        batch_size: int = 256,
+        output_cols: str | Sequence[str] | None = None,
+        *,
+        accelerate: str | os.PathLike | None = None,
+        sample: Any = None,
+    ) -> Any:
+        """The model as a user-defined function of Spark, for DataFrames and for SQL.
+
+        Its arguments are the model's inputs, in their order; its values are those of
+        :meth:`predict`. It keeps the model as it is now, and works in the Spark session that is
+        active, classic or of Spark Connect, whatever the backend of the Estimator. Each Python
+        worker of Spark loads the model once.
+
+        Parameters
+        ----------
+        feature_cols : str or list of str, optional
+            Names of the inputs: of the columns of `sample`, and for messages.
+        batch_size : int
+            Rows of one forward pass.
+        output_cols : str or list of str, optional
+            Names for the model's outputs, one each, or some of the keys of a model that returns a
+            dict.
+        accelerate : str, optional
+            As of :meth:`predict`; it needs a `sample`.
+        sample : optional
+            Some rows, up to 256 are taken: any input that :meth:`predict` takes. A model that was
+            not fitted needs them.
+
+        Returns
+        -------
+        function
+            Of type ``float`` for one number per row, ``array<float>`` for several, nested arrays
+            for more dimensions. A model with several outputs gives a struct of them if they have
+            names, else an array of arrays.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> frame = OrcaContext.get_spark_session().createDataFrame([([1.0, 2.0],)], ["x"])
+        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
+        >>> relu = estimator.as_udf("x", sample=frame)
+        >>> frame.select(relu("x").alias("y")).first()
+        Row(y=[1.0, 2.0])
+        """
+        self._need_model()
+        check_positive("batch_size", batch_size)
+        self._need_sample(sample, accelerate)
+        ship = self._shipping(self._parts, batch_size, accelerate)
+        config = self._parts.config
+        return self._sql_function(sample, config, feature_cols, batch_size, output_cols, ship)
+
+    def packed_model(
+        self,
+        sample: Any = None,
+        feature_cols: Any = None,
+        batch_size: int = 256,
+        output_cols: Any = None,
+        accelerate: str | os.PathLike | None = None,
+    ) -> tuple[bytes, PredictOptions]:
+        """Return the model as bytes, and how it predicts, for :mod:`bigdl.mlflow`.
+
+        The arguments are those of :meth:`as_udf`.
+        """
+        self._need_model()
+        self._need_sample(sample, accelerate)
+        ship = self._shipping(self._parts, batch_size, accelerate)
+        config = self._parts.config
+        return self._pack_model(sample, config, feature_cols, batch_size, output_cols, ship)
+
+    @classmethod
+    def of_packed_model(cls, data: bytes, backend: str) -> PyTorchEstimator:
+        """Return an Estimator that predicts with what :meth:`packed_model` returned."""
+        snapshot = ModelBytes(data).snapshot()
+        if not isinstance(snapshot, TorchSnapshot):
+            raise UsageError(
+                "A model that was saved with accelerate= makes no Estimator; load it by "
+                "mlflow.pyfunc.load_model"
+            )
+        with isolated_rng(0):
+            model = snapshot.ready(torch.device("cpu")).model
+        return Estimator.from_torch(
+            model=model,
+            config=snapshot.parts.config,
+            backend=backend,
+            precision=snapshot.precision,
+        )
+
+    def _need_sample(self, sample: Any, accelerate: Any) -> None:
+        """Refuse to accelerate a model without rows."""
+        if accelerate is not None and sample is None:
+            raise UsageError(
+                f"accelerate={accelerate!r} needs some rows to convert the model and to compare "
+                "its outputs with; pass sample= to as_udf, or input_example= to MLflow"
+            )
+
+    def _shipping(self, parts: ModelParts, batch_size: int, accelerate: Any) -> Callable:
+        """Return what ships the model to the tasks, as ``_predict`` takes it."""
+
+        def ship(data, names, cluster, inputs):
+            from bigdl.orca.learn.pytorch.accelerated import Acceleration
 
             weights, sc = self._weights(), cluster.broadcaster
             origin = parts, digest_of(weights)
@@ -695,7 +808,8 @@ RayXShards or a ray.data.Dataset
                 return TorchSnapshot.of(parts, weights, self._precision)
 
             if accelerate is not None:
-                sample = sample_of(data, self._parts.config, names)
+                given = isinstance(data, Sample)
+                sample = data if given else sample_of(data, self._parts.config, names)
                 if sample is not None:  # there are rows
                     threads = cluster.threads_per_task
                     fast = Acceleration(accelerate, sample, batch_size, threads)
@@ -706,8 +820,7 @@ RayXShards or a ray.data.Dataset
             self._shipped = shipped_of(snapshot, self._shipped, sc, *origin)
             return self._shipped, inputs
 
-        config = self._parts.config
-        return self._predict(data, config, feature_cols, batch_size, output_cols, ship_model)
+        return ship
 
     # -- the model and its files -------------------------------------------------------------
 

@@ -23,21 +23,22 @@ from bigdl.orca.learn.arguments import (
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.layer_fit.figures import PHASES
-from bigdl.orca.learn.prediction.shipping import shipped_of
+from bigdl.orca.learn.prediction.inputs import PredictOptions
+from bigdl.orca.learn.prediction.shipping import ModelBytes, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
 from bigdl.runtime.shards.texts import with_texts
-from bigdl.training.checkpoint import CheckpointDirectory
+from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
 from bigdl.training.fit import Training
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
 from bigdl.training.keras.loop import EvaluateProgram, KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import dump_weights
-from bigdl.training.position import EveryEpoch, Goal, Trigger
+from bigdl.training.position import EveryEpoch, Goal, Position, Trigger
 from bigdl.training.progress import progress_form
 
 if TYPE_CHECKING:
@@ -216,6 +217,8 @@ class KerasEstimator(KerasFiles):
     >>> sorted(estimator.evaluate((x, 2 * x), verbose=0))
     ['validation_loss', 'validation_mae']
     """
+
+    framework = "keras"
 
     def __init__(self, parts: KerasParts, options: EstimatorOptions):
         from bigdl.orca.learn.tf2.layer import KerasLayerTraining
@@ -493,6 +496,91 @@ RayXShards or a ray.data.Dataset
         config = _data_config_of(self._parts.config)
         data = _prediction_input(data)
         return self._predict(data, config, feature_cols, size, output_cols, self._ship)
+
+    def as_udf(
+        self,
+        feature_cols: str | Sequence[str] | None = None,
+        batch_size: int = 256,
+        output_cols: str | Sequence[str] | None = None,
+        *,
+        sample: Any = None,
+    ) -> Any:
+        """The model as a user-defined function of Spark, for DataFrames and for SQL.
+
+        Its arguments are the model's inputs, in their order; its values are those of
+        :meth:`predict`. It keeps the model as it is now, and works in the Spark session that is
+        active, classic or of Spark Connect, whatever the backend of the Estimator. Each Python
+        worker of Spark loads the model once.
+
+        Parameters
+        ----------
+        feature_cols : str or list of str, optional
+            Names of the inputs: of the columns of `sample`, and for messages.
+        batch_size : int
+            Rows of one forward pass.
+        output_cols : str or list of str, optional
+            Names for the model's outputs, one each, or some of the keys of a model that returns a
+            dict.
+        sample : optional
+            Some rows: any input that :meth:`predict` takes. A model that was not fitted needs
+            them.
+
+        Returns
+        -------
+        function
+            Of type ``array<float>`` for one dimension per row, also of one number, ``float``
+            without one, nested arrays for more. A model with several outputs gives a struct of
+            them if they have names, else an array of arrays.
+
+        Examples
+        --------
+        >>> import keras
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.tf2 import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> frame = OrcaContext.get_spark_session().createDataFrame([([1.0, -2.0],)], ["x"])
+        >>> def creator(config):
+        ...     return keras.Sequential([keras.Input((2,)), keras.layers.ReLU()])
+        >>> relu = Estimator.from_keras(model_creator=creator).as_udf("x", sample=frame)
+        >>> frame.select(relu("x").alias("y")).first()
+        Row(y=[1.0, 0.0])
+        """
+        self._parts.need()
+        check_positive("batch_size", batch_size)
+        config = _data_config_of(self._parts.config)
+        return self._sql_function(sample, config, feature_cols, batch_size, output_cols, self._ship)
+
+    def packed_model(
+        self,
+        sample: Any = None,
+        feature_cols: Any = None,
+        batch_size: int = 256,
+        output_cols: Any = None,
+        accelerate: Any = None,
+    ) -> tuple[bytes, PredictOptions]:
+        """Return the model as bytes, and how it predicts, for :mod:`bigdl.mlflow`.
+
+        The arguments are those of :meth:`as_udf`.
+        """
+        self._parts.need()
+        if accelerate is not None:
+            raise UsageError(
+                f"accelerate={accelerate!r} is for models of PyTorch; leave it out for a Keras "
+                "model"
+            )
+        config = _data_config_of(self._parts.config)
+        return self._pack_model(sample, config, feature_cols, batch_size, output_cols, self._ship)
+
+    @classmethod
+    def of_packed_model(cls, data: bytes, backend: str) -> KerasEstimator:
+        """Return an Estimator that predicts with what :meth:`packed_model` returned."""
+        snapshot = ModelBytes(data).snapshot()
+        (parts,) = snapshot.packed.unpack(snapshot.config, snapshot.threads)
+        options = EstimatorOptions(backend_of(backend, {"tf2": "ray"}), 1, True, None, 2)
+        estimator = cls(parts, options)
+        manifest = Position().to_json()
+        estimator._training.take(Snapshot(manifest, {"model.pt": snapshot.weights}))
+        return estimator
 
     def _first_weights(self):
         model = self._parts.build_on_driver(self._training.seed)

@@ -1,0 +1,8 @@
+"""MLflow (extra ``mlflow``): Estimators as its models.
+
+Callbacks that log fits are in :mod:`bigdl.mlflow.pytorch` and :mod:`bigdl.mlflow.keras`.
+"""
+
+from bigdl.mlflow.flavour import FLAVOR_NAME, load_model, log_model, save_model
+
+__all__ = ["FLAVOR_NAME", "load_model", "log_model", "save_model"]

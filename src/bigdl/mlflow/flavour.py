@@ -1,0 +1,309 @@
+"""Estimators as models of MLflow.
+
+A saved model has the flavour ``bigdl``, which :func:`load_model` reads, and ``python_function``,
+which MLflow calls: :func:`mlflow.pyfunc.load_model`, ``spark_udf`` and MLflow's servers.  Its data
+is a pickle: load one only from a source that you would run code from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.checks import check_positive
+from bigdl.common.errors import UsageError, require
+from bigdl.orca.learn.prediction.inputs import PredictOptions
+from bigdl.orca.learn.prediction.shipping import ModelBytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from mlflow.models import ModelSignature
+    from mlflow.models.model import Model, ModelInfo
+
+FLAVOR_NAME = "bigdl"
+_FOLDER, _MODEL, _OPTIONS = "bigdl", "model.pkl", "predict.json"
+_PACKAGES = {
+    "pytorch": ("torch",),
+    "keras": ("keras", "tensorflow", "torch"),
+}
+
+
+def log_model(
+    estimator: Any,
+    name: str = "model",
+    *,
+    registered_model_name: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ModelInfo:
+    """Log the model of an Estimator in the active run of MLflow, or in a new one.
+
+    Parameters
+    ----------
+    estimator : PyTorchEstimator or KerasEstimator
+        Of :mod:`bigdl.orca.learn.pytorch` or :mod:`bigdl.orca.learn.tf2`.
+    name : str
+        Of the model in the run.
+    registered_model_name : str, optional
+        Also register it under this name.
+    params : mapping, optional
+        Parameters of the model, for MLflow's pages.
+    **options
+        Of :func:`save_model`.
+
+    Returns
+    -------
+    mlflow.models.model.ModelInfo
+        With ``model_uri``.
+
+    Examples
+    --------
+    >>> import mlflow
+    >>> import numpy as np
+    >>> import torch
+    >>> import bigdl.mlflow
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> mlflow.set_tracking_uri("sqlite:///runs.db")
+    >>> estimator = Estimator.from_torch(model=torch.nn.ReLU(), backend="local")
+    >>> x = np.array([[-1.0, 2.0]], dtype="float32")
+    >>> info = bigdl.mlflow.log_model(estimator, input_example=x)
+    >>> mlflow.pyfunc.load_model(info.model_uri).predict(x)
+    array([[0., 2.]], dtype=float32)
+    """
+    require("mlflow", "mlflow")
+    import bigdl.mlflow
+    from mlflow.models import Model
+
+    return Model.log(
+        artifact_path=None,
+        name=name,
+        flavor=bigdl.mlflow,
+        registered_model_name=registered_model_name,
+        params=None if params is None else dict(params),
+        estimator=estimator,
+        **options,
+    )
+
+
+def save_model(
+    estimator: Any,
+    path: str | os.PathLike,
+    *,
+    signature: ModelSignature | bool | None = None,
+    input_example: Any = None,
+    feature_cols: str | Sequence[str] | None = None,
+    output_cols: str | Sequence[str] | None = None,
+    batch_size: int = 256,
+    accelerate: str | os.PathLike | None = None,
+    pip_requirements: Sequence[str] | str | None = None,
+    extra_pip_requirements: Sequence[str] | str | None = None,
+    conda_env: dict | str | None = None,
+    code_paths: Sequence[str] | None = None,
+    metadata: dict | None = None,
+    mlflow_model: Model | None = None,
+) -> None:
+    """Write the model of an Estimator in MLflow's format.
+
+    Parameters
+    ----------
+    estimator : PyTorchEstimator or KerasEstimator
+    path : str
+        A directory that is not there yet.
+    signature : mlflow.models.ModelSignature, optional
+        Default: that of `input_example`; False leaves it out.
+    input_example : pandas.DataFrame, ndarray or dict of ndarray, optional
+        Some rows as the model will get them; kept beside it.
+    feature_cols : str or list of str, optional
+        Columns that are the model's inputs; default all columns of `input_example` if it is a
+        frame. Without, the model takes arrays.
+    output_cols : str or list of str, optional
+        Names for the model's outputs, as of ``predict``.
+    batch_size : int
+        Rows of one forward pass.
+    accelerate : str, optional
+        As of ``predict``, for models of PyTorch: the accelerated model is what is saved. It is
+        converted by, and compared on, the rows of `input_example`.
+    pip_requirements, extra_pip_requirements, conda_env, code_paths, metadata
+        As of MLflow's own flavours. By default the requirements are this version of BigDL and of
+        the packages that the model needs.
+    mlflow_model : mlflow.models.Model, optional
+        To add the flavour to; MLflow passes it.
+
+    Raises
+    ------
+    UsageError
+        For arguments that cannot work.
+
+    Examples
+    --------
+    >>> import mlflow
+    >>> import pandas as pd
+    >>> import torch
+    >>> import bigdl.mlflow
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> estimator = Estimator.from_torch(model=torch.nn.ReLU(), backend="local")
+    >>> frame = pd.DataFrame({"x": [[-1.0, 2.0], [3.0, -4.0]]})
+    >>> bigdl.mlflow.save_model(estimator, "relu", input_example=frame)
+    >>> mlflow.pyfunc.load_model("relu").predict(frame)
+    array([[0., 2.],
+           [3., 0.]], dtype=float32)
+    """
+    require("mlflow", "mlflow")
+    from mlflow import pyfunc
+    from mlflow.models import Model, infer_signature
+
+    check_positive("batch_size", batch_size)
+    if feature_cols is None and hasattr(input_example, "columns"):
+        feature_cols = [str(name) for name in input_example.columns]
+    data, options = estimator.packed_model(
+        input_example, feature_cols, batch_size, output_cols, accelerate
+    )
+    if signature is None and input_example is not None:
+        outputs = Predictor(data, options).predict(input_example)
+        signature = infer_signature(input_example, outputs)
+    if pip_requirements is None and conda_env is None:
+        # MLflow itself would load the model in another process to see what it imports
+        pip_requirements = [*_requirements(estimator.framework), *(extra_pip_requirements or ())]
+        extra_pip_requirements = None
+    saved = Model() if mlflow_model is None else mlflow_model
+    saved.add_flavor(
+        FLAVOR_NAME,
+        framework=estimator.framework,
+        data=f"data/{_FOLDER}",
+        bigdl_version=_version("bigdl"),
+    )
+    with tempfile.TemporaryDirectory(prefix="bigdl-mlflow-") as temporary:
+        folder = Path(temporary, _FOLDER)
+        folder.mkdir()
+        (folder / _MODEL).write_bytes(data)
+        (folder / _OPTIONS).write_text(json.dumps(vars(options)))
+        pyfunc.save_model(
+            os.fspath(path),
+            loader_module="bigdl.mlflow.flavour",
+            data_path=str(folder),
+            code_paths=code_paths,
+            conda_env=conda_env,
+            mlflow_model=saved,
+            signature=signature or None,
+            input_example=input_example,
+            pip_requirements=pip_requirements,
+            extra_pip_requirements=extra_pip_requirements,
+            metadata=metadata,
+        )
+
+
+def _requirements(framework: str) -> list[str]:
+    """This version of BigDL, and those of the packages that models of a framework need."""
+    packages = ["bigdl[orca]", *_PACKAGES[framework]]
+    versions = [(name, _version(name.partition("[")[0])) for name in packages]
+    return [f"{name}=={number.partition('+')[0]}" for name, number in versions if number]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def load_model(model_uri: str, backend: str = "local", *, dst_path: str | None = None) -> Any:
+    """Load a model that :func:`save_model` or :func:`log_model` wrote, as an Estimator.
+
+    It predicts, and is fitted where it was made with a loss and an optimizer again. What was saved
+    with ``accelerate=`` is loaded by :func:`mlflow.pyfunc.load_model`.
+
+    Parameters
+    ----------
+    model_uri : str
+        As MLflow takes it: a path, ``runs:/…``, ``models:/…``.
+    backend : str, default "local"
+        Of the Estimator.
+    dst_path : str, optional
+        A directory for what is downloaded.
+
+    Returns
+    -------
+    PyTorchEstimator or KerasEstimator
+
+    Raises
+    ------
+    UsageError
+        If it is another kind of model.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> import bigdl.mlflow
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> estimator = Estimator.from_torch(model=torch.nn.ReLU(), backend="local")
+    >>> bigdl.mlflow.save_model(estimator, "relu")
+    >>> bigdl.mlflow.load_model("relu").predict(np.array([[-1.0, 2.0]], dtype="float32"))
+    array([[0., 2.]], dtype=float32)
+    """
+    artifacts = require("mlflow.artifacts", "mlflow")
+    from mlflow.models import Model
+
+    path = artifacts.download_artifacts(artifact_uri=model_uri, dst_path=dst_path)
+    flavors = Model.load(path).flavors
+    if FLAVOR_NAME not in flavors:
+        raise UsageError(
+            f"{model_uri} is no model of bigdl.mlflow: its flavours are {', '.join(flavors)}; load "
+            "it by mlflow.pyfunc.load_model"
+        )
+    flavor = flavors[FLAVOR_NAME]
+    data = Path(path, flavor["data"], _MODEL).read_bytes()
+    if flavor["framework"] == "pytorch":
+        from bigdl.orca.learn.pytorch.estimator import PyTorchEstimator
+
+        return PyTorchEstimator.of_packed_model(data, backend)
+    from bigdl.orca.learn.tf2.estimator import KerasEstimator
+
+    return KerasEstimator.of_packed_model(data, backend)
+
+
+def _load_pyfunc(path: str) -> Predictor:
+    """Load what MLflow calls; it passes the directory of the model's data."""
+    options = json.loads(Path(path, _OPTIONS).read_text())
+    return Predictor(Path(path, _MODEL).read_bytes(), PredictOptions(**options))
+
+
+class Predictor:
+    """A model as MLflow calls it.
+
+    Parameters
+    ----------
+    data : bytes
+        Of an Estimator's ``packed_model``.
+    options : PredictOptions
+    """
+
+    def __init__(self, data: bytes, options: PredictOptions):
+        self._model, self._options = ModelBytes(data).load(), options
+
+    def predict(
+        self, model_input: Any, params: dict | None = None
+    ) -> np.ndarray | dict[str, Any] | pd.DataFrame:
+        """Return predictions, equal to those of the Estimator.
+
+        Parameters
+        ----------
+        model_input : pandas.DataFrame, ndarray or dict of ndarray
+        params : dict, optional
+            Not used.
+
+        Returns
+        -------
+        ndarray, dict of ndarray or pandas.DataFrame
+            Of several outputs a frame if the input is one, else a dict.
+        """
+        from bigdl.orca.learn.prediction.inputs import predict_shard
+
+        return predict_shard(self._model, model_input, self._options)

@@ -1,0 +1,100 @@
+"""Fits of Estimators of PyTorch as runs of MLflow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bigdl.mlflow.runs import FitRun
+from bigdl.orca.learn.pytorch.callbacks import Callback
+
+if TYPE_CHECKING:
+    from bigdl.orca.learn.pytorch.evaluation import Runner
+
+__all__ = ["MLflowCallback"]
+
+
+class MLflowCallback(Callback):
+    """Log the parameters and the figures of every epoch of a fit to MLflow, from rank 0.
+
+    Parameters are the ``config`` of the Estimator, the classes of model, optimizer and loss, the
+    numbers that the optimizer has, and the number of workers and epochs. Figures are those that
+    ``fit`` returns.
+
+    Parameters
+    ----------
+    run_id : str, optional
+        A run that exists. Default: the active one, as in a block of ``mlflow.start_run()``; else a
+        new one, which ends with the fit.
+    experiment_name, run_name : str, optional
+        Of a new run.
+    tracking_uri : str, optional
+        Default: that of the driver. Rank 0 must reach it.
+
+    Attributes
+    ----------
+    run_id : str
+
+    Examples
+    --------
+    >>> import mlflow
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.mlflow.pytorch import MLflowCallback
+    >>> from bigdl.orca.learn.optimizers import SGD
+    >>> from bigdl.orca.learn.pytorch import Estimator
+    >>> mlflow.set_tracking_uri("sqlite:///fits.db")
+    >>> estimator = Estimator.from_torch(
+    ...     model=torch.nn.Linear(1, 1), optimizer=SGD(0.1), loss=torch.nn.MSELoss(),
+    ...     backend="local",
+    ... )
+    >>> x = np.linspace(0, 1, 64, dtype="float32")[:, None]
+    >>> callback = MLflowCallback()
+    >>> figures = estimator.fit((x, x), epochs=2, callbacks=[callback])
+    >>> run = mlflow.get_run(callback.run_id)
+    >>> run.data.params["optimizer"], run.data.metrics["train_loss"] == figures[-1]["train_loss"]
+    ('SGD', True)
+    """
+
+    def __init__(
+        self,
+        run_id: str | None = None,
+        experiment_name: str | None = None,
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+    ):
+        self._run = FitRun(run_id, experiment_name, run_name, tracking_uri)
+        self.run_id = self._run.run_id
+
+    def before_run(self, runner: Runner) -> None:
+        if runner.rank:
+            return
+        loss = runner.criterion
+        parameters = {
+            "model": type(runner.model).__name__,
+            "optimizer": type(runner.optimizer).__name__,
+            "loss": getattr(loss, "__name__", type(loss).__name__),
+            "workers": runner.size,
+            "epochs": runner.num_epochs - runner.epochs,
+        }
+        groups = getattr(runner.optimizer, "param_groups", None) or [{}]
+        numbers = {
+            f"optimizer.{key}": value
+            for key, value in groups[0].items()
+            if isinstance(value, bool | int | float | tuple)
+        }
+        self._run.log_params({**parameters, **numbers, **runner.config})
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        if not runner.rank:
+            self._run.log_figures(runner.epoch_stats, runner.epochs)
+
+    def after_val_epoch(self, runner: Runner) -> None:
+        if not runner.rank:
+            figures = runner.metrics_stats.items()
+            self._run.log_figures(
+                {k: v for k, v in figures if k not in ("epoch", "num_samples")}, runner.epochs
+            )
+
+    def after_run(self, runner: Runner) -> None:
+        if not runner.rank:
+            self._run.finish()
