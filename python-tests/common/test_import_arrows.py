@@ -55,6 +55,7 @@ ROOMS = [
     ["bigdl.orca.learn.tf2"],
     ["bigdl.orca.automl"],
     ["bigdl.orca"],
+    ["bigdl.mlflow"],
     ["bigdl.friesian.ops"],
     ["bigdl.friesian.executors"],
     ["bigdl.friesian.feature"],

@@ -10,6 +10,7 @@ from bigdl.orca import init_orca_context, stop_orca_context
 SLOW = (
     "bigdl.dllib.nnframes",
     "bigdl.friesian.feature",
+    "bigdl.mlflow.keras",
     "bigdl.orca.automl",
     "bigdl.orca.data",
     "bigdl.orca.learn.nnframes",
@@ -30,7 +31,9 @@ def directory(tmp_path_factory):
 
 
 def pages() -> list:
-    names = pages_below("bigdl.common", "bigdl.dllib", "bigdl.friesian", "bigdl.orca")
+    names = pages_below(
+        "bigdl.common", "bigdl.dllib", "bigdl.friesian", "bigdl.mlflow", "bigdl.orca"
+    )
     return [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in names]
 
 

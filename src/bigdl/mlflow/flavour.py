@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -78,13 +79,12 @@ def log_model(
     array([[0., 2.]], dtype=float32)
     """
     require("mlflow", "mlflow")
-    import bigdl.mlflow
     from mlflow.models import Model
 
     return Model.log(
         artifact_path=None,
         name=name,
-        flavor=bigdl.mlflow,
+        flavor=sys.modules[__name__],
         registered_model_name=registered_model_name,
         params=None if params is None else dict(params),
         estimator=estimator,
@@ -201,7 +201,7 @@ def save_model(
 
 def _requirements(framework: str) -> list[str]:
     """This version of BigDL, and those of the packages that models of a framework need."""
-    packages = ["bigdl[orca]", *_PACKAGES[framework]]
+    packages = ["bigdl[orca]", "mlflow-skinny", *_PACKAGES[framework]]
     versions = [(name, _version(name.partition("[")[0])) for name in packages]
     return [f"{name}=={number.partition('+')[0]}" for name, number in versions if number]
 

@@ -52,6 +52,19 @@ def open_table(data: Any) -> Table:
     ------
     UsageError
         If there is no such table or version, or one that cannot be read exactly.
+
+    Examples
+    --------
+    >>> import deltalake
+    >>> import pyarrow as pa
+    >>> from bigdl.orca.data.tables import open_table
+    >>> deltalake.write_deltalake("clicks", pa.table({"id": [1, 2]}))
+    >>> deltalake.write_deltalake("clicks", pa.table({"id": [3]}), mode="append")
+    >>> table = open_table("clicks")
+    >>> table.version.rpartition("@")[2], len(table.files), table.schema.names
+    ('v1', 2, ['id'])
+    >>> len(open_table("clicks@v0").files)
+    1
     """
     kind = _kind_of_object(data)
     if kind is not None:
@@ -72,11 +85,22 @@ def open_table(data: Any) -> Table:
     ((kind, path, version),) = (each for each in lakes if each is not None)
     if is_local_path(path):  # other processes may have another working directory
         path = open_file_system(path)[1]
+    path = path.rstrip("/") or path
     return _module(kind).open_path(path, version)
 
 
 def is_lake(data: Any) -> bool:
-    """Return True for a Delta or Iceberg table, False for paths of Parquet files."""
+    """Return True for a Delta or Iceberg table, False for paths of Parquet files.
+
+    Examples
+    --------
+    >>> import deltalake
+    >>> import pyarrow as pa
+    >>> from bigdl.orca.data.tables import is_lake
+    >>> deltalake.write_deltalake("clicks", pa.table({"id": [1, 2]}))
+    >>> is_lake("clicks"), is_lake("clicks@v0"), is_lake("clicks.parquet")
+    (True, True, False)
+    """
     if is_table_object(data):
         return True
     paths = data if isinstance(data, list | tuple) else [data]
@@ -84,7 +108,17 @@ def is_lake(data: Any) -> bool:
 
 
 def is_table_object(data: Any) -> bool:
-    """Return True for an object of deltalake or pyiceberg that stands for a table."""
+    """Return True for an object of deltalake or pyiceberg that stands for a table.
+
+    Examples
+    --------
+    >>> import deltalake
+    >>> import pyarrow as pa
+    >>> from bigdl.orca.data.tables import is_table_object
+    >>> deltalake.write_deltalake("clicks", pa.table({"id": [1, 2]}))
+    >>> is_table_object(deltalake.DeltaTable("clicks")), is_table_object("clicks")
+    (True, False)
+    """
     return _kind_of_object(data) is not None
 
 

@@ -85,7 +85,7 @@ class Columns:
     url : str
         A path of the table, which tells its file system.
     fields : tuple of pyarrow.Field
-        A table whose files differ in their columns says in the metadata (:data:`KEY`) what they
+        A table whose files name columns otherwise says in the metadata (:data:`KEY`) what they
         call each.
     is_by_id : bool
         True if that is a column's id, False if it is a name.
@@ -112,9 +112,12 @@ class Table:
     is_by_id, evolves : bool
         Of its :class:`Columns`.
     version : str or None
-        The path that names this version, for :func:`~bigdl.orca.data.tables.open_table`.
+        The path that names this version, for :func:`~bigdl.orca.data.tables.open_table`; None of
+        plain files.
     is_pinned : bool
         True if the user asked for this version and no other.
+    look : callable
+        ``look(file, schema)`` returns a file with what its own schema tells.
     """
 
     url: str

@@ -176,8 +176,11 @@ def _by_pandas(task: Callable[[Iterable], Iterator]) -> Callable[[Iterable], Ite
 
 
 def _of_series(series: Any) -> Any:
-    if len(series) and hasattr(series.iloc[0], "toArray"):  # vectors of Spark ML
-        return pa.array([vector.toArray() for vector in series], pa.list_(pa.float64()))
+    if hasattr(series, "columns"):  # a struct, such as Spark ML's vectors
+        types = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32())}
+        names = [str(name) for name in series.columns]
+        fields = [pa.Array.from_pandas(series[name], types.get(name)) for name in names]
+        return pa.StructArray.from_arrays(fields, names=names)
     return pa.Array.from_pandas(series)
 
 
