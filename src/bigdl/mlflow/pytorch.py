@@ -85,15 +85,15 @@ class MLflowCallback(Callback):
         self._run.log_params({**parameters, **numbers, **runner.config})
 
     def after_train_epoch(self, runner: Runner) -> None:
-        if not runner.rank:
-            self._run.log_figures(runner.epoch_stats, runner.epochs)
+        self._log(runner, runner.epoch_stats)
 
     def after_val_epoch(self, runner: Runner) -> None:
-        if not runner.rank:
-            figures = runner.metrics_stats.items()
-            self._run.log_figures(
-                {k: v for k, v in figures if k not in ("epoch", "num_samples")}, runner.epochs
-            )
+        self._log(runner, runner.metrics_stats)
+
+    def _log(self, runner: Runner, figures: dict) -> None:
+        epoch = runner.epoch_stats.get("epoch")
+        if epoch is not None and not runner.rank:  # else it is an evaluation
+            self._run.log_figures({k: v for k, v in figures.items() if k != "epoch"}, epoch)
 
     def after_run(self, runner: Runner) -> None:
         if not runner.rank:
