@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import require
 from bigdl.mlflow.runs import FitRun
 
-keras = require("keras", "tf")
+if TYPE_CHECKING:
+    import keras
+else:
+    keras = require("keras", "tf")
 
 __all__ = ["MLflowCallback"]
 
 
-class MLflowCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class MLflowCallback(keras.callbacks.Callback):
     """Log the parameters and the figures of every epoch of a fit to MLflow, from rank 0.
 
     Parameters are the classes of model and optimizer, the numbers and names that the optimizer has,

@@ -194,8 +194,8 @@ class TrainingEstimator(ABC):
         Row(id=7, y=[1.0, 0.0])
         """
         function = self.as_udf(**options)
-        session = cluster_of("spark", None, self._options.workers_per_node).spark
-        return session.udf.register(name, function)
+        cluster: Any = cluster_of("spark", None, self._options.workers_per_node)
+        return cluster.spark.udf.register(name, function)
 
     # -- evaluate, predict -----------------------------------------------------------------------
 

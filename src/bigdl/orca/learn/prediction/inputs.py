@@ -576,9 +576,9 @@ def predictor(
 
 
 def _outputs_of_shard(model: Ready, shard, options: PredictOptions) -> list:
-    names = list(options.feature_cols)
-    dtypes = {"floats": float_dtype(options.config), "texts": takes_texts(options.config)}
-    columns = columns_of(shard, names, None, with_labels=False, **dtypes)
+    names, floats = list(options.feature_cols), float_dtype(options.config)
+    texts = takes_texts(options.config)
+    columns = columns_of(shard, names, None, floats, with_labels=False, texts=texts)
     rows = len(columns[0][2])
 
     def take(start, count):

@@ -118,7 +118,7 @@ def sql_function(
 def _task(
     model_of_task: Callable, options: PredictOptions, arguments: int, result: _Result
 ) -> Callable[[Iterable], Iterator]:
-    dtypes = {"floats": float_dtype(options.config), "texts": takes_texts(options.config)}
+    floats, texts = float_dtype(options.config), takes_texts(options.config)
     names = list(options.feature_cols) or [f"argument {i + 1}" for i in range(arguments)]
     batch_size, shapes = options.batch_size, result.columns.shapes
 
@@ -131,8 +131,10 @@ def _task(
                         f"The model takes {arguments} arguments ({', '.join(names)}), got "
                         f"{len(arrays)}"
                     )
-                types = [spark_type(n, a.type) for n, a in zip(names, arrays, strict=True)]
-                specs = [column_spec(n, t, **dtypes) for n, t in zip(names, types, strict=True)]
+                specs = [
+                    column_spec(name, spark_type(name, array.type), floats, texts=texts)
+                    for name, array in zip(names, arrays, strict=True)
+                ]
 
                 def take(start, count, specs=specs, arrays=arrays):
                     columns = []
