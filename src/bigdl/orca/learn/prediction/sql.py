@@ -181,7 +181,7 @@ def _of_series(series: Any) -> Any:
     if hasattr(series, "columns"):  # a struct, such as Spark ML's vectors
         types = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32())}
         names = [str(name) for name in series.columns]
-        fields = [pa.Array.from_pandas(series[name], types.get(name)) for name in names]
+        fields = [pa.Array.from_pandas(series[name], type=types.get(name)) for name in names]
         return pa.StructArray.from_arrays(fields, names=names)
     return pa.Array.from_pandas(series)
 
