@@ -3,6 +3,6 @@
 Callbacks that log fits are in :mod:`bigdl.mlflow.pytorch` and :mod:`bigdl.mlflow.keras`.
 """
 
-from bigdl.mlflow.flavour import FLAVOR_NAME, load_model, log_model, save_model
+from bigdl.mlflow.flavour import load_model, log_model, save_model
 
-__all__ = ["FLAVOR_NAME", "load_model", "log_model", "save_model"]
+__all__ = ["load_model", "log_model", "save_model"]
