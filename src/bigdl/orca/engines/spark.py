@@ -25,7 +25,6 @@ from bigdl.orca.cluster.spark_calls import (
     job_error,
     one_row,
     unreachable,
-    users_errors,
 )
 from bigdl.orca.engines import rank0
 from bigdl.runtime.channel import Unreachable
@@ -46,7 +45,8 @@ logger = logging.getLogger("bigdl.orca")
 
 _RENDEZVOUS = ("auto", "driver", "rank0")
 _ATTEMPT = "bigdl.attempt"
-_ROWS = "rank int, kind string, detail string, data binary"
+ROWS = "rank int, kind string, detail string, data binary"
+"""Spark's schema of what the tasks of a stage return."""
 
 _unreachable: set[str] = set()  # applications whose executors cannot connect to this driver
 
@@ -136,7 +136,7 @@ class SparkEngine(Engine):
             if num_workers <= cluster.nodes * per_node:
                 # asked for, but not all executors have registered yet
                 call = SparkCall(
-                    cluster.sc, lambda: cluster.await_slots(num_workers, call.cancelled)
+                    cluster.job_owner, lambda: cluster.await_slots(num_workers, call.cancelled)
                 )
                 slots = call.wait()
                 reasons = cluster.shortage() if slots < num_workers else ""
@@ -151,10 +151,10 @@ class SparkEngine(Engine):
         """Describe how the workers get the rows of a feed."""
 
         def prepare() -> Ingest:
-            with users_errors(self.cluster.sc):
+            with self.cluster.users_errors():
                 return feed.prepare(self.cluster, num_workers)
 
-        return SparkCall(self.cluster.sc, prepare).wait()
+        return SparkCall(self.cluster.job_owner, prepare).wait()
 
 
 class SparkJob(Job):
@@ -174,11 +174,11 @@ class SparkJob(Job):
         if not self._engine.is_driver_reachable:
             spec = replace(self._spec, address=None, options=options, state=state)
             stage = functools.partial(self._planned, spec)
-        call = SparkCall(self._sc, lambda: self._collect(call, stage, line))
+        call = SparkCall(self._engine.cluster.job_owner, lambda: self._collect(call, stage, line))
         watch = AttemptMonitor(line, call.cancel, on_event)
         rows, failure = [], None
         try:
-            rows = call.wait(watch.poll, lambda: line.set("abort", "stopped by the driver"))
+            rows = call.wait(self._poll(watch), lambda: line.set("abort", "stopped by the driver"))
         except Exception as error:
             if not call.future.done() or call.future.exception() is not error:  # of `on_event`
                 raise
@@ -195,12 +195,24 @@ class SparkJob(Job):
             return None
         raise cause from None
 
+    def _poll(self, watch):
+        """Return what is called until the stage has ended."""
+        return watch.poll
+
+    def _quiet(self):
+        """Return a context in which Spark prints no stack traces of failed tasks."""
+        return quiet(self._sc)
+
+    def _rows(self, stage):
+        """Return the rows of a stage: rank, kind, detail and data."""
+        # travels with the Spark job: the stage is the same in all attempts
+        self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
+        return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
+
     def _collect(self, call, stage, line):
         """Run the stage; returns when no worker is left, also when one was lost."""
-        with quiet(self._sc):
+        with self._quiet():
             try:
-                # travels with the Spark job: the stage is the same in all attempts
-                self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
                 slots = self._engine.cluster.await_slots(self.num_workers, call.cancelled)
                 if slots < self.num_workers:
                     raise WorkerLost(
@@ -208,7 +220,7 @@ class SparkJob(Job):
                         f"{slots} tasks at once since executors were lost"
                         f"{self._engine.cluster.shortage()}"
                     )
-                return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
+                return self._rows(stage)
             except BaseException:
                 with contextlib.suppress(Exception):
                     line.set("abort", "another worker failed")
@@ -219,7 +231,7 @@ class SparkJob(Job):
     def _stage(self):
         """The stage of an attempt: with the input, or without where its spools are known."""
         if self._spools is not None:
-            return self._empty().mapInArrow(_task(self._next_spec()), _ROWS, barrier=True)
+            return self._empty().mapInArrow(_task(self._next_spec()), ROWS, barrier=True)
         if self._rdd is None:
             # The same object in each attempt, so that Spark finds its shuffle files again. Not the
             # frame: adaptive execution remembers that its result failed and would not run it again.
@@ -230,7 +242,7 @@ class SparkJob(Job):
         """The stage over the input, planned under the settings that the input asks for."""
         frame = self._ingest.frame
         source = self._empty() if frame is None else frame
-        stage = source.mapInArrow(_task(spec), _ROWS, barrier=True)
+        stage = source.mapInArrow(_task(spec), ROWS, barrier=True)
         with sql_settings(self._spark, self._ingest.settings):
             return stage.rdd  # plans it
 
@@ -245,7 +257,8 @@ class SparkJob(Job):
             return self._read_again()
         if "refused" in outcomes:
             self._rdd = None
-            return self._read_again(lambda: SparkCall(self._sc, self._ingest.otherwise).wait())
+            owner = self._engine.cluster.job_owner
+            return self._read_again(lambda: SparkCall(owner, self._ingest.otherwise).wait())
         raise worker_lost(gone, *(details[:1] or ("it left no result", "they left no result")))
 
 
@@ -269,18 +282,26 @@ def _task(spec: TaskSpec):
     def task(batches):
         from pyspark import BarrierTaskContext
 
-        context = BarrierTaskContext.get()
-        attempt, place = int(context.getLocalProperty(_ATTEMPT)), context.partitionId()
-        directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-        directory = directories[place % len(directories)] or "/tmp"
-        if spec.address is None:
-            rows = rank0.execute(spec, context, batches, directory)
-        else:
-            try:
-                rows = [(*execute(spec, attempt, batches, place, directory), None)]
-            except Unreachable as error:
-                raise unreachable(os.uname().nodename, str(error)) from None
-        for row in rows:
-            yield one_row(row, _ROWS)
+        attempt = int(BarrierTaskContext.get().getLocalProperty(_ATTEMPT))
+        yield from run_task(spec, attempt, batches)
 
     return task
+
+
+def run_task(spec: TaskSpec, attempt: int, batches):
+    """Run one task of a barrier stage; yields its rows as record batches of :data:`ROWS`."""
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    place = context.partitionId()
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    directory = directories[place % len(directories)] or "/tmp"
+    if spec.address is None:
+        rows = rank0.execute(spec, context, batches, directory)
+    else:
+        try:
+            rows = [(*execute(spec, attempt, batches, place, directory), None)]
+        except Unreachable as error:
+            raise unreachable(os.uname().nodename, str(error)) from None
+    for row in rows:
+        yield one_row(row, ROWS)
