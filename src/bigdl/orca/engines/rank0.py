@@ -3,8 +3,9 @@
 Rank 0 hosts the store at which the workers meet; they learn its address by Spark's ``allGather``,
 which takes about a second.  Options and state travel with the task, and what the workers have to
 say comes back in the rows of the stage, large values in several, once all of them have ended: no
-progress, no output, and of the messages of one topic the last.  After a lost worker Spark has no rows, so the next attempt
-reads the input again and goes on from the latest checkpoint in ``model_dir``, if there is one.
+progress, no output, and of the messages of one topic the last.  After a lost worker Spark has no
+rows, so the next attempt reads the input again and goes on from the latest checkpoint in
+``model_dir``, if there is one.
 """
 
 import contextlib

@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -288,7 +289,7 @@ def _task(spec: TaskSpec):
     return task
 
 
-def run_task(spec: TaskSpec, attempt: int, batches):
+def run_task(spec: TaskSpec, attempt: int, batches: Iterator) -> Iterator:
     """Run one task of a barrier stage; yields its rows as record batches of :data:`ROWS`."""
     from pyspark import BarrierTaskContext
 
@@ -297,7 +298,7 @@ def run_task(spec: TaskSpec, attempt: int, batches):
     directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     directory = directories[place % len(directories)] or "/tmp"
     if spec.address is None:
-        rows = rank0.execute(spec, context, batches, directory)
+        rows: Iterable = rank0.execute(spec, context, batches, directory)
     else:
         try:
             rows = [(*execute(spec, attempt, batches, place, directory), None)]

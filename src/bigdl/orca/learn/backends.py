@@ -20,7 +20,7 @@ _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
 
 class Backend:
-    """Workers are tasks of the active Spark, classic or Spark Connect, whose gradients meet by torch.distributed."""
+    """Workers are tasks of the active Spark, whose gradients meet by torch.distributed."""
 
     def require(self) -> None:
         """Raise a MissingExtraError if a package is missing."""
