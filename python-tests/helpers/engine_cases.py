@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import ray_models as rays
+from connect_server import over_connect
 
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 
@@ -39,12 +40,13 @@ class Way:
 
     def engine(self, **options):
         """The engine; of two workers unless told otherwise."""
-        from bigdl.orca.engine import LocalEngine, RayEngine, SparkEngine
+        from bigdl.orca.engine import ConnectEngine, LocalEngine, RayEngine, SparkEngine
 
         options = {"workers_per_node": 2, **options}
         if self.backend == "local":
             return LocalEngine(**options)
-        return (RayEngine if self.on_ray else SparkEngine)(**options)
+        of_spark = ConnectEngine if over_connect() else SparkEngine
+        return (RayEngine if self.on_ray else of_spark)(**options)
 
     def data(self, frame):
         """A Spark DataFrame of columns ``x`` and ``y``, or arrays of which each of two workers gets
@@ -73,18 +75,28 @@ class Way:
 
 
 LOCAL = Way("local", False, reads_spark=False, has_slots=False)
-ENGINES = [
-    pytest.param(Way("spark", False), id="spark"),
-    pytest.param(Way("ray", True), id="ray"),
-    pytest.param(LOCAL, id="local"),
-]
-WAYS = [
-    ENGINES[0],
-    ENGINES[2],
-    *with_horovod(("horovod-on-spark", Way("horovod", False))),
-    ENGINES[1],
-    *with_horovod(("horovod-on-ray", Way("horovod", True))),
-]
+# A process has a SparkContext or a session of Spark Connect: there the same suites run by
+# test_connect_suites.py, in a process of their own.
+ENGINES = (
+    [pytest.param(Way("spark", False), id="connect")]
+    if over_connect()
+    else [
+        pytest.param(Way("spark", False), id="spark"),
+        pytest.param(Way("ray", True), id="ray"),
+        pytest.param(LOCAL, id="local"),
+    ]
+)
+WAYS = (
+    ENGINES
+    if over_connect()
+    else [
+        ENGINES[0],
+        ENGINES[2],
+        *with_horovod(("horovod-on-spark", Way("horovod", False))),
+        ENGINES[1],
+        *with_horovod(("horovod-on-ray", Way("horovod", True))),
+    ]
+)
 
 
 slow_on_ray = pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -18,7 +17,7 @@ import socket
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,6 +27,7 @@ import cloudpickle
 
 from bigdl.common.errors import BigDLError, UsageError, first_line, require
 from bigdl.orca.cluster.environment import zip_bigdl, zip_modules
+from bigdl.orca.cluster.pieces import PIECE, PIECES, pieces, pieces_frame, whole_values
 from bigdl.orca.cluster.spark import (
     NEEDS_CONTEXT,
     SparkCluster,
@@ -35,15 +35,12 @@ from bigdl.orca.cluster.spark import (
     is_local,
     simulated_cluster,
 )
-from bigdl.orca.cluster.spark_calls import one_row, users_errors
+from bigdl.orca.cluster.spark_calls import users_errors
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 logger = logging.getLogger("bigdl.orca")
-
-PIECE = 4 << 20
-"""Bytes of one value that travels in a row, or in a plan; larger ones travel in pieces or files."""
 
 _REACH_S = 2.0  # seconds within which a task must be able to open a connection to this process
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -220,20 +217,23 @@ class ConnectCluster(SparkCluster):
     def users_errors(self) -> contextlib.AbstractContextManager[None]:
         return users_errors(None)
 
+    def quiet(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # what the server prints goes to its own log
+
     def map_shards(self, func: Callable, shards: Sequence) -> list:
         """The elements of ``func([shard])`` of every shard, each computed by a task of Spark."""
-        packed = [(number, cloudpickle.dumps(shard)) for number, shard in enumerate(shards)]
-        frame = pieces_frame(self._session, packed).repartitionById(len(packed), "number")
+        values = [(n, (0, n), cloudpickle.dumps(shard)) for n, shard in enumerate(shards)]
+        frame = pieces_frame(self._session, values).repartitionById(max(len(values), 1), "target")
 
         def work(batches):
-            for number, shard in whole_values(batches):
+            for key, shard in whole_values(batches):
                 elements = list(func([cloudpickle.loads(shard)]))
-                yield from pieces(number, cloudpickle.dumps(elements))
+                yield from pieces(0, key, cloudpickle.dumps(elements))
 
         with self.users_errors():
             table = frame.mapInArrow(work, PIECES).toArrow()
-        values = sorted(whole_values(table.to_batches()), key=lambda pair: pair[0])
-        return [element for _, data in values for element in cloudpickle.loads(data)]
+        found = sorted(whole_values(table.to_batches()), key=lambda pair: pair[0])
+        return [element for _, data in found for element in cloudpickle.loads(data)]
 
     @property
     def is_client_reachable(self) -> bool | None:
@@ -511,44 +511,6 @@ class _PlanBytes:
     """Bytes that have come with the plan, in a task."""
 
     value: bytes
-
-
-PIECES = "number int, place int, ends boolean, data binary"
-"""Schema of rows that are pieces of values: number of the value, place of the piece in it, True for
-the last one, bytes."""
-
-
-def pieces(number: int, data: bytes) -> Iterator[Any]:
-    """A value as record batches of :data:`PIECES`, a row each."""
-    starts = range(0, max(len(data), 1), PIECE)
-    for place, start in enumerate(starts):
-        row = number, place, start == starts[-1], data[start : start + PIECE]
-        yield one_row(row, PIECES)
-
-
-def whole_values(batches: Iterable) -> Iterator[tuple[int, bytes]]:
-    """Numbers and values of the pieces in some batches, whatever their order is."""
-    parts: dict[int, dict[int, bytes]] = {}
-    sizes: dict[int, int] = {}
-    for batch in batches:
-        columns = (batch.column(name) for name in ("number", "place", "ends", "data"))
-        for cells in zip(*columns, strict=True):
-            number, place, ends, data = (cell.as_py() for cell in cells)
-            of_value = parts.setdefault(number, {})
-            of_value[place] = data
-            if ends:
-                sizes[number] = place + 1
-            if len(of_value) == sizes.get(number):
-                yield number, b"".join(of_value[i] for i in range(sizes[number]))
-                del parts[number]
-
-
-def pieces_frame(session: Any, values: Iterable[tuple[int, bytes]]) -> Any:
-    """A DataFrame of :data:`PIECES`."""
-    import pyarrow as pa
-
-    batches = list(itertools.chain.from_iterable(pieces(*value) for value in values))
-    return session.createDataFrame(pa.Table.from_batches(batches))
 
 
 # -- what tasks are asked, by functions that travel by value --------------------------------------

@@ -10,7 +10,14 @@ import os
 import re
 import threading
 
-__all__ = ["fits_barrier", "is_cached", "is_deterministic", "is_switched_off", "quiet"]
+__all__ = [
+    "fits_barrier",
+    "is_cached",
+    "is_connect",
+    "is_deterministic",
+    "is_switched_off",
+    "quiet",
+]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -18,6 +25,11 @@ logger = logging.getLogger("bigdl.orca")
 def is_switched_off() -> bool:
     """Return True if no plan may be looked at."""
     return os.environ.get("BIGDL_NO_PLAN_INSPECTION", "") not in ("", "0")
+
+
+def is_connect(frame) -> bool:
+    """Return True if an object is a DataFrame of Spark Connect."""
+    return any(c.__module__.startswith("pyspark.sql.connect") for c in type(frame).__mro__)
 
 
 def is_cached(frame) -> bool:
@@ -34,7 +46,7 @@ def is_deterministic(frame) -> bool:
     if is_switched_off():
         return True
     try:
-        if not hasattr(frame, "_jdf"):  # of Spark Connect
+        if is_connect(frame):
             text = frame._explain_string(extended=True)
             return not _CHANCE.search(text.partition("== Optimized Logical Plan ==")[2])
         plan = frame._jdf.queryExecution().optimizedPlan()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster import kubernetes
+from bigdl.orca.cluster import kubernetes, plan
 from bigdl.orca.cluster.spark_calls import users_errors
 
 if TYPE_CHECKING:
@@ -119,6 +119,10 @@ class SparkCluster:
     def users_errors(self) -> contextlib.AbstractContextManager[None]:
         """Raise for a user's function that fails in a job of a block its own error."""
         return users_errors(self.sc)
+
+    def quiet(self) -> contextlib.AbstractContextManager[None]:
+        """Keep the driver's JVM from printing stack traces of failed tasks, for a block."""
+        return plan.quiet(self.sc)
 
     def map_shards(self, func: Callable, shards: Sequence) -> list:
         """The elements of ``func([shard])`` of every shard, each computed by a task of Spark."""

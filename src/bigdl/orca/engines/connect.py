@@ -109,9 +109,6 @@ class ConnectJob(SparkJob):
     def _open_channel(self):
         return self._engine.open_channel()
 
-    def _quiet(self):
-        return contextlib.nullcontext()  # what the server prints goes to its own log
-
     def _poll(self, watch):
         """Look for the server, too: its client would try again for ten minutes, and say nothing."""
         seen = looked = time.monotonic()

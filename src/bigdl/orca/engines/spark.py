@@ -18,7 +18,6 @@ from typing import Any
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
-from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import (
     QUIET_S,
@@ -200,10 +199,6 @@ class SparkJob(Job):
         """Return what is called until the stage has ended."""
         return watch.poll
 
-    def _quiet(self):
-        """Return a context in which Spark prints no stack traces of failed tasks."""
-        return quiet(self._sc)
-
     def _rows(self, stage):
         """Return the rows of a stage: rank, kind, detail and data."""
         # travels with the Spark job: the stage is the same in all attempts
@@ -212,7 +207,7 @@ class SparkJob(Job):
 
     def _collect(self, call, stage, line):
         """Run the stage; returns when no worker is left, also when one was lost."""
-        with self._quiet():
+        with self._engine.cluster.quiet():
             try:
                 slots = self._engine.cluster.await_slots(self.num_workers, call.cancelled)
                 if slots < self.num_workers:

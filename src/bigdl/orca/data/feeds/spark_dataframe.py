@@ -113,7 +113,7 @@ class SparkDataFrameFeed(PackedFeed):
     def _is_cached_in(self, num_workers):
         """Return True if the frame is cached in as many partitions as there are workers."""
         return (
-            not is_connect(self.frame)  # whose partitions nobody can see
+            not spark_plan.is_connect(self.frame)  # whose partitions nobody can see
             and spark_plan.is_cached(self.frame)
             and self.frame.rdd.getNumPartitions() == num_workers
             and bool(spark_plan.fits_barrier(self.frame, num_workers))
@@ -166,11 +166,6 @@ def find_columns(columns: Sequence[str], has: Sequence[str], owner: str) -> None
             raise UsageError(
                 f"{owner} has no column '{column}'; it has {list(has)}" + _suggestion(column, has)
             )
-
-
-def is_connect(frame) -> bool:
-    """Return True if an object is a DataFrame of Spark Connect."""
-    return any(c.__module__.startswith("pyspark.sql.connect") for c in type(frame).__mro__)
 
 
 def _suggestion(column, names):

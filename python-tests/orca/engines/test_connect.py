@@ -1,0 +1,100 @@
+"""Programs over Spark Connect: what they compute, and what happens when something goes away.
+
+A process holds a SparkContext or a session of Spark Connect, so each program is a process. The
+suites of all engines run over Spark Connect by ``test_connect_suites.py``.
+"""
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from connect_server import ConnectServer
+
+PROGRAM = Path(__file__).parents[2] / "helpers" / "connect_program.py"
+WAIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = ConnectServer(tmp_path_factory.mktemp("connect"))
+    yield server
+    server.stop()
+
+
+def started(name, url, folder):
+    folder.mkdir()
+    command = [sys.executable, str(PROGRAM), name, url, str(folder)]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-3000:]
+
+
+def run(name, url, folder):
+    finish(started(name, url, folder))
+
+
+def await_(condition, what):
+    give_up = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < give_up, what
+        time.sleep(0.1)
+
+
+def test_weights_figures_and_predictions_are_those_of_a_classic_spark(server, tmp_path):
+    classic = started("train", "local", tmp_path / "classic")
+    run("train", server.url, tmp_path / "connect")
+    finish(classic)
+    one, other = (
+        pickle.loads((tmp_path / kind / "result").read_bytes()) for kind in ("classic", "connect")
+    )
+    assert one[0] == other[0]  # weights, to the last bit
+    assert one[1] == other[1]  # figures
+    assert one[2] == other[2]  # rows in their order, and predictions
+    assert one[3] == other[3]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_workers(server, tmp_path):
+    run("interrupted", server.url, tmp_path / "run")
+    for rendezvous in ("driver", "rank0"):
+        pids = json.loads((tmp_path / "run" / f"interrupted-{rendezvous}").read_text())
+        assert len(pids) == 2
+        await_(lambda pids=pids: not any(map(psutil.pid_exists, pids)), "a worker is still there")
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_a_restarted_server_is_one_sentence_and_fit_resumes(tmp_path):
+    server = ConnectServer(tmp_path)
+    try:
+        folder = tmp_path / "run"
+        process = started("restarted", server.url, folder)
+        await_((folder / "marker").exists, "the fit did not come to its step")
+        server.kill()
+        server.start()
+        await_((folder / "error").exists, "the loss of the server was not noticed")
+        assert "\n" not in (folder / "error").read_text()
+        assert (folder / "error").read_text() == (
+            "ServerLost: The Spark Connect server at 127.0.0.1 went away or was restarted, and the "
+            "session with it; connect again by init_orca_context, and call fit again with "
+            'resume="auto" to go on from the newest checkpoint in model_dir'
+        )
+        (folder / "again").touch()
+        finish(process)
+        undisturbed = started("restarted", server.url, tmp_path / "undisturbed")
+        (tmp_path / "undisturbed" / "marker").write_text("x 0\n")
+        (tmp_path / "undisturbed" / "again").touch()
+        finish(undisturbed)
+        assert json.loads((folder / "result").read_text()) == json.loads(
+            (tmp_path / "undisturbed" / "result").read_text()
+        )
+    finally:
+        server.stop()
