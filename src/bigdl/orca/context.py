@@ -342,6 +342,8 @@ def init_spark_with(
     """
     require("pyspark", "orca")
 
+    if spark.connect_session() is not None:
+        raise UsageError(spark.NEEDS_CONTEXT)
     with _State.lock:
         if spark.active_context() is None:
             arguments.refuse_spark_connect()

@@ -8,6 +8,7 @@ the server's settings.  :func:`active_spark` is for callers that work on either 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -176,6 +177,10 @@ class ConnectCluster(SparkCluster):
         simulated = simulated_cluster(self.master)
         # Spark says 2 at least
         return min(slots, simulated[0] * simulated[1]) if simulated else slots
+
+    @property
+    def parallelism(self) -> int:
+        return max(1, self.slots())
 
     # -- bytes for all tasks -----------------------------------------------------------------------
 
@@ -491,6 +496,30 @@ class ConnectBytes:
 
     def __reduce__(self):
         return (_FileBytes, (self._name,)) if self._is_file else (_PlanBytes, (self.value,))
+
+
+class ConnectValue:
+    """An object that tasks have, as a broadcast gives it.
+
+    Attributes
+    ----------
+    value : object
+    """
+
+    def __init__(self, data: Any):
+        self._data = data  # ConnectBytes, or what it is in a task
+
+    @classmethod
+    def of(cls, session: Any, value: Any) -> ConnectValue:
+        """Share an object with the tasks of a session."""
+        return cls(ConnectCluster(session).broadcast(cloudpickle.dumps(value)))
+
+    @functools.cached_property
+    def value(self) -> Any:
+        return cloudpickle.loads(self._data.value)
+
+    def __reduce__(self):
+        return ConnectValue, (self._data,)
 
 
 class _FileBytes:

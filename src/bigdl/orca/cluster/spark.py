@@ -78,7 +78,8 @@ class SparkCluster:
     @classmethod
     def active_or_local(cls) -> SparkCluster:
         """Describe the active SparkContext; start one on this machine if there is none."""
-        if active_context() is None and cls.start_local is not None:
+        is_none = active_context() is None and connect_session() is None
+        if is_none and cls.start_local is not None:
             logger.warning(
                 "There is no SparkContext: one is started on this machine; call init_orca_context "
                 "first to choose where, how many cores and how much memory"
@@ -189,6 +190,11 @@ class SparkCluster:
         except Py4JError as error:  # not public in Spark: it may change
             logger.debug("maxNumConcurrentTasks failed, using defaultParallelism: %s", error)
             return self.sc.defaultParallelism
+
+    @property
+    def parallelism(self) -> int:
+        """Number of partitions of what is cut without a wish."""
+        return self.sc.defaultParallelism
 
     def await_slots(self, number: int, cancelled: threading.Event | None = None) -> int:
         """Wait until so many tasks can run at once, but not for ever; returns how many can.

@@ -49,6 +49,16 @@ class ConnectEngine(SparkEngine):
     ------
     UsageError
         Without an active session, or for an argument that cannot work.
+
+    Examples
+    --------
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.engine import ConnectEngine
+    >>> session = init_orca_context(
+    ...     "spark-connect", master="sc://server:15002"
+    ... )  # doctest: +SKIP
+    >>> ConnectEngine().run(lambda worker: worker.rank * 10, num_workers=2)  # doctest: +SKIP
+    [0, 10]
     """
 
     def __init__(self, cluster: ConnectCluster | None = None, **options):
