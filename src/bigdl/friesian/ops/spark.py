@@ -208,7 +208,9 @@ def action(function: _Function) -> _Function:
 
     @wraps(function)
     def call(data: Any, *args: Any, **kwargs: Any) -> Any:
-        session = getattr(data, "df", data).sparkSession
+        # a DataFrame of Spark Connect has an attribute of every name: a column
+        frame = data if hasattr(type(data), "sparkSession") else data.df
+        session = frame.sparkSession
         with users_errors(getattr(session, "_sc", None)):
             return function(data, *args, **kwargs)
 
