@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca import arguments
-from bigdl.orca.cluster import launch, spark, submit
+from bigdl.orca.cluster import connect, launch, spark, submit
 from bigdl.orca.cluster.connect import ConnectCluster, ConnectedSession, active_spark
 from bigdl.orca.cluster.ray import OrcaRayContext
 from bigdl.orca.cluster.submit import ContextRequest
@@ -235,10 +235,7 @@ def _connect(cluster_mode, cores, num_nodes, init_ray_on_spark, kwargs) -> Spark
     conf = arguments.check_conf(kwargs.get("conf"))
     options = arguments.check_cluster_options("connect", kwargs)
     if init_ray_on_spark:
-        raise UsageError(
-            "Ray cannot be started on the nodes of Spark over Spark Connect; use the cluster_mode "
-            'of the cluster itself, or runtime="ray" with the address of a Ray cluster'
-        )
+        raise UsageError(connect.NO_RAY)
     # a single node is what nobody gave, unless its cores were given
     nodes = check_positive("num_nodes", num_nodes)
     of_node = None if cores is None else arguments.check_cores(cores)

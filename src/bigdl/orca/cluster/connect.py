@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bigdl.orca")
 
+NO_RAY = (
+    "Ray cannot be started on the nodes of Spark over Spark Connect; use the cluster_mode of the "
+    'cluster itself, or init_orca_context(runtime="ray", address=...)'
+)
+
 _REACH_S = 2.0  # seconds within which a task must be able to open a connection to this process
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 

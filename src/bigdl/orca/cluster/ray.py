@@ -19,6 +19,7 @@ from typing import Any, ClassVar, cast
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.cluster import connect
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.ray_launch import (
     check_ray_arguments,
@@ -386,7 +387,7 @@ class OrcaRayContext:
             if cls._of_program is None:
                 sc = active_context()
                 if sc is None:
-                    raise UsageError(NO_RAY)
+                    raise UsageError(NO_RAY if connect_session() is None else connect.NO_RAY)
                 cls.set_of_program(cls("spark", sc=sc, **cls._program_options))
             of_program = cast("OrcaRayContext", cls._of_program)
             of_program.init()
