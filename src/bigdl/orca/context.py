@@ -151,6 +151,10 @@ def init_orca_context(
     """
     if arguments.check_runtime(runtime, cluster_mode, init_ray_on_spark) == "ray":
         return _init_ray(cores, memory, num_nodes, kwargs)
+    # This warning is about PySpark's pandas API, which Orca does not use.
+    warnings.filterwarnings(
+        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
+    )
     mode = arguments.check_cluster_mode(cluster_mode)
     if mode in arguments.CONNECT_MODES or spark.connect_session() is not None:
         return _connect(cluster_mode, cores, num_nodes, init_ray_on_spark, kwargs)
@@ -177,10 +181,6 @@ def init_orca_context(
         options,
     )
 
-    # This warning is about PySpark's pandas API, which Orca does not use.
-    warnings.filterwarnings(
-        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
-    )
     require("pyspark", "orca")
 
     with _State.lock:

@@ -58,6 +58,7 @@ class _Facts:
 
     nodes: int | None = None  # as the program said
     cores: int | None = None
+    conf: dict[str, str] = field(default_factory=dict)
     look: dict[str, Any] | None = None
     is_client_reachable: bool | None = None
     sent: set[str] = field(default_factory=set)  # names of artifacts
@@ -152,8 +153,12 @@ class ConnectCluster(SparkCluster):
             return 1
         if simulated:
             return simulated[0]
+        asked = self._asked_nodes()
+        return len(self._look()["executors"]) if asked is None else asked
+
+    def _asked_nodes(self) -> int | None:
         asked = self._facts.nodes or self._conf("spark.executor.instances")
-        return int(asked) if asked else len(self._look()["executors"])
+        return int(asked) if asked else None
 
     @property
     def cores_per_node(self) -> int:
@@ -171,9 +176,10 @@ class ConnectCluster(SparkCluster):
         The plan of a range tells it, whose partitions are as many as the cores.
         """
         if self._conf("spark.default.parallelism"):  # then it says nothing of the cores
+            nodes = self._asked_nodes()
             asked = self._facts.cores or self._conf("spark.executor.cores")
-            if asked and not is_local(self.master):
-                return self.nodes * (int(asked) // self.threads_per_task)
+            if nodes and asked and not is_local(self.master):
+                return nodes * (int(asked) // self.threads_per_task)
         found = re.search(r"splits=(?:Some\()?(\d+)", explained(self._session.range(1)))
         if found is None:
             logger.debug("The plan of a range does not say how many partitions it has")
@@ -312,13 +318,16 @@ class ConnectCluster(SparkCluster):
     def _conf(self, key: str, default: str = "") -> str:
         from pyspark.errors import PySparkException
 
-        try:
-            return self._session.conf.get(key, None) or default
-        except PySparkException as error:  # a platform may keep it to itself
-            if is_gone(error):
-                raise
-            logger.debug("The server does not tell %s: %s", key, error)
-            return default
+        known = self._facts.conf  # of the server: it does not change while it runs
+        if key not in known:
+            try:
+                known[key] = self._session.conf.get(key, None) or ""
+            except PySparkException as error:  # a platform may keep it to itself
+                if is_gone(error):
+                    raise ServerLost(self.host) from error
+                logger.debug("The server does not tell %s: %s", key, error)
+                known[key] = ""
+        return known[key] or default
 
 
 class ServerLost(BigDLError, RuntimeError):
@@ -375,7 +384,8 @@ class ConnectedSession:
                 'cluster_mode="spark-connect" needs master, the address of a Spark Connect server '
                 f'such as "sc://host:15002", but got {url!r}'
             )
-        require("grpc", "connect")
+        for package in ("grpc", "grpc_status", "google.rpc", "zstandard"):
+            require(package, "connect")
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
