@@ -93,6 +93,20 @@ def restarted():
     (FOLDER / "result").write_text(json.dumps(fit(resume="auto")))
 
 
+def where_modules_are():
+    """The file of a module of BigDL in the workers."""
+    from bigdl.orca.engine import ConnectEngine
+
+    start()
+
+    def program(worker):
+        import bigdl.runtime.task
+
+        return bigdl.runtime.task.__file__
+
+    (FOLDER / "result").write_text(json.dumps(ConnectEngine().run(program, num_workers=2)))
+
+
 def interrupted():
     """Ctrl-C while workers wait in a collective that never ends."""
     from bigdl.orca.engine import ConnectEngine
@@ -120,5 +134,7 @@ def interrupted():
 
 
 if __name__ == "__main__":
-    {"train": train, "restarted": restarted, "interrupted": interrupted}[sys.argv[1]]()
+    {each.__name__: each for each in (train, restarted, interrupted, where_modules_are)}[
+        sys.argv[1]
+    ]()
     stop_orca_context()

@@ -33,14 +33,22 @@ class ConnectServer:
     folder : Path
         For its log, and what it writes.
     master : str
+    environment : dict of str to str, optional
     conf : dict of str to str
     """
 
-    def __init__(self, folder: Path, master: str = "local[2,4]", **conf: str):
+    def __init__(
+        self,
+        folder: Path,
+        master: str = "local[2,4]",
+        environment: dict[str, str] | None = None,
+        **conf: str,
+    ):
+        self._environment = environment or {}
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.url = f"sc://127.0.0.1:{self.port}"
-        self._folder = Path(folder)
+        self.folder = Path(folder)
         self._master, self._conf = master, conf
         self.start()
 
@@ -54,7 +62,7 @@ class ConnectServer:
             "spark.driver.extraJavaOptions": QUICK_JVM,
             "spark.executor.extraJavaOptions": QUICK_JVM,
             "spark.ui.enabled": "false",
-            "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(self.port),
             **self._conf,
@@ -67,11 +75,12 @@ class ConnectServer:
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
+            **self._environment,
         }
-        with open(self._folder / "server.log", "ab") as log:
+        with open(self.folder / "server.log", "ab") as log:
             self._process = subprocess.Popen(
                 [*command, *confs, "spark-internal"],
-                cwd=self._folder,
+                cwd=self.folder,
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -79,7 +88,7 @@ class ConnectServer:
             )
         give_up = time.monotonic() + 120
         while not self.listens():
-            assert self._process.poll() is None, (self._folder / "server.log").read_text()[-3000:]
+            assert self._process.poll() is None, (self.folder / "server.log").read_text()[-3000:]
             assert time.monotonic() < give_up, "the server did not listen within 120 s"
             time.sleep(0.1)
 
@@ -88,7 +97,7 @@ class ConnectServer:
         home = Path(pyspark.__file__).parent
         if not self._master.startswith("local-cluster"):
             return home
-        linked = self._folder / "home"
+        linked = self.folder / "home"
         if not linked.exists():
             linked.mkdir()
             for part in home.iterdir():

@@ -40,13 +40,12 @@ class Way:
 
     def engine(self, **options):
         """The engine; of two workers unless told otherwise."""
-        from bigdl.orca.engine import ConnectEngine, LocalEngine, RayEngine, SparkEngine
+        from bigdl.orca.engine import LocalEngine, RayEngine, SparkEngine
 
         options = {"workers_per_node": 2, **options}
         if self.backend == "local":
             return LocalEngine(**options)
-        of_spark = ConnectEngine if over_connect() else SparkEngine
-        return (RayEngine if self.on_ray else of_spark)(**options)
+        return (RayEngine if self.on_ray else SparkEngine)(**options)
 
     def data(self, frame):
         """A Spark DataFrame of columns ``x`` and ``y``, or arrays of which each of two workers gets

@@ -5,7 +5,9 @@ suites of all engines run over Spark Connect by ``test_connect_suites.py``.
 """
 
 import json
+import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -98,3 +100,60 @@ def test_a_restarted_server_is_one_sentence_and_fit_resumes(tmp_path):
         )
     finally:
         server.stop()
+
+
+@pytest.mark.slow
+def test_executors_without_bigdl_get_its_modules(tmp_path):
+    hiding = tmp_path / "hiding"
+    hiding.mkdir()
+    (hiding / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "sys.path[:] = [p for p in sys.path if not os.path.isdir(os.path.join(p, 'bigdl'))]\n"
+    )
+    server = ConnectServer(tmp_path, environment={"PYTHONPATH": str(hiding)})
+    try:
+        run("where_modules_are", server.url, tmp_path / "run")
+    finally:
+        server.stop()
+    files = json.loads((tmp_path / "run" / "result").read_text())
+    assert len(files) == 2
+    assert all(".zip" in file for file in files)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_a_program_of_the_docs_runs_with_another_first_line(server, page):
+    listings = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    if page == "README.md":  # what follows there has programs of their own
+        listings = [listing for listing in listings if "init_orca_context(" in listing]
+    first_line = f'init_orca_context("spark-connect", master="{server.url}")'
+    program, count = re.subn(r"init_orca_context\([^)]+\)", first_line, "\n".join(listings))
+    assert count == 1
+    path = server.folder / "program.py"  # where relative paths mean the same files
+    path.write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=server.folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "prediction" in done.stdout
+
+
+@pytest.mark.slow
+def test_ncf_runs_on_a_server(server, data_dir, tmp_path):
+    figures = []
+    for mode in ("local", "spark-connect"):
+        command = [sys.executable, str(ROOT / "examples/orca/ncf/train_dataframe.py")]
+        command += ["--data-dir", str(data_dir / "ml-100k"), "--users", "60", "--epochs", "2"]
+        done = subprocess.run(
+            [*command, "--cluster_mode", mode],
+            cwd=tmp_path,
+            env={**os.environ, **({"SPARK_REMOTE": server.url} if mode != "local" else {})},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        figures.append(re.sub(r"\d+(\.\d+)? s\b", "", done.stdout).splitlines()[-3:])
+    assert figures[0] == figures[1]

@@ -157,7 +157,7 @@ def init_orca_context(
     )
     mode = arguments.check_cluster_mode(cluster_mode)
     if mode in arguments.CONNECT_MODES or spark.connect_session() is not None:
-        return _connect(cluster_mode, cores, num_nodes, init_ray_on_spark, kwargs)
+        return _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs)
     is_local = mode == "local" or mode in arguments.SUBMIT_MODES
     arguments.check_names(kwargs)
     conf = arguments.check_conf(kwargs.get("conf"))
@@ -229,7 +229,7 @@ def init_orca_context(
         return sc
 
 
-def _connect(cluster_mode, cores, num_nodes, init_ray_on_spark, kwargs) -> SparkSession:
+def _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs) -> SparkSession:
     """Take over the active session of Spark Connect, or connect to a server."""
     arguments.check_names(kwargs)
     conf = arguments.check_conf(kwargs.get("conf"))
@@ -246,6 +246,8 @@ def _connect(cluster_mode, cores, num_nodes, init_ray_on_spark, kwargs) -> Spark
                 "A SparkContext is active in this process, which cannot have a session of Spark "
                 "Connect beside it; call stop_orca_context first"
             )
+        if memory != "2g":
+            arguments.warn_ignored({"memory"}, "it is that of the Spark Connect server")
         told = None if nodes == 1 and cores is None else nodes, of_node
         connected = ConnectedSession.connect(options.get("master"), conf, _State.connected)
         if connected is None:

@@ -108,6 +108,9 @@ class ConnectEngine(SparkEngine):
         return super()._slots(num_workers)
 
 
+SparkEngine._over_connect = ConnectEngine
+
+
 class ConnectJob(SparkJob):
     """One program on the tasks of barrier stages; made by :meth:`ConnectEngine.open`."""
 

@@ -13,12 +13,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark import SparkCluster, connect_session
 from bigdl.orca.cluster.spark_calls import (
     QUIET_S,
     SparkCall,
@@ -54,6 +54,8 @@ _unreachable: set[str] = set()  # applications whose executors cannot connect to
 class SparkEngine(Engine):
     """Runs programs as barrier stages of the active Spark application.
 
+    Where a session of Spark Connect is active, and no cluster is given, it is a ``ConnectEngine``.
+
     Parameters
     ----------
     cluster : SparkCluster, optional
@@ -86,6 +88,12 @@ class SparkEngine(Engine):
     >>> SparkEngine().run(lambda worker: worker.rank * 10, num_workers=2)
     [0, 10]
     """
+
+    _over_connect: ClassVar[type["SparkEngine"] | None] = None  # which imports this module
+
+    def __new__(cls, cluster: SparkCluster | None = None, **options: Any) -> "SparkEngine":
+        is_connect = cls is SparkEngine and cluster is None and connect_session() is not None
+        return super().__new__((cls._over_connect if is_connect else None) or cls)
 
     def __init__(
         self,

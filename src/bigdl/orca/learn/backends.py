@@ -43,8 +43,7 @@ class Backend:
         **options
             ``workers_per_node`` and ``log_to_driver``.
         """
-        engine = SparkEngine if connect_session() is None else ConnectEngine
-        return engine(**options)
+        return (SparkEngine if connect_session() is None else ConnectEngine)(**options)
 
     def end_workers(self) -> None:
         """End the workers that wait for programs."""
