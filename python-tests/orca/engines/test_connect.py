@@ -63,6 +63,33 @@ def test_weights_figures_and_predictions_are_those_of_a_classic_spark(server, tm
     assert one[3] == other[3]
 
 
+REFUSED = {
+    '"spark-connect"': "needs master, the address of a Spark Connect server such as",
+    '"connect", master="spark://host:7077"': "needs master, the address of a Spark Connect server",
+    '"spark-connect", master="sc://127.0.0.1:9"': "No Spark Connect server answers at 127.0.0.1:9;",
+    '"spark-connect", master="sc://host:port"': 'master must be like "sc://host:15002", but got',
+    '"spark-connect", init_ray_on_spark=True': "Ray cannot be started on the nodes of Spark over",
+    '"spark-connect", num_nodes=0': "num_nodes should be a positive integer",
+    '"local"': "pass cluster_mode=",  # SPARK_REMOTE is set there
+}
+
+
+def test_what_cannot_be_connected_to_is_one_sentence():
+    program = "from bigdl.orca import init_orca_context\nimport os\n"
+    for arguments in REFUSED:
+        if "local" in arguments:
+            program += 'os.environ["SPARK_REMOTE"] = "sc://host"\n'
+        program += f"try:\n    init_orca_context({arguments})\n"
+        program += "except ValueError as error:\n    print(error)\n"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SPARK_")}
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True)
+    lines = said.stdout.splitlines()
+    assert len(lines) == len(REFUSED), said.stdout + said.stderr
+    for line, expected in zip(lines, REFUSED.values(), strict=True):
+        assert expected in line
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_the_workers(server, tmp_path):
     run("interrupted", server.url, tmp_path / "run")

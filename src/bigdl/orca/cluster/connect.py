@@ -481,13 +481,15 @@ def explained(frame: Any, extended: bool = False) -> str:
 
 def is_gone(error: BaseException) -> bool:
     """Return True if an error says that the server, or this session of it, is not there."""
-    return bool(_GONE.search(f"{getattr(error, '_error_class', '')} {error}"))
+    text = str(error)
+    # what a job says of its tasks may look alike
+    return _OF_JOB.search(text) is None and _GONE.search(text) is not None
 
 
+_OF_JOB = re.compile(r"Job aborted|Traceback \(most recent call last\)")
 _GONE = re.compile(
-    r"SESSION_CHANGED|SESSION_NOT_FOUND|SESSION_CLOSED|NO_ACTIVE_SESSION|StatusCode\.UNAVAILABLE|"
-    r"Connection refused|RETRIES_EXCEEDED|driver instance has restarted|"
-    r"channel is closed|closed channel"
+    r"SESSION_CHANGED|SESSION_NOT_FOUND|SESSION_CLOSED|RESPONSE_ALREADY_RECEIVED|RETRIES_EXCEEDED|"
+    r"StatusCode\.UNAVAILABLE|Connection refused|driver instance has restarted|closed channel"
 )
 
 
