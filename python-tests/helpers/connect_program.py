@@ -68,6 +68,92 @@ def train():
     (FOLDER / "result").write_bytes(pickle.dumps((weights, losses, rows, arrays.tobytes())))
 
 
+def shards():
+    """What XShards, readers and transformers give."""
+    import pandas as pd
+
+    from bigdl.orca.data import SharedValue, XShards
+    from bigdl.orca.data.pandas import read_csv
+    from bigdl.orca.data.transformer import MinMaxScaler, StringIndexer
+
+    start()
+    (FOLDER / "csv").mkdir()
+    for part in range(2):
+        frame = pd.DataFrame({"a": [3 + part, 1, 2], "b": list("xyz"), "c": [0.5, 1.5, part]})
+        frame.to_csv(FOLDER / "csv" / f"{part}.csv", index=False)
+    arrays = XShards.partition({"x": np.arange(10.0), "y": np.arange(10)}, 4)
+    read = read_csv(str(FOLDER / "csv"))
+    doubled = arrays.transform_shard(lambda shard, by: {**shard, "x": shard["x"] * by}, 2)
+    told = arrays.transform_shard(lambda shard, value: value[len(shard["x"])], SharedValue("abcd"))
+    pairs = arrays.transform_shard(lambda shard: (shard["x"], shard["y"]))
+    index = StringIndexer(inputCol="b")
+    found = {
+        "sizes": (arrays.num_partitions(), len(arrays), len(read), read.num_partitions()),
+        "arrays": arrays.collect(),
+        "doubled": doubled.collect(),
+        "told": told.collect(),
+        "zipped": arrays.zip(doubled).collect(),
+        "split": [part.collect() for part in pairs.split()],
+        "repartitioned": [arrays.repartition(n).collect() for n in (1, 3)],
+        "first": (arrays.first(), arrays.take(3), arrays["x"].first()),
+        "read": read.collect(),
+        "by b": read.partition_by("b", 2).collect(),
+        "frame": sorted(map(tuple, read.to_spark_df().collect())),
+        "sorted": [frame.reset_index(drop=True) for frame in read.sort_values("c").collect()],
+        "unique": sorted(read["b"].unique()),
+        "sums": sorted(
+            row
+            for part in read.group_by("b", {"a": "sum"}).collect()
+            for row in part.to_numpy().tolist()
+        ),
+        "scaled": MinMaxScaler(inputCol=["a"], outputCol="s").fit_transform(read).collect(),
+        "indexed": sorted(
+            row for part in index.fit_transform(read).collect() for row in part.to_numpy().tolist()
+        ),
+    }
+    try:
+        arrays.transform_shard(lambda shard: 1 / 0)
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    (FOLDER / "result").write_bytes(pickle.dumps(found))
+
+
+def tables():
+    """What tables, pipelines and a stage of Spark ML give."""
+    from pyspark.ml import Pipeline
+
+    from bigdl.dllib.nnframes import NNEstimator, NNModel
+    from bigdl.friesian.feature import FeaturePipeline, FeatureTable
+
+    spark = start()
+    rows = [(1, "a", 1.0, 10), (2, "b", 2.0, 20), (1, "a", None, 30), (3, "c", 5.0, 40)]
+    table = FeatureTable(
+        spark.createDataFrame(rows, "user int, item string, price double, time int")
+    )
+    filled = table.fillna(0.0, "price")
+    (index,) = table.gen_string_idx(["item"], freq_limit=1)
+    pipeline = FeaturePipeline().fillna(0.0, "price").fit(table)
+    made = {
+        "encoded": table.encode_string(["item"], [index]),
+        "history": table.add_hist_seq(["time"], "user", "time", min_len=1, max_len=3),
+        "applied": filled.apply("price", "twice", lambda price: price * 2, "double"),
+        "scaled": filled.min_max_scale("price")[0],
+        "target": filled.target_encode("item", "price")[0],
+        "pipeline": pipeline.transform(table),
+    }
+    found = {name: sorted(map(str, each.df.collect())) for name, each in made.items()}
+    torch.manual_seed(0)
+    stage = NNEstimator(torch.nn.Linear(1, 1), torch.nn.MSELoss())
+    stage.setBatchSize(16).setMaxEpoch(2)
+    frame = spark.range(0, 64, 1, 2).selectExpr("array(float(id / 64)) features", "float(id) label")
+    model = Pipeline(stages=[stage]).fit(frame)
+    found["stage"] = [row.prediction for row in model.transform(frame).collect()]
+    model.stages[0].save(str(FOLDER / "stage"))
+    loaded = NNModel.load(str(FOLDER / "stage"))
+    found["loaded"] = [row.prediction for row in loaded.transform(frame).collect()]
+    (FOLDER / "result").write_bytes(pickle.dumps(found))
+
+
 def restarted():
     """A fit whose server is killed, and another one that goes on."""
 
@@ -134,7 +220,8 @@ def interrupted():
 
 
 if __name__ == "__main__":
-    {each.__name__: each for each in (train, restarted, interrupted, where_modules_are)}[
-        sys.argv[1]
-    ]()
+    {
+        each.__name__: each
+        for each in (train, shards, tables, restarted, interrupted, where_modules_are)
+    }[sys.argv[1]]()
     stop_orca_context()

@@ -63,6 +63,19 @@ def test_weights_figures_and_predictions_are_those_of_a_classic_spark(server, tm
     assert one[3] == other[3]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["shards", "tables"])
+def test_what_needs_no_rdd_gives_the_same(server, tmp_path, program):
+    for kind, url in (("classic", "local"), ("connect", server.url)):
+        run(program, url, tmp_path / kind)
+    one, other = (
+        pickle.loads((tmp_path / kind / "result").read_bytes()) for kind in ("classic", "connect")
+    )
+    assert one.keys() == other.keys()
+    for name in one:
+        assert repr(one[name]) == repr(other[name]), name
+
+
 REFUSED = {
     '"spark-connect"': "needs master, the address of a Spark Connect server such as",
     '"connect", master="spark://host:7077"': "needs master, the address of a Spark Connect server",

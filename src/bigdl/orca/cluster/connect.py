@@ -17,7 +17,6 @@ import re
 import socket
 import tempfile
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,11 +60,9 @@ class _Facts:
     conf: dict[str, str] = field(default_factory=dict)
     look: dict[str, Any] | None = None
     is_client_reachable: bool | None = None
+    broadcaster: Any = None
     sent: set[str] = field(default_factory=set)  # names of artifacts
     lock: Any = field(default_factory=threading.RLock)
-
-
-_facts: weakref.WeakKeyDictionary[Any, _Facts] = weakref.WeakKeyDictionary()
 
 
 class ConnectCluster(SparkCluster):
@@ -83,7 +80,7 @@ class ConnectCluster(SparkCluster):
 
     def __init__(self, session: Any):
         self._session = session
-        self._facts = _facts.setdefault(session, _Facts())
+        self._facts: _Facts = vars(session).setdefault("_bigdl_facts", _Facts())
         self.master = self._conf("spark.master")
 
     @property
@@ -128,8 +125,9 @@ class ConnectCluster(SparkCluster):
 
     @property
     def broadcaster(self) -> Any:
-        """What sends bytes to all tasks."""
-        return self
+        """What sends bytes to all tasks; the same for all clusters of a session."""
+        self._facts.broadcaster = self._facts.broadcaster or self
+        return self._facts.broadcaster
 
     @property
     def driver_host(self) -> str:
