@@ -29,6 +29,7 @@ IMPORTS = {
     "automl": ["bigdl.orca.automl.auto_estimator", "optuna", "matplotlib"],
     "xgboost": ["bigdl.orca.automl.hp", "xgboost", "sklearn"],
     "elasticsearch": ["bigdl.orca.data.elastic_search", "elasticsearch.helpers"],
+    "connect": ["bigdl.orca.engine", "pyspark.sql.connect.session"],
     "encryption": ["bigdl.nano.pytorch", "cryptography.fernet"],
     "tf": ["bigdl.nano.tf.keras", "tensorflow", "tf2onnx"],
     "jax": ["bigdl.orca.learn.tf2", "jax", "keras"],
