@@ -20,7 +20,6 @@ from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.spark_calls import one_row
 
 if TYPE_CHECKING:
-    from pyspark import RDD
     from pyspark.sql import DataFrame
 
 Function = Callable[[int, Iterable], Iterable]
@@ -79,7 +78,9 @@ class ConnectShards:
 
     # -- narrow functions --------------------------------------------------------------------------
 
-    def mapPartitionsWithIndex(self, func: Function, preservesPartitioning: bool = False):
+    def mapPartitionsWithIndex(
+        self, func: Function, preservesPartitioning: bool = False
+    ) -> ConnectShards:
         """Elements of ``func(partition, elements)``."""
         if self.is_cached:
             return ConnectShards(self._frame(), (func,), self._partitions)
@@ -256,8 +257,8 @@ class ConnectShards:
         return self._source_frame().mapInArrow(work, PIECES)
 
 
-def parallelize(elements: Sequence, number: int) -> RDD | ConnectShards:
-    """Objects of this process in `number` partitions of the active Spark."""
+def parallelize(elements: Sequence, number: int) -> Any:
+    """Objects of this process in `number` partitions of the active Spark: an RDD, or the like."""
     cluster = active_spark()
     if not isinstance(cluster, ConnectCluster):
         return cluster.sc.parallelize(elements, number)
@@ -269,7 +270,7 @@ def parallelize(elements: Sequence, number: int) -> RDD | ConnectShards:
     return ConnectShards(frame, (), number)
 
 
-def frame_of(tuples: RDD | ConnectShards, schema: str) -> DataFrame:
+def frame_of(tuples: Any, schema: str) -> DataFrame:
     """A DataFrame of elements that are tuples, by Spark's text of its schema."""
     if isinstance(tuples, ConnectShards):
         return tuples.to_frame(schema)
@@ -277,6 +278,6 @@ def frame_of(tuples: RDD | ConnectShards, schema: str) -> DataFrame:
     return spark.createDataFrame(tuples, schema, verifySchema=False)
 
 
-def rows_of(frame: DataFrame) -> RDD | ConnectShards:
-    """The rows of a DataFrame."""
+def rows_of(frame: DataFrame) -> Any:
+    """The rows of a DataFrame: an RDD, or the like."""
     return ConnectShards.of_rows(frame) if is_connect(frame) else frame.rdd
