@@ -388,6 +388,8 @@ class ConnectedSession:
         from pyspark.sql import SparkSession
 
         environment = {name: os.environ.get(name) for name in _OF_CONNECT}
+        if previous is not None:  # as it was before the first session
+            environment = previous._environment
         host, port = _endpoint(url)
         if not _listens(host, port):
             raise UsageError(
