@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pyspark
 from quick_jvm import QUICK_JVM
 
 OVER_CONNECT = "BIGDL_TEST_SPARK"
@@ -94,6 +93,8 @@ class ConnectServer:
 
     def _home(self) -> Path:
         """PySpark's own Spark; behind links where executors write their logs below it."""
+        import pyspark
+
         home = Path(pyspark.__file__).parent
         if not self._master.startswith("local-cluster"):
             return home
