@@ -206,7 +206,7 @@ class ConnectShards:
     @property
     def ctx(self) -> Any:
         """What says whether the session still runs, as a SparkContext does."""
-        session = self._source.sparkSession
+        session: Any = self._source.sparkSession
         return SimpleNamespace(_jsc=None if session.is_stopped else session)
 
     @property
@@ -227,7 +227,7 @@ class ConnectShards:
         def run(batches: Iterable) -> Iterator:
             from pyspark import TaskContext
 
-            context = TaskContext.get()
+            context: Any = TaskContext.get()
             elements: Iterable = decode(batches)
             for function in functions:
                 elements = function(context.partitionId(), elements)
