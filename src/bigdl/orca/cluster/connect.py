@@ -413,7 +413,7 @@ class ConnectedSession:
             session.conf.get("spark.sql.session.timeZone")
         except Exception as error:
             logger.debug("The session does not answer: %s", error)
-            return not is_gone(error)
+            return False
         return True
 
     def stop(self) -> None:
