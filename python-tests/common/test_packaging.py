@@ -110,6 +110,7 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
         "nano",
         "inc",
         "elasticsearch",
+        "connect",
         "encryption",
         "delta",
         "iceberg",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import ray_models as rays
+from connect_server import over_connect
 
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 
@@ -73,18 +74,28 @@ class Way:
 
 
 LOCAL = Way("local", False, reads_spark=False, has_slots=False)
-ENGINES = [
-    pytest.param(Way("spark", False), id="spark"),
-    pytest.param(Way("ray", True), id="ray"),
-    pytest.param(LOCAL, id="local"),
-]
-WAYS = [
-    ENGINES[0],
-    ENGINES[2],
-    *with_horovod(("horovod-on-spark", Way("horovod", False))),
-    ENGINES[1],
-    *with_horovod(("horovod-on-ray", Way("horovod", True))),
-]
+# A process has a SparkContext or a session of Spark Connect: there the same suites run by
+# test_connect_suites.py, in a process of their own.
+ENGINES = (
+    [pytest.param(Way("spark", False), id="connect")]
+    if over_connect()
+    else [
+        pytest.param(Way("spark", False), id="spark"),
+        pytest.param(Way("ray", True), id="ray"),
+        pytest.param(LOCAL, id="local"),
+    ]
+)
+WAYS = (
+    ENGINES
+    if over_connect()
+    else [
+        ENGINES[0],
+        ENGINES[2],
+        *with_horovod(("horovod-on-spark", Way("horovod", False))),
+        ENGINES[1],
+        *with_horovod(("horovod-on-ray", Way("horovod", True))),
+    ]
+)
 
 
 slow_on_ray = pytest.mark.parametrize(

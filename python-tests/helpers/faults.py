@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 
@@ -59,7 +59,7 @@ def estimator(**options):
     import torch
 
     options = {"model": model, "optimizer": optimizer, "loss": torch.nn.MSELoss(), **options}
-    options.setdefault("workers_per_node", 2 // SparkCluster.from_active().nodes)
+    options.setdefault("workers_per_node", 2 // active_spark().nodes)
     return Estimator.from_torch(config={"dtype": "float64"}, **options)
 
 

@@ -285,12 +285,6 @@ def test_a_column_may_be_named_twice_and_be_feature_and_label(typed):
     assert [spec.name for spec in feed.specs] == ["tiny", "real"]
 
 
-def test_a_spark_connect_frame_is_refused():
-    connect = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})
-    with pytest.raises(UsageError, match="Spark Connect"):
-        as_feed(connect(), "x")
-
-
 @pytest.mark.parametrize("data", [None, 3, dict])
 def test_another_input_is_refused_with_its_type(data):
     with pytest.raises(UsageError, match=f"Spark DataFrame, .* got builtins.{type(data).__name__}"):

@@ -179,7 +179,9 @@ def test_local_mode_refuses_the_master_of_a_cluster(no_context):
 
 def test_spark_connect_is_refused(no_context, monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "sc://host")
-    with pytest.raises(UsageError, match="SPARK_REMOTE=sc://host asks for Spark Connect: unset"):
+    with pytest.raises(
+        UsageError, match="SPARK_REMOTE=sc://host asks for Spark Connect: unset SPARK_REMOTE, or"
+    ):
         init_orca_context()
 
 

@@ -65,9 +65,18 @@ def squared(model, batch):
 
 def in_partitions(spark, shards):
     """A DataFrame with a partition for every shard, also for an empty one."""
-    parts = [[(x.tolist(), float(y)) for x, y in zip(s["x"], s["y"], strict=True)] for s in shards]
-    rdd = spark.sparkContext.parallelize(range(len(parts)), len(parts)).flatMap(parts.__getitem__)
-    return rdd.toDF("x array<double>, y double")
+    parts = [{"x": s["x"].tolist(), "y": s["y"].tolist()} for s in shards]
+
+    def part(batches):
+        import pyarrow as pa
+
+        schema = pa.schema({"x": pa.list_(pa.float64()), "y": pa.float64()})
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield pa.RecordBatch.from_pydict(parts[number], schema)
+
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    return numbers.mapInArrow(part, "x array<double>, y double")
 
 
 def estimator(way, dtype="float64", workers=2, optimizer=sgd, **options):

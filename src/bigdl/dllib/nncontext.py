@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, cast
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.arguments import check_conf
+from bigdl.orca.cluster.spark import NEEDS_CONTEXT, connect_session
 from bigdl.orca.context import (
     OrcaContext,
     init_orca_context,
@@ -359,6 +360,8 @@ _OTHER_NAMES = {
 
 
 def _start(cluster_mode: str, **arguments: Any) -> SparkContext:
+    if connect_session() is not None:
+        raise UsageError(NEEDS_CONTEXT)
     renamed = {_OTHER_NAMES.get(name, name): value for name, value in arguments.items()}
     kept = {name: value for name, value in renamed.items() if value is not None}
     return cast("SparkContext", init_orca_context(cluster_mode, **kept))  # never Ray's

@@ -16,6 +16,7 @@ from bigdl.orca.cluster.submit import family
 logger = logging.getLogger("bigdl.orca")
 
 SUBMIT_MODES = ("spark-submit", "bigdl-submit")
+CONNECT_MODES = ("spark-connect", "connect")
 CLUSTER_MODES = (
     "local",
     "yarn",
@@ -26,6 +27,7 @@ CLUSTER_MODES = (
     "k8s-cluster",
     "standalone",
     *SUBMIT_MODES,
+    *CONNECT_MODES,
 )
 RUNTIMES = ("spark", "ray")
 LOG_LEVELS = ("ALL", "DEBUG", "ERROR", "FATAL", "INFO", "OFF", "TRACE", "WARN")
@@ -70,8 +72,8 @@ def refuse_spark_connect() -> None:
         value = os.environ.get(name)
         if value and (name != "SPARK_API_MODE" or value.lower() == "connect"):
             raise UsageError(
-                f"Orca needs a classic Spark session, but {name}={value} asks for Spark Connect:"
-                f" unset {name}"
+                f"This cluster_mode starts a classic Spark session, but {name}={value} asks for "
+                f'Spark Connect: unset {name}, or pass cluster_mode="spark-connect"'
             )
 
 
@@ -164,7 +166,7 @@ def check_python(location: Any, conf: Mapping[str, str]) -> str:
 
 def check_cluster_options(mode: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that belong to a cluster mode, checked; one that is None was not given."""
-    wanted = family(mode)
+    wanted = "connect" if mode in CONNECT_MODES else family(mode)
     return {
         name: check(name, kwargs[name])
         for name, (families, check) in CLUSTER_OPTIONS.items()
@@ -226,7 +228,7 @@ CLUSTER_OPTIONS: dict[str, tuple[tuple[str, ...], Callable[[str, Any], Any]]] = 
     "hadoop_conf": (("yarn",), _check_directory),
     "hadoop_user_name": (("yarn",), check_text),
     "jars": (_CLUSTERS, _check_list),
-    "master": (("k8s", "standalone"), check_text),
+    "master": (("k8s", "standalone", "connect"), check_text),
     "penv_archive": (("yarn", "k8s"), _check_file),
     "python_location": (_CLUSTERS, check_text),
     "spark_yarn_archive": (("yarn",), check_text),

@@ -16,15 +16,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import require
+from bigdl.common.errors import UsageError, require
 from bigdl.orca import arguments
-from bigdl.orca.cluster import launch, spark, submit
+from bigdl.orca.cluster import connect, launch, spark, submit
+from bigdl.orca.cluster.connect import ConnectCluster, ConnectedSession, active_spark
 from bigdl.orca.cluster.ray import OrcaRayContext
 from bigdl.orca.cluster.submit import ContextRequest
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 __all__ = ["OrcaContext", "init_orca_context", "stop_orca_context"]
 
@@ -36,6 +38,7 @@ class _State:
 
     lock = threading.RLock()
     launched: launch.LaunchedSpark | None = None
+    connected: ConnectedSession | None = None
     request: ContextRequest | None = None  # the arguments that `launched` was started with
     pid: int | None = None  # the process that registered `stop_orca_context` for its exit
 
@@ -49,10 +52,10 @@ def init_orca_context(
     init_ray_on_spark: bool = False,
     init_executor_gateway: bool = True,
     **kwargs: Any,
-) -> SparkContext | OrcaRayContext:
-    """Start Orca, or take over the SparkContext that is already active.
+) -> SparkContext | SparkSession | OrcaRayContext:
+    """Start Orca, or take over the SparkContext or Spark Connect session that is already active.
 
-    A SparkContext that is active in this process is reused whatever the arguments say, and in a
+    What is active in this process is reused whatever the arguments say, and in a
     program that ``spark-submit`` runs, Spark is started as that command says.
     :func:`stop_orca_context` is called at the exit of the process at the latest.
 
@@ -70,6 +73,7 @@ def init_orca_context(
           driver on the cluster; this call waits for it and ends the process with its exit code.
         * ``"spark-submit"`` or its alias ``"bigdl-submit"``: the cluster and the settings of the
           command that runs the program.
+        * ``"spark-connect"`` (``"connect"``): a session of the Spark Connect server at `master`.
     runtime : str, default "spark"
         ``"ray"``: without Spark, a Ray on this machine (loopback only, its dashboard off), or the
         cluster that `address` names. `cluster_mode` must be left out; of the other arguments
@@ -82,7 +86,8 @@ def init_orca_context(
         Memory of Spark's JVM on a node, in Spark's form: a whole number and one of k, m, g, t.
         The Python workers take theirs beside it.
     num_nodes : int, default 1
-        Number of executors; there is only one node in local mode.
+        Number of executors; there is only one node in local mode. Of Spark Connect it is what the
+        server has, by default as far as it tells.
     init_ray_on_spark : bool, default False
         Whether to start Ray on Spark's nodes now; else it is started when it is needed first.
     init_executor_gateway : bool, default True
@@ -110,6 +115,9 @@ def init_orca_context(
         For standalone: ``master`` (``"spark://host:port"``), ``enable_numa_binding`` (a cluster
         on this machine gets one Spark worker per NUMA node).
 
+        For Spark Connect: ``master`` (``"sc://host:15002"``, with ``/;token=…`` and the like;
+        default: ``SPARK_REMOTE``). ``conf`` are settings of the session.
+
         The arguments for Ray (``redis_port``, ``redis_password``, ``object_store_memory``,
         ``verbose``, ``env``, ``extra_params``, ``num_ray_nodes``, ``ray_node_cpu_cores``,
         ``include_webui``, ``system_config``) are kept until Ray is started.  An argument that the
@@ -117,7 +125,8 @@ def init_orca_context(
 
     Returns
     -------
-    pyspark.SparkContext, or OrcaRayContext with ``runtime="ray"``
+    pyspark.SparkContext, or OrcaRayContext with ``runtime="ray"``, or the SparkSession of Spark
+    Connect
 
     Raises
     ------
@@ -142,7 +151,13 @@ def init_orca_context(
     """
     if arguments.check_runtime(runtime, cluster_mode, init_ray_on_spark) == "ray":
         return _init_ray(cores, memory, num_nodes, kwargs)
+    # This warning is about PySpark's pandas API, which Orca does not use.
+    warnings.filterwarnings(
+        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
+    )
     mode = arguments.check_cluster_mode(cluster_mode)
+    if mode in arguments.CONNECT_MODES or spark.connect_session() is not None:
+        return _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs)
     is_local = mode == "local" or mode in arguments.SUBMIT_MODES
     arguments.check_names(kwargs)
     conf = arguments.check_conf(kwargs.get("conf"))
@@ -166,10 +181,6 @@ def init_orca_context(
         options,
     )
 
-    # This warning is about PySpark's pandas API, which Orca does not use.
-    warnings.filterwarnings(
-        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
-    )
     require("pyspark", "orca")
 
     with _State.lock:
@@ -218,6 +229,41 @@ def init_orca_context(
         return sc
 
 
+def _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs) -> SparkSession:
+    """Take over the active session of Spark Connect, or connect to a server."""
+    arguments.check_names(kwargs)
+    conf = arguments.check_conf(kwargs.get("conf"))
+    options = arguments.check_cluster_options("connect", kwargs)
+    if init_ray_on_spark:
+        raise UsageError(connect.NO_RAY)
+    # a single node is what nobody gave, unless its cores were given
+    nodes = check_positive("num_nodes", num_nodes)
+    of_node = None if cores is None else arguments.check_cores(cores)
+    require("pyspark", "orca")
+    with _State.lock:
+        if spark.active_context() is not None:
+            raise UsageError(
+                "A SparkContext is active in this process, which cannot have a session of Spark "
+                "Connect beside it; call stop_orca_context first"
+            )
+        if memory != "2g":
+            arguments.warn_ignored({"memory"}, "it is that of the Spark Connect server")
+        told = None if nodes == 1 and cores is None else nodes, of_node
+        connected = ConnectedSession.connect(options.get("master"), conf, _State.connected)
+        if connected is None:
+            given = {name for name in ("master", "conf") if kwargs.get(name)}
+            if cluster_mode is not None and cluster_mode.lower() not in arguments.CONNECT_MODES:
+                given.add("cluster_mode")
+            arguments.warn_ignored(given, "the active session of Spark Connect is reused")
+        else:
+            _State.connected = connected
+            _stop_at_exit()
+        cluster = active_spark()
+        if cores is not None or nodes != 1 or connected is not None:
+            cast("ConnectCluster", cluster).describe(*told)
+        return cluster.spark
+
+
 def _init_ray(cores, memory, num_nodes, options) -> OrcaRayContext:
     require("ray", "ray")
     values = {"memory": memory != "2g", "num_nodes": num_nodes != 1}
@@ -249,6 +295,7 @@ def _stop_at_exit() -> None:
 def stop_orca_context() -> None:
     """Stop Ray and the active SparkContext, and every process that was started for them.
 
+    A session of Spark Connect is released if Orca made it; that of the program stays as it is.
     The JVM that Orca started, its executors and Python workers are gone when this returns.  Of a
     SparkContext that the program or ``spark-submit`` made, only the context is stopped.  Without
     a context this does nothing.
@@ -274,7 +321,8 @@ def stop_orca_context() -> None:
             return  # this process was forked from the one that owns the context
         OrcaRayContext.stop_of_program()
         _stop_launched()
-        launch.stop_foreign_context()
+        if spark.connect_session() is None:  # whose server may be in this process
+            launch.stop_foreign_context()
         OrcaRayContext._program_options.clear()
 
 
@@ -293,6 +341,8 @@ def init_spark_with(
     """
     require("pyspark", "orca")
 
+    if spark.connect_session() is not None:
+        raise UsageError(spark.NEEDS_CONTEXT)
     with _State.lock:
         if spark.active_context() is None:
             arguments.refuse_spark_connect()
@@ -323,6 +373,9 @@ def _stop_launched() -> None:
     launched, _State.launched, _State.request = _State.launched, None, None
     if launched is not None:
         launched.stop()
+    connected, _State.connected = _State.connected, None
+    if connected is not None:
+        connected.stop()
 
 
 def _start_local(request: ContextRequest) -> SparkContext:

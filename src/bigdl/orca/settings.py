@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.arguments import check_flag, check_name
+from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.ray import OrcaRayContext
 from bigdl.orca.cluster.spark import SparkCluster
 
@@ -113,14 +114,14 @@ class OrcaContext(metaclass=_Checked):
 
     @staticmethod
     def get_spark_session() -> SparkSession:
-        """The SparkSession on the active SparkContext.
+        """The active session of Spark Connect, or the SparkSession on the active SparkContext.
 
         Raises
         ------
         UsageError
-            If there is no active SparkContext.
+            If there is neither.
         """
-        return SparkCluster.from_active().spark
+        return active_spark().spark
 
     @staticmethod
     def get_sql_context() -> SQLContext:

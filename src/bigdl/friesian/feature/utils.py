@@ -8,6 +8,7 @@ from bigdl.friesian.feature.table import Table, check_table
 from bigdl.friesian.ops.kinds import require_columns
 from bigdl.friesian.ops.spark import as_names
 from bigdl.orca.data import SparkXShards
+from bigdl.orca.data.xshards.connect import rows_of
 
 
 def featuretable_to_xshards(
@@ -41,4 +42,4 @@ def featuretable_to_xshards(
             arrays[name] = np.array(cells.tolist()) if is_matrix else cells.to_numpy()
         yield arrays
 
-    return SparkXShards(tbl.df.rdd.mapPartitions(shard))
+    return SparkXShards(rows_of(tbl.df).mapPartitions(shard))

@@ -9,13 +9,13 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce, wraps
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.kinds import Field, require_kind
+from bigdl.orca.cluster.connect import ConnectValue
 from bigdl.orca.cluster.spark_calls import silent_when_closed, users_errors
 from bigdl.orca.data.transformer.encoding import as_names as as_names
 from bigdl.orca.data.transformer.encoding import check_string as check_string
@@ -208,7 +208,9 @@ def action(function: _Function) -> _Function:
 
     @wraps(function)
     def call(data: Any, *args: Any, **kwargs: Any) -> Any:
-        session = getattr(data, "df", data).sparkSession
+        # a DataFrame of Spark Connect has an attribute of every name: a column
+        frame = data if hasattr(type(data), "sparkSession") else data.df
+        session = frame.sparkSession
         with users_errors(getattr(session, "_sc", None)):
             return function(data, *args, **kwargs)
 
@@ -266,5 +268,4 @@ def temporary(df: DataFrame | Iterable[str], purpose: str) -> str:
 def shared(value: Any, spark: Any) -> Any:
     """A broadcast: Spark sends the value to each worker once, whose process unpacks it once."""
     context = getattr(spark, "_sc", None)
-    # Spark Connect has no broadcasts: there it travels with the function.
-    return SimpleNamespace(value=value) if context is None else context.broadcast(value)
+    return ConnectValue.of(spark, value) if context is None else context.broadcast(value)

@@ -154,6 +154,13 @@ def zip_modules(file: str | Path, path: Iterable[str] | None = None) -> bool:
     return bool(members)
 
 
+def zip_bigdl(file: str | Path) -> bool:
+    """Write BigDL's own modules to a zip file that Python can import from; returns True."""
+    root = Path(__file__).parents[2]
+    _write(file, {source.relative_to(root.parent).as_posix(): source for source in _sources(root)})
+    return True
+
+
 def ship_modules(sc: SparkContext) -> None:
     """Send the program's own modules to the executors of `sc`, unless they have them already.
 

@@ -7,9 +7,17 @@ the environment variable ``BIGDL_NO_PLAN_INSPECTION=1`` makes every function giv
 import contextlib
 import logging
 import os
+import re
 import threading
 
-__all__ = ["fits_barrier", "is_cached", "is_deterministic", "is_switched_off", "quiet"]
+__all__ = [
+    "fits_barrier",
+    "is_cached",
+    "is_connect",
+    "is_deterministic",
+    "is_switched_off",
+    "quiet",
+]
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -17,6 +25,11 @@ logger = logging.getLogger("bigdl.orca")
 def is_switched_off() -> bool:
     """Return True if no plan may be looked at."""
     return os.environ.get("BIGDL_NO_PLAN_INSPECTION", "") not in ("", "0")
+
+
+def is_connect(frame) -> bool:
+    """Return True if an object is a DataFrame of Spark Connect."""
+    return any(c.__module__.startswith("pyspark.sql.connect") for c in type(frame).__mro__)
 
 
 def is_cached(frame) -> bool:
@@ -33,6 +46,9 @@ def is_deterministic(frame) -> bool:
     if is_switched_off():
         return True
     try:
+        if is_connect(frame):
+            text = frame._explain_string(extended=True)
+            return not _CHANCE.search(text.partition("== Optimized Logical Plan ==")[2])
         plan = frame._jdf.queryExecution().optimizedPlan()
         return bool(plan.deterministic()) and not _NAMES_OF_LIMITS & _node_names(plan)
     except Exception as error:  # an internal API: any failure means "cannot tell"
@@ -40,6 +56,12 @@ def is_deterministic(frame) -> bool:
         return True
 
 
+# what the text of a plan says where other rows, or others first, may come the next time
+_CHANCE = re.compile(
+    r"\b(GlobalLimit|Offset|Tail)\b|"
+    r"\b(rand|randn|randstr|random|uniform|uuid|shuffle|monotonically_increasing_id|"
+    r"spark_partition_id|input_file_name)\("
+)
 _NAMES_OF_LIMITS = {"GlobalLimit", "Offset", "Tail"}
 
 

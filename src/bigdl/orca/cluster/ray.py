@@ -19,6 +19,8 @@ from typing import Any, ClassVar, cast
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.cluster import connect
+from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.ray_launch import (
     check_ray_arguments,
     connect_ray,
@@ -26,7 +28,7 @@ from bigdl.orca.cluster.ray_launch import (
     start_on_spark,
     start_ray,
 )
-from bigdl.orca.cluster.spark import SparkCluster, active_context
+from bigdl.orca.cluster.spark import SparkCluster, active_context, connect_session
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -211,12 +213,12 @@ class Shared:
 
 def active_cluster() -> RayCluster | SparkCluster:
     """Describe the cluster that data belong on: Ray if it is alone, else the active Spark."""
-    return RayCluster() if is_alone() else SparkCluster.from_active()
+    return RayCluster() if is_alone() else active_spark()
 
 
 def is_alone() -> bool:
     """Return True if this program has a Ray and no Spark, so that data belongs on Ray."""
-    return active_context() is None and is_connected()
+    return active_context() is None and connect_session() is None and is_connected()
 
 
 def is_connected() -> bool:
@@ -390,7 +392,7 @@ class OrcaRayContext:
             if cls._of_program is None:
                 sc = active_context()
                 if sc is None:
-                    raise UsageError(NO_RAY)
+                    raise UsageError(NO_RAY if connect_session() is None else connect.NO_RAY)
                 cls.set_of_program(cls("spark", sc=sc, **cls._program_options))
             of_program = cast("OrcaRayContext", cls._of_program)
             of_program.init()

@@ -21,9 +21,9 @@ from typing import Any
 
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
-from bigdl.orca.cluster import supervisor
+from bigdl.orca.cluster import connect, supervisor
 from bigdl.orca.cluster.environment import ship_modules
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark import SparkCluster, connect_session
 from bigdl.runtime.channel import own_address
 from bigdl.runtime.engine import user_import_path
 
@@ -222,6 +222,8 @@ def start_on_spark(
         if options.get(name) is not None:
             logger.info("%s: no effect, since %s", name, reason)
     sc = options.get("sc")
+    if sc is None and connect_session() is not None:
+        raise UsageError(connect.NO_RAY)
     cluster = SparkCluster(sc) if sc is not None else SparkCluster.from_active()
     cores = options.get("ray_node_cpu_cores") or cluster.cores_per_node
     system_config = options.get("system_config")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster import kubernetes
+from bigdl.orca.cluster import kubernetes, plan
 from bigdl.orca.cluster.spark_calls import users_errors
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ _SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 _LOOK_S = 5.0  # seconds between two looks at the pods of executors that do not
 
 NO_CONTEXT = "No active SparkContext. Please create a SparkContext first"
+NEEDS_CONTEXT = (
+    "This needs a SparkContext, which a session of Spark Connect does not have; start a classic "
+    "Spark by init_orca_context, or see docs/compat.md for what works over Spark Connect"
+)
 
 
 class SparkCluster:
@@ -80,13 +84,14 @@ class SparkCluster:
         """
         sc = active_context()
         if sc is None:
-            raise UsageError(NO_CONTEXT)
+            raise UsageError(NO_CONTEXT if connect_session() is None else NEEDS_CONTEXT)
         return cls(sc)
 
     @classmethod
     def active_or_local(cls) -> SparkCluster:
         """Describe the active SparkContext; start one on this machine if there is none."""
-        if active_context() is None and cls.start_local is not None:
+        is_none = active_context() is None and connect_session() is None
+        if is_none and cls.start_local is not None:
             logger.warning(
                 "There is no SparkContext: one is started on this machine; call init_orca_context "
                 "first to choose where, how many cores and how much memory"
@@ -115,13 +120,26 @@ class SparkCluster:
         return int(self._conf("spark.task.cpus", "1"))
 
     @property
+    def job_owner(self) -> Any:
+        """What tags jobs, for a :class:`~bigdl.orca.cluster.spark_calls.SparkCall`."""
+        return self.sc
+
+    @property
     def broadcaster(self) -> SparkContext:
         """What sends bytes to all tasks."""
         return self.sc
 
+    def users_errors(self) -> contextlib.AbstractContextManager[None]:
+        """Raise for a user's function that fails in a job of a block its own error."""
+        return users_errors(self.sc)
+
+    def quiet(self) -> contextlib.AbstractContextManager[None]:
+        """Keep the driver's JVM from printing stack traces of failed tasks, for a block."""
+        return plan.quiet(self.sc)
+
     def map_shards(self, func: Callable, shards: Sequence) -> list:
         """The elements of ``func([shard])`` of every shard, each computed by a task of Spark."""
-        with users_errors(self.sc):
+        with self.users_errors():
             return self.sc.parallelize(shards, len(shards)).mapPartitions(func).collect()
 
     @property
@@ -161,7 +179,7 @@ class SparkCluster:
         """
         if self.is_local:
             return 1
-        simulated = _local_cluster(self.master)
+        simulated = simulated_cluster(self.master)
         if simulated:
             return simulated[0]
         asked = self._conf("spark.executor.instances")
@@ -188,7 +206,7 @@ class SparkCluster:
     @property
     def cores_per_node(self) -> int:
         """Cores that tasks may use on one executor."""
-        simulated = _local_cluster(self.master)
+        simulated = simulated_cluster(self.master)
         if simulated:
             return simulated[1]
         asked = self._conf("spark.executor.cores")
@@ -207,6 +225,11 @@ class SparkCluster:
         except Py4JError as error:  # not public in Spark: it may change
             logger.debug("maxNumConcurrentTasks failed, using defaultParallelism: %s", error)
             return self.sc.defaultParallelism
+
+    @property
+    def parallelism(self) -> int:
+        """Number of partitions of what is cut without a wish."""
+        return self.sc.defaultParallelism
 
     def await_slots(self, number: int, cancelled: threading.Event | None = None) -> int:
         """Wait until so many tasks can run at once, but not for ever; returns how many can.
@@ -251,9 +274,22 @@ class SparkCluster:
         return self.sc.getConf().get(key, default)
 
 
+def connect_session() -> Any:
+    """The active session of Spark Connect, or None; it wins over a SparkContext beside it.
+
+    The server of ``remote("local[2]")`` has one in this process, which is not for programs.
+    """
+    module = sys.modules.get("pyspark.sql.connect.session")
+    if module is None:
+        return None
+    active = module.SparkSession.getActiveSession()  # of this thread
+    session = active or getattr(module.SparkSession, "_default_session", None)
+    return None if session is None or session.is_stopped else session
+
+
 def active_context() -> SparkContext | None:
     """The SparkContext of this process, or None if there is none or its JVM is gone."""
-    if "pyspark" not in sys.modules:
+    if "pyspark" not in sys.modules or connect_session() is not None:
         return None
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
@@ -273,7 +309,7 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def _local_cluster(master: str) -> tuple[int, int] | None:
+def simulated_cluster(master: str) -> tuple[int, int] | None:
     """Executors and cores per executor of ``local-cluster[executors,cores,memory]``."""
     match = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]", master)
     return (int(match[1]), int(match[2])) if match else None

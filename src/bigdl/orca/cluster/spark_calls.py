@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 
+_ANSWER_S = 2.0  # seconds that a remote server gets to answer
 _CANCEL_S = 10.0  # seconds that a cancelled job gets to end
 QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
 _WATCH_S = 0.5  # seconds between two looks for tasks that failed
@@ -45,10 +46,22 @@ class SparkCall:
 
     The calling thread only waits: Ctrl-C never hits it in the middle of a conversation with the
     JVM. The jobs carry a tag, so that they can be cancelled and no others.
+
+    Parameters
+    ----------
+    owner : pyspark.SparkContext, or SparkSession of Spark Connect
+    call : callable
     """
 
-    def __init__(self, sc, call: Callable[[], Any]):
-        self._sc, self._call = sc, call
+    def __init__(self, owner: Any, call: Callable[[], Any]):
+        self._call, self._session = call, None
+        if hasattr(owner, "addJobTag"):
+            self._add, self._remove = owner.addJobTag, owner.removeJobTag
+            self._cancel = owner.cancelJobsWithTag
+        else:
+            self._session = owner
+            self._add, self._remove = owner.addTag, owner.removeTag
+            self._cancel = owner.interruptTag
         self._tag = f"bigdl-{secrets.token_hex(6)}"
         self.future: Future[Any] = Future()
         self.cancelled = threading.Event()
@@ -64,7 +77,7 @@ class SparkCall:
 
         with interruptible():
             try:
-                InheritableThread(target=self._run, daemon=True).start()
+                InheritableThread(self._run, session=self._session, daemon=True).start()
                 while wait([self.future], LOOK_S).not_done:
                     poll()
             except BaseException:
@@ -76,14 +89,14 @@ class SparkCall:
 
     def _run(self):
         try:
-            self._sc.addJobTag(self._tag)
+            self._add(self._tag)
             value = self._call()
         except BaseException as error:  # raised in the calling thread
             self.future.set_exception(error)
         else:
             self.future.set_result(value)
         with contextlib.suppress(Exception):
-            self._sc.removeJobTag(self._tag)
+            self._remove(self._tag)
 
     def leaving(self) -> list[str]:
         """The numbers of executors that run its tasks and are being decommissioned."""
@@ -104,8 +117,14 @@ class SparkCall:
 
     def cancel(self) -> None:
         """Cancel the jobs that run now."""
+        # a remote server that went away does not answer
+        asking = threading.Thread(target=self._ask_to_cancel, daemon=True)
+        asking.start()
+        asking.join(None if self._session is None else _ANSWER_S)
+
+    def _ask_to_cancel(self):
         with contextlib.suppress(Exception):
-            self._sc.cancelJobsWithTag(self._tag)
+            self._cancel(self._tag)
 
     def _end(self):
         end = time.monotonic() + _CANCEL_S
@@ -120,7 +139,13 @@ def one_row(values: Iterable[Any], schema: str):
     """Values as a record batch of Arrow with one row, by Spark's text of its schema."""
     import pyarrow as pa
 
-    types = {"int": pa.int32(), "long": pa.int64(), "string": pa.string(), "binary": pa.binary()}
+    types = {
+        "boolean": pa.bool_(),
+        "int": pa.int32(),
+        "long": pa.int64(),
+        "string": pa.string(),
+        "binary": pa.binary(),
+    }
     names, kinds = zip(*(field.split() for field in schema.split(", ")), strict=True)
     arrays = [pa.array([value], types[k]) for value, k in zip(values, kinds, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names)

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import LazyModule, UsageError, refusing, require
+from bigdl.orca.cluster.connect import active_spark_or_local
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.runtime.shards.columns import quoted
@@ -112,12 +113,13 @@ def read_df(
     from pyspark.sql.pandas.types import to_arrow_schema
 
     settings = _Settings(esConfig, esResource, "read")
-    spark = SparkCluster.active_or_local().spark
+    cluster = active_spark_or_local()
+    spark = cluster.spark
     if schema is None:
         schema = _schema_of_mapping(settings)
     else:
         settings["es.read.field.include"] = ",".join(map(".".join, _leaves(schema)))
-    slices = _open(settings, spark.sparkContext.defaultParallelism)
+    slices = _open(settings, cluster.parallelism)
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
 
     def read(batches):

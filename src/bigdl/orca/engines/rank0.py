@@ -2,10 +2,10 @@
 
 Rank 0 hosts the channel at which the workers meet; they learn its address by Spark's ``allGather``,
 which takes about a second.  Options, state and the secret of the channel travel with the task, and
-what the workers have to say comes back in the rows of the stage, once all of them have ended: no
-progress, no output, and of the messages of one topic the last.  After a lost worker Spark has no
-rows, so the next attempt reads the input again and goes on from the latest checkpoint in
-``model_dir``, if there is one.
+what the workers have to say comes back in the rows of the stage, large values in several, once all
+of them have ended: no progress, no output, and of the messages of one topic the last.  After a
+lost worker Spark has no rows, so the next attempt reads the input again and goes on from the latest
+checkpoint in ``model_dir``, if there is one.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import reported
-from bigdl.runtime.channel import Address, Channel, Line, LineLost, Unreachable
+from bigdl.runtime.channel import CHUNK, Address, Channel, Line, LineLost, Unreachable
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
 from bigdl.runtime.worker import ChannelUplink, Uplink, captured
 
@@ -41,12 +41,19 @@ class RowUplink(Uplink):
     def rows(self, rank: int, outcome: str, detail: str) -> Iterator[Row]:
         """Everything, and the outcome as the last row."""
         for doc, data in self.messages.values():
-            yield rank, "message", json.dumps(doc), data
+            yield from _with_data(rank, "message", json.dumps(doc), data)
         if self.result is not None:
-            yield rank, "result", *self.result
+            yield from _with_data(rank, "result", *self.result)
         if self.error is not None:
             yield rank, "report", json.dumps(self.error), None
         yield rank, outcome, detail, None
+
+
+def _with_data(rank: int, kind: str, detail: str, data: bytes) -> Iterator[Row]:
+    """Yield the pieces of some bytes, and a row that ends them."""
+    for start in range(0, len(data), CHUNK):
+        yield rank, "piece", "", data[start : start + CHUNK]
+    yield rank, kind, detail, None
 
 
 def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
@@ -131,11 +138,16 @@ def read(rows: list[Row], line: Line) -> tuple[set[str], list[str]]:
     details : list of str
     """
     uplink, outcomes, details = ChannelUplink(line), set(), []
+    pieces: list[bytes] = []  # those of a rank follow each other
     for rank, kind, detail, data in rows:
-        if kind == "message":
-            uplink.send(json.loads(detail), data or b"")
+        if kind == "piece":
+            pieces.append(data or b"")
+        elif kind == "message":
+            uplink.send(json.loads(detail), b"".join(pieces))
+            pieces = []
         elif kind == "result":
-            uplink.give(rank, detail, data or b"")
+            uplink.give(rank, detail, b"".join(pieces))
+            pieces = []
         elif kind == "report":
             uplink.report(json.loads(detail))
         else:

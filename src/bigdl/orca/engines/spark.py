@@ -13,21 +13,20 @@ import functools
 import logging
 import os
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from bigdl.common.checks import check_choice, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
-from bigdl.orca.cluster.plan import quiet
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark import SparkCluster, connect_session
 from bigdl.orca.cluster.spark_calls import (
     QUIET_S,
     SparkCall,
     job_error,
     one_row,
     unreachable,
-    users_errors,
 )
 from bigdl.orca.engines import rank0
 from bigdl.orca.engines.gang import Departures, Gang
@@ -53,13 +52,16 @@ logger = logging.getLogger("bigdl.orca")
 
 _RENDEZVOUS = ("auto", "driver", "rank0")
 _ATTEMPT = "bigdl.attempt"
-_ROWS = "rank int, kind string, detail string, data binary"
+ROWS = "rank int, kind string, detail string, data binary"
+"""Spark's schema of what the tasks of a stage return."""
 
 _unreachable: set[str] = set()  # applications whose executors cannot connect to this driver
 
 
 class SparkEngine(Engine):
     """Runs programs as barrier stages of the active Spark application.
+
+    Where a session of Spark Connect is active, and no cluster is given, it is a ``ConnectEngine``.
 
     Parameters
     ----------
@@ -96,6 +98,12 @@ class SparkEngine(Engine):
     >>> SparkEngine().run(lambda worker: worker.rank * 10, num_workers=2)
     [0, 10]
     """
+
+    _over_connect: ClassVar[type["SparkEngine"] | None] = None  # which imports this module
+
+    def __new__(cls, cluster: SparkCluster | None = None, **options: Any) -> "SparkEngine":
+        is_connect = cls is SparkEngine and cluster is None and connect_session() is not None
+        return super().__new__((cls._over_connect if is_connect else None) or cls)
 
     def __init__(
         self,
@@ -159,7 +167,7 @@ class SparkEngine(Engine):
             if num_workers <= cluster.nodes * per_node:
                 # asked for, but not all executors have registered yet
                 call = SparkCall(
-                    cluster.sc, lambda: cluster.await_slots(num_workers, call.cancelled)
+                    cluster.job_owner, lambda: cluster.await_slots(num_workers, call.cancelled)
                 )
                 slots = call.wait()
                 reasons = cluster.shortage() if slots < num_workers else ""
@@ -174,10 +182,10 @@ class SparkEngine(Engine):
         """Describe how the workers get the rows of a feed."""
 
         def prepare() -> Ingest:
-            with users_errors(self.cluster.sc):
+            with self.cluster.users_errors():
                 return feed.prepare(self.cluster, num_workers)
 
-        return SparkCall(self.cluster.sc, prepare).wait()
+        return SparkCall(self.cluster.job_owner, prepare).wait()
 
 
 class SparkJob(Job):
@@ -198,9 +206,9 @@ class SparkJob(Job):
         if not self._engine.is_driver_reachable:
             spec = replace(self._spec, address=None, options=options, state=state)
             stage = functools.partial(self._planned, spec)
-        call = SparkCall(self._sc, lambda: self._collect(call, stage, line))
+        call = SparkCall(self._engine.cluster.job_owner, lambda: self._collect(call, stage, line))
         watch = AttemptMonitor(line, call.cancel, on_event)
-        gang, poll = None, watch.poll
+        gang, poll = None, self._poll(watch)
         if self._spec.may_leave:
             poll = Departures(line, call).poll_with(poll)
         if self._is_gang:
@@ -231,12 +239,20 @@ class SparkJob(Job):
             return None
         raise cause from None
 
+    def _poll(self, watch):
+        """Return what is called until the stage has ended."""
+        return watch.poll
+
+    def _rows(self, stage):
+        """Return the rows of a stage: rank, kind, detail and data."""
+        # travels with the Spark job: the stage is the same in all attempts
+        self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
+        return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
+
     def _collect(self, call, stage, line):
         """Run the stage; returns when no worker is left, also when one was lost."""
-        with quiet(self._sc):
+        with self._engine.cluster.quiet():
             try:
-                # travels with the Spark job: the stage is the same in all attempts
-                self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
                 cluster, slots = self._engine.cluster, self.num_workers
                 if not self._is_gang:
                     slots = cluster.await_slots(self.num_workers, call.cancelled)
@@ -246,7 +262,7 @@ class SparkJob(Job):
                         f"{slots} tasks at once since executors were lost"
                         f"{cluster.shortage()}"
                     )
-                return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
+                return self._rows(stage)
             except BaseException:
                 with contextlib.suppress(Exception):
                     order_stop(line, OTHER_FAILED)
@@ -274,7 +290,7 @@ class SparkJob(Job):
 
     def _mapped(self, frame, spec):
         is_barrier = not self._is_gang
-        return frame.mapInArrow(_task(spec, is_barrier=is_barrier), _ROWS, barrier=is_barrier)
+        return frame.mapInArrow(_task(spec, is_barrier=is_barrier), ROWS, barrier=is_barrier)
 
     def _empty(self):
         return self._spark.range(0, self.num_workers, 1, self.num_workers)
@@ -289,7 +305,8 @@ class SparkJob(Job):
             return self._read_again()
         if "refused" in outcomes:
             self._rdd = None
-            return self._read_again(lambda: SparkCall(self._sc, self._ingest.otherwise).wait())
+            owner = self._engine.cluster.job_owner
+            return self._read_again(lambda: SparkCall(owner, self._ingest.otherwise).wait())
         raise worker_lost(gone, *(details[:1] or ("it left no result", "they left no result")))
 
 
@@ -314,17 +331,31 @@ def _task(spec: TaskSpec, *, is_barrier: bool):
         from pyspark import BarrierTaskContext, TaskContext
 
         context: Any = (BarrierTaskContext if is_barrier else TaskContext).get()
-        attempt, place = int(context.getLocalProperty(_ATTEMPT)), context.partitionId()
-        directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-        directory = directories[place % len(directories)] or "/tmp"
-        if spec.address is None:
-            rows = rank0.execute(spec, context, batches, directory)
-        else:
-            try:
-                rows = [(*execute(spec, attempt, batches, place, directory), None)]
-            except Unreachable as error:
-                raise unreachable(os.uname().nodename, str(error)) from None
-        for row in rows:
-            yield one_row(row, _ROWS)
+        yield from run_task(spec, context, int(context.getLocalProperty(_ATTEMPT)), batches)
 
     return task
+
+
+def run_task(spec: TaskSpec, context: Any, attempt: int, batches: Iterator) -> Iterator:
+    """Run one task of a stage; yields its rows as record batches of :data:`ROWS`.
+
+    Parameters
+    ----------
+    spec : TaskSpec
+    context : pyspark.TaskContext
+        A BarrierTaskContext where workers meet at rank 0.
+    attempt : int
+    batches : iterator of pyarrow.RecordBatch
+    """
+    place = context.partitionId()
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    directory = directories[place % len(directories)] or "/tmp"
+    if spec.address is None:
+        rows: Iterable = rank0.execute(spec, context, batches, directory)
+    else:
+        try:
+            rows = [(*execute(spec, attempt, batches, place, directory), None)]
+        except Unreachable as error:
+            raise unreachable(os.uname().nodename, str(error)) from None
+    for row in rows:
+        yield one_row(row, ROWS)

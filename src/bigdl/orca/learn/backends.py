@@ -5,8 +5,9 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import ray
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.spark import SparkCluster, connect_session
 from bigdl.orca.data.feeds import kind_of
+from bigdl.orca.engines.connect import ConnectEngine
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.engines.spark import SparkEngine
 from bigdl.runtime.collectives.base import GradientSync
@@ -19,7 +20,7 @@ _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
 
 class Backend:
-    """Workers are Spark's tasks, whose gradients meet by torch.distributed."""
+    """Workers are tasks of the active Spark, whose gradients meet by torch.distributed."""
 
     def require(self) -> None:
         """Raise a MissingExtraError if a package is missing."""
@@ -42,7 +43,7 @@ class Backend:
         **options
             ``workers_per_node`` and ``log_to_driver``.
         """
-        return SparkEngine(**options)
+        return (SparkEngine if connect_session() is None else ConnectEngine)(**options)
 
     def end_workers(self) -> None:
         """End the workers that wait for programs."""

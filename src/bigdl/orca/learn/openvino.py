@@ -12,7 +12,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino import CompiledNetwork
 from bigdl.nano.openvino.network import loose_shapes, port_name, read_network, renamed_properties
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.data.feeds import kind_of, names_of
 from bigdl.orca.inference.runtimes import read_openvino
 from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
@@ -283,7 +283,7 @@ class OpenvinoEstimator:
             For arguments that cannot work.
         """
         check_positive("batch_size", batch_size)
-        cluster = SparkCluster.from_active()
+        cluster = active_spark()
         data = opened(data, cluster)
         if isinstance(data, list):
             data = tuple(data)
@@ -294,7 +294,7 @@ class OpenvinoEstimator:
             outputs = list(network.outputs)
         options = PredictOptions({}, names_of(feature_cols), batch_size, outputs)
         origin = (repr(sorted(network.config.items())), str(network.order), network.threads)
-        self._shipped = shipped_of(lambda: network, self._shipped, cluster.sc, *origin)
+        self._shipped = shipped_of(lambda: network, self._shipped, cluster.broadcaster, *origin)
         return predict_any(data, self._shipped, options, cluster)
 
     def shutdown(self) -> None:

@@ -8,7 +8,10 @@ import numpy as np
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.connect import refuse
+from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
+from bigdl.orca.data.xshards.connect import rows_of
 from bigdl.orca.data.xshards.frames import quoted
 from bigdl.orca.learn.prediction.inputs import cells_of, spark_type
 
@@ -117,14 +120,13 @@ def dataframe_to_xshards(
             if not accept_str_col and types[name].typeName() == "string":
                 raise UsageError(f"Column '{name}' holds texts; encode it as numbers first")
         chosen = frame.select(*[frame[quoted(name)] for name in columns])
-        if num_workers is not None and chosen.rdd.getNumPartitions() < num_workers:
-            chosen = chosen.repartition(num_workers)
+        rows = rows_of(chosen)
+        if num_workers is not None and rows.getNumPartitions() < num_workers:
+            rows = rows_of(chosen.repartition(num_workers))
         size = OrcaContext._shard_size if shard_size is None else shard_size
         kinds = {name: types[name].typeName() for name in types}
         targets = columns[len(features) :]
-        rdd = chosen.rdd.mapPartitions(
-            lambda rows: arrays2dict(rows, features, targets, size, kinds)
-        )
+        rdd = rows.mapPartitions(lambda rows: arrays2dict(rows, features, targets, size, kinds))
         return SparkXShards.lazy(rdd)
 
     return shards(data), None if validation_data is None else shards(validation_data)
@@ -224,6 +226,8 @@ def convert_predict_rdd_to_dataframe(df, prediction_rdd):
     """
     from pyspark.sql import types as T
 
+    if is_connect(df):
+        refuse("Joining a DataFrame with predictions row by row", "call predict with the DataFrame")
     first = prediction_rdd.first()
     is_several = isinstance(first, list | tuple)
     cell_type = T.ArrayType(spark_type(1)) if is_several else spark_type(np.ndim(first))

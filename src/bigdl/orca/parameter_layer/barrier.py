@@ -16,15 +16,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from bigdl.common.errors import WorkerLost
-from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.engines.spark import SparkEngine
 from bigdl.orca.parameter_layer.messages import Message, pack, unpack
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
@@ -64,7 +62,7 @@ class BarrierTransport(Transport):
     ):
         with contextlib.ExitStack() as opened:
             # again for each group takes its time
-            opened.enter_context(quiet(cast("SparkEngine", engine).cluster.sc))
+            opened.enter_context(engine.cluster.quiet())
             number = opened.enter_context(job_number())
             group = GroupProgram(secrets.token_hex(8), number, plan, program)
             self._job = engine.open(group, feed, plan.ranks, threads=threads, keep_spools=True)

@@ -11,8 +11,8 @@ import tempfile
 import numpy as np
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.ray import RayCluster
-from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer
 from bigdl.runtime.shards.feed import Ingest, SourceError
 from bigdl.runtime.shards.shard import Shard
@@ -104,6 +104,6 @@ class ArrayFeed(PackedFeed):
     def cells(self, number, num_workers, reference=None):
         pack = rows_packer(number, self.name, num_workers)
         chunks = [(self._leaves, self._arrays)] if self.rows else []
-        spark = SparkCluster.from_active().spark
+        spark = active_spark().spark
         table = cell_table(pack(0, chunks))
         return spark.createDataFrame(table), (), lambda: None

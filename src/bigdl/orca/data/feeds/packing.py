@@ -17,6 +17,8 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
+from bigdl.orca.cluster.connect import ConnectCluster
+from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import one_row
 from bigdl.runtime.shards.columns import Leaf, decode_batch, float_dtype
@@ -225,6 +227,11 @@ def prepare_packed(feeds: Mapping[str, PackedFeed], cluster, num_workers: int) -
         for number, feed in enumerate(feeds.values()):
             frame, columns, close = feed.cells(number, num_workers, first if number else None)
             opened.callback(close)
+            if is_connect(frame) and not isinstance(cluster, ConnectCluster):
+                raise UsageError(
+                    f"{feed.name or 'data'} is of Spark Connect, which the workers of this backend "
+                    'cannot read; use backend="spark", or pass a path of Parquet files'
+                )
             specs.append(columns)
             cells = frame if cells is None else cells.union(frame)
         reader = packed_reader(list(feeds), specs)

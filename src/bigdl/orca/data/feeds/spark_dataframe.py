@@ -36,7 +36,7 @@ class SparkDataFrameFeed(PackedFeed):
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
-        Of a classic (not Spark Connect) session.
+        Of the active session, classic or Spark Connect.
     feature_cols, label_cols : sequence of str
         Columns for the model and targets, in the model's order.
     config : dict, optional
@@ -47,7 +47,7 @@ class SparkDataFrameFeed(PackedFeed):
     Raises
     ------
     UsageError
-        For a missing column, a type that cannot become a tensor, or a Spark Connect frame.
+        For a missing column, or a type that cannot become a tensor.
     """
 
     kind = "Spark DataFrame"
@@ -113,7 +113,8 @@ class SparkDataFrameFeed(PackedFeed):
     def _is_cached_in(self, num_workers):
         """Return True if the frame is cached in as many partitions as there are workers."""
         return (
-            spark_plan.is_cached(self.frame)
+            not spark_plan.is_connect(self.frame)  # whose partitions nobody can see
+            and spark_plan.is_cached(self.frame)
             and self.frame.rdd.getNumPartitions() == num_workers
             and bool(spark_plan.fits_barrier(self.frame, num_workers))
         )
@@ -135,12 +136,6 @@ def _near_equal(rows: list[int]) -> bool:
 def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dict:
     """Types of `columns` by name; a UsageError when the frame cannot give them."""
     name = name or "The DataFrame"
-    if is_connect(frame):
-        raise UsageError(
-            "A Spark Connect DataFrame cannot feed distributed training, which needs barrier "
-            "stages of a classic SparkSession; create the DataFrame with the session of "
-            "init_orca_context"
-        )
     if not columns:
         raise UsageError(
             "feature_cols is required for a Spark DataFrame; pass the names of the columns that "
@@ -171,11 +166,6 @@ def find_columns(columns: Sequence[str], has: Sequence[str], owner: str) -> None
             raise UsageError(
                 f"{owner} has no column '{column}'; it has {list(has)}" + _suggestion(column, has)
             )
-
-
-def is_connect(frame) -> bool:
-    """Return True if an object is a DataFrame of Spark Connect."""
-    return any(c.__module__.startswith("pyspark.sql.connect") for c in type(frame).__mro__)
 
 
 def _suggestion(column, names):

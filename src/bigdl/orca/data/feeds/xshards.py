@@ -11,7 +11,6 @@ from typing import Any
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
 from bigdl.orca.cluster.ray import RayCluster
-from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.packing import (
     CELL,
     ColumnFeed,
@@ -22,6 +21,7 @@ from bigdl.orca.data.feeds.packing import (
     rows_packer,
 )
 from bigdl.orca.data.ray_exchange import ordered_blocks
+from bigdl.orca.data.xshards.connect import frame_of
 from bigdl.runtime.shards.feed import Ingest
 from bigdl.runtime.shards.values import columns_of, grouped
 
@@ -70,9 +70,8 @@ class XShardsFeed(ShardsFeed, PackedFeed):
             freeze_modules()
             return pack(source, chunks(shards))
 
-        spark = SparkCluster.from_active().spark
         cells = self.shards.rdd.mapPartitionsWithIndex(pack_shards)
-        return spark.createDataFrame(cells, CELL, verifySchema=False), (), lambda: None
+        return frame_of(cells, CELL), (), lambda: None
 
 
 class RayXShardsFeed(ShardsFeed):

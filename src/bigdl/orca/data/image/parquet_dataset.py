@@ -45,7 +45,7 @@ from bigdl.orca.data.image.utils import (
     encode_schema,
 )
 from bigdl.orca.data.xshards import SparkXShards
-from bigdl.orca.settings import OrcaContext
+from bigdl.orca.data.xshards.connect import parallelize
 
 _METADATA = "_orca_metadata"
 _CHUNK = re.compile(r"chunk=(\d+)")
@@ -168,8 +168,8 @@ class ParquetDataset:
         The arrays of a column are stacked if they have one shape; other values are the elements
         of an object array.
         """
-        reader, sc = RecordReader(path), OrcaContext.get_spark_context()
-        rdd = sc.parallelize(reader.chunks, max(len(reader.chunks), 1))
+        reader = RecordReader(path)
+        rdd = parallelize(reader.chunks, max(len(reader.chunks), 1))
         schema = reader.schema
         return SparkXShards(rdd.map(lambda files: _columns(files, schema)), class_name="dict")
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.data.file import (
     decode_image,
     files_of,
@@ -23,6 +24,7 @@ from bigdl.orca.data.file import (
     read_bytes,
 )
 from bigdl.orca.data.xshards import SparkXShards
+from bigdl.orca.data.xshards.connect import parallelize, rows_of
 from bigdl.orca.data.xshards.frames import F
 from bigdl.orca.settings import OrcaContext
 
@@ -283,7 +285,7 @@ def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
         columns = F.col("path").alias("mask_path"), F.col("content").alias("mask")
         frame = frame.join(mask_frame.select(*columns), "mask_path")
     ordered = frame.repartitionById(parts, F.col("part")).sortWithinPartitions("path")
-    return ordered.select("path", "content", "mask_path", "mask").rdd.map(tuple)
+    return rows_of(ordered.select("path", "content", "mask_path", "mask")).map(tuple)
 
 
 def _endings(types: str | Iterable[str]) -> tuple[str, ...]:
@@ -349,11 +351,11 @@ def _pairs(images: list[str], masks: list[str]) -> list[tuple[str, str]]:
 
 
 def _partitions(items: int) -> int:
-    return max(1, min(items, OrcaContext.get_spark_context().defaultParallelism))
+    return max(1, min(items, active_spark().parallelism))
 
 
 def _spread(items: list) -> RDD:
-    return OrcaContext.get_spark_context().parallelize(items, _partitions(len(items)))
+    return parallelize(items, _partitions(len(items)))
 
 
 VOC_CLASSES = (

@@ -9,15 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError, first_line, refusing
+from bigdl.orca.cluster.connect import active_spark_or_local
 from bigdl.orca.cluster.ray import active_cluster, is_alone
-from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
 from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.utils import process_spark_xshards
 from bigdl.orca.data.xshards import RayXShards, SparkXShards
+from bigdl.orca.data.xshards.connect import parallelize
 from bigdl.orca.data.xshards.frames import F, frames_of, quoted, safe_names
-from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut, with_failures
+from bigdl.orca.data.xshards.shards import DATA_FRAME, even_cut, keeping_failures
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def paths_for_spark(file_path) -> list[str]:
 
     On one machine a path that exists is given in full: the JVM may have another working directory.
     """
-    is_one_machine = SparkCluster.active_or_local().is_local
+    is_one_machine = active_spark_or_local().is_local
     paths = split_paths(file_path)
     for i, path in enumerate(paths):
         if is_one_machine and is_local_path(path) and exists(path):
@@ -137,9 +138,7 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | R
             'Spark reads JSON of orient="records" only; set OrcaContext.pandas_read_backend = '
             '"pandas" for others'
         )
-    return to_xshards(
-        SparkCluster.active_or_local().spark.read.json(paths_for_spark(file_path), **kwargs)
-    )
+    return to_xshards(active_spark_or_local().spark.read.json(paths_for_spark(file_path), **kwargs))
 
 
 def read_parquet(
@@ -194,7 +193,7 @@ def read_parquet(
         if schema is not None:
             options["schema"] = schema
         return _read_with_pandas("parquet", file_path, options)
-    reader = SparkCluster.active_or_local().spark.read.options(**options)
+    reader = active_spark_or_local().spark.read.options(**options)
     if schema is not None:
         reader = reader.schema(schema)
     frame = reader.parquet(*paths_for_spark(file_path))
@@ -212,7 +211,7 @@ def _read_lake(path: Any, columns: Sequence[str] | None) -> SparkXShards | RayXS
     if columns is not None:
         find_columns(columns, table.schema.names, f"The input {table.name}")
     if not is_alone():
-        return to_xshards(frames.spark_frame(table, SparkCluster.active_or_local().spark, columns))
+        return to_xshards(frames.spark_frame(table, active_spark_or_local().spark, columns))
     import ray
 
     cluster: Any = active_cluster()
@@ -229,8 +228,8 @@ def to_xshards(frame, names=None, finish=None, class_name=DATA_FRAME):
     """XShards of a frame per partition, on which ``finish`` is called, of at least one per node."""
     rdd = frames_of(frame, names=names)
     if finish is not None:
-        rdd = rdd.map(finish).mapPartitions(with_failures, preservesPartitioning=True)
-    nodes = SparkCluster.active_or_local().nodes
+        rdd = keeping_failures(rdd.map(finish))
+    nodes = active_spark_or_local().nodes
     shards = process_spark_xshards(SparkXShards.lazy(rdd, class_name), nodes)
     return SparkXShards(shards.rdd, class_name=shards.type.get("class_name"))
 
@@ -294,7 +293,7 @@ def _read_csv(
     if comment is not None and (not isinstance(comment, str) or len(comment) != 1):
         raise UsageError(f"Only length-1 comment characters supported, got {comment!r}")
 
-    reader = SparkCluster.active_or_local().spark.read.options(
+    reader = active_spark_or_local().spark.read.options(
         header=header == 0,
         sep=sep,
         preferDate=False,  # dates become datetime64, not Python objects
@@ -505,5 +504,5 @@ def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
 
         task: Any = ray.remote(lambda files: [read(files)])
         return RayXShards([task.remote(files) for files in groups])
-    rdd = cluster.sc.parallelize(groups, number).map(read).mapPartitions(with_failures)
+    rdd = keeping_failures(parallelize(groups, number).map(read))
     return SparkXShards(rdd, class_name=None if options.get("squeeze") else DATA_FRAME)

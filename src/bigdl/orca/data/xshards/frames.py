@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_errors
-from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.feeds.arrow_types import spark_readable
 from bigdl.orca.data.xshards import persistence
+from bigdl.orca.data.xshards.connect import frame_of, rows_of
 from bigdl.orca.data.xshards.shards import DATA_FRAME, class_name, collected
 from bigdl.runtime.shards.columns import quoted as quoted
 
@@ -62,7 +63,7 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    spark = SparkCluster.from_active().spark
+    spark = active_spark().spark
     shards = collected(rdd.map(functools.partial(outcome_of, _column_types)))
     types = _unified(without_errors(shards))
     if types is None:
@@ -81,7 +82,7 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
             yield (_serialized(pa.table(arrays, schema=schema)),)
 
     cells = persistence.hold(rdd.flatMap(pack), rdd)
-    packed = spark.createDataFrame(cells, "data binary", verifySchema=False)
+    packed = frame_of(cells, "data binary")
     return packed.mapInArrow(silent_when_closed(_unpack_cells), from_arrow_schema(schema)), columns
 
 
@@ -189,6 +190,8 @@ def without_vectors(frame: DataFrame) -> DataFrame:
     from pyspark.ml.functions import vector_to_array
 
     vectors = [f.name for f in frame.schema if f.dataType.typeName() == "vectorudt"]
+    if not vectors:
+        return frame
     columns = {name: F.col(quoted(name)) for name in vectors}
     # vector_to_array fails on a null
     return frame.withColumns(
@@ -239,8 +242,8 @@ def frames_of(
         if shard is None and partition == 0:
             yield _pandas([empty], names)
 
-    rdd = frame.mapInArrow(cut, "shard long, data binary").rdd
-    if rdd.getNumPartitions() == 0:
+    rdd = rows_of(frame.mapInArrow(cut, "shard long, data binary"))
+    if rdd.context is not None and rdd.getNumPartitions() == 0:
         rdd = rdd.context.parallelize([], 1)
     return rdd.mapPartitionsWithIndex(join)
 

@@ -43,15 +43,13 @@ def unpersist(rdd) -> None:
 
 def release_dropped() -> None:
     """Free what nobody refers to any more."""
-    from py4j.protocol import Py4JError
-
     while True:
         try:
             sc, jrdd = _dropped.popleft()
         except IndexError:
             return
         if sc._jsc is not None:  # the context was not stopped
-            with suppress(Py4JError, OSError):
+            with suppress(Exception):  # its JVM, or the server of Spark Connect, is gone
                 jrdd.unpersist(False)
 
 
@@ -63,6 +61,8 @@ def hold(rdd, *parents):
 
 def detached(rdd):
     """The same RDD without Python references to those that it is computed from."""
+    if rdd.context is None:  # of Spark Connect, whose plans refer to nothing in this process
+        return rdd
     from pyspark.core.rdd import RDD
 
     return RDD(rdd._jrdd, rdd.ctx, rdd._jrdd_deserializer)

@@ -133,12 +133,15 @@ _COMPUTING = "bigdl.xshards.computing"  # local property of a job
 
 
 @contextlib.contextmanager
-def computing(sc: SparkContext) -> Iterator[None]:
+def computing(sc: SparkContext | None) -> Iterator[None]:
     """Let the jobs of a block find a :class:`FailedShard` where a function fails.
 
     As nothing else can read the shards yet, no task has to fail for it: Spark would run the
     function again, as often as it may, and wrap the reason in its own and Java's frames.
     """
+    if sc is None:  # of Spark Connect, see keeping_failures
+        yield
+        return
     sc.setLocalProperty(_COMPUTING, "true")
     try:
         yield
@@ -149,6 +152,13 @@ def computing(sc: SparkContext) -> Iterator[None]:
 def with_failures(shards: Iterable) -> Iterable:
     """Return the shards of a partition and, in jobs that ask for it, the one that failed."""
     return _with_failure(shards) if _task().getLocalProperty(_COMPUTING) else shards
+
+
+def keeping_failures(rdd: RDD) -> RDD:
+    """Return an RDD whose elements are those of another one :func:`with_failures`."""
+    # jobs of Spark Connect have no properties: what fails there later is found as an element, too
+    keep = _with_failure if rdd.context is None else with_failures
+    return rdd.mapPartitions(keep, preservesPartitioning=True)
 
 
 def _with_failure(shards: Iterable) -> Iterator:

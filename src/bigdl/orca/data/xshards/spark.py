@@ -18,11 +18,12 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import BigDLError, LazyModule, UsageError
 from bigdl.common.storage import open_file_system
+from bigdl.orca.cluster.connect import ConnectCluster, active_spark, refuse
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.ray import active_cluster, is_alone
-from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import users_errors
 from bigdl.orca.data.xshards import frames, persistence
+from bigdl.orca.data.xshards.connect import parallelize
 from bigdl.orca.data.xshards.frames import F
 from bigdl.orca.data.xshards.shards import (
     DATA_FRAME,
@@ -33,13 +34,13 @@ from bigdl.orca.data.xshards.shards import (
     collected,
     computing,
     even_cut,
+    keeping_failures,
     known_class_name,
     map_arrays,
     partition_by,
     repartition,
     stack_samples,
     summarize,
-    with_failures,
 )
 from bigdl.orca.settings import OrcaContext
 from bigdl.runtime.serialization import user_signature
@@ -132,7 +133,10 @@ class XShards(ABC):
                 "changed since, and loading a pickle runs code that it names; pass trust=True if "
                 "you trust who wrote them"
             )
-        return SparkXShards(SparkCluster.from_active().sc.pickleFile(path, minPartitions))
+        cluster = active_spark()
+        if isinstance(cluster, ConnectCluster):
+            refuse("load_pickle", "write the rows as Parquet, and read them with read_parquet")
+        return SparkXShards(cluster.sc.pickleFile(path, minPartitions))
 
     @staticmethod
     def partition(data: Any, num_shards: int | None = None) -> SparkXShards | RayXShards:
@@ -332,7 +336,7 @@ class SparkXShards(XShards):
     def _derive(self, rdd, *others, class_name=None) -> SparkXShards:
         """XShards made of these, and of the RDDs `others`: lazy or computed at once like these."""
         if OrcaContext._eager_mode and not self.is_lazy:
-            rdd = rdd.mapPartitions(with_failures, preservesPartitioning=True)
+            rdd = keeping_failures(rdd)
             rdd = persistence.detached(rdd)
         else:
             persistence.hold(rdd, self.rdd, *others)
@@ -595,7 +599,7 @@ class SparkXShards(XShards):
 
     @classmethod
     def _from_shards(cls, shards: list) -> SparkXShards:
-        return cls(SparkCluster.from_active().sc.parallelize(shards, len(shards)))
+        return cls(parallelize(shards, len(shards)))
 
     # Pandas frames ------------------------------------------------------------------------------
     #
@@ -1016,12 +1020,11 @@ def _concatenated(frames: list) -> Any:
 
 def _signatures(path: str) -> dict[str, dict[str, str]]:
     """Return by folder what the signatures of the files are that Spark would read there."""
-    cluster = SparkCluster.from_active()
-    found = cluster.spark.read.format("binaryFile").load(path).select("path").collect()
+    found = active_spark().spark.read.format("binaryFile").load(path).select("path").collect()
     files = [posixpath.split(row.path) for row in found]
     for folder in {folder for folder, _ in files}:
         open_file_system(folder)  # what cannot be opened is told here, and not by a task
-    digests = cluster.sc.parallelize(files, len(files) or 1).map(_digest_of_file).collect()
+    digests = parallelize(files, len(files) or 1).map(_digest_of_file).collect()
     signatures: dict[str, dict[str, str]] = {}
     for (folder, name), digest in zip(files, digests, strict=True):
         signatures.setdefault(folder, {})[name] = user_signature(f"{name} {digest}")

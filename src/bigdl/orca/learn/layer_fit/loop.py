@@ -18,8 +18,10 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError, WorkerLost
+from bigdl.orca.cluster.connect import refuse
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.group import FeedGroup
+from bigdl.orca.engines.connect import ConnectEngine
 from bigdl.orca.learn.layer_fit.figures import LayerFigures
 from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
 from bigdl.orca.parameter_layer.barrier import BarrierTransport
@@ -484,6 +486,8 @@ class LayerTraining(Training):
     def _attempt_until_done(self, engine, feed, program, start, policy, progress):
         options = program.settings.layer
         options.check(engine.num_workers)
+        if options.transport == "shuffle" and isinstance(engine, ConnectEngine):
+            refuse('backend="bigdl" with transport="shuffle"', 'pass transport="barrier" to fit')
         loop = self.loop(program, engine.num_workers, start)
         feeds = dict(feed.feeds)
         validation = feeds.pop("validation", None)

@@ -5,6 +5,7 @@ import functools
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster.spark_calls import silent_when_closed
+from bigdl.orca.data.xshards.connect import rows_of
 
 
 class NNImageReader:
@@ -59,7 +60,7 @@ class NNImageReader:
             )
         spark = OrcaContext.get_spark_session()
         frame = spark.read.format("image").option("dropInvalid", True).load(path)
-        if frame.rdd.getNumPartitions() < check_positive("minPartitions", minPartitions):
+        if rows_of(frame).getNumPartitions() < check_positive("minPartitions", minPartitions):
             frame = frame.repartition(minPartitions)
         if resizeH <= 0:
             return frame

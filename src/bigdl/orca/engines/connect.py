@@ -1,0 +1,189 @@
+"""The engine over Spark Connect: N workers as the N tasks of a barrier stage of a remote session.
+
+It is the Spark engine without a SparkContext.  What a stage needs travels in its plan, or as a file
+of the session where it is large; each attempt is a plan of its own, so one that reads the input
+again runs the input's plan again, unless the spools of an earlier attempt are known.  Workers meet
+at this process where their machines can open a connection to it, which is tried once in a session,
+and at rank 0 otherwise.
+"""
+
+import contextlib
+import logging
+import time
+
+import cloudpickle
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.connect import (
+    ConnectBytes,
+    ConnectCluster,
+    ServerLost,
+    is_gone,
+)
+from bigdl.orca.cluster.spark import connect_session
+from bigdl.orca.engines.spark import ROWS, SparkEngine, SparkJob, run_task, sql_settings
+from bigdl.runtime.board import listen
+from bigdl.runtime.certificate import Certificate
+from bigdl.runtime.channel import Channel
+from bigdl.runtime.jobs import DriverUnreachable
+
+logger = logging.getLogger("bigdl.orca")
+
+_SERVER_S = 30.0  # seconds without a server after which it is given up
+_LOOK_S = 5.0  # seconds between two looks for it
+
+
+class ConnectEngine(SparkEngine):
+    """Runs programs as barrier stages of the active session of Spark Connect.
+
+    Parameters
+    ----------
+    cluster : ConnectCluster, optional
+        Default: that of the active session.
+    workers_per_node, channel_port, timeout, log_to_driver
+        As for :class:`~bigdl.orca.engine.SparkEngine`.
+    rendezvous : str, optional
+        Where workers meet: ``"driver"``, this process; ``"rank0"`` where their machines cannot
+        connect to it (no progress, no output of workers, and a retry needs ``model_dir`` to go on
+        from a checkpoint); or ``"auto"``, the default: a task tries to connect, once in a session.
+
+    Raises
+    ------
+    UsageError
+        Without an active session, or for an argument that cannot work.
+
+    Examples
+    --------
+    >>> from bigdl.orca import init_orca_context
+    >>> from bigdl.orca.engine import ConnectEngine
+    >>> session = init_orca_context(
+    ...     "spark-connect", master="sc://server:15002"
+    ... )  # doctest: +SKIP
+    >>> ConnectEngine().run(lambda worker: worker.rank * 10, num_workers=2)  # doctest: +SKIP
+    [0, 10]
+    """
+
+    def __init__(self, cluster: ConnectCluster | None = None, **options):
+        session = connect_session() if cluster is None else cluster.spark
+        if session is None:
+            raise UsageError(
+                "There is no active session of Spark Connect; start one with "
+                'init_orca_context("spark-connect", master="sc://host:15002")'
+            )
+        super().__init__(cluster or ConnectCluster(session), **options)
+        self._job_class = ConnectJob
+
+    @property
+    def is_driver_reachable(self) -> bool:
+        """True if workers meet at this process, as far as it is known."""
+        if self._rendezvous == "auto":
+            return self.cluster.is_client_reachable is not False
+        return self._rendezvous == "driver"
+
+    def give_up_driver(self, error: BaseException) -> bool:
+        """Let workers meet elsewhere after an error that asks for it; True if they may."""
+        if self._rendezvous != "auto" or not isinstance(error, DriverUnreachable):
+            return False
+        logger.warning("%s. The workers now meet at rank 0", error)
+        self.cluster.is_client_reachable = False
+        return True
+
+    @property
+    def may_leave(self) -> bool:
+        """False: nobody tells this process of executors that go."""
+        return False
+
+    def open_channel(self, certificate: Certificate | None) -> Channel:
+        """Listen for the workers where they can connect; else a line within this process."""
+        if self.is_driver_reachable:
+            host = self.cluster.driver_host
+            if self._rendezvous == "driver" or self._is_reached(host):
+                return Channel(host, self.port, None, certificate)
+            logger.info("The executors cannot connect to this process; workers meet at rank 0")
+        return Channel(None)
+
+    def _is_reached(self, host: str) -> bool:
+        """Return True if a task can connect to the port of the channel, which is not open yet."""
+        with listen(host, self.port) as listener:
+            return self.cluster.reaches(host, listener.getsockname()[1])
+
+    def _slots(self, num_workers: int) -> int:
+        if self.cluster.dynamic_allocation:
+            raise UsageError(
+                "Distributed training over Spark Connect needs all its workers at once, which the "
+                "server's dynamic allocation refuses; start the server with "
+                "spark.dynamicAllocation.enabled=false"
+            )
+        return super()._slots(num_workers)
+
+
+SparkEngine._over_connect = ConnectEngine
+
+
+class ConnectJob(SparkJob):
+    """One program on the tasks of barrier stages; made by :meth:`ConnectEngine.open`."""
+
+    def __init__(self, engine: ConnectEngine, *order):
+        self._cluster, self._spark = engine.cluster, engine.cluster.spark
+        self._cluster.ship_modules()
+        self._is_gang = False
+        super(SparkJob, self).__init__(engine, *order)
+
+    def _open_channel(self):
+        return self._engine.open_channel(self._certificate)
+
+    def _poll(self, watch):
+        """Look for the server, too: its client would try again for ten minutes, and say nothing."""
+        seen = looked = time.monotonic()
+
+        def poll():
+            nonlocal seen, looked
+            watch.poll()
+            now = time.monotonic()
+            if now < looked + _LOOK_S:
+                return
+            looked = now
+            if self._cluster.has_server():
+                seen = now
+            elif now > seen + _SERVER_S:
+                raise ServerLost(self._cluster.host)
+
+        return poll
+
+    def _rows(self, stage):
+        with self._server_errors(), sql_settings(self._spark, self._ingest.settings):
+            table = stage().toArrow()
+        columns = (column.to_pylist() for column in table.columns)
+        return list(zip(*columns, strict=True))
+
+    @contextlib.contextmanager
+    def _server_errors(self):
+        try:
+            yield
+        except Exception as error:
+            if is_gone(error):
+                raise ServerLost(self._cluster.host) from error
+            raise
+
+    def _stage(self):
+        if self._spools is None:
+            return self._planned(self._spec)
+        return self._empty().mapInArrow(self._task(self._next_spec()), ROWS, barrier=True)
+
+    def _planned(self, spec):
+        frame = self._ingest.frame
+        source = self._empty() if frame is None else frame
+        return source.mapInArrow(self._task(spec), ROWS, barrier=True)
+
+    def _task(self, spec):
+        return _task(self._cluster.broadcast(cloudpickle.dumps(spec)), self._attempts)
+
+
+def _task(packed: ConnectBytes, attempt: int):
+    def task(batches):
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        yield from run_task(cloudpickle.loads(packed.value), context, attempt, batches)
+
+    return task
