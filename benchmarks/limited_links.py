@@ -245,7 +245,7 @@ def reducing(size: int, steps: int):
         sync.all_gather([0.0])
         started = time.perf_counter()
         for _ in range(steps):
-            sync.reduce(parameters, 1 / worker.world_size)
+            sync.all_reduce_gradients(parameters, 1 / worker.world_size)
         return (time.perf_counter() - started) / steps
 
     return program

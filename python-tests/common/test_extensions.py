@@ -75,8 +75,8 @@ def test_a_gradient_sync(monkeypatch):
     from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
     class Doubled(TorchDistributedSync):
-        def reduce(self, parameters, weight, may_be_sparse=()):
-            super().reduce(parameters, 2 * weight, may_be_sparse)
+        def all_reduce_gradients(self, parameters, weight, may_be_sparse=()):
+            super().all_reduce_gradients(parameters, 2 * weight, may_be_sparse)
 
     class DoubledBackend(backends.LocalBackend):
         def sync(self):
@@ -141,7 +141,7 @@ def test_a_method_of_acceleration():
 def test_an_operator_of_friesian(orca_spark, monkeypatch):
     from bigdl.friesian.feature import FeaturePipeline, FeatureTable
     from bigdl.friesian.feature.methods import CellMethods
-    from bigdl.friesian.ops.operator import OPERATORS, Cell, Function, Operator
+    from bigdl.friesian.ops.operator import OPERATORS, Function, Operator, OutputColumn
 
     class Square(Function):
         def array(self, values):
@@ -158,7 +158,7 @@ def test_an_operator_of_friesian(orca_spark, monkeypatch):
         method = "square"
 
         def cells(self, before, state):
-            return [Cell((name,), name, before[name], Square()) for name in self.columns]
+            return [OutputColumn((name,), name, before[name], Square()) for name in self.columns]
 
     def square(self, columns):
         return self._apply(SquareOf([columns]))

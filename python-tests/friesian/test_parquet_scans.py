@@ -98,7 +98,7 @@ def test_texts_come_by_their_different_values(df):
         yield pa.record_batch({"kind": [kind], "values": [len(batch["text"].values)]})
 
     rows = scans.from_files(df, kinds, "kind string, values long").collect()
-    assert {row["kind"] for row in rows} == {"Factored"}
+    assert {row["kind"] for row in rows} == {"DictionaryColumn"}
     assert sum(row["values"] for row in rows) < 41  # rows that there are
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from bigdl.runtime.channel import Channel, Inbox
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.launch import launch
-from bigdl.runtime.shards.columns import ColumnSpec, Leaf
+from bigdl.runtime.shards.columns import ArraySpec, ColumnSpec
 from bigdl.runtime.shards.shard import Shard, SpoolWriter
-from bigdl.runtime.worker import ChannelUplink, Worker
+from bigdl.runtime.worker import ChannelConnection, Worker
 
 
 class Crew:
@@ -107,7 +107,7 @@ def serve(rank, address):
                 threads=1,
                 shards={k: spooled(directory, k, v) for k, v in shards[rank].items()},
                 line=line,
-                uplink=ChannelUplink(line),
+                uplink=ChannelConnection(line),
                 host="127.0.0.1",
                 local_dir=directory,
                 timeout=60.0,
@@ -125,7 +125,7 @@ def spooled(directory, name, columns) -> Shard:
     """The rows of one worker, as a Feed leaves them."""
     arrays = {key: np.ascontiguousarray(value) for key, value in columns.items()}
     specs = [ColumnSpec(k, "plain", a.dtype.name, a.ndim - 1, "") for k, a in arrays.items()]
-    leaves = [Leaf(key, None, a.dtype.name, a.shape[1:]) for key, a in arrays.items()]
+    leaves = [ArraySpec(key, None, a.dtype.name, a.shape[1:]) for key, a in arrays.items()]
     writer = SpoolWriter(directory, 0, name, specs)
     rows = len(next(iter(arrays.values())))
     writer.append(0, 0, rows, leaves, list(arrays.values()))
@@ -133,7 +133,7 @@ def spooled(directory, name, columns) -> Shard:
 
 
 class CrewJob:
-    """A program on a crew, with the face of an engine's Job."""
+    """A program on a crew, with the interface of an engine's Job."""
 
     def __init__(self, crew, shards, program):
         self._crew, self._shards, self._program = crew, shards, program

@@ -11,7 +11,7 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import methods
 from bigdl.nano.acceleration.search.results import Results, choose, fingerprint, render
 from bigdl.nano.acceleration.search.trial import (
-    Point,
+    Measurement,
     SearchOptions,
     Trial,
     time_against,
@@ -125,7 +125,7 @@ def test_accuracy_is_compared_with_the_original_s(
 
 def test_results_can_be_written_and_read(tmp_path):
     results = results_of(tmp_path / "new", {"original": 0.5, "bf16": None}, reason="é", threads=2)
-    results["bf16"].points.append(Point(1, 8, 2.5, 1.5))
+    results["bf16"].points.append(Measurement(1, 8, 2.5, 1.5))
     results.keep(tmp_path / "kept")
     again = Results.read(tmp_path / "kept")
     assert dict(again) == dict(results)

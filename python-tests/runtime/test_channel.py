@@ -200,7 +200,7 @@ def test_meet_returns_when_all_are_there(channel):
         line = channel.address.connect(1)
         time.sleep(after)
         order.append(f"{rank} came")
-        line.meet("here", 3)
+        line.barrier("here", 3)
         order.append("met")
 
     threads = [threading.Thread(target=come, args=(r, 0.1 * r)) for r in range(3)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.shards import shard as spool_module
-from bigdl.runtime.shards.columns import ColumnSpec, Leaf
+from bigdl.runtime.shards.columns import ArraySpec, ColumnSpec
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import (
     Shard,
@@ -33,9 +33,9 @@ SPECS = [
 
 def leaves(width=3, keys=("a",)):
     return [
-        Leaf("x", None, "float32", (width,)),
-        Leaf("flag", None, "bool", ()),
-        *[Leaf("m", key, "int64", ()) for key in keys],
+        ArraySpec("x", None, "float32", (width,)),
+        ArraySpec("flag", None, "bool", ()),
+        *[ArraySpec("m", key, "int64", ()) for key in keys],
     ]
 
 
@@ -61,7 +61,7 @@ def one_array(tmp_path):
     def make(*chunks):
         writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
         for number, values in enumerate(chunks):
-            leaf = Leaf("x", None, values.dtype.name, values.shape[1:])
+            leaf = ArraySpec("x", None, values.dtype.name, values.shape[1:])
             writer.append(0, number, len(values), [leaf], [values])
         return Shard(writer.finish())
 
@@ -110,7 +110,7 @@ def test_a_spool_is_for_its_owner_only(tmp_path):
         writer = SpoolWriter(str(tmp_path), 1, "data", [ColumnSpec("x", "plain", "float32", 1, "")])
         rows = np.ones((2, 3), np.float32)
         for sequence in (1, 0):
-            writer.append(0, sequence, 2, [Leaf("x", None, "float32", (3,))], [rows])
+            writer.append(0, sequence, 2, [ArraySpec("x", None, "float32", (3,))], [rows])
         spool = writer.finish()
     finally:
         os.umask(before)
@@ -127,7 +127,7 @@ def test_columns_that_share_an_array_are_found_by_name(tmp_path):
     specs = [ColumnSpec(name, "plain", "int32", 0, "int") for name in "abc"]
     writer = SpoolWriter(str(tmp_path), 0, "data-0", specs)
     values = np.arange(12, dtype=np.int32).reshape(4, 3)
-    writer.append(0, 0, 4, [Leaf(("a", "b", "c"), None, "int32", (3,))], [values])
+    writer.append(0, 0, 4, [ArraySpec(("a", "b", "c"), None, "int32", (3,))], [values])
     shard = Shard(Spool.from_json(json.loads(json.dumps(writer.finish().to_json()))))
     assert shard.names == ["a", "b", "c"]
     np.testing.assert_array_equal(shard.column("b"), values[:, 1])
@@ -243,7 +243,7 @@ def test_a_full_disk_is_reported_as_such(tmp_path):
 def test_a_spool_of_more_arrays_than_open_files_are_allowed_raises_the_limit(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     names = [f"c{i}" for i in range(400)]
-    many = [Leaf(name, None, "int64", ()) for name in names]
+    many = [ArraySpec(name, None, "int64", ()) for name in names]
     resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
     try:
         writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
@@ -258,7 +258,7 @@ def test_more_arrays_than_the_machine_allows_files_are_refused(tmp_path, monkeyp
     monkeypatch.setattr(spool_module.resource, "getrlimit", lambda _: (300, 300))
     writer = SpoolWriter(str(tmp_path), 0, "data-0", [])
     with pytest.raises(UsageError, match=r"has 400 arrays.*VectorAssembler"):
-        writer.append(0, 0, 0, [Leaf("x", str(i), "int64", ()) for i in range(400)], [])
+        writer.append(0, 0, 0, [ArraySpec("x", str(i), "int64", ()) for i in range(400)], [])
     writer.discard()
 
 
@@ -266,7 +266,7 @@ def test_a_shard_larger_than_the_memory_can_be_mapped(tmp_path):
     rows = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8
     with open(tmp_path / "0.bin", "wb") as file:
         file.truncate(rows * 8)  # a sparse file
-    (array,) = Spool(str(tmp_path), "", rows, [Leaf("x", None, "int64", ())]).arrays()
+    (array,) = Spool(str(tmp_path), "", rows, [ArraySpec("x", None, "int64", ())]).arrays()
     assert (len(array), array[-1]) == (rows, 0)
 
 

@@ -80,7 +80,7 @@ def test_gradients_are_weighted_and_missing_ones_count_as_zero(together):
     def use(sync):
         gradients = [[1.0, None, None, 4.0], [10.0, 20.0, None, None], [5.0, 5.0, 5.0, 5.0]]
         parameters = parameters_with(gradients[sync.rank])
-        sync.reduce(parameters, [0.25, 0.75, 0.0][sync.rank])
+        sync.all_reduce_gradients(parameters, [0.25, 0.75, 0.0][sync.rank])
         return gradients_of(parameters)
 
     # the last rank has no rows: whatever is left in its gradients does not count
@@ -90,7 +90,7 @@ def test_gradients_are_weighted_and_missing_ones_count_as_zero(together):
 def test_a_gradient_that_is_not_a_number_does_not_spread_from_a_rank_without_rows(together):
     def use(sync):
         parameters = parameters_with([float("nan") if sync.rank == 1 else 2.0])
-        sync.reduce(parameters, [0.5, 0.0, 0.5][sync.rank])
+        sync.all_reduce_gradients(parameters, [0.5, 0.0, 0.5][sync.rank])
         return gradients_of(parameters)
 
     assert together(use) == [[[2.0, 2.0]]] * 3
@@ -100,7 +100,7 @@ def test_a_gradient_that_is_not_a_number_does_not_spread_from_a_rank_without_row
 def test_gradients_of_every_kind_of_number(together, dtype):
     def use(sync):
         parameters = parameters_with([1.0, None], dtype) + parameters_with([2.0])
-        sync.reduce(parameters, [0.5, 0.25, 0.25][sync.rank])
+        sync.all_reduce_gradients(parameters, [0.5, 0.25, 0.25][sync.rank])
         return gradients_of(parameters)
 
     assert together(use) == [[[1.0, 1.0], None, [2.0, 2.0]]] * 3
@@ -112,7 +112,7 @@ def test_gradients_that_are_views_or_not_contiguous(together):
         parameter.grad = torch.arange(12.0).reshape(4, 3).t() * (sync.rank + 1)
         scalar = torch.nn.Parameter(torch.tensor(0.0))
         scalar.grad = torch.tensor(1.0)
-        sync.reduce([parameter, scalar], 0.5)
+        sync.all_reduce_gradients([parameter, scalar], 0.5)
         return parameter.grad.tolist(), scalar.grad.item()
 
     expected = (np.arange(12.0).reshape(4, 3).T * 3).tolist(), 1.5
@@ -128,7 +128,7 @@ def test_buckets_make_no_difference(together):
             buckets._BUCKET = bucket
             for parameter in parameters:
                 parameter.grad = parameter.detach().clone()
-            sync.reduce(parameters, 1 / 3)
+            sync.all_reduce_gradients(parameters, 1 / 3)
             found.append([p.grad.clone() for p in parameters])
         return all(torch.allclose(a, b) for a, b in zip(*found, strict=True))
 
@@ -140,7 +140,7 @@ def test_ranks_get_the_same_bits(together):
         torch.manual_seed(sync.rank)
         parameter = torch.nn.Parameter(torch.zeros(10_001))
         parameter.grad = torch.randn(10_001)
-        sync.reduce([parameter], [0.1, 0.2, 0.7][sync.rank])
+        sync.all_reduce_gradients([parameter], [0.1, 0.2, 0.7][sync.rank])
         return parameter.grad.numpy().tobytes()
 
     first, *others = together(use)
@@ -198,7 +198,7 @@ def test_ranks_agree_where_some_have_sparse_gradients(together):
             dense[sync.rank] = 1.0
             kind = kinds[sync.rank]
             parameter.grad = {"s": dense.to_sparse(1), "d": dense, ".": None}[kind]
-            sync.reduce([parameter], 0.5, [parameter])
+            sync.all_reduce_gradients([parameter], 0.5, [parameter])
             gradient = parameter.grad
             out.append(None if gradient is None else gradient.to_dense()[:, 0].tolist())
         return out
@@ -210,9 +210,9 @@ def test_ranks_agree_where_some_have_sparse_gradients(together):
 def test_another_list_of_parameters_is_noticed(together):
     def use(sync):
         first, second = parameters_with([1.0, 2.0])
-        sync.reduce([first], 1 / 3)
+        sync.all_reduce_gradients([first], 1 / 3)
         second.grad.fill_(3.0)
-        sync.reduce([first, second], 1 / 3)
+        sync.all_reduce_gradients([first, second], 1 / 3)
         return gradients_of([first, second])
 
     assert together(use) == [[[1.0, 1.0], [3.0, 3.0]]] * 3
@@ -292,7 +292,7 @@ def test_one_worker_needs_no_group(together):
         import torch.distributed as dist
 
         parameters = parameters_with([1.0, None])
-        sync.reduce(parameters, 1.0)
+        sync.all_reduce_gradients(parameters, 1.0)
         return (
             dist.is_initialized(),
             gradients_of(parameters),

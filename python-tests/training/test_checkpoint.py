@@ -22,7 +22,7 @@ from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.failure import FailurePolicy
-from bigdl.training.checkpoint import CheckpointDirectory, Snapshot, read_bytes, write_bytes
+from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory, read_bytes, write_bytes
 from bigdl.training.fit import Training
 from bigdl.training.position import Goal
 
@@ -31,13 +31,15 @@ from bigdl.training.position import Goal
 
 def snapshot(epoch, step=0, **files):
     manifest = {"epoch": epoch, "step": step, "global_step": 10 * epoch + step, "history": []}
-    return Snapshot(manifest, {f"{k}.pt": v for k, v in files.items()} or {"model.pt": b"weights"})
+    return Checkpoint(
+        manifest, {f"{k}.pt": v for k, v in files.items()} or {"model.pt": b"weights"}
+    )
 
 
 def test_a_snapshot_travels_as_one_blob():
     before = snapshot(1, model=b"abc", rng=b"", optimizer=b"de")
     doc, blob = before.pack()
-    assert Snapshot.unpack(json.loads(json.dumps(doc)), blob) == before
+    assert Checkpoint.unpack(json.loads(json.dumps(doc)), blob) == before
 
 
 @pytest.mark.parametrize("scheme", ["", "file://", "memory://"])

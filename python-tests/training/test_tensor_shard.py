@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bigdl.runtime.shards.columns import Leaf
+from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.shard import Shard, SpoolWriter
 from bigdl.training.batches import TensorShard
 
@@ -13,7 +13,7 @@ NAMES = ("a", "b", "c", "d", "e", "f", "g", "h")
 
 
 def shard(directory, values, column) -> TensorShard:
-    leaf = Leaf(column, None, values.dtype.name, values.shape[1:])
+    leaf = ArraySpec(column, None, values.dtype.name, values.shape[1:])
     writer = SpoolWriter(str(directory), 0, "rows", [])
     writer.append(0, 0, len(values), [leaf], [np.ascontiguousarray(values)])
     names = [column] if isinstance(column, str) else list(column)

@@ -17,7 +17,7 @@ from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import as_feed, packing
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.spark import SparkEngine
-from bigdl.runtime.shards.columns import Leaf
+from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.shard import SpoolWriter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -174,7 +174,7 @@ def expected_shards(directory, partitions):
         writer = SpoolWriter(str(directory), 0, str(shard), [])
         for p, rows in enumerate(partitions):
             values = np.array(rows[(shard - p) % 2 :: 2], np.int64)
-            writer.append(p, 0, len(values), [Leaf("id", None, "int64", ())], [values])
+            writer.append(p, 0, len(values), [ArraySpec("id", None, "int64", ())], [values])
         out.append([writer.finish().fingerprint, interleaved(partitions)[shard]])
     return out
 

@@ -13,7 +13,7 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.data.feeds import as_feed, packing
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.spark import SparkEngine
-from bigdl.runtime.shards.columns import Leaf
+from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.shard import SpoolWriter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -37,7 +37,7 @@ def test_shards_are_those_of_local_mode_to_the_fingerprint(local_cluster, engine
         writer = SpoolWriter(str(tmp_path), 0, str(shard), [])
         for p in range(6):  # the partitions of the range, each of them one chunk
             values = np.arange(100 * p + (shard - p) % 2, 100 * p + 100, 2)
-            writer.append(p, 0, len(values), [Leaf("id", None, "int64", ())], [values])
+            writer.append(p, 0, len(values), [ArraySpec("id", None, "int64", ())], [values])
         spool = writer.finish()
         expected.append([spool.fingerprint, spool.arrays()[0].tolist()])
     feed = as_feed(local_cluster.range(0, 600, 1, 6), "id")

@@ -257,7 +257,7 @@ def join_group_if(block, worker):
 def test_dead_worker_does_not_hang_its_peers(engine, tmp_path, block):
     def program(worker):
         (tmp_path / f"pid-{worker.rank}").write_text(str(os.getpid()))
-        worker.line.meet("all", worker.world_size)
+        worker.line.barrier("all", worker.world_size)
         if worker.rank == 0:
             block(worker)
         join_group_if(block, worker)
@@ -278,7 +278,7 @@ def test_dead_worker_does_not_hang_its_peers(engine, tmp_path, block):
 def test_error_frees_the_peers(engine, tmp_path, block):
     def program(worker):
         (tmp_path / f"pid-{worker.rank}").write_text(str(os.getpid()))
-        worker.line.meet("all", worker.world_size)
+        worker.line.barrier("all", worker.world_size)
         if worker.rank == 0:
             block(worker)
         join_group_if(block, worker)
@@ -406,7 +406,7 @@ def test_a_killed_worker_is_named_and_the_next_attempt_reads_its_spool(engine):
     def program(worker):
         if worker.rank == 1 and not worker.options:
             os.kill(os.getpid(), signal.SIGKILL)
-        worker.line.meet("end", worker.world_size)
+        worker.line.barrier("end", worker.world_size)
         return [worker.rank, worker.shard.spool.path, worker.shard.fingerprint]
 
     with engine.open(program, feed, keep_spools=True) as job:

@@ -31,7 +31,7 @@ def test_too_few_workers_are_told_in_one_sentence(by_demand):
     engine = SparkEngine(patience=2.0)
     expected = r"^2 of 3 workers came, and no other within 2 s; .*maxExecutors.*or try later$"
     with pytest.raises(UsageError, match=expected):
-        engine.run(lambda worker: worker.line.meet("all", 3), num_workers=3)
+        engine.run(lambda worker: worker.line.barrier("all", 3), num_workers=3)
     assert engine.run(lambda worker: worker.rank, num_workers=2) == [0, 1]
 
 
@@ -62,7 +62,7 @@ def test_an_error_of_the_program_is_reported_once(by_demand):
     def program(worker):
         if worker.rank == 1:
             raise KeyError("this one")
-        worker.line.meet("never", 3)
+        worker.line.barrier("never", 3)
 
     with pytest.raises(WorkerError, match=r"^KeyError in worker 1"):
         SparkEngine().run(program, num_workers=2)

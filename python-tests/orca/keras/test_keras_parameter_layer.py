@@ -17,13 +17,13 @@ from reference_training import rows_of, union_batches
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data import XShards
-from bigdl.orca.learn.layer_fit.loop import LayerOptions
+from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerOptions
 from bigdl.orca.learn.tf2 import Estimator
-from bigdl.orca.learn.tf2.layer import KerasLayerLoop
+from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerLoop
 from bigdl.orca.learn.tf2.parts import KerasParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state, update_slice
-from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Transport
+from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import CheckpointDirectory
@@ -64,7 +64,7 @@ def test_slices_make_the_updates_of_keras(name, numbers):
     """Three slices, and the state cut and joined again after every step."""
     import keras
 
-    from bigdl.orca.learn.tf2.layer_optimizer import KerasLayerOptimizer
+    from bigdl.orca.learn.tf2.parameter_layer_optimizer import KerasParameterLayerOptimizer
 
     rng = np.random.default_rng(0)
     first = [rng.normal(size=shape).astype("float32") for shape in ((4, 3), (5,), ())]
@@ -74,8 +74,10 @@ def test_slices_make_the_updates_of_keras(name, numbers):
         if optimizer.weight_decay is not None:
             optimizer.exclude_from_weight_decay(var_names=["v1"])
     known.build(whole)
-    mine = KerasLayerOptimizer(own, [keras.Variable(v, name=f"v{i}") for i, v in enumerate(first)])
-    geometry = Geometry([v.size for v in first], 3)
+    mine = KerasParameterLayerOptimizer(
+        own, [keras.Variable(v, name=f"v{i}") for i, v in enumerate(first)]
+    )
+    geometry = FlatLayout([v.size for v in first], 3)
     vector, state = geometry.flatten(first), mine.state()
     for _ in range(12):
         gradients = [rng.normal(size=v.shape).astype("float32") for v in first]
@@ -155,9 +157,9 @@ def settings_of(epochs=2, batch_size=4, labels=("y",), features=("x",), **settin
 def fitted(shards, creator, *, callbacks=(), start=None, group=3, options=None, **settings):
     """Train by ranks of this process; the loop, and the snapshot that it ended with."""
     packed = Packed.of(KerasParts(creator), list(callbacks))
-    layer = LayerOptions(group_size=group, **(options or {}))
+    layer = ParameterLayerOptions(group_size=group, **(options or {}))
     program = KerasFitProgram(packed, {}, None, settings_of(**settings, layer=layer))
-    loop = KerasLayerLoop(program, len(shards), start)
+    loop = KerasParameterLayerLoop(program, len(shards), start)
     with tempfile.TemporaryDirectory() as folder:
         replicas = [
             loop.replicas()(rank, {"data": spooled(folder, f"{rank}", shard)})

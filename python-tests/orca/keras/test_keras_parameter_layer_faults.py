@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bigdl.orca.learn.tf2 import layer
-from bigdl.orca.learn.tf2.layer import KerasLayerLoop
+from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerLoop
 
 # every process that meets Keras first imports it, which takes long on a busy machine
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
@@ -55,7 +55,7 @@ def test_a_discarded_step_is_made_again_by_all(undisturbed, tmp_path):
 LIMIT_S = 4.0
 
 
-class Limited(KerasLayerLoop):
+class Limited(KerasParameterLayerLoop):
     """Waits only so long for a rank, but in the first step, and keeps what the ranks say."""
 
     def __init__(self, *arguments):
@@ -84,7 +84,7 @@ def loops(monkeypatch):
         made.append(Limited(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(layer.KerasLayerTraining, "loop", staticmethod(limited))
+    monkeypatch.setattr(layer.KerasParameterLayerTraining, "loop", staticmethod(limited))
     return made
 
 

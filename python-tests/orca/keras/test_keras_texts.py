@@ -10,7 +10,7 @@ from bigdl.orca.data import SparkXShards, XShards
 from bigdl.orca.data.tf.data import Dataset
 from bigdl.orca.learn.pytorch import Estimator as TorchEstimator
 from bigdl.orca.learn.tf2 import Estimator
-from bigdl.runtime.shards.columns import Leaf, column_spec, decode
+from bigdl.runtime.shards.columns import ArraySpec, column_spec, decode
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import Shard, SpoolWriter
 from bigdl.runtime.shards.texts import text_array
@@ -291,7 +291,7 @@ def test_a_spool_is_as_wide_as_its_widest_text(tmp_path, arrival):
     writer = SpoolWriter(str(tmp_path), 1, "data-0", [])
     for number in arrival:
         texts = text_array(np.array(chunks[number]), "t")
-        leaves = [Leaf("t", None, f"S{texts.itemsize}", ()), Leaf("n", None, "int64", ())]
+        leaves = [ArraySpec("t", None, f"S{texts.itemsize}", ()), ArraySpec("n", None, "int64", ())]
         arrays = [texts, np.full(len(texts), number)]
         writer.append(0, number, len(texts), leaves, arrays)
     shard = Shard(writer.finish())
@@ -299,9 +299,9 @@ def test_a_spool_is_as_wide_as_its_widest_text(tmp_path, arrival):
     assert [t.decode() for t in shard.column("t")] == [t for chunk in chunks for t in chunk]
     assert shard.column("n").tolist() == [0, 0, 1, 2, 2, 2]
     other = SpoolWriter(str(tmp_path), 1, "data-1", [])
-    other.append(0, 0, 1, [Leaf("t", None, "S8", ())], [np.array([b"a"], "S8")])
+    other.append(0, 0, 1, [ArraySpec("t", None, "S8", ())], [np.array([b"a"], "S8")])
     with pytest.raises(SourceError, match="is text in some of the data and int64 in the rest"):
-        other.append(0, 1, 1, [Leaf("t", None, "int64", ())], [np.arange(1)])
+        other.append(0, 1, 1, [ArraySpec("t", None, "int64", ())], [np.arange(1)])
     other.discard()
 
 
@@ -311,7 +311,7 @@ def test_order_of_arrival_leaves_no_trace(tmp_path):
         writer = SpoolWriter(str(tmp_path), job, "data-0", [])
         for number in arrival:
             texts = text_array(np.array(["t" * (9 + 20 * number)]), "t")
-            leaf = Leaf("t", None, f"S{texts.itemsize}", ())
+            leaf = ArraySpec("t", None, f"S{texts.itemsize}", ())
             writer.append(0, number, 1, [leaf], [texts])
         prints.add(writer.finish().fingerprint)
     assert len(prints) == 1

@@ -10,7 +10,7 @@ from bigdl.orca.learn.optimizers.ftrl import TorchFtrl
 from bigdl.orca.parameter_layer.lars import LARS
 from bigdl.orca.parameter_layer.messages import CODECS, Inbox, codec_for, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
-from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Step, slice_bounds
+from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, Step, slice_bounds
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, changed, merge, merged
 
 OPTIMIZERS = {
@@ -225,7 +225,7 @@ def test_other_dtypes_are_refused():
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_slices_tile_the_vector(ranks):
-    geometry = Geometry(SIZES, ranks)
+    geometry = FlatLayout(SIZES, ranks)
     assert geometry.bounds[0][0] == 0
     assert geometry.bounds[-1][1] == geometry.total == sum(SIZES)
     sizes = [high - low for low, high in geometry.bounds]
@@ -293,7 +293,7 @@ def test_fp16_has_no_infinity_of_its_own_making():
 
 def test_what_int8_takes_from_a_gradient_comes_back():
     """A constant gradient: the sum of what arrives follows the sum of what was meant."""
-    geometry = Geometry((2000,), 1)
+    geometry = FlatLayout((2000,), 1)
     rank = Rank(LayerPlan((2000,), (0,), torch.optim.SGD, 1, "int8"), 0)
     gradient, residual, arrived = vector(2000), None, np.zeros(2000, np.float64)
     for _ in range(50):

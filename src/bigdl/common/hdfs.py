@@ -171,7 +171,7 @@ def _name_nodes(
 
 
 def _settings() -> dict[str, str]:
-    """What the files in ``HADOOP_CONF_DIR`` say of HDFS; empty if there are none."""
+    """Return the settings of HDFS in ``HADOOP_CONF_DIR``; empty if there are none."""
     settings: dict[str, str] = {}
     for name in ("core-site.xml", "hdfs-site.xml"):
         with contextlib.suppress(OSError, ElementTree.ParseError):

@@ -34,7 +34,7 @@ logger = logging.getLogger("bigdl.orca")
 
 
 class _State:
-    """What ``init_orca_context`` has done in this process."""
+    """The clusters that ``init_orca_context`` has started in this process."""
 
     lock = threading.RLock()
     launched: launch.LaunchedSpark | None = None

@@ -1,6 +1,6 @@
 """The Channel: the line between the driver and the workers while a job runs.
 
-It is a :class:`~bigdl.runtime.board.Board` of keys and values in the driver's Python process, whose
+It is a :class:`~bigdl.runtime.key_value_store.KeyValueStore` in the driver's Python process, whose
 server is bound to the driver's own address (loopback in local mode).  It outlives every worker, so
 it carries the rendezvous, the heartbeat, progress, logs, errors, results and the order to stop.  It
 carries bytes and JSON: nothing that comes from a worker is ever unpickled.  Every connection and
@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from bigdl.runtime.board import Board, BoardServer, keep_alive, listen
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.engine import PeerLost
 from bigdl.runtime.frames import (
@@ -31,6 +30,7 @@ from bigdl.runtime.frames import (
     new_secret,
     read_sizes,
 )
+from bigdl.runtime.key_value_store import KeyValueServer, KeyValueStore, keep_alive, listen
 
 CHUNK = 8 << 20  # bytes of one value
 CONNECT_S = 5.0  # seconds within which a worker must be able to open a connection
@@ -78,7 +78,7 @@ def own_address(host: str, port: int) -> str:
 
 
 class Connection:
-    """A board in another process, with the methods of a :class:`~bigdl.runtime.board.Board`.
+    """A key-value store in another process, with the methods of a ``KeyValueStore``.
 
     Parameters
     ----------
@@ -106,11 +106,11 @@ class Connection:
         self._break()
 
     def set(self, key: str, value: bytes) -> None:
-        """Put a value on the board; returns when it is there."""
+        """Put a value in the store; returns when it is there."""
         self._ask(["set", key], value)
 
     def post(self, key: str, value: bytes) -> None:
-        """Put a value on the board; it is there before what is asked next."""
+        """Put a value in the store; it is there before what is asked next."""
         self._ask(["post", key], value, is_answered=False)
 
     def get(self, key: str, seconds: float | None = None) -> bytes:
@@ -266,27 +266,27 @@ class Channel:
         certificate: Certificate | None = None,
     ):
         secret = secret or new_secret()
-        self._board: Any = Board()
-        self._server: BoardServer | None = None
+        self._store: Any = KeyValueStore()
+        self._server: KeyValueServer | None = None
         if host is None:
             host, port = "127.0.0.1", 9
         else:
             listener = listen(host, port)
             port = listener.getsockname()[1]
-            self._server = BoardServer(self._board, secret, listener, certificate)
+            self._server = KeyValueServer(self._store, secret, listener, certificate)
         self.lines: list[Line] = []
         self.address = Address(host, port, secret, certificate)
 
     def line(self, attempt: int) -> Line:
         """The keys of one attempt."""
-        self.lines.append(Line(self._board, attempt))
+        self.lines.append(Line(self._store, attempt))
         return self.lines[-1]
 
     def close(self) -> None:
         """Stop listening; also where the traceback of an exception still holds a line."""
         for line in self.lines:
             line.store = None
-        self._board = None
+        self._store = None
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -297,7 +297,7 @@ class Line:
 
     Parameters
     ----------
-    store : Board or Connection
+    store : KeyValueStore or Connection
     attempt : int
     """
 
@@ -359,7 +359,7 @@ class Line:
     def delete(self, key: str) -> None:
         self.store.delete(self._prefix + key)
 
-    def meet(self, key: str, world_size: int, longest: float = 0.1) -> None:
+    def barrier(self, key: str, world_size: int, longest: float = 0.1) -> None:
         """Wait until all workers are here, looking for failures every `longest` seconds.
 
         Unlike a collective this ends by itself when one of them fails: with PeerLost.
@@ -372,9 +372,9 @@ class Line:
                 raise PeerLost("another worker failed before all had met")
 
     def all_gather(self, key: str, rank: int, value, world_size: int) -> list:
-        """What every worker says, in the order of their numbers; of JSON-able values."""
+        """Return the JSON-able values of all workers in the order of their ranks."""
         self.set_json(f"{key}/{rank}", value)
-        self.meet(key, world_size)
+        self.barrier(key, world_size)
         keys = [f"{self._prefix}{key}/{each}" for each in range(world_size)]
         return [json.loads(value) for value in self.store.get_all(keys)]
 

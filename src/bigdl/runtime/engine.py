@@ -37,7 +37,7 @@ from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
     from bigdl.runtime.jobs import Job
-    from bigdl.runtime.shards.feed import Feed, Ingest
+    from bigdl.runtime.shards.feed import Feed, InputPlan
 
 
 class PeerLost(Exception):
@@ -162,7 +162,7 @@ class Engine(ABC):
         """Return how many workers can run at once, where `num_workers` are asked for."""
         return self.cluster.slots()
 
-    def prepare(self, feed: Feed, num_workers: int) -> Ingest:
+    def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
         """Describe how the workers get the rows of a feed."""
         return feed.prepare(self.cluster, num_workers)
 

@@ -7,7 +7,7 @@ frame is a short JSON head and a body of bytes, of limited sizes, under a tag th
 number of the frame.  What is forged, repeated, left out or out of order is a :class:`NotProved`.
 Nothing is ever unpickled.
 
-This module reads and writes no socket: :mod:`~bigdl.runtime.board` serves, and
+This module reads and writes no socket: :mod:`~bigdl.runtime.key_value_store` serves, and
 :mod:`~bigdl.runtime.channel` connects.
 """
 

@@ -8,20 +8,20 @@ from torch.distributed import Store
 
 
 class GroupStore(Store):
-    """Keys under a prefix, with the face of a ``torch.distributed.Store``.
+    """Keys under a prefix, with the interface of a ``torch.distributed.Store``.
 
     So the addresses at which the workers connect to each other are exchanged over connections that
     are proved, and no further port is opened for it.
 
     Parameters
     ----------
-    board : Board or Connection
+    store : KeyValueStore or Connection
     prefix : str
     """
 
-    def __init__(self, board: Any, prefix: str):
+    def __init__(self, store: Any, prefix: str):
         super().__init__()
-        self._board, self._prefix = board, prefix
+        self._store, self._prefix = store, prefix
         self._seconds = 300.0
 
     @property
@@ -33,27 +33,27 @@ class GroupStore(Store):
         self._seconds = timeout.total_seconds()
 
     def set(self, key: str, value: bytes | str) -> None:
-        self._board.set(self._prefix + key, _bytes(value))
+        self._store.set(self._prefix + key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        return self._board.get(self._prefix + key, self._seconds)
+        return self._store.get(self._prefix + key, self._seconds)
 
     def add(self, key: str, amount: int) -> int:
-        return self._board.add(self._prefix + key, amount)
+        return self._store.add(self._prefix + key, amount)
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._board.has([self._prefix + key for key in keys])
+        return self._store.has([self._prefix + key for key in keys])
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         seconds = self._seconds if timeout is None else timeout.total_seconds()
-        if not self._board.has([self._prefix + key for key in keys], seconds):
+        if not self._store.has([self._prefix + key for key in keys], seconds):
             raise TimeoutError(f"wait timeout after {seconds:g} s for the keys {', '.join(keys)}")
 
     def delete_key(self, key: str) -> bool:
-        return self._board.delete(self._prefix + key)
+        return self._store.delete(self._prefix + key)
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        return self._board.swap(self._prefix + key, _bytes(expected), _bytes(desired))
+        return self._store.swap(self._prefix + key, _bytes(expected), _bytes(desired))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return [self.get(key) for key in keys]

@@ -23,7 +23,7 @@ from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Channel, Inbox, Line
 from bigdl.runtime.engine import Engine, user_import_path
 from bigdl.runtime.serialization import pickled_by_value
-from bigdl.runtime.shards.feed import Feed, Ingest
+from bigdl.runtime.shards.feed import Feed, InputPlan
 from bigdl.runtime.task import TaskSpec
 from bigdl.runtime.worker import decode
 
@@ -235,7 +235,7 @@ PROCESS_ENDED = (
     "its Python process ended unexpectedly",
     "their Python processes ended unexpectedly",
 )
-"""Why one worker was lost, and why several were."""
+"""The reason for the loss of one worker, and for that of several."""
 
 
 class Job(contextlib.AbstractContextManager):
@@ -276,7 +276,7 @@ class Job(contextlib.AbstractContextManager):
         self._attempts = 0
         self._spools: list[dict] | None = None  # by rank, once all are known
         self._resources = contextlib.ExitStack()
-        self._ingest = Ingest(None, None)
+        self._ingest = InputPlan(None, None)
         program = pickled(fn)
         try:
             number = self._resources.enter_context(job_number())
@@ -313,13 +313,13 @@ class Job(contextlib.AbstractContextManager):
         engine = self._engine
         return Channel(engine.cluster.driver_host, engine.port, None, self._certificate)
 
-    def _input(self) -> Ingest:
+    def _input(self) -> InputPlan:
         """Describe how the workers get their rows."""
         if self._feed is None:
-            return Ingest(None, None)
+            return InputPlan(None, None)
         return self._engine.prepare(self._feed, self.num_workers)
 
-    def _read_again(self, prepare: Callable[[], Ingest] | None = None) -> None:
+    def _read_again(self, prepare: Callable[[], InputPlan] | None = None) -> None:
         """Let the next attempt read the input, prepared anew by `prepare`."""
         self._spools = None
         if prepare is None:

@@ -35,9 +35,9 @@ from bigdl.runtime.jobs import (
 )
 from bigdl.runtime.messages import encoded
 from bigdl.runtime.process import CpuSlot, WorkerProcess, cpu_slots
-from bigdl.runtime.shards.feed import Feed, Ingest
+from bigdl.runtime.shards.feed import Feed, InputPlan
 from bigdl.runtime.task import Task, execute
-from bigdl.runtime.worker import ChannelUplink
+from bigdl.runtime.worker import ChannelConnection
 
 _LOOPBACK = "127.0.0.1"
 _EXIT_S = 2.0  # seconds that a process gets to end once it has hung up
@@ -93,7 +93,7 @@ class LocalEngine(Engine):
         """There may be more workers than cores."""
         return check_integer("num_workers", num_workers, 1, 1 if self.in_process else None)
 
-    def prepare(self, feed: Feed, num_workers: int) -> Ingest:
+    def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
         feed.check_local()
         return super().prepare(feed, num_workers)
 
@@ -103,7 +103,7 @@ class LocalEngine(Engine):
 
 
 class LocalMachine:
-    """This machine, with the face of a cluster for feeds and predictions.
+    """This machine, with the interface of a cluster for feeds and predictions.
 
     Parameters
     ----------
@@ -142,9 +142,9 @@ class LocalMachine:
         return session_directory()
 
     @property
-    def broadcaster(self) -> type[SharedFile]:
+    def broadcaster(self) -> type[FileBroadcast]:
         """The class that gives bytes to all processes."""
-        return SharedFile
+        return FileBroadcast
 
     def map_shards(self, func: Callable[[list], Sequence], shards: Sequence) -> list:
         """The elements of ``func([shard])`` of every shard, each computed by one of the processes.
@@ -166,8 +166,8 @@ class LocalMachine:
         return elements
 
 
-class SharedFile:
-    """Bytes in a file that the processes of this machine read, with the face of a broadcast."""
+class FileBroadcast:
+    """Bytes in a file for the processes of this machine, with the interface of a broadcast."""
 
     def __init__(self, data: bytes):
         handle, self._path = tempfile.mkstemp(dir=session_directory(), prefix="shared-")
@@ -175,7 +175,7 @@ class SharedFile:
             file.write(data)
 
     @classmethod
-    def broadcast(cls, data: bytes) -> SharedFile:
+    def broadcast(cls, data: bytes) -> FileBroadcast:
         """Bytes that every process can read."""
         return cls(data)
 
@@ -254,7 +254,7 @@ class InProcessJob(Job):
         return answers
 
 
-class InProcessUplink(ChannelUplink):
+class InProcessUplink(ChannelConnection):
     """Hands progress and messages over at once."""
 
     def __init__(self, line: Line, poll: Callable[[], None]):

@@ -85,7 +85,7 @@ class TaskError(WorkerError):
 
     @property
     def last_line(self) -> str:
-        """What was raised, in the last line of the traceback."""
+        """The last line of the traceback: class and message of the exception."""
         return self.traceback.rstrip().rpartition("\n")[2]
 
     def __reduce__(self):

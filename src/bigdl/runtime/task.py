@@ -23,7 +23,15 @@ from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Address, Line, LineLost, own_address
 from bigdl.runtime.engine import Leaving, PeerLost
 from bigdl.runtime.failure import user_traceback
-from bigdl.runtime.worker import ChannelUplink, Log, Uplink, Watcher, Worker, captured, encode
+from bigdl.runtime.worker import (
+    ChannelConnection,
+    DriverConnection,
+    HeartbeatThread,
+    Log,
+    Worker,
+    captured,
+    encode,
+)
 
 
 def read_input(spec, batches, place: int, local_dir: str) -> dict:
@@ -40,7 +48,7 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
         writers.append(SpoolWriter(local_dir, spec.job, f"{name}-{place}", specs))
         return writers[-1]
 
-    # what a reader may ask, see Ingest.reader
+    # what a reader may ask, see InputPlan.reader
     opener: Any = open_spool
     opener.place, opener.world_size = place, spec.world_size
     try:
@@ -168,7 +176,7 @@ class TaskSpec:
     are_collectives_clear : bool
         Whether what the workers say to each other is not encrypted all the same.
     reader, accept : callable or None
-        See :class:`~bigdl.runtime.shards.feed.Ingest`.
+        See :class:`~bigdl.runtime.shards.feed.InputPlan`.
     spools : tuple of dict, or None
         Spools of an earlier attempt, by rank, to be used instead of the input.
     options : dict, state : bytes or None
@@ -230,8 +238,8 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
             return place, await_first(line, place), "The cluster ran this task again"
         line.will(f"gone/{place}")
         with captured(spec.log_to_driver, spec.drops_output) as log:
-            task = Task(spec, place, local_dir, line, address, ChannelUplink(line))
-            watcher = Watcher(address.connect(attempt), place, task.worker, log)
+            task = Task(spec, place, local_dir, line, address, ChannelConnection(line))
+            watcher = HeartbeatThread(address.connect(attempt), place, task.worker, log)
             watcher.start()
             try:
                 return task.run(batches)
@@ -297,7 +305,7 @@ class Task:
         local_dir: str,
         line: Line,
         address: Address,
-        uplink: Uplink,
+        uplink: DriverConnection,
     ):
         self._spec, self._place, self._line = spec, place, line
         self.worker = Worker(
@@ -372,7 +380,7 @@ class Task:
         worker.uplink.give(worker.rank, kind, data)
         if worker.shards and not spec.keep_spools:
             # nobody can need them any more once all results are on their way
-            line.meet("results", spec.world_size, longest=0.5)
+            line.barrier("results", spec.world_size, longest=0.5)
             remove_spools(worker.shards)
         return "ok"
 

@@ -38,7 +38,7 @@ class Worker:
         IP address of this worker on the route to its rendezvous.
     local_dir : str
         A directory on this machine that goes with the application.
-    uplink : Uplink
+    uplink : DriverConnection
         Its way to the driver.
     timeout : float
         Seconds after which a collective that makes no progress fails.
@@ -57,7 +57,7 @@ class Worker:
     threads: int = 1
     shards: dict[str, Any] = field(default_factory=dict)
     line: Any = None
-    uplink: Uplink = field(default_factory=lambda: Uplink(), repr=False)
+    uplink: DriverConnection = field(default_factory=lambda: DriverConnection(), repr=False)
     host: str = "127.0.0.1"
     local_dir: str = ""
     timeout: float = 1800.0
@@ -123,8 +123,8 @@ RESULT_LIMIT = 2 << 30  # bytes of one value that may go through the driver
 
 
 @dataclass
-class Uplink:
-    """One worker's way to the driver, for one attempt; this one keeps what the worker says.
+class DriverConnection:
+    """A worker's connection to the driver, for one attempt; this one keeps what the worker says.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class Uplink:
         self.error = doc
 
 
-class ChannelUplink(Uplink):
+class ChannelConnection(DriverConnection):
     """By the channel, while the program runs."""
 
     def __init__(self, line: Line):
@@ -238,7 +238,7 @@ _LINES = 10_000  # newest lines that wait for the next heartbeat
 _PART = 1 << 16  # characters of a line without an end
 
 
-class Watcher(threading.Thread):
+class HeartbeatThread(threading.Thread):
     """Ends this process on abort or when the driver is gone; carries the heartbeat and the logs.
 
     Nothing else interrupts a thread that is blocked in a collective.

@@ -539,7 +539,7 @@ def all_gather_json(sync: GradientSync, own: Any) -> list:
 
 @dataclass
 class BatchSettings:
-    """What the batches of a loop are made of.
+    """Settings of the batches of a loop.
 
     Attributes
     ----------

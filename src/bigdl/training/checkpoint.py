@@ -1,6 +1,6 @@
 """Checkpoints: everything that a run needs to go on as if it had never stopped.
 
-A :class:`Snapshot` is a manifest (JSON) and a few files (bytes).  It is written by rank 0 in a
+A :class:`Checkpoint` is a manifest (JSON) and a few files (bytes).  It is written by rank 0 in a
 :class:`CheckpointDirectory` on any fsspec URL, or sent over the channel to the driver.  A
 directory holds one folder per run and in it one folder per checkpoint::
 
@@ -46,7 +46,7 @@ _NAME = re.compile(r"checkpoint-\d{6,}-\d{8,}")
 
 
 @dataclass
-class Snapshot:
+class Checkpoint:
     """The state of a run at one point.
 
     Attributes
@@ -70,7 +70,7 @@ class Snapshot:
         return {"manifest": self.manifest, "sizes": sizes}, b"".join(self.files.values())
 
     @classmethod
-    def unpack(cls, doc: dict, blob: bytes) -> Snapshot:
+    def unpack(cls, doc: dict, blob: bytes) -> Checkpoint:
         files, start = {}, 0
         for name, size in doc["sizes"].items():
             files[name] = blob[start : start + size]
@@ -140,7 +140,7 @@ class CheckpointDirectory:
         """Name of the newest complete checkpoint, or an empty string."""
         return (self.names() or [""])[-1]
 
-    def write(self, snapshot: Snapshot) -> str:
+    def write(self, snapshot: Checkpoint) -> str:
         """Write a checkpoint and remove the oldest ones; returns its name."""
         manifest = dict(snapshot.manifest, format=FORMAT, saved_at=time.time())
         manifest["files"] = {
@@ -167,7 +167,7 @@ class CheckpointDirectory:
             self._fs.rm(f"{self._root}/{old}", recursive=True)
         return name
 
-    def read(self, name: str) -> Snapshot:
+    def read(self, name: str) -> Checkpoint:
         """Read and verify a checkpoint.
 
         Raises
@@ -184,7 +184,7 @@ class CheckpointDirectory:
                 if len(data) != expected["size"] or zlib.crc32(data) != expected["crc32"]:
                     raise ValueError(f"{file} is damaged")
                 files[file] = data
-        return Snapshot(manifest, files)
+        return Checkpoint(manifest, files)
 
     def position(self, name: str) -> Position:
         """Return the position of a checkpoint, without reading its files."""
@@ -199,7 +199,7 @@ class CheckpointDirectory:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"The checkpoint {self.url}/{name} cannot be read: {error}") from error
 
-    def latest(self, warn: Callable[[str], None] = logger.warning) -> tuple[str, Snapshot] | None:
+    def latest(self, warn: Callable[[str], None] = logger.warning) -> tuple[str, Checkpoint] | None:
         """The newest checkpoint that can be read; damaged ones are skipped with a warning."""
         for name in reversed(self.names()):
             try:
@@ -209,12 +209,12 @@ class CheckpointDirectory:
         return None
 
 
-def checkpoint_name(snapshot: Snapshot) -> str:
+def checkpoint_name(snapshot: Checkpoint) -> str:
     """The name of a snapshot's checkpoint; names sort by position."""
     return f"checkpoint-{snapshot.manifest['epoch']:06d}-{snapshot.manifest['step']:08d}"
 
 
-def read_checkpoint(path: str) -> Snapshot | None:
+def read_checkpoint(path: str) -> Checkpoint | None:
     """The checkpoint in the folder `path`, or None if `path` is not one."""
     parent, name = posixpath.split(path.rstrip("/"))
     if not _NAME.fullmatch(name):
@@ -222,7 +222,7 @@ def read_checkpoint(path: str) -> Snapshot | None:
     return CheckpointDirectory(parent).read(name)
 
 
-def find_checkpoint(path: str, version: int | None = None) -> Snapshot:
+def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
     """A checkpoint below a ``model_dir`` or a run's folder.
 
     Parameters

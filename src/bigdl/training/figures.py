@@ -70,7 +70,7 @@ class EpochSums:
     def to_json(self) -> dict:
         return asdict(self)
 
-    def reduce(self, sync: GradientSync) -> dict | None:
+    def all_reduce(self, sync: GradientSync) -> dict | None:
         """Figures of all workers, the same on every rank; None if nobody did anything."""
         return self.merged([EpochSums(*values) for values in sync.all_gather(self.values())])
 

@@ -1,8 +1,8 @@
 """A fit: its settings, the epochs of a worker, and the driver's retries, progress and state.
 
 A :class:`FitLoop` closes epochs and asks the triggers.  A :class:`WorkerLoop` runs in a worker and
-makes the steps itself.  :class:`bigdl.orca.learn.layer_fit.loop.LayerLoop` runs in the driver and
-lets the ranks of the parameter layer make them.
+makes the steps itself.  The ``ParameterLayerLoop`` of ``bigdl.orca.learn.parameter_layer_fit`` runs
+in the driver and lets the ranks of the parameter layer make them.
 
 :class:`Training` is what an Estimator carries from one fit to the next.  After every
 :class:`~bigdl.common.errors.WorkerLost` it asks the :class:`FailurePolicy`; what user code raised
@@ -28,8 +28,8 @@ from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchLayout, all_gather_json
 from bigdl.training.checkpoint import (
     BackgroundWriter,
+    Checkpoint,
     CheckpointDirectory,
-    Snapshot,
     checkpoint_name,
     read_checkpoint,
 )
@@ -68,7 +68,7 @@ class RunSettings:
         How many checkpoints stay in that folder.
     data_version : object
         What the Feed says of its version; checkpoints name it.
-    layer : bigdl.orca.learn.layer_fit.loop.LayerOptions, optional
+    layer : bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerOptions, optional
         Of a fit by the parameter layer.
     """
 
@@ -86,7 +86,7 @@ class RunSettings:
 
 
 class Training:
-    """The state that an Estimator carries from one call to the next.
+    """Runs the fits of an Estimator with their retries, and keeps its state between calls.
 
     Parameters
     ----------
@@ -99,12 +99,12 @@ class Training:
 
     Attributes
     ----------
-    snapshot : Snapshot or None
+    snapshot : Checkpoint or None
         What the last fit or load left.
     """
 
     def __init__(self, model_dir: str | None, sync: type[GradientSync], keep: int = 2):
-        self.snapshot: Snapshot | None = None
+        self.snapshot: Checkpoint | None = None
         self._model_dir = model_dir
         self._sync, self._keep = sync, keep
         self._seed: int | None = None
@@ -124,7 +124,7 @@ class Training:
             self._seed = secrets.randbits(31)
         return self._seed
 
-    def take(self, snapshot: Snapshot) -> None:
+    def take(self, snapshot: Checkpoint) -> None:
         """Go on from a state that was loaded."""
         self._resume(snapshot)
         self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
@@ -178,7 +178,7 @@ class Training:
                 self._seed = seed
             start = self.snapshot
             if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
-                start = Snapshot({**start.manifest, "partial": None}, start.files)
+                start = Checkpoint({**start.manifest, "partial": None}, start.files)
             self._choose_run()
             settings = replace(settings, goal=goal, seed=self.seed, data_version=feed.version)
             if self._run is not None:
@@ -245,7 +245,7 @@ class Training:
 
     def _attempt_until_done(
         self, engine, feed, program, start, policy, progress: Progress
-    ) -> Snapshot:
+    ) -> Checkpoint:
         """Run the program from `start` until it has ended or the policy gives up."""
         kept: dict[str, Any] = {"checkpoint": start}  # the newest of each topic
         warned = False
@@ -257,7 +257,7 @@ class Training:
             elif topic == "message":
                 doc, blob = value
                 if doc["topic"] != _NO_NUMBER:
-                    kept[doc["topic"]] = Snapshot.unpack(doc, blob)
+                    kept[doc["topic"]] = Checkpoint.unpack(doc, blob)
                 elif not warned:  # of several workers, the first
                     warned = True
                     logger.warning(doc["text"])
@@ -430,7 +430,7 @@ class FitLoop(ABC):
 
 
 class WorkerLoop(FitLoop):
-    """One worker's part of a fit; its methods are collectives."""
+    """Checkpoints, resume and ends of epochs in a worker; its methods are collectives."""
 
     worker: Worker
     sync: GradientSync
@@ -512,17 +512,17 @@ class WorkerLoop(FitLoop):
             self._running.rows = manifest["rows_since_merge"][rank]
             self._sums = EpochSums(**manifest["sums"][rank])
 
-    def _agree_on_start(self) -> Snapshot:
+    def _agree_on_start(self) -> Checkpoint:
         message = blob = None
         if self.sync.rank == 0:
             blob = self.worker.state()
             if blob is None:
-                doc, blob = Snapshot(Position().to_json(), self._files()).pack()
+                doc, blob = Checkpoint(Position().to_json(), self._files()).pack()
             else:
                 doc = self.worker.options["snapshot"]
             message = json.dumps(doc).encode()
         doc = json.loads(cast("bytes", self.sync.broadcast(message)))
-        return Snapshot.unpack(doc, cast("bytes", self.sync.broadcast(blob)))
+        return Checkpoint.unpack(doc, cast("bytes", self.sync.broadcast(blob)))
 
     def _restore_own(self, data: bytes | None, restore: Callable) -> None:
         """Give this rank what it had, if there were as many ranks."""
@@ -593,7 +593,7 @@ class WorkerLoop(FitLoop):
         self._writer.wait()
         return {"checkpoint": self._checkpoint}
 
-    def _snapshot(self) -> Snapshot | None:
+    def _snapshot(self) -> Checkpoint | None:
         """Return the whole state, on rank 0."""
         sync, position = self.sync, self.position
         manifest = {**position.to_json(), **vars(self._layout), **self._facts()}
@@ -610,4 +610,4 @@ class WorkerLoop(FitLoop):
             return None
         gathered = cast("dict[str, list[bytes]]", files)  # None on the other ranks
         packed = {name: dumps([loads(d) for d in data]) for name, data in gathered.items()}
-        return Snapshot(manifest, packed | shared)
+        return Checkpoint(manifest, packed | shared)

@@ -154,7 +154,7 @@ class Position:
 
 @dataclass(frozen=True)
 class TriggerState:
-    """What a trigger sees of a training after one of its steps.
+    """State of a training after one of its optimizer steps, as a trigger sees it.
 
     Parameters
     ----------

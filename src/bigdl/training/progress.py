@@ -1,4 +1,4 @@
-"""How far a fit is, shown by the driver: a bar where somebody watches, else a line per epoch."""
+"""Progress of a fit, shown by the driver: a bar on a terminal, else a line per epoch."""
 
 import importlib.util
 import sys

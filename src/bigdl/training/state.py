@@ -1,4 +1,4 @@
-"""What a training keeps in a process: device and precision, random generators, changing state.
+"""State of a training in a process: device and precision, random generators, changing state.
 
 Bytes of it are those of ``torch.save`` and load with ``weights_only=True``.
 """

@@ -31,9 +31,9 @@ import pyarrow.parquet as pq
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError, outcome_of, without_errors
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.batches import Batch, Factored, Request, batch_of, factored, normal
+from bigdl.friesian.ops.batches import Batch, DictionaryColumn, Request, batch_of, factored, normal
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
-from bigdl.friesian.ops.operator import Ask, Fitted, Program
+from bigdl.friesian.ops.operator import FittedOperator, Program, StatisticsQuery
 from bigdl.friesian.ops.sequences import AddHistSeq
 from bigdl.friesian.ops.spark import active_spark
 from bigdl.orca.data.file import is_local_path, open_file_system
@@ -78,7 +78,7 @@ class Host(AbstractContextManager):
         self.close()
 
 
-class Here(Host):
+class InProcessHost(Host):
     """This process."""
 
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -182,7 +182,7 @@ def host_of(host: Any) -> AbstractContextManager[Host]:
     if host in (None, "local"):
         return LocalWorkers()
     if host == "here":
-        return Here()
+        return InProcessHost()
     raise UsageError(f"host should be spark, local, here, a host or None, got {host!r}")
 
 
@@ -243,8 +243,8 @@ class Piece:
                 yield Batch(columns, rows)
 
 
-def _repeated(value: Any, kind: str, rows: int) -> Factored:
-    return Factored(pa.array([value], kinds.to_arrow(kind)), np.zeros(rows, np.int32))
+def _repeated(value: Any, kind: str, rows: int) -> DictionaryColumn:
+    return DictionaryColumn(pa.array([value], kinds.to_arrow(kind)), np.zeros(rows, np.int32))
 
 
 def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
@@ -437,7 +437,7 @@ def table_of(batch: Batch) -> pa.Table:
 
 def _written(column: Any) -> pa.Array:
 
-    if not isinstance(column, Factored):
+    if not isinstance(column, DictionaryColumn):
         return column.dictionary_encode() if pa.types.is_string(column.type) else column
     values, codes = column.values, column.codes
     if not pa.types.is_string(values.type):
@@ -450,7 +450,7 @@ def _written(column: Any) -> pa.Array:
 def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple[int, str], Any]:
     """Run a program over files."""
     for each in program:
-        if isinstance(each, Fitted) and isinstance(each.step, AddHistSeq):
+        if isinstance(each, FittedOperator) and isinstance(each.step, AddHistSeq):
             raise UsageError(
                 f"A step behind {each.step.method} has to learn from the data, which the executor "
                 "arrow cannot do; use fit and transform, or move the step in front of it"
@@ -467,7 +467,7 @@ def _asked(program: Program) -> dict[tuple[int, str], Request]:
     return {
         (ask.step, name): request
         for ask in program
-        if isinstance(ask, Ask)
+        if isinstance(ask, StatisticsQuery)
         for name, request in ask.requests.items()
     }
 
@@ -478,7 +478,7 @@ def _learned(program: Program, rows: Rows) -> list[Any]:
     for batch in rows.batches():
         parts = []
         for each in program:
-            if isinstance(each, Fitted):
+            if isinstance(each, FittedOperator):
                 batch = batch.after(each)
             else:
                 parts += [request.of_batch(batch) for request in each.requests.values()]
@@ -487,7 +487,7 @@ def _learned(program: Program, rows: Rows) -> list[Any]:
     return [request.merged(parts) if len(parts) > 1 else parts[0] for request, parts in of_requests]
 
 
-def _write_rows(fitted: Sequence[Fitted], path: str, rows: Rows) -> int:
+def _write_rows(fitted: Sequence[FittedOperator], path: str, rows: Rows) -> int:
     """Write the file of some rows and return their number."""
     return write(path, rows.place, (table_of(each.behind(fitted)) for each in rows.batches()))
 
@@ -530,7 +530,7 @@ Rows = Piece | Bucket
 
 
 def _cut(
-    fitted: Sequence[Fitted], step: AddHistSeq, count: int, path: str, rows: Rows
+    fitted: Sequence[FittedOperator], step: AddHistSeq, count: int, path: str, rows: Rows
 ) -> list[int]:
     """Write some rows in buckets, as they are in front of a step.
 
@@ -580,7 +580,9 @@ def _buckets_of(path: str, step: AddHistSeq, written: Sequence[list[int]]) -> li
     return [Bucket(place, path, each, step) for place, each in enumerate(filled)]
 
 
-def transformed(fitted: Sequence[Fitted], pieces: Sequence[Piece], path: str, host: Host) -> int:
+def transformed(
+    fitted: Sequence[FittedOperator], pieces: Sequence[Piece], path: str, host: Host
+) -> int:
     """Write files behind all steps; returns the number of rows.
 
     What is written on the way to steps that look at groups lies in a hidden folder in `path`.

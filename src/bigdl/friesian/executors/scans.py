@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.executors.arrow import Here, Piece, SparkTasks, opened
+from bigdl.friesian.executors.arrow import InProcessHost, Piece, SparkTasks, opened
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, batch_of
 from bigdl.friesian.ops.kinds import Field
@@ -129,7 +129,7 @@ def _pieces(scan: Scan, fields: dict[str, Field], spark: SparkSession) -> list[l
     look = partial(_row_groups, {n: f.kind for n, f in fields.items()}, scan.keeps_old_dates)
     # on a cluster its workers look, who have to open the files later
     is_here = is_local(cast("str", spark.sparkContext.master)) and len(paths) <= _FEW_FILES
-    host = Here() if is_here else SparkTasks(spark)
+    host = InProcessHost() if is_here else SparkTasks(spark)
     found = host.run(look, [paths[i : i + _OF_TASK] for i in range(0, len(paths), _OF_TASK)])
     if None in found:
         return None

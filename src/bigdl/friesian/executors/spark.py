@@ -14,7 +14,7 @@ from bigdl.friesian.executors import scans
 from bigdl.friesian.ops.batches import (
     Batch,
     Counts,
-    Extremes,
+    MinMax,
     Outcome,
     Quantiles,
     Request,
@@ -26,11 +26,11 @@ from bigdl.friesian.ops.batches import (
 from bigdl.friesian.ops.cells import HIDDEN
 from bigdl.friesian.ops.kinds import PLAIN, Schema, innermost, is_fractional, is_integral
 from bigdl.friesian.ops.operator import (
-    Ask,
-    Fitted,
+    FittedOperator,
     Operator,
     Program,
     State,
+    StatisticsQuery,
     check_schema,
     inputs_of,
 )
@@ -62,7 +62,7 @@ def applied(
     """Return a DataFrame behind a step, through Arrow batches where that is faster."""
     batched, rest = operator.divided(state)
     if batched is not None and can_travel(df):
-        df = mapped(df, [Fitted(batched, before, state)])
+        df = mapped(df, [FittedOperator(batched, before, state)])
     else:
         rest = operator
     if rest is None:
@@ -72,12 +72,12 @@ def applied(
 
 def answer(df: DataFrame, requests: Mapping[str, Request]) -> dict[str, Any]:
     """Return the answers to requests about a DataFrame."""
-    results = answers(df, [Ask(0, dict(requests))]) if requests else {}
+    results = answers(df, [StatisticsQuery(0, dict(requests))]) if requests else {}
     return {name: results[0, name] for name in requests}
 
 
 def transformed(
-    df: DataFrame, fitted: Sequence[Fitted], schema: Schema, is_training: bool = False
+    df: DataFrame, fitted: Sequence[FittedOperator], schema: Schema, is_training: bool = False
 ) -> DataFrame:
     """A DataFrame behind all steps.
 
@@ -85,7 +85,7 @@ def transformed(
     ----------
     df : pyspark.sql.DataFrame
         May lack columns that no step reads; columns that were not there at ``fit`` are left out.
-    fitted : list of Fitted
+    fitted : list of FittedOperator
     schema : dict of str to Field
         Of the data at ``fit``.
     is_training : bool
@@ -94,7 +94,7 @@ def transformed(
     check_schema(schema_of(df), schema, inputs_of(fitted))
     df = df.select(*(col(name) for name in schema if name in df.columns))
 
-    def can_batch(each: Fitted) -> bool:
+    def can_batch(each: FittedOperator) -> bool:
         is_same = not is_training or type(each.step).training is Operator.training
         return each.step.is_row_wise and is_same
 
@@ -118,7 +118,7 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
     asked: dict[tuple[int, str], Request] = {}
     outcomes: dict[tuple[int, str], Any] = {}
     for each in program:
-        if isinstance(each, Fitted):
+        if isinstance(each, FittedOperator):
             df = applied(df, each.step, each.before, each.state)
             continue
         for name, request in each.requests.items():
@@ -130,11 +130,11 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
             df = df.withColumns(dict(zip(hidden, map(col, request.columns), strict=True)))
             asked[each.step, name] = replace(request, columns=tuple(hidden))
     for request in asked.values():
-        if not isinstance(request, Counts | Extremes | Quantiles | TargetSums):
+        if not isinstance(request, Counts | MinMax | Quantiles | TargetSums):
             raise TypeError(f"Spark has no plan for {type(request).__name__}; add it here")
     df = df.select(*(name for request in asked.values() for name in request.columns))
     counts = {key: each for key, each in asked.items() if isinstance(each, Counts)}
-    figures = {key: each for key, each in asked.items() if isinstance(each, Extremes | Quantiles)}
+    figures = {key: each for key, each in asked.items() if isinstance(each, MinMax | Quantiles)}
     sums = {
         key: _target_sums(df, each) for key, each in asked.items() if isinstance(each, TargetSums)
     }
@@ -142,7 +142,7 @@ def answers(df: DataFrame, program: Program) -> dict[tuple[int, str], Any]:
 
 
 def _counts_and_figures(
-    df: DataFrame, counts: Mapping[Any, Counts], figures: Mapping[Any, Extremes | Quantiles]
+    df: DataFrame, counts: Mapping[Any, Counts], figures: Mapping[Any, MinMax | Quantiles]
 ) -> dict[Any, Any]:
     """The figures are observed while the values are counted, if rows of Spark are counted."""
     from pyspark.sql import Observation
@@ -176,14 +176,14 @@ def _counts(
     return dict(zip(counts, counts_of_sources(counted, fields), strict=True))
 
 
-def _figure(df: DataFrame, request: Extremes | Quantiles) -> Column:
+def _figure(df: DataFrame, request: MinMax | Quantiles) -> Column:
     """The aggregate that answers a request: an array."""
     (name,) = request.columns
     kind = kind_of(df, name)
     value = without_nan(col(name), kind)
-    if isinstance(request, Extremes) and request.is_finite and is_fractional(kind):
+    if isinstance(request, MinMax) and request.is_finite and is_fractional(kind):
         value = F.when(F.abs(value) < float("inf"), value)
-    if isinstance(request, Extremes):
+    if isinstance(request, MinMax):
         value = value if is_integral(kind) else value.cast("double")
         return F.array(F.min(value), F.max(value))
     shares = F.array(*map(F.lit, request.shares))
@@ -250,14 +250,14 @@ def can_travel(df: DataFrame) -> bool:
     return all(kind in PLAIN or kind.startswith(("decimal(", "timestamp")) for kind in inner)
 
 
-def mapped(df: DataFrame, fitted: Sequence[Fitted]) -> DataFrame:
+def mapped(df: DataFrame, fitted: Sequence[FittedOperator]) -> DataFrame:
     """A DataFrame behind steps that are row-wise.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
         May lack columns that no step reads, and have others, which come last.
-    fitted : list of Fitted
+    fitted : list of FittedOperator
     """
     from pyspark.sql.types import DataType, StructField, StructType
 

@@ -28,11 +28,11 @@ from bigdl.friesian.ops.cells import Filter, Select
 from bigdl.friesian.ops.kinds import Field, Schema
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
 from bigdl.friesian.ops.operator import (
-    Ask,
-    Fitted,
+    FittedOperator,
     Operator,
     Program,
     State,
+    StatisticsQuery,
     check_schema,
     inputs_of,
 )
@@ -85,7 +85,7 @@ class FeaturePipeline(FeatureMethods):
 
     def __init__(self) -> None:
         self._steps: list[Operator] = []
-        self._fitted: list[Fitted] | None = None
+        self._fitted: list[FittedOperator] | None = None
         self._schema: Schema = {}
 
     def _apply(self, operator: Operator) -> Self:
@@ -229,7 +229,7 @@ class FeaturePipeline(FeatureMethods):
         states: dict[int, State] = {}
         while True:
             program, fitted = _program(self._steps, schema, states)
-            asks = [each for each in program if isinstance(each, Ask)]
+            asks = [each for each in program if isinstance(each, StatisticsQuery)]
             if not asks:
                 self._schema, self._fitted = schema, fitted
                 self.__dict__.pop("_row_executor", None)
@@ -240,7 +240,7 @@ class FeaturePipeline(FeatureMethods):
                 asking = fitted[each.step]
                 states[each.step] = asking.step.settled(asking.before, known)
 
-    def _known(self) -> list[Fitted]:
+    def _known(self) -> list[FittedOperator]:
         if self._fitted is None:
             raise UsageError("The pipeline has not learned; call fit first")
         return self._fitted
@@ -541,27 +541,27 @@ def _frame(table: Any) -> DataFrame:
 
 def _program(
     steps: Sequence[Operator], schema: Schema, states: dict[int, State]
-) -> tuple[Program, list[Fitted]]:
+) -> tuple[Program, list[FittedOperator]]:
     """Return the program of the next pass, and the steps as far as they can be bound."""
     program: Program = []
-    fitted: list[Fitted] = []
+    fitted: list[FittedOperator] = []
     unknown: set[str] = set()
     for place, step in enumerate(steps):
-        if not step.is_row_wise and any(isinstance(each, Ask) for each in program):
+        if not step.is_row_wise and any(isinstance(each, StatisticsQuery) for each in program):
             break  # what was asked is about the rows before this step
         step.check(schema)
         requests = {} if place in states else step.requests(schema)
         if not requests and place not in states:
             states[place] = step.settled(schema, {})
         state = states.get(place)
-        each = Fitted(step, schema, cast("State", state))  # None until it is known
+        each = FittedOperator(step, schema, cast("State", state))  # None until it is known
         fitted.append(each)
         is_known = state is not None and not unknown.intersection(each.inputs)
         asked = {name for request in requests.values() for name in request.columns}
         if is_known:
             program.append(each)
         elif requests and not asked & unknown:
-            program.append(Ask(place, requests))
+            program.append(StatisticsQuery(place, requests))
         if state is None and step.hides_columns(schema):
             break
         cells = step.cells(schema, state)
@@ -580,12 +580,12 @@ class RowExecutor:
 
     Parameters
     ----------
-    fitted : list of Fitted
+    fitted : list of FittedOperator
     schema : dict of str to Field
         Of the rows.
     """
 
-    def __init__(self, fitted: Sequence[Fitted], schema: Schema):
+    def __init__(self, fitted: Sequence[FittedOperator], schema: Schema):
         self._kinds = {name: each.kind for name, each in schema.items()}
         self._needed = inputs_of(fitted)
         self._work: list[tuple[Callable[..., Any], list[Hashable], Hashable]] = []
@@ -627,7 +627,7 @@ def _feature(field: Field) -> Feature:
     return Feature(kind, field.cardinality, shape)
 
 
-def _explained(steps: Sequence[Operator], fitted: Sequence[Fitted] | None) -> str:
+def _explained(steps: Sequence[Operator], fitted: Sequence[FittedOperator] | None) -> str:
     """See :meth:`FeaturePipeline.explain`."""
     rows = [("step", "reads", "makes", "executors", "learned")]
     for place, step in enumerate(steps):

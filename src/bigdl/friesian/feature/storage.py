@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops.kinds import Field, Schema
-from bigdl.friesian.ops.operator import OPERATORS, Fitted, Operator
+from bigdl.friesian.ops.operator import OPERATORS, FittedOperator, Operator
 from bigdl.orca.data.file import open_file_system
 
 _FORMAT = "bigdl.friesian.FeaturePipeline"
@@ -20,7 +20,7 @@ _TABLE = "__bigdl_table__"  # the key of the name of a table's file
 
 
 def save(
-    path: str, steps: Sequence[Operator], schema: Schema, fitted: Sequence[Fitted] | None
+    path: str, steps: Sequence[Operator], schema: Schema, fitted: Sequence[FittedOperator] | None
 ) -> None:
     """Write a pipeline; what was in the folder goes."""
     fs, folder = open_file_system(path)
@@ -49,7 +49,7 @@ def save(
         json.dump(content, file, indent=1, ensure_ascii=False, default=plain)
 
 
-def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | None]:
+def load(path: str) -> tuple[list[Operator], dict[str, Field], list[FittedOperator] | None]:
     """Read what :func:`save` wrote: steps, fields of the data, and the steps with their states."""
     fs, folder = open_file_system(path)
 
@@ -82,9 +82,9 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[Fitted] | No
     schema = {name: Field(**each) for name, each in content["schema"].items()}
     if content["states"] is None:
         return steps, schema, None
-    fitted: list[Fitted] = []
+    fitted: list[FittedOperator] = []
     before: Mapping[str, Field] = schema
     for step, state in zip(steps, content["states"], strict=True):
-        fitted.append(Fitted(step, before, state))
+        fitted.append(FittedOperator(step, before, state))
         before = fitted[-1].after
     return steps, schema, fitted

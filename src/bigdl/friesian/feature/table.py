@@ -20,7 +20,7 @@ from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.friesian.executors.spark import answer, learned, run
 from bigdl.friesian.feature.methods import CellMethods, FeatureMethods
 from bigdl.friesian.ops import kinds, spark, vocabulary
-from bigdl.friesian.ops.batches import Extremes
+from bigdl.friesian.ops.batches import MinMax
 from bigdl.friesian.ops.cells import Cast, medians_of
 from bigdl.friesian.ops.kinds import require_columns, require_kind
 from bigdl.friesian.ops.numbers import CutBins, MinMaxScale
@@ -946,7 +946,7 @@ class FeatureTable(FeatureMethods, Table):
         """
         operator = MinMaxScale(as_names(columns), min, max, False)
         extremes = operator.extremes_of_arrays(self.df)
-        numbers = {name: Extremes((name,)) for name in operator.columns if name not in extremes}
+        numbers = {name: MinMax((name,)) for name in operator.columns if name not in extremes}
         for name, (low, high) in answer(self.df, numbers).items():
             extremes[name] = (None, None) if low is None else (float(low), float(high))
         extremes = {name: extremes[name] for name in operator.columns}

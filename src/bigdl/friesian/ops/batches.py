@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 from bigdl.friesian.ops import kinds
 
 if TYPE_CHECKING:
-    from bigdl.friesian.ops.operator import Cell, Fitted, Function
+    from bigdl.friesian.ops.operator import FittedOperator, Function, OutputColumn
 
 
 @dataclass(frozen=True)
-class Factored:
+class DictionaryColumn:
     """A column as its different values and the place of each row's value among them.
 
     Attributes
@@ -40,7 +40,7 @@ class Factored:
     codes: np.ndarray
 
 
-Values: TypeAlias = "pa.Array | Factored"
+Values: TypeAlias = "pa.Array | DictionaryColumn"
 
 
 class Batch:
@@ -49,7 +49,7 @@ class Batch:
     Parameters
     ----------
     columns : dict of str to callable
-        Functions without arguments that return an array or a :class:`Factored`.
+        Functions without arguments that return an array or a :class:`DictionaryColumn`.
     rows : int
     """
 
@@ -73,7 +73,7 @@ class Batch:
         """The batch with some of its columns."""
         return Batch({name: self._columns[name] for name in names}, self.rows)
 
-    def after(self, fitted: Fitted) -> Batch:
+    def after(self, fitted: FittedOperator) -> Batch:
         """The batch behind a step."""
         made = {}
         for cell in fitted.cells:
@@ -84,14 +84,14 @@ class Batch:
         columns = {**self._columns, **made}
         return Batch({name: columns[name] for name in fitted.after if name in columns}, self.rows)
 
-    def behind(self, fitted: Iterable[Fitted]) -> Batch:
+    def behind(self, fitted: Iterable[FittedOperator]) -> Batch:
         """The batch behind all of some steps."""
         batch = self
         for each in fitted:
             batch = batch.after(each)
         return batch
 
-    def _work(self, cell: Cell) -> Callable[[], Values]:
+    def _work(self, cell: OutputColumn) -> Callable[[], Values]:
         inputs = [self._columns[name] for name in cell.inputs]
         function = cast("Function", cell.function)
         return lambda: computed(function, [each() for each in inputs])
@@ -115,18 +115,18 @@ def computed(function: Function, columns: list[Values]) -> Values:
     """The column that a function makes of others."""
     if len(columns) > 1:
         values, codes = crossed([factored(each) for each in columns])
-        return Factored(function.array(*values), codes)
+        return DictionaryColumn(function.array(*values), codes)
     (column,) = columns
     if function.is_costly:
         column = factored(column)
-    if isinstance(column, Factored):
-        return Factored(function.array(column.values), column.codes)
+    if isinstance(column, DictionaryColumn):
+        return DictionaryColumn(function.array(column.values), column.codes)
     return function.array(column)
 
 
-def factored(column: Values) -> Factored:
+def factored(column: Values) -> DictionaryColumn:
     """A column by its different values."""
-    if isinstance(column, Factored):
+    if isinstance(column, DictionaryColumn):
         return column
     if not isinstance(column, pa.DictionaryArray):
         column = pc.dictionary_encode(column)
@@ -134,24 +134,24 @@ def factored(column: Values) -> Factored:
     if codes.null_count:
         codes = codes.fill_null(len(values))
         values = pa.concat_arrays([values, pa.nulls(1, values.type)])
-    return Factored(values, codes.to_numpy())
+    return DictionaryColumn(values, codes.to_numpy())
 
 
 def flat(column: Values) -> pa.Array:
     """A column as one array."""
-    if not isinstance(column, Factored):
+    if not isinstance(column, DictionaryColumn):
         return column
     return column.values.take(pa.array(column.codes))
 
 
 def cut(column: Values, start: int, rows: int) -> Values:
     """The values of some rows."""
-    if not isinstance(column, Factored):
+    if not isinstance(column, DictionaryColumn):
         return column.slice(start, rows)
-    return Factored(column.values, column.codes[start : start + rows])
+    return DictionaryColumn(column.values, column.codes[start : start + rows])
 
 
-def crossed(columns: list[Factored]) -> tuple[list[pa.Array], np.ndarray]:
+def crossed(columns: list[DictionaryColumn]) -> tuple[list[pa.Array], np.ndarray]:
     """The values of several columns in their different combinations, and the codes of these."""
     codes, places = columns[0].codes, [np.arange(len(columns[0].values))]
     for column in columns[1:]:
@@ -179,7 +179,7 @@ def normal(column: pa.Array | pa.ChunkedArray) -> Values:
         column = column.combine_chunks()
     if isinstance(column, pa.DictionaryArray):
         parts = factored(column)
-        return Factored(_normal_values(parts.values), parts.codes)
+        return DictionaryColumn(_normal_values(parts.values), parts.codes)
     return _normal_values(column)
 
 
@@ -296,7 +296,7 @@ class Counts(Request):
 
 
 @dataclass(frozen=True)
-class Extremes(Request):
+class MinMax(Request):
     """The smallest and the largest value of a column of numbers, without nulls and NaN.
 
     The answer is a pair of float, or of int for whole numbers, or (None, None).
@@ -311,7 +311,7 @@ class Extremes(Request):
 
     def _of_columns(self, columns: list[Values]) -> tuple:
         (column,) = columns
-        if isinstance(column, Factored):
+        if isinstance(column, DictionaryColumn):
             occurs = np.bincount(column.codes, minlength=len(column.values)) > 0
             column = column.values.filter(pa.array(occurs))
         numbers = column.drop_null().to_numpy(zero_copy_only=False)

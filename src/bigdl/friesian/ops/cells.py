@@ -18,10 +18,10 @@ from bigdl.friesian.ops import kinds, spark
 from bigdl.friesian.ops.batches import Quantiles, Request, text_of, texts_of
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import (
-    Cell,
     Function,
     NumberFunction,
     Operator,
+    OutputColumn,
     State,
     TableOperator,
 )
@@ -77,10 +77,10 @@ class Rename(Operator):
     columns: dict[str, str]
     method = "rename"
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
+    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         names = self._names(before)
         check_new_names([*(old for old in before if old not in names), *names.values()])
-        return [Cell((old,), new, before[old], None) for old, new in names.items()]
+        return [OutputColumn((old,), new, before[old], None) for old, new in names.items()]
 
     def _names(self, before: Schema) -> dict[str, str]:
         return {old: new for old, new in self.columns.items() if old in before}
@@ -210,13 +210,13 @@ class FillNa(Operator):
         if not self._takes(kind):
             raise UsageError(f"The column {name} of type {kind} cannot hold {self.value!r}")
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
+    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         cells = []
         for name in self._names(before):
             each, fill = before[name], Fill(self.value, before[name].kind)
             if each.cardinality is not None:
                 each = replace(each, cardinality=max(each.cardinality, fill.constant + 1))
-            cells.append(Cell((name,), name, each, fill))
+            cells.append(OutputColumn((name,), name, each, fill))
         return cells
 
 
@@ -245,11 +245,11 @@ class FillMedian(Operator):
             )
         return {name: _cut(medians[0], before[name].kind) for name, medians in answers.items()}
 
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         cells = []
         for name in medians_of(before, self.columns):
             fill = None if state is None else Fill(state[name], before[name].kind)
-            cells.append(Cell((name,), name, before[name], fill))
+            cells.append(OutputColumn((name,), name, before[name], fill))
         return cells
 
 
@@ -301,14 +301,14 @@ def _number(text: str) -> float | None:
     return -number if sign == "-" else number
 
 
-class OfText(Function):
+class ParseText(Function):
     """The number or boolean that a text means, or null."""
 
     is_costly = True
 
     def __init__(self, kind: str):
         self.kind = kind
-        self._of_double = OfNumber(kind).single("double")
+        self._of_double = CastNumber(kind).single("double")
 
     def array(self, values: pa.Array) -> pa.Array:
         return pa.array(map(self._value, values.to_pylist()), kinds.to_arrow(self.kind))
@@ -337,7 +337,7 @@ class ToText(Function):
         return text_of
 
 
-class OfNumber(NumberFunction):
+class CastNumber(NumberFunction):
     """A number or boolean as another kind of them, null where that cannot hold it."""
 
     def __init__(self, kind: str):
@@ -386,22 +386,22 @@ class Cast(Operator):
         require_columns(before, names)
         return names
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
+    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         return [self._cell(name, before[name]) for name in self._names(before)]
 
-    def _cell(self, name: str, source: Field) -> Cell:
+    def _cell(self, name: str, source: Field) -> OutputColumn:
         wanted = self.kind
         if source.kind == wanted:
-            return Cell((name,), name, source, None)
+            return OutputColumn((name,), name, source, None)
         keeps_size = kinds.is_integral(source.kind) and kinds.is_integral(wanted)
         field = Field(wanted, source.cardinality if keeps_size else None)
         is_exact = kinds.is_integral(source.kind) or source.kind == "boolean"
         if source.kind == "string":
-            return Cell((name,), name, field, OfText(wanted))
+            return OutputColumn((name,), name, field, ParseText(wanted))
         if wanted == "string" and (is_exact or source.kind == "date"):
-            return Cell((name,), name, field, ToText())
+            return OutputColumn((name,), name, field, ToText())
         if wanted != "string" and (is_exact or kinds.is_fractional(source.kind)):
-            return Cell((name,), name, field, OfNumber(wanted))
+            return OutputColumn((name,), name, field, CastNumber(wanted))
         raise UsageError(
             f"The column {name} of type {source.kind} cannot be cast to {wanted} in a pipeline: "
             "Spark and Python would not agree; cast the table first"

@@ -25,7 +25,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import computed, flat, text_of, texts_of
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_columns
-from bigdl.friesian.ops.operator import Cell, Function, Operator
+from bigdl.friesian.ops.operator import Function, Operator, OutputColumn
 from bigdl.friesian.ops.spark import F, arrow_function, check_different, check_lengths, check_string
 
 if TYPE_CHECKING:
@@ -223,10 +223,12 @@ class HashEncode(Operator):
 
         check_kinds(before, self.columns, is_same, _NO_HASH)
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
+    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         require_columns(before, self.columns)
         hashed = Hash(self.bins, self.hash_method)
-        return [Cell((name,), name, Field("int", self.bins), hashed) for name in self.columns]
+        return [
+            OutputColumn((name,), name, Field("int", self.bins), hashed) for name in self.columns
+        ]
 
 
 @dataclass(frozen=True)
@@ -280,10 +282,12 @@ class CrossColumns(Operator):
     def check(self, before: Schema) -> None:
         check_kinds(before, self.reads, kinds.is_category, _NO_HASH)
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
+    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         require_columns(before, self.reads)
         return [
-            Cell(tuple(each), name, Field("int", bins), Cross(bins, self.hash_method, self.sep))
+            OutputColumn(
+                tuple(each), name, Field("int", bins), Cross(bins, self.hash_method, self.sep)
+            )
             for each, bins, name in zip(self.crosses, self.bin_sizes, self.names, strict=True)
         ]
 

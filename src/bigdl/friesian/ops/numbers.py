@@ -14,9 +14,9 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark
-from bigdl.friesian.ops.batches import Extremes, Quantiles, Request
+from bigdl.friesian.ops.batches import MinMax, Quantiles, Request
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds, require_kind
-from bigdl.friesian.ops.operator import Cell, NumberFunction, Operator, State
+from bigdl.friesian.ops.operator import NumberFunction, Operator, OutputColumn, State
 from bigdl.friesian.ops.spark import F, as_names, check_lengths, col, schema_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class NumberOperator(Operator):
 # -- bounds and logarithms -------------------------------------------------------------------------
 
 
-class Bound(NumberFunction):
+class ClipNumber(NumberFunction):
     """Bounds for numbers; nulls and NaN stay."""
 
     def __init__(self, low: float | None, high: float | None, kind: str):
@@ -84,10 +84,10 @@ class Clip(NumberOperator):
         if self.min is not None and self.max is not None and self.min > self.max:
             raise UsageError(f"min should be smaller than max, but got {self.min} and {self.max}")
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
+    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         self.require_numbers(before)
         return [
-            Cell((name,), name, Field(kind), Bound(self.min, self.max, kind))
+            OutputColumn((name,), name, Field(kind), ClipNumber(self.min, self.max, kind))
             for name, kind in ((name, before[name].kind) for name in self.columns)
         ]
 
@@ -128,10 +128,10 @@ class Log(NumberOperator):
                 f"clipping should be a boolean, but get {type(self.clipping).__name__}"
             )
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
+    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         self.require_numbers(before)
         logarithm = Logarithm(self.clipping)
-        return [Cell((name,), name, Field("double"), logarithm) for name in self.columns]
+        return [OutputColumn((name,), name, Field("double"), logarithm) for name in self.columns]
 
 
 # -- ranges ----------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Log(NumberOperator):
 class Scale(NumberFunction):
     """``(x − low) / span * factor + offset`` as float, within the range if it clips.
 
-    Where the extremes are equal every value becomes the middle of the range.  Extremes may be lists
+    Where the extremes are equal every value becomes the middle of the range.  MinMax may be lists
     on tables of Spark, for arrays that are scaled by position.
     """
 
@@ -234,7 +234,7 @@ class MinMaxScale(Operator):
         check_kinds(before, self.columns, is_scalable, message)
 
     def requests(self, before: Schema) -> dict[str, Request]:
-        return {name: Extremes((name,)) for name in self.columns}
+        return {name: MinMax((name,)) for name in self.columns}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
         extremes = {}
@@ -247,7 +247,7 @@ class MinMaxScale(Operator):
             extremes[name] = [None, None] if low is None else [float(low), float(high)]
         return {"extremes": extremes}
 
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         self._check(before, _is_scalable)
         cells, options = [], (self.min, self.max, self.clip)
         for name in self.columns:
@@ -261,7 +261,7 @@ class MinMaxScale(Operator):
                         f"{high!r}"
                     )
                 scale = Scale(low, high, *options, kind)
-            cells.append(Cell((name,), name, Field("float"), scale))
+            cells.append(OutputColumn((name,), name, Field("float"), scale))
         return cells
 
     def extremes_of_arrays(self, df: DataFrame) -> dict[str, tuple]:
@@ -407,7 +407,7 @@ class CutBins(NumberOperator):
                 name: Quantiles((name,), tuple(i / bins for i in range(1, bins)))
                 for name, bins in counted.items()
             }
-        return {name: Extremes((name,), is_finite=True) for name in counted}
+        return {name: MinMax((name,), is_finite=True) for name in counted}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
         edges = {
@@ -428,7 +428,7 @@ class CutBins(NumberOperator):
         low, high = map(float, answer)
         return [*(low + (high - low) * i / bins for i in range(bins)), high]
 
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         cells = []
         for name, output in zip(self.bins, self.out_cols, strict=True):
             labels, function, size = self.labels.get(name), None, None
@@ -436,7 +436,7 @@ class CutBins(NumberOperator):
                 function = Bin(state["edges"][name], labels, before[name].kind)
                 size = len(function.edges) + 2
             made = Field("int", size) if labels is None else Field("string")
-            cells.append(Cell((name,), output, made, function))
+            cells.append(OutputColumn((name,), output, made, function))
         return cells
 
     @property
@@ -506,7 +506,7 @@ class OneHotEncode(Operator):
         if self.sizes is not None:
             return {}
         unknown = [name for name in self.columns if before[name].cardinality is None]
-        return {name: Extremes((name,)) for name in unknown}
+        return {name: MinMax((name,)) for name in unknown}
 
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
         return {
@@ -521,10 +521,10 @@ class OneHotEncode(Operator):
             return dict(zip(self.columns, self.sizes, strict=True))
         return {name: state.get(name, before[name].cardinality) for name in self.columns}
 
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         prefixes = dict(zip(self.columns, self.prefix, strict=True))
         cells = [
-            Cell((name,), f"{prefixes[name]}_{i}", Field("int", 2), Indicator(i))
+            OutputColumn((name,), f"{prefixes[name]}_{i}", Field("int", 2), Indicator(i))
             for name, size in self._sizes(before, state or {}).items()
             for i in range(size)
         ]
@@ -535,7 +535,7 @@ class OneHotEncode(Operator):
     def _kept(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if self.keep_original_columns or name not in self.columns]
 
-    def _order(self, names: Iterable[str], cells: Sequence[Cell]) -> list[str]:
+    def _order(self, names: Iterable[str], cells: Sequence[OutputColumn]) -> list[str]:
         """The columns behind it: the indicators stand where their column is or was."""
         kept, order = set(self._kept(names)), []
         for name in names:

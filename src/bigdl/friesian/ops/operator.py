@@ -9,7 +9,7 @@ default a column for each cell, of the expression that its function has.
 A :class:`FeatureTable` runs an operator at once.  A :class:`FeaturePipeline` records it, which
 checks its arguments; ``fit`` calls :meth:`Operator.requests`, has them answered together with those
 of other operators by one pass over the data, and makes the state by :meth:`Operator.settled`.  From
-then on a :class:`Fitted` holds operator, fields and state.
+then on a :class:`FittedOperator` holds operator, fields and state.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class NumberFunction(Function):
 
 
 @dataclass(frozen=True)
-class Cell:
+class OutputColumn:
     """A column that a step makes.
 
     Attributes
@@ -150,7 +150,7 @@ class Operator:
 
     @property
     def is_row_wise(self) -> bool:
-        """Whether each row has one result that depends on no other row."""
+        """True if each row has one result that depends on no other row."""
         return "row" in self.executors
 
     @property
@@ -182,7 +182,7 @@ class Operator:
         """Return True if its columns are unknown before it has learned."""
         return False
 
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         """The columns that it makes; without a state the functions may be None."""
         return []
 
@@ -210,7 +210,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedOperator:
     """An operator with the fields before it and its state."""
 
     step: Operator
@@ -218,7 +218,7 @@ class Fitted:
     state: State = field(default_factory=dict)
 
     @cached_property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[OutputColumn]:
         return self.step.cells(self.before, self.state)
 
     @cached_property
@@ -233,7 +233,7 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Ask:
+class StatisticsQuery:
     """Questions of one step, to be answered about the columns as they are at its place.
 
     Attributes
@@ -247,10 +247,10 @@ class Ask:
     requests: dict[str, Request]
 
 
-Program = list[Fitted | Ask]
+Program = list[FittedOperator | StatisticsQuery]
 
 
-def inputs_of(fitted: Sequence[Fitted]) -> list[str]:
+def inputs_of(fitted: Sequence[FittedOperator]) -> list[str]:
     """The columns of the data that some step reads."""
     needed: set[str] = set()
     for each in reversed(fitted):

@@ -27,7 +27,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark, vocabulary
 from bigdl.friesian.ops.batches import Outcome, Request, factored, lengths_of, lists_of, normal
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.operator import Cell, Function, Operator, State, TableOperator
+from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State, TableOperator
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import LookUp
 
@@ -183,7 +183,7 @@ def _lists_of_length(items: pa.Array, length: int) -> pa.Array:
     return lists_of(np.full(len(items) // length, length), items)
 
 
-class Ones(Function):
+class MaskOfValues(Function):
     """1 for each value that an array has, then 0."""
 
     def __init__(self, length: int):
@@ -281,11 +281,11 @@ class Mask(Operator):
     def __post_init__(self) -> None:
         check_integer("seq_len", self.seq_len, 1)
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
+    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         require_kind(before, self.columns, kinds.is_array, "arrays")
         made = Field("array<int>", 2, self.seq_len)
-        ones = Ones(self.seq_len)
-        return [Cell((name,), f"{name}_mask", made, ones) for name in self.columns]
+        ones = MaskOfValues(self.seq_len)
+        return [OutputColumn((name,), f"{name}_mask", made, ones) for name in self.columns]
 
 
 @dataclass(frozen=True)
@@ -306,11 +306,11 @@ class Pad(Operator):
                 f"mask_token should be a number, str or bool, but got {self.mask_token!r}"
             )
 
-    def cells(self, before: Schema, state: Any) -> list[Cell]:
+    def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         require_kind(before, self.columns, kinds.is_array, "arrays")
         return [self._cell(name, before[name]) for name in self.columns]
 
-    def _cell(self, name: str, field: Field) -> Cell:
+    def _cell(self, name: str, field: Field) -> OutputColumn:
         _, depth = kinds.innermost(field.kind)
         if depth > 2:
             raise UsageError(
@@ -320,7 +320,7 @@ class Pad(Operator):
         cardinality = field.cardinality
         if cardinality is not None:
             cardinality = max(cardinality, int(padded.token) + 1)
-        return Cell((name,), name, Field(field.kind, cardinality, self.seq_len), padded)
+        return OutputColumn((name,), name, Field(field.kind, cardinality, self.seq_len), padded)
 
 
 _TICKETS = 1 << 38  # of all items; times the rows of a batch they fit in 64 bits

@@ -25,7 +25,7 @@ from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds, spark, vocabulary
 from bigdl.friesian.ops.batches import Request, TargetSums
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kind
-from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
 
@@ -467,13 +467,13 @@ class GroupEncode(Operator, ABC):
     def codes(self, i: int, state: State | None) -> dict[str, tuple[str, Any]]:
         """By the results of a group the column of its table, and the code of unknown categories."""
 
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         check_categories(before, self.categories)
         cells = []
         for i, group in enumerate(self.groups):
             for output, code in self.codes(i, state).items():
                 function = None if state is None else Codes(state[str(i)], *code)
-                cells.append(Cell(tuple(group), output, Field(self.kind), function))
+                cells.append(OutputColumn(tuple(group), output, Field(self.kind), function))
         return cells
 
     def catalyst(self, df: DataFrame, before: Schema, state: State) -> DataFrame:

@@ -30,7 +30,7 @@ from bigdl.friesian.ops import kinds, spark
 from bigdl.friesian.ops.batches import Counts, Request, lengths_of, lists_of, texts_of
 from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
-from bigdl.friesian.ops.operator import Cell, Function, Operator, State
+from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
 from bigdl.orca.data.transformer.encoding import Source, sources_of
 
@@ -677,7 +677,7 @@ class CategoryEncode(Operator):
     def settled(self, before: Schema, answers: Mapping[str, Any]) -> State:
         return {name: _ranked(counts, self.order_by_freq) for name, counts in answers.items()}
 
-    def cells(self, before: Schema, state: State | None) -> list[Cell]:
+    def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
         kind = "array<int>" if self.do_split and not self.keep_most_frequent else "int"
         cells = []
         for each in self.columns:
@@ -686,7 +686,7 @@ class CategoryEncode(Operator):
                 vocabulary = Vocabulary(state[each["col_name"]]["value"].combine_chunks())
                 function, rows = self._function(vocabulary), len(vocabulary) + self.oov_buckets + 1
             made = Field(kind, rows)
-            cells += [Cell((name,), name, made, function) for name in each["src_cols"]]
+            cells += [OutputColumn((name,), name, made, function) for name in each["src_cols"]]
         return cells
 
     def _function(self, vocabulary: Vocabulary) -> Function:

@@ -114,7 +114,7 @@ class Source(Protocol):
 
     @property
     def outputs(self) -> Structure:
-        """What the model's result looks like."""
+        """The structure of the model's result."""
 
     def calibration_arrays(self, options: BuildOptions) -> Iterator[list[np.ndarray]]:
         """Flat lists of ndarrays, one for each batch of the calibration data."""

@@ -97,7 +97,7 @@ def opened(
 
 
 class SavedModel:
-    """What accelerated models of all frameworks have in common.
+    """Base of the accelerated models of all frameworks.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """AutoML: searching for the hyper-parameters of PyTorch and Keras models."""
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.replaced import Replaced
+from bigdl.nano.attribute_patch import AttributePatch
 
 __all__ = ["HPOConfig", "hpo_config"]
 
@@ -25,7 +25,7 @@ class HPOConfig:
     """
 
     def __init__(self) -> None:
-        self._tf, self._pytorch = Replaced(), False
+        self._tf, self._pytorch = AttributePatch(), False
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):

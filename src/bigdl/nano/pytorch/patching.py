@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.attribute_patch import Patch
 from bigdl.nano.lazy_names import public_names
 from bigdl.nano.pytorch import encryption
-from bigdl.nano.replaced import Patch
 
 # In the order in which another process makes them.
 _encryption, _cuda, _dtype, _names = (Patch() for _ in range(4))

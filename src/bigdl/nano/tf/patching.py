@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from bigdl.common.checks import check_choice
-from bigdl.nano.replaced import Replaced
+from bigdl.nano.attribute_patch import AttributePatch
 
 __all__ = ["patch_tensorflow", "unpatch_tensorflow"]
 
-_replaced = Replaced()
+_replaced = AttributePatch()
 
 
 def patch_tensorflow(precision: str = "float32") -> None:

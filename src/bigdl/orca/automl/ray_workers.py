@@ -55,7 +55,7 @@ class SearchActor:
         write_bytes(str(self._folder / f"{self._numbers[trial_id]:05}"), weights)
 
 
-class Member:
+class TrialWorker:
     """One worker of the trial: rank 0 in the trial's process, the others as actors.
 
     Parameters
@@ -116,7 +116,7 @@ class TuneTrial(tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._member: Member | None = None
+        self._member: TrialWorker | None = None
         self._peers: list[Any] = []
         self._channel: Channel | None = None
         self._line: Line | None = None
@@ -180,7 +180,7 @@ class TuneTrial(tune.Trainable):
                 self._line = self._channel.line(self._number)
             self._together("begin", self._number, reference, self._values)
             self._is_begun = True
-        return cast("TrialRun", cast("Member", self._member).run)
+        return cast("TrialRun", cast("TrialWorker", self._member).run)
 
     def _start(self, workers: int) -> None:
         from bigdl.runtime.channel import Channel
@@ -189,7 +189,7 @@ class TuneTrial(tune.Trainable):
         if workers > 1:
             self._channel = Channel(ray.util.get_node_ip_address())
             address = self._channel.address
-        self._member = Member(0, workers, address)
+        self._member = TrialWorker(0, workers, address)
         self._peers = [_start_peer(rank, workers, address) for rank in range(1, workers)]
 
     def _together(self, name: str, *arguments: Any) -> Any:
@@ -204,7 +204,7 @@ class TuneTrial(tune.Trainable):
         """
         calls = [peer.call.remote(name, *arguments) for peer in self._peers]
         with _watched(calls, self._line):
-            result, failure = cast("Member", self._member).call(name, *arguments)
+            result, failure = cast("TrialWorker", self._member).call(name, *arguments)
         failures = _failures(calls, None if failure is None else _GRACE_S)
         lost = [each for each in failures if isinstance(each, WorkerLost)]
         if lost:
@@ -227,7 +227,9 @@ def _start_peer(rank: int, workers: int, address: Address | None) -> Any:
     resources = dict(group.bundle_specs[rank])
     options = {"num_cpus": resources.pop("CPU", 0), "num_gpus": resources.pop("GPU", 0)}
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-    make = ray.remote(Member).options(**options, resources=resources, scheduling_strategy=strategy)
+    make = ray.remote(TrialWorker).options(
+        **options, resources=resources, scheduling_strategy=strategy
+    )
     return make.remote(rank, workers, address)
 
 

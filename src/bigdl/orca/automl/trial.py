@@ -14,7 +14,7 @@ from bigdl.common.cpu import usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.orca.automl.metrics import Evaluator
 from bigdl.orca.automl.model.base import Builder, as_list
-from bigdl.runtime.worker import Uplink, Worker
+from bigdl.runtime.worker import DriverConnection, Worker
 from bigdl.training.state import seed_everything
 
 CLEAN_UP_S = 1.0  # seconds that the end of a process group may hold up an error
@@ -244,7 +244,7 @@ class TrialRun:
             size,
             threads=len(usable_cores()),
             shards={"data": job.train, "validation": job.validation or job.train},
-            uplink=Uplink({"use_gpu": job.gpus > 0}),
+            uplink=DriverConnection({"use_gpu": job.gpus > 0}),
             **place,
         )
         seed_everything(job.seed)

@@ -1,4 +1,4 @@
-"""How an engine is provisioned.
+"""Provisioning of Spark and Ray.
 
 ``spark.py`` describes the active Spark, ``launch.py`` starts and stops one, ``java.py`` finds the
 Java that it runs on, and ``plan.py`` looks at query plans.  For other machines, ``submit.py`` makes

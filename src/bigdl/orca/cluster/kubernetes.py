@@ -1,4 +1,4 @@
-"""What Kubernetes says of the pods of a program, by Spark's own client in its JVM."""
+"""State of the pods of a program on Kubernetes, by Spark's own client in its JVM."""
 
 import contextlib
 import logging
@@ -279,7 +279,7 @@ def _is_overdue(end: str | None) -> bool:
 
 
 def _trouble(pod: dict, is_late: bool) -> str | None:
-    """Why a pod does not start, if it does not."""
+    """Return the reason why a pod does not start, if it does not."""
     if pod.get("waiting") in _HOPELESS:
         return f"{pod['waiting']} of the image {pod['image']} ({pod.get('message')})"
     if pod.get("unscheduled") and is_late:
@@ -295,7 +295,7 @@ def _trouble(pod: dict, is_late: bool) -> str | None:
 
 
 def quotas(jvm: Any, namespace: str) -> str:
-    """What the quotas of a namespace allow, which may be why there are no pods."""
+    """Return what the quotas of a namespace allow, which may be why there are no pods."""
     client = _client(jvm)
     try:
         found = client.resourceQuotas().inNamespace(namespace).list().getItems()

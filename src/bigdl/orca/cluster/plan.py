@@ -1,4 +1,4 @@
-"""What must look at a Spark plan by other than the public DataFrame API, in one place.
+"""Inspection of Spark plans by other than the public DataFrame API, in one place.
 
 Each function has a safe answer for when Spark's internals do not have what it looks for; setting
 the environment variable ``BIGDL_NO_PLAN_INSPECTION=1`` makes every function give it.

@@ -127,7 +127,7 @@ class RayCluster:
         return sum(node.cores for node in self.members)
 
     def room(self, cores: int) -> int:
-        """How many workers of so many CPUs fit on the nodes, were they idle."""
+        """Return the number of workers of `cores` CPUs that fit on the nodes, were they idle."""
         return sum(node.cores // cores for node in self.members)
 
     @property
@@ -144,7 +144,7 @@ class RayCluster:
 
     @property
     def session(self) -> str:
-        """What tells this connection to Ray from every other one."""
+        """Identity of this connection to Ray."""
         import ray
 
         context = ray.get_runtime_context()
@@ -156,8 +156,8 @@ class RayCluster:
         return 1
 
     @property
-    def broadcaster(self) -> Broadcaster:
-        """What sends bytes to all tasks; the same object as long as this process is connected."""
+    def broadcaster(self) -> RayBroadcaster:
+        """The object whose ``broadcast`` sends bytes to all tasks; one for each connection."""
         return _broadcaster_of(self.session)
 
     def map_shards(self, func: Callable, shards: Sequence) -> list:
@@ -175,21 +175,21 @@ class RayCluster:
             raise
 
 
-class Broadcaster:
-    """Has the face of a SparkContext for what prediction needs of one."""
+class RayBroadcaster:
+    """Has the interface of a SparkContext for what prediction needs of one."""
 
-    def broadcast(self, data: bytes) -> Shared:
+    def broadcast(self, data: bytes) -> RayBroadcast:
         """Bytes that every task can read."""
-        return Shared(data)
+        return RayBroadcast(data)
 
 
 @functools.lru_cache(maxsize=1)
-def _broadcaster_of(session: str) -> Broadcaster:
-    return Broadcaster()
+def _broadcaster_of(session: str) -> RayBroadcaster:
+    return RayBroadcaster()
 
 
-class Shared:
-    """Bytes in Ray's object store, with the face of a Spark broadcast.
+class RayBroadcast:
+    """Bytes in Ray's object store, with the interface of a Spark broadcast.
 
     Attributes
     ----------

@@ -139,7 +139,7 @@ def check_ray_arguments(options: Mapping[str, Any]) -> None:
 
 
 def _import_path() -> str:
-    """What lets other processes import what this one can."""
+    """Return the ``PYTHONPATH`` with which other processes import what this one can."""
     return os.pathsep.join([*user_import_path(), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

@@ -126,7 +126,7 @@ class SparkCluster:
 
     @property
     def broadcaster(self) -> SparkContext:
-        """What sends bytes to all tasks."""
+        """The object whose ``broadcast`` sends bytes to all tasks."""
         return self.sc
 
     def users_errors(self) -> contextlib.AbstractContextManager[None]:
@@ -246,7 +246,7 @@ class SparkCluster:
         return slots
 
     def shortage(self) -> str:
-        """What the cluster says of executors that it does not start, as the end of a sentence."""
+        """Return the reason why executors do not start, as the end of a sentence."""
         reasons = kubernetes.shortage(self.sc) if self.is_kubernetes else ""
         return f": {reasons}" if reasons else ""
 

@@ -58,6 +58,7 @@ class SparkCall:
         if hasattr(owner, "addJobTag"):
             self._add, self._remove = owner.addJobTag, owner.removeJobTag
             self._cancel = owner.cancelJobsWithTag
+            self._sc = owner
         else:
             self._session = owner
             self._add, self._remove = owner.addTag, owner.removeTag
@@ -340,7 +341,7 @@ _REPORT = "bigdl-report:"
 
 
 def unreachable(host: str, reason: str) -> RuntimeError:
-    """What a task raises that cannot tell the driver in another way; see :func:`job_error`."""
+    """Return the error of a task that cannot reach the driver's channel; see :func:`job_error`."""
     return reported({"unreachable": [host, reason]})
 
 
@@ -350,7 +351,7 @@ def reported(doc: dict) -> RuntimeError:
 
 
 def _said_of_container(text: str, reasons: tuple[str, str], in_pod: bool) -> str:
-    """What is known of the container that lost a worker, as the end of a sentence."""
+    """Return the state of the container that lost a worker, as the end of a sentence."""
     more = "extra_executor_memory_for_ray asks for more"
     if reasons is PROCESS_ENDED:
         return f"; if that was for want of memory, {more}" if in_pod else ""

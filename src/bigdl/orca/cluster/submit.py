@@ -45,7 +45,7 @@ _SCRIPT_ELSEWHERE = ("local:", "hdfs:", "http:", "https:", "s3a:", "gs:", "abfs:
 
 @dataclass(frozen=True)
 class ContextRequest:
-    """What the caller of ``init_orca_context`` asked for, checked.
+    """The checked arguments of ``init_orca_context``.
 
     Attributes
     ----------
@@ -136,7 +136,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Submission:
-    """What Spark is told.
+    """The settings with which a program is submitted to Spark.
 
     Attributes
     ----------

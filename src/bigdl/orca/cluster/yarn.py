@@ -1,4 +1,4 @@
-"""What is asked of YARN and of its file system, by Hadoop's own classes in a JVM.
+"""Calls of YARN and of its file system, by Hadoop's own classes in a JVM.
 
 What a program needs is put on the cluster's file system once, for those that follow.  A file lies
 in ``.bigdl`` in the user's home there, under a name made from its content: a program that needs the
@@ -126,7 +126,7 @@ _LOGS_S = 60.0  # in which YARN collects the logs of a program that has ended
 
 
 def driver_output(jvm: Any, tag: str) -> dict[str, str]:
-    """What the driver of a program in cluster mode has printed, in its last attempt.
+    """Return the output of the driver of a program in cluster mode, in its last attempt.
 
     Parameters
     ----------

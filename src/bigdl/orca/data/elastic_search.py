@@ -269,7 +269,7 @@ def _leaves(schema: Any, *parents: str) -> list[tuple[str, ...]]:
 
 
 class _Settings(dict[str, str]):
-    """What `esConfig` says, with all defaults; travels in tasks."""
+    """The settings in `esConfig`, with all defaults; pickled to tasks."""
 
     def __init__(self, config: Mapping[str, Any], resource: str | None, use: str):
         if not isinstance(config, Mapping):

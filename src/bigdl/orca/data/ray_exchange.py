@@ -52,8 +52,8 @@ class _Store:
 
 
 @dataclass(frozen=True)
-class RaySide:
-    """How a task of Spark gets to Ray; travels in the task.
+class RayAddress:
+    """The address at which a task of Spark connects to Ray; pickled to the task.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class RaySide:
     environment: dict[str, str]
 
     @classmethod
-    def of(cls, cluster: RayCluster) -> RaySide:
+    def of(cls, cluster: RayCluster) -> RayAddress:
         """The way to the driver's Ray, for one exchange; starts the stores."""
         start_stores(cluster)
         context = ray.get_runtime_context()
@@ -218,7 +218,7 @@ def _batches_to_ray(frame: DataFrame, cluster: RayCluster, place: Callable) -> l
     list of (place, ObjectRef)
         Sorted by the places.
     """
-    side = RaySide.of(cluster)
+    side = RayAddress.of(cluster)
 
     def put(batches: Iterable) -> Iterator:
         from pyspark import TaskContext
@@ -233,7 +233,7 @@ def _batches_to_ray(frame: DataFrame, cluster: RayCluster, place: Callable) -> l
 
 def partitions_to_ray(rdd: RDD, cluster: RayCluster) -> list:
     """Compute an RDD into Ray: references of the list of elements of every partition, in order."""
-    side = RaySide.of(cluster)
+    side = RayAddress.of(cluster)
 
     def put(place: int, elements: Iterable) -> Iterator[int]:
         side.put(place, list(elements))

@@ -22,10 +22,10 @@ from bigdl.orca.cluster.connect import (
 )
 from bigdl.orca.cluster.spark import connect_session
 from bigdl.orca.engines.spark import ROWS, SparkEngine, SparkJob, run_task, sql_settings
-from bigdl.runtime.board import listen
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Channel
 from bigdl.runtime.jobs import DriverUnreachable
+from bigdl.runtime.key_value_store import listen
 
 logger = logging.getLogger("bigdl.orca")
 

@@ -18,14 +18,14 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import reported
 from bigdl.runtime.channel import CHUNK, Address, Channel, Line, LineLost, Unreachable
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
-from bigdl.runtime.worker import ChannelUplink, Uplink, captured
+from bigdl.runtime.worker import ChannelConnection, DriverConnection, captured
 
 _LEAVE_S = 1.0  # seconds that the others get to end by themselves after an error
 
 Row = tuple[int, str, str, bytes | None]
 
 
-class RowUplink(Uplink):
+class RowConnection(DriverConnection):
     """Keeps what there is to say until the task ends."""
 
     def __init__(self, spec: TaskSpec, line: Line):
@@ -79,7 +79,7 @@ def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
     place = context.partitionId()
     with task_environment(spec), contextlib.ExitStack() as hosted:
         line, address = _meet(spec, context, place, hosted)
-        uplink = RowUplink(spec, line)
+        uplink = RowConnection(spec, line)
         with captured(False, spec.drops_output):
             outcome = Task(spec, place, local_dir, line, address, uplink).run(batches)
         _leave(spec, line, place, uplink.error)
@@ -137,7 +137,7 @@ def read(rows: list[Row], line: Line) -> tuple[set[str], list[str]]:
     outcomes : set of str
     details : list of str
     """
-    uplink, outcomes, details = ChannelUplink(line), set(), []
+    uplink, outcomes, details = ChannelConnection(line), set(), []
     pieces: list[bytes] = []  # those of a rank follow each other
     for rank, kind, detail, data in rows:
         if kind == "piece":

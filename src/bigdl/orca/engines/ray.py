@@ -32,7 +32,7 @@ from bigdl.runtime.jobs import (
     lost_workers,
     worker_lost,
 )
-from bigdl.runtime.shards.feed import Feed, Ingest
+from bigdl.runtime.shards.feed import Feed, InputPlan
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -44,7 +44,7 @@ _AWAY = "its node went away", "their nodes went away"
 _NODE_DIED = "node has died"  # as Ray says it
 
 
-class NoRoom(Exception):
+class InsufficientResources(Exception):
     """Ray has room only for so many workers, because nodes were lost."""
 
 
@@ -107,7 +107,7 @@ class RayPool:
         ------
         UsageError
             When others do not give the CPUs back.
-        NoRoom
+        InsufficientResources
             When the nodes are too few, or too small.
         WorkerLost
             When a process does not start.
@@ -197,7 +197,7 @@ def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
             if time.monotonic() < end:
                 continue
             if room < number:
-                raise NoRoom(room)
+                raise InsufficientResources(room)
             raise UsageError(
                 f"{number} workers of {cores} CPUs were asked for, but others use too many of "
                 f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers"
@@ -215,7 +215,7 @@ class RayJob(CalledJob):
     def _attempt(self, *attempt):
         try:
             return super()._attempt(*attempt)
-        except NoRoom as error:
+        except InsufficientResources as error:
             self._shrink(*error.args)
             return None
 
@@ -323,7 +323,7 @@ class RayEngine(Engine):
         """The actors of this driver."""
         return pool_of(self.cluster.session)
 
-    def prepare(self, feed: Feed, num_workers: int) -> Ingest:
+    def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
         """Describe how the workers get the rows of a feed."""
         with interruptible():
             return super().prepare(feed, num_workers)

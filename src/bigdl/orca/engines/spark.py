@@ -45,7 +45,7 @@ from bigdl.runtime.jobs import (
     vanished,
     worker_lost,
 )
-from bigdl.runtime.shards.feed import Feed, Ingest
+from bigdl.runtime.shards.feed import Feed, InputPlan
 from bigdl.runtime.task import TaskSpec, execute
 
 logger = logging.getLogger("bigdl.orca")
@@ -178,10 +178,10 @@ class SparkEngine(Engine):
                     )
         return slots
 
-    def prepare(self, feed: Feed, num_workers: int) -> Ingest:
+    def prepare(self, feed: Feed, num_workers: int) -> InputPlan:
         """Describe how the workers get the rows of a feed."""
 
-        def prepare() -> Ingest:
+        def prepare() -> InputPlan:
             with self.cluster.users_errors():
                 return feed.prepare(self.cluster, num_workers)
 

@@ -14,7 +14,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import names_of
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.layer_fit.loop import LayerOptions
+    from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerOptions
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("bigdl.orca")
 _OF_LAYER = "transport", "group_size", "compression", "sampling", "drop_stragglers", "min_workers"
 
 
-def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> LayerOptions | None:
+def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> ParameterLayerOptions | None:
     """Return those arguments of ``fit`` that are for the parameter layer; None for another backend.
 
     Raises
@@ -32,9 +32,9 @@ def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> LayerOpti
     """
     options = {name: arguments[name] for name in _OF_LAYER if arguments[name] is not None}
     if backend == "bigdl":
-        from bigdl.orca.learn.layer_fit.loop import LayerOptions
+        from bigdl.orca.learn.parameter_layer_fit.loop import ParameterLayerOptions
 
-        return LayerOptions(**options)
+        return ParameterLayerOptions(**options)
     if options:
         raise UsageError(
             f"{', '.join(options)} of fit are for the parameter layer, this Estimator has "

@@ -26,7 +26,7 @@ from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.parameter_layer.messages import Message, pack, unpack
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
-from bigdl.runtime.collectives.base import GradientSync, peers
+from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import job_number
@@ -191,14 +191,14 @@ def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
 
     sent = [0 if rank == sync.rank else len(message) for rank, message in enumerate(messages)]
     lengths = torch.empty(sync.world_size, dtype=torch.int64)
-    with peers():  # a gather in a ring would take as many latencies as there are ranks
+    with as_peer_lost():  # a gather in a ring would take as many latencies as there are ranks
         dist.all_to_all_single(lengths, torch.tensor(sent))
     sizes = lengths.tolist()
     small = torch.empty(sum(_small(sizes)), dtype=torch.uint8)
     exchanged: list = list(small.split(_small(sizes)))
     outgoing = [torch.empty(0, dtype=torch.uint8)]
     outgoing += [_flat(m) for m, size in zip(messages, _small(sent), strict=True) if size]
-    with peers():
+    with as_peer_lost():
         dist.all_to_all_single(small, torch.cat(outgoing), _small(sizes), _small(sent))
         for distance in range(1, sync.world_size):
             target = (sync.rank + distance) % sync.world_size

@@ -210,7 +210,7 @@ def _aligned(position: int) -> int:
 
 
 def _padding(length: int) -> bytes:
-    """What follows on so many bytes; an array of none takes some, too, so it has its own place."""
+    """Return the bytes of padding after `length` bytes; an empty array takes some, too."""
     return b"\0" * (_aligned(max(length, 1)) - length)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from bigdl.orca.parameter_layer.plan import Geometry, LayerPlan, Segment
+    from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, Segment
     from bigdl.orca.parameter_layer.rank import RankState
 
 _ELEMENTWISE = (
@@ -124,7 +124,7 @@ def update_slice(
 # -- the state of the whole optimizer -------------------------------------------------------------
 
 
-def cut_state(state: Mapping[int, Mapping], geometry: Geometry, rank: int) -> list[dict]:
+def cut_state(state: Mapping[int, Mapping], geometry: FlatLayout, rank: int) -> list[dict]:
     """The part of an optimizer's state for the segments of a slice.
 
     Parameters
@@ -151,7 +151,7 @@ def _cut(key, value, size, first, last):
 
 
 def joined_state(
-    states: Sequence[Sequence[dict]], geometry: Geometry, shapes: Sequence[tuple[int, ...]]
+    states: Sequence[Sequence[dict]], geometry: FlatLayout, shapes: Sequence[tuple[int, ...]]
 ) -> dict:
     """The inverse of :func:`cut_state` over all slices.
 

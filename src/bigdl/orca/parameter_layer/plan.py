@@ -60,7 +60,7 @@ class Segment:
     stop: int
 
 
-class Geometry:
+class FlatLayout:
     """The flat vector of some parameters and its slices.
 
     Parameters
@@ -184,8 +184,8 @@ class LayerPlan:
         return self.ranks if self.slices is None else self.slices
 
     @property
-    def geometry(self) -> Geometry:
-        return Geometry(self.sizes, self.owners)
+    def geometry(self) -> FlatLayout:
+        return FlatLayout(self.sizes, self.owners)
 
     @property
     def needs_statistics(self) -> bool:

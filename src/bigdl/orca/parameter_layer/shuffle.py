@@ -176,7 +176,7 @@ class Work:
 
         spools = handle["spools"]
         if not all(Spool.from_json(doc).is_here() for doc in spools.values()):
-            raise _Away(
+            raise _RowsNotLocal(
                 f"{AWAY} The rows of partition {self._number} are on executor "
                 f"{handle['executor']} of {handle['host']}, which this task cannot read; Spark "
                 "runs it again"
@@ -234,7 +234,7 @@ def _run(shipped, work, arguments, line, reads, index, frames):
     with task_environment(shipped), _threads(shipped.threads):
         try:
             work(task, *arguments)
-        except _Away:
+        except _RowsNotLocal:
             raise
         except Exception as error:  # Spark would run the user's code again and again
             task.items.clear()
@@ -255,7 +255,7 @@ def _threads(count: int):
         torch.set_num_threads(before)
 
 
-class _Away(Exception):
+class _RowsNotLocal(Exception):
     """The rows are elsewhere; raised into Spark, which tries again."""
 
 

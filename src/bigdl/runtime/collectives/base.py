@@ -1,9 +1,10 @@
 """Collectives among workers, above all the sum of their gradients.
 
 A **GradientSync** belongs to one program in one worker.  The Loop calls :meth:`~GradientSync.start`
-once, :meth:`~GradientSync.broadcast` for the initial state, :meth:`~GradientSync.reduce` in every
-step between ``backward`` and the optimizer's step, and the other collectives at the ends of
-epochs; :meth:`~GradientSync.stop` also runs when the program fails, before the failure is reported.
+once, :meth:`~GradientSync.broadcast` for the initial state,
+:meth:`~GradientSync.all_reduce_gradients` in every step between ``backward`` and the optimizer's
+step, and the other collectives at the ends of epochs.  :meth:`~GradientSync.stop` also
+runs when the program fails, before the failure is reported.
 All ranks call the same methods in the same order.
 Every collective raises :class:`~bigdl.runtime.engine.PeerLost` when another worker went away.
 
@@ -96,13 +97,13 @@ class GradientSync(ABC):
         import torch
 
         size = torch.tensor([-1 if data is None else len(data)])
-        with peers():
+        with as_peer_lost():
             self._broadcast(size)
         length = int(size)
         if length <= 0:
             return None if length < 0 else b""
         buffer = bytes_tensor(data) if self.rank == 0 else torch.empty(length, dtype=torch.uint8)
-        with peers():
+        with as_peer_lost():
             self._broadcast(buffer)
         return data if self.rank == 0 else buffer.numpy().tobytes()
 
@@ -113,7 +114,7 @@ class GradientSync(ABC):
         tensor = torch.tensor(values, dtype=torch.float64)
         if self.world_size == 1:
             return [tensor.tolist()]
-        with peers():
+        with as_peer_lost():
             return [each.tolist() for each in self._all_gather(tensor)]
 
     def gather(self, data: bytes) -> list[bytes] | None:
@@ -121,7 +122,7 @@ class GradientSync(ABC):
         if self.world_size == 1:
             return [data]
         sizes = [int(size) for (size,) in self.all_gather([len(data)])]
-        with peers():
+        with as_peer_lost():
             return self._gather(data, sizes)
 
     def all_reduce(self, tensor, operation: Literal["sum", "max"] = "sum"):
@@ -130,7 +131,9 @@ class GradientSync(ABC):
             self._begin(tensor, operation)()
         return tensor
 
-    def reduce(self, parameters: Sequence, weight: float, may_be_sparse: Sequence = ()) -> None:
+    def all_reduce_gradients(
+        self, parameters: Sequence, weight: float, may_be_sparse: Sequence = ()
+    ) -> None:
         """Replace every gradient by the sum over ranks of ``weight * gradient``.
 
         Parameters
@@ -152,7 +155,7 @@ class GradientSync(ABC):
         if self._groups is None or not self._groups.are_of(parameters):
             self._groups = GradientGroups(parameters, may_be_sparse, self._begin)
         for buckets in self._groups.dense:
-            buckets.reduce(weight)
+            buckets.all_reduce(weight)
         if self._groups.sparse:
             self._reduce_sparse(self._groups.sparse, weight)
 
@@ -172,11 +175,11 @@ class GradientSync(ABC):
 
     def _begin(self, tensor, operation: str = "sum") -> Callable[[], None]:
         """Begin to combine a tensor, in place; returns what waits for the end."""
-        with peers():
+        with as_peer_lost():
             work = self._start_reduce(tensor, operation)
 
         def wait():
-            with peers():
+            with as_peer_lost():
                 work()
 
         return wait
@@ -195,12 +198,12 @@ class GradientSync(ABC):
             if common == DENSE:
                 parameter.grad = self.all_reduce(gradient)
             else:
-                with peers():
+                with as_peer_lost():
                     parameter.grad = self._sum_sparse(gradient).coalesce()
 
 
 @contextlib.contextmanager
-def peers():
+def as_peer_lost():
     """Say what a RuntimeError of a library's collective means: another worker went away.
 
     Nothing else belongs in the block: a fault of ours or of the model would be retried.

@@ -23,7 +23,7 @@ class GradientGroups:
     Parameters
     ----------
     parameters, may_be_sparse
-        See :meth:`~bigdl.runtime.collectives.base.GradientSync.reduce`.
+        See :meth:`~bigdl.runtime.collectives.base.GradientSync.all_reduce_gradients`.
     start_sum : callable
         See :class:`FlatBuckets`.
 
@@ -77,8 +77,8 @@ class FlatBuckets:
             self._views.append(self._flat[start : start + size].view(parameter.shape))
             start += size
 
-    def reduce(self, weight: float) -> None:
-        """Do :meth:`GradientSync.reduce` for these parameters."""
+    def all_reduce(self, weight: float) -> None:
+        """Do :meth:`GradientSync.all_reduce_gradients` for these parameters."""
         import torch
 
         flags, waits, start, filled = [], [], 0, 0

@@ -77,7 +77,7 @@ class HorovodSync(GradientSync):
             if self.rank == 0:
                 port = stack.enter_context(_rendezvous(self._worker.host, slots))
                 line.set_json("horovod/address", [self._worker.host, port])
-            line.meet("horovod address", self.world_size)
+            line.barrier("horovod address", self.world_size)
             address = line.get_json("horovod/address")
             stack.enter_context(self._environment(slots[self.rank], address))
             try:
@@ -86,7 +86,7 @@ class HorovodSync(GradientSync):
                 raise PeerLost(f"Horovod's workers did not find each other: {error}") from error
             self._library = hvd
             self._worker.at_exit(self.stop)
-            line.meet("horovod joined", self.world_size)  # the server is needed until then
+            line.barrier("horovod joined", self.world_size)  # the server is needed until then
 
     def _environment(self, slot: Slot, address) -> EnvContext:
         host, port = address

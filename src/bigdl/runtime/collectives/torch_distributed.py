@@ -4,7 +4,7 @@ import os
 from datetime import timedelta
 
 from bigdl.common.environment import EnvContext
-from bigdl.runtime.collectives.base import GradientSync, bytes_tensor, interface_of, peers
+from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
 
 
 class TorchDistributedSync(GradientSync):
@@ -34,7 +34,7 @@ class TorchDistributedSync(GradientSync):
         torch.cuda.set_device(device)
         # nccl cannot encrypt
         if self._library is not None and is_alone and self._worker.certificate is None:
-            with peers():
+            with as_peer_lost():
                 self._gpus = self._library.new_group(backend="nccl", timeout=self._timeout)
 
     def _join(self):
@@ -45,9 +45,9 @@ class TorchDistributedSync(GradientSync):
             return
         if dist.is_initialized():  # left by a task that was killed inside a reused process
             dist.destroy_process_group()
-        self._worker.line.meet("group", self.world_size)
+        self._worker.line.barrier("group", self.world_size)
         store = self._meeting_place()
-        with _interface(self._worker.host), peers():
+        with _interface(self._worker.host), as_peer_lost():
             dist.init_process_group(
                 "gloo",
                 store=store,
@@ -57,7 +57,7 @@ class TorchDistributedSync(GradientSync):
             )
         # Wait for all: a worker that ends early would close sockets to which its peers are still
         # connecting.
-        self._worker.line.meet("grouped", self.world_size)
+        self._worker.line.barrier("grouped", self.world_size)
         self._library = dist
         self._worker.at_exit(self.stop)
 

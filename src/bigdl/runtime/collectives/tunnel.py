@@ -21,9 +21,9 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from bigdl.runtime.board import keep_alive
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.group_store import GroupStore
+from bigdl.runtime.key_value_store import keep_alive
 
 LOOPBACK = "127.0.0.1"
 _NOBODY = socket.inet_aton("127.255.255.254")  # greater than LOOPBACK, and never connected to

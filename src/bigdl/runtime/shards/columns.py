@@ -74,7 +74,7 @@ class ColumnSpec:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ArraySpec:
     """One array of a shard: what it holds, dtype and row shape.
 
     Attributes
@@ -94,7 +94,7 @@ class Leaf:
     shape: tuple[int, ...]
 
     @classmethod
-    def from_json(cls, doc: dict) -> Leaf:
+    def from_json(cls, doc: dict) -> ArraySpec:
         """From what ``json`` made of the fields of a leaf."""
         column, shape = doc["column"], tuple(doc["shape"])
         column = tuple(column) if isinstance(column, list) else column
@@ -239,7 +239,7 @@ def _matrices(specs) -> list[list[ColumnSpec]]:
     return list(groups.values())
 
 
-def decode_batch(specs, batch) -> tuple[list[Leaf], list[np.ndarray]]:
+def decode_batch(specs, batch) -> tuple[list[ArraySpec], list[np.ndarray]]:
     """The arrays of one record batch of :func:`project`, C-contiguous, and what they are."""
     leaves, arrays = [], []
     for members, column in zip(_lists(specs), batch.columns, strict=True):
@@ -248,7 +248,7 @@ def decode_batch(specs, batch) -> tuple[list[Leaf], list[np.ndarray]]:
         else:
             decoded = _decode_list(members, column)
         for name, key, array in decoded:
-            leaves.append(Leaf(name, key, name_of_dtype(array), array.shape[1:]))
+            leaves.append(ArraySpec(name, key, name_of_dtype(array), array.shape[1:]))
             arrays.append(np.ascontiguousarray(array))
     return leaves, arrays
 

@@ -7,8 +7,8 @@ and lives for one call of ``fit`` or ``evaluate``:
 1. The Estimator asks the chooser for a Feed and passes it to an Engine.
 2. The Engine calls :meth:`Feed.prepare` once, on the driver.  The Feed checks everything that can
    be known before a job is submitted and describes, in the terms of the engine, how N tasks get
-   their rows (an :class:`Ingest`).
-3. On every worker the Ingest's picklable ``reader`` turns what arrives into a
+   their rows (an :class:`InputPlan`).
+3. On every worker the InputPlan's picklable ``reader`` turns what arrives into a
    :class:`~bigdl.runtime.shards.shard.Shard`: columns in memory-mapped files, so that epochs
    2...n do not touch the engine's data path again and memory is the page cache's.
 
@@ -35,7 +35,7 @@ class SourceError(UsageError):
 
 
 @dataclass
-class Ingest:
+class InputPlan:
     """The way in which the N tasks of an engine get their rows.
 
     Attributes
@@ -53,7 +53,7 @@ class Ingest:
     accept : callable, optional
         ``accept(rows)`` says, of the rows of every shard, whether to go on with them.
     otherwise : callable, optional
-        ``otherwise()`` makes the Ingest that is used when `accept` said no.
+        ``otherwise()`` makes the InputPlan that is used when `accept` said no.
     settings : dict of str to str
         SQL settings under which the stage over `frame` is planned.
     """
@@ -62,7 +62,7 @@ class Ingest:
     reader: Callable | None
     close: Callable[[], None] = field(default=lambda: None)
     accept: Callable[[list[int]], bool] | None = None
-    otherwise: Callable[[], Ingest] | None = None
+    otherwise: Callable[[], InputPlan] | None = None
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -90,5 +90,5 @@ class Feed(ABC):
         """Raise a UsageError if processes that have neither Spark nor Ray cannot read the input."""
 
     @abstractmethod
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         """Check the input and describe how `num_workers` tasks get its rows."""

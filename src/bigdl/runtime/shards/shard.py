@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.runtime.shards.columns import ColumnSpec, Leaf
+from bigdl.runtime.shards.columns import ArraySpec, ColumnSpec
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, is_text, widened
 
@@ -57,7 +57,7 @@ class Spool:
     nonce : str
         Written into the directory too: a path that was re-used by somebody else is not this spool.
     rows : int
-    leaves : list of Leaf
+    leaves : list of ArraySpec
         The arrays, in the order of the files ``0.bin``, ``1.bin``, ...  If the whole input had no
         row, the lengths of its arrays are not known and given as 0.
     fingerprint : int
@@ -70,7 +70,7 @@ class Spool:
     path: str
     nonce: str
     rows: int
-    leaves: list[Leaf] = field(default_factory=list)
+    leaves: list[ArraySpec] = field(default_factory=list)
     fingerprint: int = 0
     columns: list[str] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class Spool:
 
     @classmethod
     def from_json(cls, doc: dict) -> Spool:
-        leaves = [Leaf.from_json(x) for x in doc["leaves"]]
+        leaves = [ArraySpec.from_json(x) for x in doc["leaves"]]
         return cls(**{**doc, "leaves": leaves})
 
     def is_here(self) -> bool:
@@ -135,10 +135,10 @@ class SpoolWriter:
         self._nonce = secrets.token_hex(8)
         self.path = os.path.join(root, f"{_PREFIX}{job}-{name}-{self._nonce}")
         os.makedirs(self.path, mode=0o700)  # what lies in it is its owner's alone
-        self._leaves: list[Leaf] | None = None
+        self._leaves: list[ArraySpec] | None = None
         self._files: list = []
         self._chunks: list[tuple[int, int, int, int]] = []  # source, sequence, rows, checksum
-        self._stored: list[list[Leaf]] = []  # of each chunk
+        self._stored: list[list[ArraySpec]] = []  # of each chunk
         self._expected = 0
         self.rows = 0
 
@@ -150,7 +150,7 @@ class SpoolWriter:
         self._expected = rows
 
     def append(
-        self, source: int, sequence: int, rows: int, leaves: list[Leaf], arrays: list
+        self, source: int, sequence: int, rows: int, leaves: list[ArraySpec], arrays: list
     ) -> None:
         """Add one chunk; one without rows says what the others look like.
 
@@ -159,7 +159,7 @@ class SpoolWriter:
         source, sequence : int
             Its place in the order of the whole input.
         rows : int
-        leaves : list of Leaf
+        leaves : list of ArraySpec
         arrays : list of buffers
             C-contiguous values of each leaf.
         """
@@ -178,13 +178,13 @@ class SpoolWriter:
         self._stored.append(leaves)
         self.rows += rows
 
-    def adopt(self, rows: int, leaves: list[Leaf], paths: list[str]) -> None:
+    def adopt(self, rows: int, leaves: list[ArraySpec], paths: list[str]) -> None:
         """Take files of values as they are, instead of chunks; they must not change any more.
 
         Parameters
         ----------
         rows : int
-        leaves : list of Leaf
+        leaves : list of ArraySpec
         paths : list of str
             A file for each leaf, shared where the file system can.
         """
@@ -208,7 +208,7 @@ class SpoolWriter:
         leaves = self._leaves
         if leaves is None:
             leaves = [
-                Leaf(spec.name, None, spec.dtype, (0,) * spec.ndim)
+                ArraySpec(spec.name, None, spec.dtype, (0,) * spec.ndim)
                 for spec in self._specs
                 if spec.kind == "plain"
             ]
@@ -264,7 +264,7 @@ def _bytes_of(values) -> memoryview:
     return memoryview(cast("Buffer", view))
 
 
-def _with_widest(known: list[Leaf], leaves: list[Leaf]) -> list[Leaf]:
+def _with_widest(known: list[ArraySpec], leaves: list[ArraySpec]) -> list[ArraySpec]:
     """The wider of the texts of two chunks; a SourceError if they differ in anything else."""
     if [_of_any_width(leaf) for leaf in known] != [_of_any_width(leaf) for leaf in leaves]:
         raise SourceError(describe_difference(known, leaves))
@@ -272,7 +272,7 @@ def _with_widest(known: list[Leaf], leaves: list[Leaf]) -> list[Leaf]:
     return [max(pair, key=lambda leaf: np.dtype(leaf.dtype).itemsize) for pair in pairs]
 
 
-def _of_any_width(leaf) -> Leaf:
+def _of_any_width(leaf) -> ArraySpec:
     return replace(leaf, dtype=TEXT) if is_text(leaf.dtype) else leaf
 
 
@@ -326,7 +326,7 @@ def _rewrite(path, leaf, chunks, stored):
     os.replace(path + ".new", path)
 
 
-def describe_difference(expected: list[Leaf], given: list[Leaf]) -> str:
+def describe_difference(expected: list[ArraySpec], given: list[ArraySpec]) -> str:
     """One sentence about how two chunks of one input differ: in the lengths of arrays, in dtypes,
     in columns or in the keys of a map."""
     shapes = {(leaf.column, leaf.key): leaf.shape for leaf in expected}

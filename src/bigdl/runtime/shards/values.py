@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bigdl.runtime.shards.columns import Leaf
+from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import TEXT, are_texts, name_of_dtype, text_array
 
@@ -241,7 +241,7 @@ def _stacked(cells, name):
     return stacked
 
 
-def grouped(columns: Sequence[Column]) -> tuple[list[Leaf], list[np.ndarray]]:
+def grouped(columns: Sequence[Column]) -> tuple[list[ArraySpec], list[np.ndarray]]:
     """Columns as the arrays of a shard: scalar ones of one dtype become one matrix."""
     alike: dict[Any, list[Column]] = {}
     for i, (name, key, values) in enumerate(columns):
@@ -254,6 +254,6 @@ def grouped(columns: Sequence[Column]) -> tuple[list[Leaf], list[np.ndarray]]:
         if len(members) > 1:
             names, key = tuple(m[0] for m in members), None
             values = np.stack([m[2] for m in members], axis=1)
-        leaves.append(Leaf(names, key, name_of_dtype(values), values.shape[1:]))
+        leaves.append(ArraySpec(names, key, name_of_dtype(values), values.shape[1:]))
         arrays.append(values)
     return leaves, arrays

@@ -53,13 +53,15 @@ tf = LazyModule("tensorflow", "tf")
 class EvaluationSettings(BatchSettings):
     """The arguments of ``evaluate``, or what ``fit`` says of its validation."""
 
-    def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> Assembly:
+    def assembly(self, model: Any, class_weight: dict[int, float] | None = None) -> BatchArguments:
         """Return what makes the batches of a model."""
-        return Assembly.of(model, self.feature_cols, self.label_cols, self.weighted, class_weight)
+        return BatchArguments.of(
+            model, self.feature_cols, self.label_cols, self.weighted, class_weight
+        )
 
 
 @dataclass(frozen=True)
-class Assembly:
+class BatchArguments:
     """Makes the arguments of a training step from the columns of a batch.
 
     Attributes
@@ -82,7 +84,7 @@ class Assembly:
     outputs: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, model, names, labels=None, weighted=False, class_weight=None) -> Assembly:
+    def of(cls, model, names, labels=None, weighted=False, class_weight=None) -> BatchArguments:
         """Return the assembly for a model and the columns that it is given."""
         by_name = bool(names) and isinstance(_structure_of(model, "input"), dict)
         output, outputs = _structure_of(model, "output"), None
@@ -193,7 +195,7 @@ class ColumnRows:
         self._data = data
         self.known = data.facts(data.window(shuffle_memory(config, worker.threads)))
 
-    def example(self, types: list | None, assembly: Assembly) -> tuple:
+    def example(self, types: list | None, assembly: BatchArguments) -> tuple:
         """Return a batch of one row, of zeros where the types of the columns are known."""
         if types is not None:
             inputs, targets = ([zero_column(each, 1) for each in columns] for columns in types)
@@ -215,7 +217,9 @@ class ColumnRows:
         """Give out numbers in the dtypes that they have in the training data."""
         self._data.take_types(types, training._data)
 
-    def start(self, assembly: Assembly, settings: RunSettings, rank: int, window: int) -> None:
+    def start(
+        self, assembly: BatchArguments, settings: RunSettings, rank: int, window: int
+    ) -> None:
         """Prepare for training; `window` rows are shuffled at a time, 0 for all."""
         self._assembly, self._settings, self._rank = assembly, settings, rank
         self._window = window
@@ -240,7 +244,7 @@ class ColumnRows:
             number, step = number + 1, 0
 
     def batches(
-        self, assembly: Assembly, batch_size: int | None, world_size: int, limit: int | None
+        self, assembly: BatchArguments, batch_size: int | None, world_size: int, limit: int | None
     ) -> Iterator[tuple[tuple, int]]:
         """Yield batch and number of rows, of this worker's rows in their order."""
         size = max(1, (batch_size or 1) // world_size)
@@ -297,7 +301,7 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
 
     Parameters
     ----------
-    worker : Worker or bigdl.orca.learn.layer_fit.replica.LayerReplica
+    worker : Worker or bigdl.orca.learn.parameter_layer_fit.replica.ParameterLayerReplica
     shard, settings, config
         See :func:`open_rows`.
 

@@ -77,7 +77,7 @@ class KerasFitSettings(EvaluationSettings, RunSettings):
 
 @dataclass
 class KerasProgram(ABC):
-    """What the workers run, as it is shipped to them.
+    """The program of the workers, as it is shipped to them.
 
     Attributes
     ----------
@@ -208,7 +208,7 @@ class KerasEpochs(FitLoop):
 
 
 class KerasLoop(KerasEpochs, WorkerLoop):
-    """One worker's part of a fit.
+    """The training loop of Keras in one worker.
 
     Random numbers (also those of layers) and the metrics of an epoch that is not finished are kept
     of every rank, the counters of callbacks of rank 0.
@@ -292,7 +292,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         """Return the figures of the epoch, the same on every rank."""
         rows = int(self._sums.rows)
         figures = figures_of(self.model, logs, rows, self.sync, self._initial_metrics)
-        sums = cast("dict", self._sums.reduce(self.sync))  # an epoch has rows
+        sums = cast("dict", self._sums.all_reduce(self.sync))  # an epoch has rows
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         peaks = [int(row[0]) for row in self.sync.all_gather([float(peak)])]
         return self._entry_of(sums, figures, peaks)

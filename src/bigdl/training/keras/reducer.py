@@ -220,7 +220,7 @@ class GradientReducer:
         parameters = [variable.value for variable in variables]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        self._sync.reduce(parameters, self.weight)
+        self._sync.all_reduce_gradients(parameters, self.weight)
         return [
             torch.zeros_like(p) if p.grad is None and gradient is not None else p.grad
             for p, gradient in zip(parameters, gradients, strict=True)
@@ -285,7 +285,7 @@ class GradientReducer:
             rows = torch.from_numpy(values.copy()).reshape(-1, *part.shape[1:])
             places = torch.from_numpy(indices.copy()).reshape(1, -1)
             part.grad = torch.sparse_coo_tensor(places, rows, part.shape, check_invariants=False)
-        self._sync.reduce(parts, self.weight, parts)
+        self._sync.all_reduce_gradients(parts, self.weight, parts)
         out = []
         for part in parts:
             if part.grad is None:  # the rows of all ranks weigh nothing

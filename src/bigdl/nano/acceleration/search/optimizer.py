@@ -58,7 +58,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
     _model_class: ClassVar[type]
     _accelerated_class: ClassVar[type]
     _nouns: ClassVar[tuple[str, str]]
-    """What a model is called in the two errors of :meth:`_check_model`."""
+    """Names for a model in the two errors of :meth:`_check_model`."""
 
     _results: Results | None = None
     _bench: Bench

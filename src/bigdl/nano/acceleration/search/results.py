@@ -35,7 +35,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.method import ORIGINAL, Method
 from bigdl.nano.acceleration.quiet import refusing
-from bigdl.nano.acceleration.search.trial import Point, SearchOptions, Trial
+from bigdl.nano.acceleration.search.trial import Measurement, SearchOptions, Trial
 
 
 def choose(
@@ -202,7 +202,7 @@ class Results(UserDict[str, Trial]):
         try:
             content = json.loads((directory / _FILE).read_text(encoding="utf-8"))
             trials = [
-                Trial(**{**each, "points": [Point(**point) for point in each["points"]]})
+                Trial(**{**each, "points": [Measurement(**point) for point in each["points"]]})
                 for each in content["trials"]
             ]
             results = cls(trials, directory, content["direction"], content["objective"])

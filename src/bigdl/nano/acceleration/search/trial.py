@@ -309,7 +309,7 @@ def _check_tuple(name: str, values: Any, allowed: tuple, wrong_form: str) -> Non
 
 
 @dataclass(frozen=True)
-class Point:
+class Measurement:
     """One measurement.
 
     Attributes
@@ -363,7 +363,7 @@ class Trial:
     memory : float or None
         Megabytes (2**20 bytes) that a fresh process takes to load and run the model.
     threads : int or None
-    points : list of Point
+    points : list of Measurement
         All that was measured.
     saved : bool
         Whether the model lies in the directory.
@@ -382,7 +382,7 @@ class Trial:
     difference: float | None = None
     memory: float | None = None
     threads: int | None = None
-    points: list[Point] = field(default_factory=list)
+    points: list[Measurement] = field(default_factory=list)
     saved: bool = False
     seconds: float = 0.0
 
@@ -497,7 +497,7 @@ class _Attempt:
         if self.method.name != ORIGINAL:
             self._save(candidate.model)
 
-    def _build_and_time(self, threads) -> tuple[Candidate, list[Point]]:
+    def _build_and_time(self, threads) -> tuple[Candidate, list[Measurement]]:
         with self._stage("convert", "fail to convert"):
             candidate = self.bench.build(self.method, threads)
         with self._stage("forward", "fail to forward"):
@@ -524,16 +524,16 @@ class _Attempt:
         if difference > _REMARKABLE:
             self.trial.reason = _deviates(difference)
 
-    def _timed(self, candidate, threads, size) -> Point:
+    def _timed(self, candidate, threads, size) -> Measurement:
         batches, runs = self.bench.batches(size), self.options.latency_sample_num
         model = block(candidate, batches)
         if self.method.name == ORIGINAL and threads == self.bench.thread_num:
             timing = time_alone(model, runs)
         else:
             timing = time_against(block(self._original(), batches), model, runs)
-        return Point(threads, rows_of(batches[0]), *timing)
+        return Measurement(threads, rows_of(batches[0]), *timing)
 
-    def _rank(self, points: list[Point]) -> float:
+    def _rank(self, points: list[Measurement]) -> float:
         if self.options.objective == "throughput":
             return max(point.batch_size / point.latency for point in points)
         return points[0].speedup

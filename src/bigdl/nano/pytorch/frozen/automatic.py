@@ -21,12 +21,12 @@ from torch import nn
 import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.method import BuildOptions, find_method
+from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, Observation, chains_of
 from bigdl.nano.pytorch.frozen.segment import Segment, distance, is_replaced
 from bigdl.nano.pytorch.inference.source import TorchSource
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.steps import bf16_instructions
-from bigdl.nano.replaced import Replaced
 
 _ROWS = 4  # of the sample
 _CLOSE = 2e-6  # relative distance of results in fp32
@@ -387,7 +387,7 @@ class PrefixOfCalls:
     def __init__(
         self, model: nn.Module, options: TrainingOptions, tell: Callable[[str, str], None]
     ):
-        self._replaced = Replaced()
+        self._replaced = AttributePatch()
         wanted, precision = options.frozen_prefix, options.precision
         self.automatic = AutomaticPrefix(model, wanted, precision, lambda: None, tell)
         if wanted is not False:

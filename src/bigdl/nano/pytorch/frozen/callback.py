@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.features import loader_of_features, watch_batch
 from bigdl.nano.pytorch.frozen.prefix import FrozenPrefix, accelerate_frozen_prefix
-from bigdl.nano.replaced import Replaced
 
 _SAMPLE_ROWS = 2  # two, since batch normalisation in train mode refuses one
 
@@ -78,7 +78,7 @@ class FrozenPrefixCallback(Callback):
         self.sample, self.cache_dir, self.options = sample, cache_dir, options
         self.prefix: FrozenPrefix | None = None
         self.report: str | None = None
-        self._replaced = Replaced()
+        self._replaced = AttributePatch()
         self._cached_in: int | None = None  # an epoch
         self._watch_next = False
         self._watch = ExitStack()  # of the first batch of features
@@ -198,7 +198,12 @@ class FrozenPrefixCallback(Callback):
 
     def __getstate__(self) -> dict:
         # Runtimes do not travel to other processes, nor does what belongs to a running fit.
-        return {**self.__dict__, "prefix": None, "_replaced": Replaced(), "_watch": ExitStack()}
+        return {
+            **self.__dict__,
+            "prefix": None,
+            "_replaced": AttributePatch(),
+            "_watch": ExitStack(),
+        }
 
     def _release(self) -> None:
         self._watch.close()

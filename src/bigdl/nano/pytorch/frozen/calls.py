@@ -22,10 +22,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from bigdl.common.errors import one_line
+from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.purity import Trace, why_mode_matters
 from bigdl.nano.pytorch.frozen.state import ModulesState
 from bigdl.nano.pytorch.training.steps import OtherForward, is_model, undisturbed
-from bigdl.nano.replaced import Replaced
 
 
 @dataclass(eq=False)
@@ -95,7 +95,7 @@ class Observation:
         self.counts: Counter[nn.Module] = Counter()
         self._stack = [self.root]
         self._thread = threading.get_ident()
-        self._replaced = Replaced()
+        self._replaced = AttributePatch()
 
     @contextmanager
     def watching(self) -> Iterator[None]:

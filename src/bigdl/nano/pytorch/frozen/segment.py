@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from bigdl.common.errors import one_line
+from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, autocast_now, is_transformed
 from bigdl.nano.pytorch.frozen.state import ModulesState
-from bigdl.nano.replaced import Replaced
 
 _MOST_SIZES = 8  # of batches that are compared with what the modules give themselves
 _TIMED = 6  # calls after which it has to be faster
@@ -76,7 +76,7 @@ class Segment:
         self.autocast = calls[0].autocast
         self._sizes: set[int] = set()
         self._run: Callable[[torch.Tensor], torch.Tensor] = self.eager
-        self._replaced = Replaced()
+        self._replaced = AttributePatch()
         self._parent: nn.Module | None = None if len(calls) == 1 else chain.parent.module
         self._inside = 0  # calls of the parent that are running
         self._thread = threading.get_ident()

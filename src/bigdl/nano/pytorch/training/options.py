@@ -40,7 +40,7 @@ def check_bool(name: str, value: Any) -> bool:
 
 @dataclass
 class TrainingOptions:
-    """What users say about a training beside Lightning's arguments, under the names they know.
+    """Arguments of a training beside Lightning's, under the names that users know.
 
     Attributes
     ----------

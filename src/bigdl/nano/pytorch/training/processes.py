@@ -26,8 +26,8 @@ from bigdl.common.cpu import core_count
 from bigdl.common.environment import scratch_directory, tensorflow_log_level
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import tune_allocator
+from bigdl.nano.attribute_patch import Patches
 from bigdl.nano.pytorch.training.options import TrainingOptions
-from bigdl.nano.replaced import Patches
 from bigdl.nano.runtime import release_memory
 from bigdl.runtime.failure import Failure
 from bigdl.runtime.launch import launch

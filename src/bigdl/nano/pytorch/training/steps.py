@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from bigdl.common.cpu import isa_flags
+from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.training.optimizers import fuse
 from bigdl.nano.pytorch.training.options import TrainingOptions
-from bigdl.nano.replaced import Replaced
 
 _log = logging.getLogger(__name__)
 _CONSTANTS = (bool, int, float, str, tuple, type(None))
@@ -121,7 +121,7 @@ class FastSteps:
         hook = self._module.register_forward_pre_hook(self._in_layout, with_kwargs=True)
         self._undoing.callback(hook.remove)
         if self._guard is not None:
-            replaced, forward = Replaced(), self._module.forward
+            replaced, forward = AttributePatch(), self._module.forward
 
             def first(*args: Any, **kwargs: Any) -> Any:
                 replaced.undo()
@@ -133,7 +133,7 @@ class FastSteps:
         return self.batch((args, kwargs))
 
     def _replace_forwards(self, parts: Iterable[nn.Module], forward: type[OtherForward]) -> None:
-        replaced = Replaced()
+        replaced = AttributePatch()
         for part in parts:
             replaced.set(part, "forward", forward(part))
         self._undoing.callback(replaced.undo)

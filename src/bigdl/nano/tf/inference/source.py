@@ -399,7 +399,7 @@ class KerasSource:
 
     @property
     def outputs(self) -> Structure:
-        """How the model's results are nested, which is known when it has been called."""
+        """The structure of the model's results, known once it has been called."""
         assert self.concrete is not None
         refuse_objects(self._structure, f"{type(self.model).__name__} returns")
         return self._structure

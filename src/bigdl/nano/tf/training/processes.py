@@ -37,8 +37,8 @@ from bigdl.nano.tf.serialization import (
 from bigdl.nano.tf.training.feeds import Feed, FeedRows, feed_of
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.runtime.worker import Uplink, Worker
-from bigdl.training.checkpoint import Snapshot
+from bigdl.runtime.worker import DriverConnection, Worker
+from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks
 from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
 from bigdl.training.keras.reducer import GradientReducer, loss_divisor
@@ -121,7 +121,7 @@ def fit_in_processes(
         result = run_processes(processes, _fit, processes.count, job)[0]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    snapshot: Snapshot = result["snapshot"]
+    snapshot: Checkpoint = result["snapshot"]
     put_weights(model, snapshot.files["model.pt"])
     if model.optimizer is not None:
         if not model.optimizer.built:
@@ -243,7 +243,7 @@ class _ProcessLoop(KerasLoop):
 
 
 def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
-    uplink = Uplink()
+    uplink = DriverConnection()
     worker = Worker(rank, count, shards=dict(job.feeds), uplink=uplink)
     callbacks = pickle.loads(job.callbacks)
     loop = _ProcessLoop(worker, TorchDistributedSync(worker), job, job.settings, callbacks, {})
@@ -251,7 +251,7 @@ def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
     if rank:
         return None
     return {
-        "snapshot": Snapshot.unpack(*uplink.messages["final"]),
+        "snapshot": Checkpoint.unpack(*uplink.messages["final"]),
         "stopped": bool(loop.model.stop_training),
         "callbacks": [_attributes_of(callback) for callback in callbacks],
     }

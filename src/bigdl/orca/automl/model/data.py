@@ -17,7 +17,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import ON_RAY, as_feed, kind_of
 from bigdl.runtime.shards.batches import permutation
-from bigdl.runtime.shards.columns import Leaf
+from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, Spool
 from bigdl.runtime.shards.values import columns_of, named_by_shard
@@ -52,12 +52,12 @@ class Rows:
 
 
 class _ArrayShard(Shard):
-    """Rows with the face of a spool's shard."""
+    """Rows with the interface of a spool's shard."""
 
     def __init__(self, rows: Rows):
         columns = {**rows.features, **rows.targets}
         self.arrays = list(columns.values())
-        leaves = [Leaf(k, None, a.dtype.name, a.shape[1:]) for k, a in columns.items()]
+        leaves = [ArraySpec(k, None, a.dtype.name, a.shape[1:]) for k, a in columns.items()]
         self.rows, self.fingerprint = len(rows), 0
         self.spool = Spool("", "", self.rows, leaves, columns=list(columns))
 

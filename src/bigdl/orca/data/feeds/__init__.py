@@ -7,9 +7,9 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.tables import is_table_object
-from bigdl.runtime.shards.feed import Feed, Ingest
+from bigdl.runtime.shards.feed import Feed, InputPlan
 
-__all__ = ["ON_RAY", "Feed", "Ingest", "as_feed", "is_path", "kind_of", "names_of"]
+__all__ = ["ON_RAY", "Feed", "InputPlan", "as_feed", "is_path", "kind_of", "names_of"]
 
 ON_RAY = ("RayXShards", "Ray Dataset")
 """The kinds of input that only ``backend="ray"`` takes."""
@@ -62,7 +62,7 @@ RayXShards, ray.data.Dataset or Feed
 
 
 def kind_of(data: Any) -> str:
-    """What an input is, for messages and to tell whether two are alike."""
+    """Return the name of an input's type, for messages and to compare two inputs."""
     if isinstance(data, Feed):
         return data.kind
     given = f"{type(data).__module__}.{type(data).__qualname__}"

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.packing import PackedFeed, prepare_packed
-from bigdl.runtime.shards.feed import Feed, Ingest
+from bigdl.runtime.shards.feed import Feed, InputPlan
 
 
 class FeedGroup(Feed):
@@ -41,7 +41,7 @@ class FeedGroup(Feed):
         for feed in self.feeds.values():
             feed.check_local()
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if len(self.feeds) == 1:
             ((only, feed),) = self.feeds.items()
             return feed.prepare(cluster, num_workers, name=only)
@@ -51,7 +51,7 @@ class FeedGroup(Feed):
         return _combined([f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()])
 
 
-def _combined(ingests: Sequence[Ingest]) -> Ingest:
+def _combined(ingests: Sequence[InputPlan]) -> InputPlan:
     """Combine inputs that the workers read by themselves."""
     closing = contextlib.ExitStack()
     for ingest in ingests:
@@ -67,4 +67,4 @@ def _combined(ingests: Sequence[Ingest]) -> Ingest:
             shards.update(reader(batches, open_spool))
         return shards
 
-    return Ingest(None, read, closing.close)
+    return InputPlan(None, read, closing.close)

@@ -14,7 +14,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer
-from bigdl.runtime.shards.feed import Ingest, SourceError
+from bigdl.runtime.shards.feed import InputPlan, SourceError
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.values import columns_of, grouped
 
@@ -63,7 +63,7 @@ class ArrayFeed(PackedFeed):
     def travels(self, cluster) -> bool:
         return not (cluster.is_local or isinstance(cluster, RayCluster))
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if self.travels(cluster):
             return super().prepare(cluster, num_workers, name=name)
         if isinstance(cluster, RayCluster):
@@ -84,7 +84,7 @@ class ArrayFeed(PackedFeed):
             writer.adopt(*shards[open_spool.place])
             return {name: Shard(writer.finish())}
 
-        return Ingest(None, read, folder.cleanup)
+        return InputPlan(None, read, folder.cleanup)
 
     def _through_ray(self, num_workers, name):
         """One block for each worker, in Ray's object store."""
@@ -99,7 +99,7 @@ class ArrayFeed(PackedFeed):
             writer.append(0, 0, *ray.get(blocks[open_spool.place]))
             return {name: Shard(writer.finish())}
 
-        return Ingest(None, read)
+        return InputPlan(None, read)
 
     def cells(self, number, num_workers, reference=None):
         pack = rows_packer(number, self.name, num_workers)

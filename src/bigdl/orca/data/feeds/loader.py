@@ -22,7 +22,7 @@ import os
 from typing import Any
 
 from bigdl.runtime.serialization import pickled_by_value
-from bigdl.runtime.shards.feed import Feed, Ingest
+from bigdl.runtime.shards.feed import Feed, InputPlan
 from bigdl.runtime.shards.shard import LOADER_FILE, LoaderShard
 
 
@@ -59,7 +59,7 @@ class LoaderFeed(Feed):
             "pass a function (config, batch_size) that makes the loader in the worker instead",
         )
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         payload = self._payload
 
         def read(batches, open_spool):
@@ -68,4 +68,4 @@ class LoaderFeed(Feed):
                 file.write(payload)
             return {name: LoaderShard(writer.finish())}
 
-        return Ingest(None, read)
+        return InputPlan(None, read)

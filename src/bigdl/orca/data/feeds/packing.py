@@ -21,8 +21,8 @@ from bigdl.orca.cluster.connect import ConnectCluster
 from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import one_row
-from bigdl.runtime.shards.columns import Leaf, decode_batch, float_dtype
-from bigdl.runtime.shards.feed import Feed, Ingest, SourceError
+from bigdl.runtime.shards.columns import ArraySpec, decode_batch, float_dtype
+from bigdl.runtime.shards.feed import Feed, InputPlan, SourceError
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.texts import takes_texts
 
@@ -34,7 +34,7 @@ PIECE = 32 << 20  # bytes of one cell at most, but for a single larger row
 
 
 def packer(part: int, name: str | None, specs, num_workers: int):
-    """What packs the rows of a source partition, for ``mapInArrow``.
+    """Return a function for ``mapInArrow`` that packs the rows of a source partition.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def packer(part: int, name: str | None, specs, num_workers: int):
 
 
 def rows_packer(part: int, name: str | None, num_workers: int):
-    """What packs the rows of a source partition that are there as arrays.
+    """Return a function that packs the rows of a source partition of arrays.
 
     Row i of source partition p goes to shard ``(i + p) mod N``.
 
@@ -117,7 +117,7 @@ def _pieces(arrays, rows, num_workers, limit):
 
 
 def packed_reader(names, specs):
-    """What writes the cells of a worker to its spools, as an ``Ingest.reader``.
+    """Return the ``InputPlan.reader`` that writes the cells of a worker to its spools.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def _layout(text):
     doc = json.loads(text)
     if isinstance(doc, dict):
         raise SourceError(doc["error"])
-    leaves = [Leaf.from_json(x) for x in doc]
+    leaves = [ArraySpec.from_json(x) for x in doc]
     widths = [int(np.prod(x.shape, dtype=np.int64)) * np.dtype(x.dtype).itemsize for x in leaves]
     return leaves, widths
 
@@ -214,11 +214,11 @@ class PackedFeed(ColumnFeed):
         """Return True if the rows must travel in cells to reach the workers of a cluster."""
         return True
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         return prepare_packed({name: self}, cluster, num_workers)
 
 
-def prepare_packed(feeds: Mapping[str, PackedFeed], cluster, num_workers: int) -> Ingest:
+def prepare_packed(feeds: Mapping[str, PackedFeed], cluster, num_workers: int) -> InputPlan:
     """Send the rows of all feeds to their shards in one exchange, by Spark or through Ray."""
     specs: list[Sequence] = []
     first = next(iter(feeds.values()))
@@ -237,13 +237,13 @@ def prepare_packed(feeds: Mapping[str, PackedFeed], cluster, num_workers: int) -
         reader = packed_reader(list(feeds), specs)
         if not isinstance(cluster, RayCluster):
             exchanged = cells.repartitionById(num_workers, "target")
-            return Ingest(exchanged, reader, opened.pop_all().close)
+            return InputPlan(exchanged, reader, opened.pop_all().close)
         from bigdl.orca.data.ray_exchange import cells_to_ray
 
         return blocks_ingest(reader, cells_to_ray(cells, cluster, num_workers))
 
 
-def blocks_ingest(reader: Callable, blocks: Sequence[Sequence]) -> Ingest:
+def blocks_ingest(reader: Callable, blocks: Sequence[Sequence]) -> InputPlan:
     """Of the cells of each worker, in tables in Ray's object store."""
 
     def read(batches, open_spool):
@@ -253,4 +253,4 @@ def blocks_ingest(reader: Callable, blocks: Sequence[Sequence]) -> Ingest:
         cells = (batch for table in tables if table is not None for batch in table.to_batches())
         return reader(cells, open_spool)
 
-    return Ingest(None, read)
+    return InputPlan(None, read)

@@ -20,7 +20,7 @@ from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.tables import open_table
 from bigdl.orca.data.tables.table import cut, read_ranges
 from bigdl.runtime.shards.columns import column_spec, decode
-from bigdl.runtime.shards.feed import Ingest
+from bigdl.runtime.shards.feed import InputPlan
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.values import grouped
 
@@ -86,7 +86,7 @@ class ParquetFeed(ColumnFeed):
         columns = self.feature_cols, self.label_cols
         return type(self)(version, *columns, self._config, name=self.name)
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         specs = self.specs
         columns = self._table.columns([spec.name for spec in specs])
         ranges = cut(self._ranges, num_workers)
@@ -108,7 +108,7 @@ class ParquetFeed(ColumnFeed):
                 writer.append(0, sequence, len(arrays[0]), leaves, ready)
             return {name: Shard(writer.finish())}
 
-        return Ingest(None, read)
+        return InputPlan(None, read)
 
 
 def _place(version: str | None) -> str:

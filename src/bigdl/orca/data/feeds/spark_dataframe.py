@@ -23,7 +23,7 @@ from bigdl.orca.cluster import plan as spark_plan
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packer
 from bigdl.runtime.shards.columns import column_spec, decode_batch, project, unified_spec
-from bigdl.runtime.shards.feed import Ingest
+from bigdl.runtime.shards.feed import InputPlan
 from bigdl.runtime.shards.shard import Shard
 
 _BATCH_BYTES = 64 << 20  # of an Arrow batch
@@ -60,7 +60,7 @@ class SparkDataFrameFeed(PackedFeed):
         self.types = {column: types[column] for column in columns}
         self.specs = [column_spec(c, t, **self.dtypes) for c, t in self.types.items()]
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> Ingest:
+    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if isinstance(cluster, RayCluster) or not self._is_cached_in(num_workers):
             return super().prepare(cluster, num_workers, name=name)
         direct = self.direct(name)
@@ -69,7 +69,7 @@ class SparkDataFrameFeed(PackedFeed):
         direct.otherwise = functools.partial(super().prepare, cluster, num_workers, name=name)
         return direct
 
-    def direct(self, name: str) -> Ingest:
+    def direct(self, name: str) -> InputPlan:
         """Of a frame whose partitions are the shards."""
         specs = self.specs
 
@@ -85,7 +85,7 @@ class SparkDataFrameFeed(PackedFeed):
             return {name: Shard(writer.finish())}
 
         settings = _settings(self.frame, specs)
-        return Ingest(project(self.frame, specs), read, settings=settings)
+        return InputPlan(project(self.frame, specs), read, settings=settings)
 
     def cells(self, number, num_workers, reference=None):
         specs, frame = self._specs_like(reference), self.frame

@@ -1,4 +1,4 @@
-"""What a column of a :class:`~bigdl.orca.data.image.ParquetDataset` holds, and its bytes.
+"""Types of the columns of a :class:`~bigdl.orca.data.image.ParquetDataset`, and their bytes.
 
 ========================  ==========================  ===========================
 type of the field         a record has                the Parquet file has

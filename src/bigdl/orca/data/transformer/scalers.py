@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Moments(NamedTuple):
-    """What is learned of each feature of some rows: `squares` are summed, about the mean."""
+    """Moments of each feature of some rows; `squares` is the sum of squares about the mean."""
 
     known: np.ndarray
     mean: np.ndarray
@@ -51,7 +51,7 @@ class _Moments(NamedTuple):
         return cls(count, mean, squares.sum(0), lows.min(0), highs.max(0))
 
 
-class _Line(NamedTuple):
+class _AffineTransform(NamedTuple):
     """A linear function of every feature, which maps `center` to `base` exactly."""
 
     center: np.ndarray
@@ -69,11 +69,11 @@ class _Scaler(ABC):
     def setInputOutputCol(self, inputCol: str | list[str] | None, outputCol: str | None) -> _Scaler:
         """Set the columns, from which :meth:`fit_transform` has to learn then; returns this."""
         self.inputCol, self.outputCol = inputCol, outputCol
-        self._line: _Line | None = None
+        self._line: _AffineTransform | None = None
         return self
 
     @abstractmethod
-    def _learn(self, moments: _Moments) -> _Line:
+    def _learn(self, moments: _Moments) -> _AffineTransform:
         """The function that `moments` ask for."""
 
     def fit_transform(self, shard: SparkXShards) -> SparkXShards:
@@ -173,10 +173,10 @@ class MinMaxScaler(_Scaler):
         super().__init__(inputCol, outputCol)
         self.min, self.max = min, max
 
-    def _learn(self, moments: _Moments) -> _Line:
+    def _learn(self, moments: _Moments) -> _AffineTransform:
         width = moments.high - moments.low
         varies = width > 0
-        return _Line(
+        return _AffineTransform(
             moments.low,
             np.where(varies, width, 1.0),
             np.where(varies, self.max - self.min, 0.0),
@@ -221,12 +221,12 @@ class StandardScaler(_Scaler):
         super().__init__(inputCol, outputCol)
         self.withMean, self.withStd = withMean, withStd
 
-    def _learn(self, moments: _Moments) -> _Line:
+    def _learn(self, moments: _Moments) -> _AffineTransform:
         zeros = np.zeros(len(moments.known))
         spread = np.sqrt(moments.squares / np.maximum(moments.known - 1, 1))
         if not self.withStd:
             spread = zeros + 1.0
-        return _Line(
+        return _AffineTransform(
             moments.mean if self.withMean else zeros,
             np.where(spread > 0, spread, 1.0),
             np.where(spread > 0, 1.0, 0.0),

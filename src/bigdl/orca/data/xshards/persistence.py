@@ -1,4 +1,4 @@
-"""How long the computed shards stay with Spark.
+"""The time for which Spark keeps computed shards.
 
 A persisted RDD may be released when nobody can ask for its shards again: no XShards has it and no
 RDD that is not computed yet reads it.  Python's own references tell that, since an RDD refers to

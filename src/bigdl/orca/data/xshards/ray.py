@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bigdl.common.errors import LazyModule, UsageError
-from bigdl.orca.cluster.ray import RayCluster, Shared
+from bigdl.orca.cluster.ray import RayBroadcast, RayCluster
 from bigdl.orca.cluster.spark import SparkCluster
-from bigdl.orca.data.ray_exchange import RaySide, partitions_to_ray
+from bigdl.orca.data.ray_exchange import RayAddress, partitions_to_ray
 from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards, unwrap
 
 __all__ = ["RayXShards"]
@@ -72,7 +72,7 @@ class RayXShards(XShards):
 
         Spark's tasks fetch them from Ray, which keeps them as long as the result is in use.
         """
-        side = RaySide.of(RayCluster.of_program())
+        side = RayAddress.of(RayCluster.of_program())
         side.leave(self._references)
 
         def fetch(places):
@@ -178,7 +178,7 @@ class RayXShards(XShards):
     def reduce_partitions_for_actors(
         self, actors: Sequence, reduce_partitions_func: Callable, return_refs: bool = False
     ) -> list:
-        """What each actor makes of all of its partitions together.
+        """Call a function with all partitions of each actor, and return its results.
 
         Parameters
         ----------
@@ -202,7 +202,7 @@ class RayXShards(XShards):
         reduce_partitions_func: Callable,
         return_refs: bool = False,
     ) -> list:
-        """What each actor makes of its partitions of these and of others, side by side.
+        """Call a function with the partitions of each actor of these and of other XShards.
 
         Parameters
         ----------
@@ -317,6 +317,6 @@ def _node_of_actors(actors) -> list[tuple[str, str]]:
 
 def _reachable(argument: Any) -> Any:
     """A SharedValue that Spark holds as an object of Ray, and anything else as it is."""
-    if isinstance(argument, SharedValue) and not isinstance(argument.broadcast_data, Shared):
+    if isinstance(argument, SharedValue) and not isinstance(argument.broadcast_data, RayBroadcast):
         return ray.put(argument.value)
     return argument

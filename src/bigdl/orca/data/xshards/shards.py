@@ -89,7 +89,7 @@ def rows(shard: Any) -> int | None:
 
 @dataclass
 class Summary:
-    """What is known of the shards of one partition.
+    """Facts about the shards of one partition.
 
     Attributes
     ----------

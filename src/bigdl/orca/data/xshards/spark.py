@@ -406,7 +406,7 @@ class SparkXShards(XShards):
         return sum(sum(summary.lengths) for summary in self._summary())
 
     def _summary(self) -> list[Summary]:
-        """What the shards of each partition are; computed once."""
+        """Return a summary of the shards of each partition; computed once."""
         if self._summaries is None:
             found = collected(self.rdd.mapPartitions(summarize))
             for failed in found:

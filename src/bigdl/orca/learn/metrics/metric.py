@@ -24,7 +24,7 @@ else:
 
 
 class TorchMetric(ABC):
-    """What one worker has seen of a metric so far.
+    """A metric as accumulated by one worker so far.
 
     A worker calls the object once per batch and hands in :meth:`state` at the end.  The states of
     all workers are merged in rank order by :func:`merge_states` and loaded by an object made the

@@ -19,7 +19,7 @@ import warnings
 
 
 class Refused(Exception):
-    """What the user asked for cannot be done."""
+    """Raised where the request of the user cannot be met."""
 
 
 def main():

@@ -1,4 +1,4 @@
-"""What becomes of a cell of the features or label column before the model or the loss sees it.
+"""Preprocessing of the features and label columns, before the model or the loss sees them.
 
 A preprocessing is called with the tensor of one row.  Those of this module know what they do to a
 whole batch, so a batch costs them one operation; a function of the user is called row by row and
@@ -268,7 +268,7 @@ class RowFunction(Preprocessing):
 
 
 def as_preprocessing(given: Any) -> Preprocessing | None:
-    """What ``feature_preprocessing=`` and ``label_preprocessing=`` accept.
+    """Convert the value of ``feature_preprocessing=`` or ``label_preprocessing=``.
 
     Parameters
     ----------

@@ -166,7 +166,7 @@ class ClassifierParams(HasThreshold):
 
 
 def optimizer_of(method: Any, lr: float) -> Any:
-    """What ``Estimator.from_torch`` takes as ``optimizer=``.
+    """Return the ``optimizer=`` of ``Estimator.from_torch`` for a method of a stage.
 
     Parameters
     ----------
@@ -789,7 +789,7 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         )
 
     def _goal(self) -> dict[str, Any]:
-        """How long ``fit`` is to train."""
+        """Return the arguments of ``fit`` that say when it ends."""
         trigger = self.getEndWhen()
         if trigger is None:
             return {"epochs": self.getOrDefault("maxEpoch")}
@@ -859,7 +859,7 @@ def prepared(model: Any, preprocessing: Any) -> Any:
 
 
 def preprocessing_for(given: Any, dataset, column: str) -> Any:
-    """What becomes of the features of a frame: what the user said, or what their type asks for."""
+    """Return the preprocessing of a column: that of the user, or the default of its type."""
     fields = {f.name: f.dataType.typeName() for f in dataset.schema.fields}
     if given is None and fields.get(column) in ("float", "double", "decimal"):
         return _ONE
@@ -966,7 +966,7 @@ class NNClassifier(NNEstimator, ClassifierParams):
 
     @property
     def _is_binary(self) -> bool:
-        """Whether the loss takes one output, whose classes are 0 and 1 in any counting."""
+        """True if the loss takes one output, whose classes are 0 and 1 in any counting."""
         return isinstance(self._criterion, nn.BCELoss | nn.BCEWithLogitsLoss)
 
     def _explained(self, error: WorkerError) -> Exception:

@@ -302,7 +302,7 @@ def outputs_of_rows(model: Ready, batch: list) -> list[tuple[str | None, tuple[i
 
 
 def _known(spec, metadata) -> list | None:
-    """What the schema tells of a column, in the form of ``BatchSource.types``.
+    """Return the type of a column by its schema, in the form of ``BatchSource.types``.
 
     The size of a vector is in the metadata that Spark ML's transformers leave.
     """

@@ -22,7 +22,7 @@ _models: OrderedDict[tuple, tuple] = OrderedDict()  # of this Python worker, wit
 
 
 class Ready(Protocol):
-    """A model where it computes.
+    """A model loaded on its device, ready for calls.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Ready(Protocol):
     def squeezes(self) -> bool: ...
 
     def __call__(self, batch: list) -> Any:
-        """What the model returns for a batch of numpy columns."""
+        """Return the model's outputs for a batch of numpy columns."""
 
 
 class ModelBytes:
@@ -88,14 +88,14 @@ class ShippedModel:
         self.broadcast = sc.broadcast(data)
 
     def is_of(self, *origin) -> bool:
-        """Whether it was made of the same, a SparkContext first."""
+        """Return True if it was made of the same, a SparkContext first."""
         return len(origin) == len(self._origin) and all(
             old is new or (isinstance(old, str | int) and old == new)
             for old, new in zip(self._origin, origin, strict=True)
         )
 
     def in_task(self, threads: int) -> Callable[[], contextlib.AbstractContextManager[Ready]]:
-        """What gives the model to a task for a block; it can be pickled.
+        """Return a picklable context manager that gives the model to a task.
 
         Parameters
         ----------

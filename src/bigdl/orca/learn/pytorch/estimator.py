@@ -24,8 +24,8 @@ from bigdl.orca.learn.arguments import (
 )
 from bigdl.orca.learn.backends import BACKENDS, backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions, TrainingEstimator
-from bigdl.orca.learn.layer_fit.figures import draw_phases, phase_summaries
 from bigdl.orca.learn.metrics import Metric
+from bigdl.orca.learn.parameter_layer_fit.figures import draw_phases, phase_summaries
 from bigdl.orca.learn.prediction.inputs import PredictOptions
 from bigdl.orca.learn.prediction.sample import Sample, sample_of
 from bigdl.orca.learn.prediction.shipping import ModelBytes, ShippedModel, shipped_of
@@ -311,9 +311,9 @@ class PyTorchEstimator(TrainingEstimator):
     ):
         training: type[Training] = Training
         if options.backend == "bigdl":
-            from bigdl.orca.learn.pytorch.layer import TorchLayerTraining
+            from bigdl.orca.learn.pytorch.parameter_layer import TorchParameterLayerTraining
 
-            training = TorchLayerTraining
+            training = TorchParameterLayerTraining
         super().__init__(parts, training, options)
         # refuses now what would fail later, and gives the names
         self._metrics, self._metric_names = _named_metrics(metrics)
@@ -385,7 +385,7 @@ Ray also RayXShards or a ray.data.Dataset
         callbacks : list of Callback, optional
             Shipped to the workers; see :mod:`bigdl.orca.learn.pytorch.callbacks`.
         max_failures : int or FailurePolicy
-            How many losses of workers are answered by going on from the latest checkpoint; default
+            How many failed attempts are followed by another from the latest checkpoint; default
             3, with ``backend="bigdl"`` 5 within 120 seconds.
         seed : int, optional
             Seed of weights, shuffling and dropout; kept for later fits. Default: random.
@@ -526,7 +526,7 @@ Ray also RayXShards or a ray.data.Dataset
         return [epoch_as_returned(entry, reduce_results, profile) for entry in figures]
 
     def _progress_form(self, callbacks: Sequence[Any]) -> str:
-        """How the driver shows a fit."""
+        """Return the form in which the driver shows the progress of a fit."""
         if self._use_tqdm or any(isinstance(c, TqdmCallback) for c in callbacks):
             return "bar"
         return progress_form("auto" if logger.isEnabledFor(logging.INFO) else 0)

@@ -38,7 +38,7 @@ from bigdl.training.state import (
 
 
 class Runner:
-    """A worker's part of a fit or of an evaluation.
+    """View of a worker's fit or evaluation that callbacks and operators get.
 
     Attributes
     ----------
@@ -264,7 +264,7 @@ class EvaluationSettings(BatchSettings):
         return forward_for(built.model, built.criterion, columns, self.weighted)
 
 
-def evaluate_shard(
+def evaluate_collectively(
     runner: Runner,
     forward_pass: ForwardPass,
     data: BatchSource,
@@ -401,7 +401,7 @@ class EvaluateProgram:
         runner.val_loader = WorkerBatches(data, settings.batch_size // runner.size)
         forward_pass = settings.forward_pass(built)
         runner.call("before_val_epoch")
-        evaluation = evaluate_shard(runner, forward_pass, data, sync, settings)
+        evaluation = evaluate_collectively(runner, forward_pass, data, sync, settings)
         runner.epoch_stats = runner.metrics_stats = evaluation["figures"]
         runner.call("after_val_epoch")
         return evaluation

@@ -22,7 +22,7 @@ from bigdl.orca.learn.pytorch.evaluation import (
     EvaluationSettings,
     Runner,
     WorkerBatches,
-    evaluate_shard,
+    evaluate_collectively,
 )
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
@@ -103,10 +103,10 @@ class FitSettings(EvaluationSettings, RunSettings):
     summary: bool = False
 
 
-class Update:
+class OptimizerStep:
     """One step of the optimizer from one batch, or from several that add up.
 
-    For each batch call :meth:`begin` and :meth:`add`, and :meth:`step` when the update is due.
+    For each batch call :meth:`begin` and :meth:`backward`, and :meth:`step` when it is due.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class Update:
         if not self._batches:
             self._optimizer.zero_grad()
 
-    def add(self, loss: torch.Tensor | None, counted: float, total: float) -> None:
+    def backward(self, loss: torch.Tensor | None, counted: float, total: float) -> None:
         """Compute the gradients of a batch.
 
         Parameters
@@ -165,7 +165,7 @@ class Update:
     def step(self) -> None:
         """Sum the gradients over the ranks, limit them and update the weights; a collective."""
         parameters = self.parameters
-        self._sync.reduce(parameters, self._weight, self._sparse)
+        self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
         if self._accumulate > 1 and not self._loss_is_sum and self._total:
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -198,7 +198,7 @@ class Update:
         def reduce():
             nonlocal queued
             queued = False
-            self._sync.reduce(parameters, weight, self._sparse)
+            self._sync.all_reduce_gradients(parameters, weight, self._sparse)
 
         def queue(_):
             nonlocal queued
@@ -236,7 +236,7 @@ def may_be_sparse(model: torch.nn.Module) -> list:
 
 
 class Buffers(RunningState):
-    """The buffers of a module."""
+    """The buffers of a module, such as running means, merged over the workers."""
 
     def own(self) -> list:
         """A copy of this worker's buffers."""
@@ -325,7 +325,7 @@ class TorchEpochs(Runner, FitLoop):
 
 
 class TorchLoop(TorchEpochs, WorkerLoop):
-    """One worker's part of a fit."""
+    """The training loop of PyTorch in one worker."""
 
     _records: Mapping[str, StepSummary]
 
@@ -340,7 +340,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._built = built = parts.build(training=True)
         self._take(built)
         self._forward_pass = settings.forward_pass(built)
-        self._update = Update(sync, built, self._forward_pass.loss_is_sum, settings)
+        self._update = OptimizerStep(sync, built, self._forward_pass.loss_is_sum, settings)
         seed_everything(settings.seed, self.rank + 1)
 
         self._start(worker, sync)
@@ -370,7 +370,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     def _epoch_figures(self) -> dict | None:
         if self.position.step == self._plan.steps:
             self._running.merge()
-        figures = self._sums.reduce(self.sync)
+        figures = self._sums.all_reduce(self.sync)
         if figures is not None:
             if self.callbacks:
                 timers = all_gather_json(self.sync, self.timers.take())
@@ -381,7 +381,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     def _evaluate(self) -> dict:
         data = self._validation
         with self._running.merged():
-            return evaluate_shard(self, self._forward_pass, data, self.sync, self.settings)
+            return evaluate_collectively(self, self._forward_pass, data, self.sync, self.settings)
 
     def merged_buffers(self) -> contextlib.AbstractContextManager:
         return self._running.merged()
@@ -466,7 +466,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             if self.batch is None:
                 self.loss = None
             return True
-        self._update.add(self.loss, counted, total)
+        self._update.backward(self.loss, counted, total)
         if not self._update.is_due and self.position.step < self._plan.steps:
             return False
         self._update.step()

@@ -18,7 +18,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
-from bigdl.training.checkpoint import Snapshot, read_bytes, read_checkpoint
+from bigdl.training.checkpoint import Checkpoint, read_bytes, read_checkpoint
 from bigdl.training.figures import figure_of
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
@@ -45,7 +45,7 @@ def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model
 
 @dataclass
 class BuiltParts:
-    """The parts, alive in one process.
+    """Model, optimizer, loss and scheduler as built in one process.
 
     Attributes
     ----------
@@ -279,7 +279,7 @@ def _takes_config(function) -> bool:
 _FULL = (("optimizers", "optimizer.pt"), ("schedulers", "scheduler.pt"))
 
 
-def full_state(model: torch.nn.Module, snapshot: Snapshot | None) -> dict[str, Any]:
+def full_state(model: torch.nn.Module, snapshot: Checkpoint | None) -> dict[str, Any]:
     """Epoch and the states of model, optimizer and scheduler, as BigDL 2.x gave them."""
     files = {} if snapshot is None else snapshot.files
     epoch = 0 if snapshot is None else snapshot.position.epochs_with_figures
@@ -290,7 +290,7 @@ def full_state(model: torch.nn.Module, snapshot: Snapshot | None) -> dict[str, A
     return state
 
 
-def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Snapshot, Any]:
+def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Checkpoint, Any]:
     """Read any of the files.
 
     Parameters
@@ -302,7 +302,7 @@ def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Snapshot
 
     Returns
     -------
-    snapshot : Snapshot
+    snapshot : Checkpoint
     module : torch.nn.Module or None
         If the file held an entire module.
     """
@@ -320,7 +320,7 @@ def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Snapshot
     return snapshot_of(content), module
 
 
-def snapshot_of(state: dict) -> Snapshot:
+def snapshot_of(state: dict) -> Checkpoint:
     """The snapshot that a state dict or a full state stands for."""
     position, files = Position(), {}
     if isinstance(state.get("models"), list) and state["models"]:
@@ -330,7 +330,7 @@ def snapshot_of(state: dict) -> Snapshot:
                 files[file] = dumps(state[key][0])
         state = state["models"][0]
     files["model.pt"] = dumps(state)
-    return Snapshot(position.to_json(), files)
+    return Checkpoint(position.to_json(), files)
 
 
 def _unpickle(path, data, is_trusted):

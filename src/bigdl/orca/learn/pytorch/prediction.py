@@ -20,7 +20,7 @@ from bigdl.training.state import precision_of, to_device
 
 @dataclass(frozen=True)
 class TorchReady:
-    """A model where it computes.
+    """A model loaded on its device in a task.
 
     Attributes
     ----------

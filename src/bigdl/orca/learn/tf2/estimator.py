@@ -22,7 +22,7 @@ from bigdl.orca.learn.arguments import (
 )
 from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions
-from bigdl.orca.learn.layer_fit.figures import PHASES
+from bigdl.orca.learn.parameter_layer_fit.figures import PHASES
 from bigdl.orca.learn.prediction.inputs import PredictOptions
 from bigdl.orca.learn.prediction.shipping import ModelBytes, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
@@ -31,7 +31,7 @@ from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
 from bigdl.runtime.shards.texts import with_texts
-from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
+from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
 from bigdl.training.fit import Training
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
@@ -221,9 +221,9 @@ class KerasEstimator(KerasFiles):
     framework = "keras"
 
     def __init__(self, parts: KerasParts, options: EstimatorOptions):
-        from bigdl.orca.learn.tf2.layer import KerasLayerTraining
+        from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerTraining
 
-        training = KerasLayerTraining if options.backend == "bigdl" else Training
+        training = KerasParameterLayerTraining if options.backend == "bigdl" else Training
         super().__init__(parts, training, options)
 
     def fit(
@@ -579,7 +579,7 @@ RayXShards or a ray.data.Dataset
         options = EstimatorOptions(backend_of(backend, {"tf2": "ray"}), 1, True, None, 2)
         estimator = cls(parts, options)
         manifest = Position().to_json()
-        estimator._training.take(Snapshot(manifest, {"model.pt": snapshot.weights}))
+        estimator._training.take(Checkpoint(manifest, {"model.pt": snapshot.weights}))
         return estimator
 
     def _first_weights(self):

@@ -27,7 +27,7 @@ from bigdl.orca.learn.arguments import path_of, path_under, warn_once
 from bigdl.orca.learn.estimator import TrainingEstimator
 from bigdl.orca.learn.tf2.parts import KerasParts, call_on
 from bigdl.training.checkpoint import (
-    Snapshot,
+    Checkpoint,
     file_exists,
     read_bytes,
     read_checkpoint,
@@ -121,7 +121,7 @@ class KerasFiles(TrainingEstimator):
         return model
 
     def _known_inputs(self, sample_input=None) -> dict:
-        """What is known of the inputs, for the manifest of a snapshot."""
+        """Return the known facts about the inputs, for the manifest of a checkpoint."""
         snapshot = self._training.snapshot
         known = {} if snapshot is None else snapshot.manifest
         inputs = {name: known[name] for name in _OF_INPUTS if known.get(name) is not None}
@@ -260,7 +260,7 @@ class KerasFiles(TrainingEstimator):
         files = {"model.pt": dump_weights(model)}
         if model.compiled and model.optimizer is not None and model.optimizer.built:
             files["optimizer.pt"] = dump_optimizers(model)
-        self._training.take(Snapshot(Position().to_json(), files))
+        self._training.take(Checkpoint(Position().to_json(), files))
 
     # -- weights ---------------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class KerasFiles(TrainingEstimator):
             failure = f"The weights in {filepath!r} cannot be loaded"
             _read(data, suffix, lambda local: model.load_weights(local, **options), failure)
         manifest = {**self._training.position.to_json(), **self._known_inputs(sample_input)}
-        self._training.take(Snapshot(manifest, {"model.pt": dump_weights(model)}))
+        self._training.take(Checkpoint(manifest, {"model.pt": dump_weights(model)}))
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -387,13 +387,13 @@ class KerasFiles(TrainingEstimator):
         self._training.take(snapshot)
 
 
-def _read_state(path: str) -> Snapshot:
-    """What :meth:`KerasFiles.save_checkpoint` wrote."""
+def _read_state(path: str) -> Checkpoint:
+    """Read a file that :meth:`KerasFiles.save_checkpoint` wrote."""
     try:
         state = loads(read_bytes(path))
         position = Position(epoch=int(state["epoch"]))
         files = {f"{part}.pt": dumps(state[part]) for part in ("model", "optimizer")}
-        return Snapshot({**position.to_json(), **state.get("known", {})}, files)
+        return Checkpoint({**position.to_json(), **state.get("known", {})}, files)
     except UsageError:
         raise
     except Exception as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
-from bigdl.training.keras.data import Assembly
+from bigdl.training.keras.data import BatchArguments
 from bigdl.training.keras.state import put_weights
 from bigdl.training.state import isolated_rng
 
@@ -206,7 +206,7 @@ class KerasSnapshot:
         """Return the model, in a process; Keras chooses the device itself."""
         (parts,) = self.packed.unpack(self.config, self.threads)
         model = parts.build()
-        return _ReadyModel(model, Assembly.of(model, self.names), self.weights)
+        return _ReadyModel(model, BatchArguments.of(model, self.names), self.weights)
 
 
 class _ReadyModel:
@@ -215,14 +215,14 @@ class _ReadyModel:
     Parameters
     ----------
     model : keras.Model
-    assembly : Assembly
+    assembly : BatchArguments
     weights : bytes
         Loaded before the first batch, which may tell the model its shapes.
     """
 
     squeezes: ClassVar[bool] = False
 
-    def __init__(self, model: keras.Model, assembly: Assembly, weights: bytes):
+    def __init__(self, model: keras.Model, assembly: BatchArguments, weights: bytes):
         self.model, self._assembly, self._weights = model, assembly, weights
         self._steps = steps_of(model)
         self._is_loaded = False

@@ -159,7 +159,7 @@ _CLASSES: dict[str, type[KerasSlice]] = {
 """Classes of Keras by name, and those that update slices."""
 
 
-class KerasLayerOptimizer:
+class KerasParameterLayerOptimizer:
     """The driver's own optimizer; it makes no steps, but it counts them for its schedule.
 
     Parameters

@@ -1,6 +1,6 @@
 """A model as the parameter layer sees it, and the rows of one rank, of which every step takes some.
 
-:class:`LayerReplica` is what runs in the ranks; the driver has a :class:`FlatModel` of its own.
+:class:`ParameterLayerReplica` runs in the ranks; the driver has a :class:`FlatModel` of its own.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.plan import Geometry, Step
+from bigdl.orca.parameter_layer.plan import FlatLayout, Step
 from bigdl.orca.parameter_layer.rank import Contribution, changed
 from bigdl.training.batches import BatchSource, TensorShard
 from bigdl.training.state import seed_everything
@@ -48,7 +48,7 @@ class FlatModel:
     ):
         self._trained, self._buffers, self._read, self._assign = trained, buffers, read, assign
         self.shapes = [tuple(variable.shape) for variable in trained]
-        self._whole = Geometry([math.prod(shape) for shape in self.shapes], 1)
+        self._whole = FlatLayout([math.prod(shape) for shape in self.shapes], 1)
         self.sizes = self._whole.sizes
         self.initial = self.buffers()
 
@@ -80,7 +80,7 @@ class FlatModel:
         return vector
 
 
-class LayerReplica(ABC):
+class ParameterLayerReplica(ABC):
     """Computes gradients of one rank's rows: a ``Replica`` of the parameter layer.
 
     To the sources of its batches it is the worker, with a rank, a world size and exit functions.

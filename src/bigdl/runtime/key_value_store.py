@@ -1,9 +1,10 @@
-"""The Board: keys and values that the processes of a run share, and the server of them.
+"""The key-value store that the processes of a run share, and its server.
 
-A :class:`Board` lies in one process, the driver's or that of rank 0, which uses it directly.  The
-others go through a :class:`BoardServer`: one thread that takes connections on one address and
-answers whoever proves that it knows the secret of the run (see :mod:`~bigdl.runtime.frames`).  Any
-other connection is closed, with one line in the log, and changes nothing.
+A :class:`KeyValueStore` lies in one process, the driver's or that of rank 0, which uses it
+directly.  The others go through a :class:`KeyValueServer`: one thread that takes connections on one
+address and answers whoever proves that it knows the secret of the run (see
+:mod:`~bigdl.runtime.frames`).  Any other connection is closed, with one line in the log, and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Waiting:
         self.missing, self.wake = keys, wake
 
 
-class Board:
+class KeyValueStore:
     """Keys and values; for any number of threads.
 
     Values are bytes, keys are text.  What waits takes the seconds after which it gives up; None is
@@ -57,7 +58,7 @@ class Board:
         self._lock = threading.Lock()
 
     def set(self, key: str, value: bytes) -> None:
-        """Put a value on the board."""
+        """Put a value in the store."""
         with self._lock:
             self._values[key] = value
             ready = self._take_ready(key)
@@ -184,12 +185,12 @@ def listen(host: str, port: int = 0) -> socket.socket:
         ) from error
 
 
-class BoardServer:
+class KeyValueServer:
     """Answers the processes that know the secret of the run, in a thread of its own.
 
     Parameters
     ----------
-    board : Board
+    store : KeyValueStore
     secret : bytes
     listener : socket.socket
         See :func:`listen`; the server owns it from here on.
@@ -199,12 +200,12 @@ class BoardServer:
 
     def __init__(
         self,
-        board: Board,
+        store: KeyValueStore,
         secret: bytes,
         listener: socket.socket,
         certificate: Certificate | None = None,
     ):
-        self._board, self._secret, self._listener = board, secret, listener
+        self._store, self._secret, self._listener = store, secret, listener
         self._tls = certificate and certificate.context(server=True)
         self._strangers = self._closed = 0
         self._loop = asyncio.new_event_loop()
@@ -257,7 +258,7 @@ class BoardServer:
         finally:
             writer.transport.abort()
             for key in wills:
-                self._board.set(key, b"")
+                self._store.set(key, b"")
 
     async def _meet(self, reader, writer) -> tuple[Seal, Seal]:
         """The seals of what the other end says and of what is said to it."""
@@ -300,35 +301,35 @@ class BoardServer:
 
     async def _answer(self, verb: str, arguments: list, body: bytes) -> tuple[Any, bytes] | None:
         """What there is to say to a request: a head and a body, or nothing."""
-        board = self._board
+        store = self._store
         match verb, arguments:
             case "post", [str(key)]:
-                board.set(key, body)
+                store.set(key, body)
                 return None
             case "set", [str(key)]:
-                board.set(key, body)
+                store.set(key, body)
                 return None, b""
             case "get", [str(key), seconds]:
                 await self._wait([key], seconds)
-                value = board.peek(key)
+                value = store.peek(key)
                 return value is not None, value or b""
             case "get_all", [list(keys)]:
-                values = board.get_all(keys)
+                values = store.get_all(keys)
                 return [len(value) for value in values], b"".join(values)
             case "has", [list(keys), seconds]:
                 return await self._wait(keys, seconds), b""
             case "add", [str(key), int(by)]:
-                return board.add(key, by), b""
+                return store.add(key, by), b""
             case "delete", [str(key)]:
-                return board.delete(key), b""
+                return store.delete(key), b""
             case "swap", [str(key), int(length)]:
-                return None, board.swap(key, body[:length], body[length:])
+                return None, store.swap(key, body[:length], body[length:])
         raise ValueError(f"no such request: {verb}")
 
     async def _wait(self, keys: list[str], seconds: float) -> bool:
         """Wait until all keys are there; False after so many seconds."""
         there = asyncio.Event()
-        waiting = self._board.when(keys, lambda: self._loop.call_soon_threadsafe(there.set))
+        waiting = self._store.when(keys, lambda: self._loop.call_soon_threadsafe(there.set))
         if waiting is None:
             return True
         try:
@@ -339,7 +340,7 @@ class BoardServer:
         except TimeoutError:
             return False
         finally:
-            self._board.forget(waiting)
+            self._store.forget(waiting)
 
     def _tell(self, writer: asyncio.StreamWriter, why: str) -> None:
         self._closed += 1

@@ -9,7 +9,7 @@ class _Missing:
     """Stands for an attribute that an object did not have itself."""
 
 
-class Replaced:
+class AttributePatch:
     """Replaces attributes of modules, classes and other objects, and puts them back.
 
     Attributes
@@ -41,7 +41,7 @@ class Replaced:
                     delattr(owner, name)
 
 
-class Patch(Replaced):
+class Patch(AttributePatch):
     """Replacements that the processes of a training are to make, too.
 
     Attributes

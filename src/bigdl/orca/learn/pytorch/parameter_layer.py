@@ -11,9 +11,13 @@ import numpy as np
 import torch
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.layer_fit.figures import GROUP_PHASES
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerTraining, check_hooks
-from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
+from bigdl.orca.learn.parameter_layer_fit.figures import GROUP_PHASES
+from bigdl.orca.learn.parameter_layer_fit.loop import (
+    ParameterLayerLoop,
+    ParameterLayerTraining,
+    check_hooks,
+)
+from bigdl.orca.learn.parameter_layer_fit.replica import FlatModel, ParameterLayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
@@ -21,12 +25,12 @@ from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
-from bigdl.training.checkpoint import Snapshot
+from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.figures import Records
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
 
 
-class TorchLayerOptimizer:
+class TorchParameterLayerOptimizer:
     """The driver's own optimizer; it makes no steps, but it counts them for its schedule.
 
     Parameters
@@ -103,7 +107,7 @@ def _assign(tensor: torch.Tensor, values: np.ndarray) -> None:
         tensor.copy_(torch.from_numpy(np.array(values)))
 
 
-class TorchReplica(LayerReplica):
+class TorchReplica(ParameterLayerReplica):
     """A copy of a PyTorch model, and the rows of its rank."""
 
     def _open(self, program, weights, shard):
@@ -142,7 +146,7 @@ class TorchReplica(LayerReplica):
 _OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")
 
 
-class TorchLayerLoop(TorchEpochs, LayerLoop):
+class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
     """A fit by the parameter layer; what callbacks see as their runner.
 
     Parameters
@@ -150,13 +154,13 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
     program : FitProgram
         Instances in it are copied.
     ranks : int
-    start : Snapshot or None
+    start : Checkpoint or None
     """
 
     replica = TorchReplica
-    _run_steps, _evaluate = LayerLoop._groups_of_epoch, LayerLoop._evaluated
+    _run_steps, _evaluate = ParameterLayerLoop._groups_of_epoch, ParameterLayerLoop._evaluated
 
-    def __init__(self, program: FitProgram, ranks: int, start: Snapshot | None):
+    def __init__(self, program: FitProgram, ranks: int, start: Checkpoint | None):
         settings = program.settings
         for callback in settings.callbacks:
             is_main = isinstance(callback, MainCallback)
@@ -173,14 +177,14 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         place: Any = SimpleNamespace(rank=0, world_size=ranks)
         Runner.__init__(self, place, program.parts.config, settings.callbacks)
         self._take(built)
-        optimizer = TorchLayerOptimizer(built, settings.clipping, self)
+        optimizer = TorchParameterLayerOptimizer(built, settings.clipping, self)
         self._records: dict[str, Records] = {}
         if settings.summary:
             self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
         if start is not None:
             self._load(start.files)
         flat, loss_is_sum = _flat(built), settings.forward_pass(built).loss_is_sum
-        LayerLoop.__init__(
+        ParameterLayerLoop.__init__(
             self, program, ranks, start, flat, optimizer, loss_is_sum, settings.weighted
         )
         self.device = next(self.model.parameters()).device
@@ -222,7 +226,7 @@ class TorchLayerLoop(TorchEpochs, LayerLoop):
         return dumps(self.model.state_dict())
 
 
-class TorchLayerTraining(LayerTraining):
+class TorchParameterLayerTraining(ParameterLayerTraining):
     """The fits of torch modules by the parameter layer."""
 
-    loop = TorchLayerLoop
+    loop = TorchParameterLayerLoop

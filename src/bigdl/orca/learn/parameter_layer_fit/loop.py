@@ -22,8 +22,8 @@ from bigdl.orca.cluster.connect import refuse
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.connect import ConnectEngine
-from bigdl.orca.learn.layer_fit.figures import LayerFigures
-from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
+from bigdl.orca.learn.parameter_layer_fit.figures import ParameterLayerFigures
+from bigdl.orca.learn.parameter_layer_fit.replica import FlatModel, ParameterLayerReplica
 from bigdl.orca.parameter_layer.barrier import BarrierTransport
 from bigdl.orca.parameter_layer.messages import codec_for
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state
@@ -35,7 +35,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.batches import plan_batches
-from bigdl.training.checkpoint import CheckpointDirectory, Snapshot
+from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
 from bigdl.training.fit import FitLoop, Training, input_facts
 from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
@@ -50,7 +50,7 @@ _SAMPLINGS = ("exact", "window")
 
 
 @dataclass
-class LayerOptions:
+class ParameterLayerOptions:
     """Options of a training by the parameter layer, checked; names are those of ``fit``.
 
     Attributes
@@ -113,7 +113,7 @@ class LayerOptions:
             )
 
 
-class LayerLoop(FitLoop):
+class ParameterLayerLoop(FitLoop):
     """The driver's part of a fit by the parameter layer, but for what an epoch is.
 
     A framework makes the model and its optimizer, and says how epochs go on.  :meth:`run` opens
@@ -125,11 +125,11 @@ class LayerLoop(FitLoop):
     program : FitProgram or KerasFitProgram
         What workers would run: model and settings.
     ranks : int
-    start : Snapshot or None
+    start : Checkpoint or None
         Where it begins, which the model has loaded; None for the weights that it has.
     flat : FlatModel
         Of the driver's own model.
-    optimizer : TorchLayerOptimizer or KerasLayerOptimizer
+    optimizer : TorchParameterLayerOptimizer or KerasParameterLayerOptimizer
         The driver's own: ``hyper()`` gives the numbers of the next step, ``pass_step()`` counts
         one, ``state()`` and ``put_state()`` move the state of every trained weight by its number.
         The other attributes are those of :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
@@ -146,7 +146,7 @@ class LayerLoop(FitLoop):
         True if a callback has ended the training.
     """
 
-    replica: type[LayerReplica]
+    replica: type[ParameterLayerReplica]
     _validation: Callable[..., list] | None = None  # evaluates weights
     _snapshots: CheckpointDirectory | None = None
     _pulled: list[RankState] | None = None  # what the ranks have, if the driver's model has it, too
@@ -155,14 +155,14 @@ class LayerLoop(FitLoop):
         self,
         program: Any,
         ranks: int,
-        start: Snapshot | None,
+        start: Checkpoint | None,
         flat: FlatModel,
         optimizer: Any,
         loss_is_sum: bool,
         weighted: bool = False,
     ):
         self._program, self.settings = program, program.settings
-        options: LayerOptions = self.settings.layer
+        options: ParameterLayerOptions = self.settings.layer
         self._options, self._start = options, start
         self._flat, self._optimizer = flat, optimizer
         rule = options.drop_stragglers
@@ -184,11 +184,11 @@ class LayerLoop(FitLoop):
             self._snapshots = CheckpointDirectory(self.settings.run_url, self.settings.keep)
         self._limit = StragglerLimit(rule)
         self._new_figures = functools.partial(
-            LayerFigures, ranks, weighted=weighted, loss_is_sum=loss_is_sum
+            ParameterLayerFigures, ranks, weighted=weighted, loss_is_sum=loss_is_sum
         )
         self._figures = self._new_figures()
 
-    def replicas(self) -> Callable[[int, dict], LayerReplica]:
+    def replicas(self) -> Callable[[int, dict], ParameterLayerReplica]:
         """Return what makes a replica of a rank over its shards; shipped to the ranks."""
         program, weights = self._replica_program(), self._weights()
         return functools.partial(self.replica, program, weights, self.size)
@@ -200,7 +200,7 @@ class LayerLoop(FitLoop):
         policy: FailurePolicy,
         on_progress: Callable[[dict], None],
         validation: Callable[..., list] | None = None,
-    ) -> Snapshot:
+    ) -> Checkpoint:
         """Train to the end and return the final state.
 
         Parameters
@@ -261,7 +261,7 @@ class LayerLoop(FitLoop):
         except NoRows:
             raise UsageError("The validation data has no rows") from None
 
-    def _finish(self) -> Snapshot:
+    def _finish(self) -> Checkpoint:
         """Return the final state."""
         self.position.end_fit(self.settings.goal)
         if self._saved != self.position.to_json():
@@ -376,9 +376,9 @@ class LayerLoop(FitLoop):
         types = next((each["types"] for each in self._described if each["types"]), None)
         self._inputs = types and types[0]
 
-    def _begin(self, snapshot: Snapshot | None) -> Snapshot:
+    def _begin(self, snapshot: Checkpoint | None) -> Checkpoint:
         """Put the driver's model and the ranks where a snapshot is."""
-        begin = snapshot or Snapshot({})
+        begin = snapshot or Checkpoint({})
         self.position, self._figures = begin.position, self._new_figures()
         self._saved = self.position.to_json()
         if self.position.step and not self.position.partial:
@@ -428,7 +428,7 @@ class LayerLoop(FitLoop):
             self._pulled = states
         return self._pulled
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> Checkpoint:
         """Return the state of the driver's model, once it is that of the ranks."""
         residuals, position = [state.residual for state in self._pull()], self.position
         manifest = {**position.to_json(), **vars(self._layout)}
@@ -441,7 +441,7 @@ class LayerLoop(FitLoop):
 
             kept = [torch.from_numpy(np.array(residual)) for residual in residuals]
             files[_RESIDUALS] = dumps(kept)
-        return Snapshot(manifest, files)
+        return Checkpoint(manifest, files)
 
     def _restart_from_latest(self, error: WorkerLost) -> None:
         """Start again from the newest state that is known."""
@@ -475,13 +475,13 @@ def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = 
         )
 
 
-class LayerTraining(Training):
+class ParameterLayerTraining(Training):
     """:class:`~bigdl.training.fit.Training` by the parameter layer.
 
     The program of a fit does not run; the loop takes model and settings from it.
     """
 
-    loop: Callable[..., LayerLoop]
+    loop: Callable[..., ParameterLayerLoop]
 
     def _attempt_until_done(self, engine, feed, program, start, policy, progress):
         options = program.settings.layer

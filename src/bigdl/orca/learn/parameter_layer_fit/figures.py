@@ -34,7 +34,7 @@ _OF_STEPS = (*PHASES, "step_s", "bytes_per_step")
 _TIMES_OF_BATCH = ("fetch_s", "forward_s", "backward_s")
 
 
-class LayerFigures:
+class ParameterLayerFigures:
     """Sums over the steps of an epoch, for every rank.
 
     Parameters
@@ -167,7 +167,7 @@ def _waits(owners, ended: float) -> list[float]:
 
 
 GROUP_PHASES = (*PHASES, "rest_s", "step_s")
-"""What is recorded of every group: means per step of the phases, the rest and the whole step."""
+"""Figures of every group: means per step of the phases, the rest and the whole step."""
 
 
 def phase_summaries(rows: list[list[float]]) -> dict[str, list[list[float]]]:

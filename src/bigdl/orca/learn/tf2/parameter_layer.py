@@ -14,10 +14,14 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.layer_fit.loop import LayerLoop, LayerTraining, check_hooks
-from bigdl.orca.learn.layer_fit.replica import FlatModel, LayerReplica
-from bigdl.orca.learn.tf2.layer_optimizer import KerasLayerOptimizer
-from bigdl.training.checkpoint import Snapshot
+from bigdl.orca.learn.parameter_layer_fit.loop import (
+    ParameterLayerLoop,
+    ParameterLayerTraining,
+    check_hooks,
+)
+from bigdl.orca.learn.parameter_layer_fit.replica import FlatModel, ParameterLayerReplica
+from bigdl.orca.learn.tf2.parameter_layer_optimizer import KerasParameterLayerOptimizer
+from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
 from bigdl.training.keras.callbacks import BATCH_HOOKS, WorkerCallbacks
 from bigdl.training.keras.data import build_for, is_dataset, open_data
@@ -98,7 +102,7 @@ def _running_weights(model: Any) -> list:
     return [weight for weight in model.non_trainable_weights if id(weight) not in frozen]
 
 
-class KerasReplica(LayerReplica):
+class KerasReplica(ParameterLayerReplica):
     """A copy of a Keras model, and the rows of its rank."""
 
     def _open(self, program, weights, shard):
@@ -167,14 +171,14 @@ class KerasReplica(LayerReplica):
         return gradients, counted, record
 
 
-class KerasLayerLoop(KerasEpochs, LayerLoop):
+class KerasParameterLayerLoop(KerasEpochs, ParameterLayerLoop):
     """A fit by the parameter layer; callbacks are called on the driver.
 
     Parameters
     ----------
     program : KerasFitProgram
     ranks : int
-    start : Snapshot or None
+    start : Checkpoint or None
 
     Raises
     ------
@@ -186,14 +190,14 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
     settings: KerasFitSettings
     rank = 0
 
-    def __init__(self, program: KerasFitProgram, ranks: int, start: Snapshot | None):
+    def __init__(self, program: KerasFitProgram, ranks: int, start: Checkpoint | None):
         settings = program.settings
         self._parts, self._user_callbacks = program.packed.unpack()
         check_positive("batch_size", settings.batch_size)
         _check_callbacks(self._user_callbacks)
         self.model = self._parts.build_on_driver(settings.seed, training=True)
         _check_model(self.model)
-        optimizer = KerasLayerOptimizer(self.model.optimizer, self.model.trainable_weights)
+        optimizer = KerasParameterLayerOptimizer(self.model.optimizer, self.model.trainable_weights)
         loss_is_sum = loss_divisor(self.model) == "none"
         self._callbacks = WorkerCallbacks((), self.model, 0)  # until the first rows are known
         if start is not None:
@@ -292,10 +296,10 @@ class KerasLayerLoop(KerasEpochs, LayerLoop):
             self._callbacks.put_numbers(self._numbers)
 
 
-class KerasLayerTraining(LayerTraining):
+class KerasParameterLayerTraining(ParameterLayerTraining):
     """The fits of Keras models by the parameter layer."""
 
-    loop = KerasLayerLoop
+    loop = KerasParameterLayerLoop
 
 
 class _GradientStep:
