@@ -15,9 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
-import threading
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,16 +22,16 @@ from typing import Any, Self
 from urllib.parse import parse_qs, unquote
 
 from bigdl.common.checks import check_number
-from bigdl.common.errors import UsageError, one_line, require
+from bigdl.common.errors import UsageError, one_line
 from bigdl.friesian.serving.metrics import ServingMetrics
 from bigdl.friesian.serving.recommender import Recommendation, Recommender
 from bigdl.friesian.serving.rows import ids_of
 from bigdl.friesian.serving.services import Limits, Security
+from bigdl.nano.serving.http_thread import HttpThread
 
 logger = logging.getLogger(__name__)
 
 _JSON = "application/json"
-_IDLE_SECONDS = 75
 _KEYS = {"users", "k", "candidates", "deadline_ms"}
 
 
@@ -246,59 +243,22 @@ class HttpServer:
         metrics: ServingMetrics | None = None,
         threads: int = 8,
     ):
-        uvicorn = require("uvicorn", "serving")
         security, limits = security or Security(), limits or Limits()
         metrics = metrics or (recommender.metrics if recommender else ServingMetrics())
-        family = socket.AF_INET6 if ":" in security.host else socket.AF_INET
-        # With the protocol named: asyncio sends small packets at once only then.
-        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((security.host, port))
-            self._socket.listen(2048)
-        except OSError as error:
-            self._socket.close()
-            raise UsageError(
-                f"The server cannot listen on {security.host}:{port}: {error.strerror}"
-            ) from error
-        self.port: int = self._socket.getsockname()[1]
         self._app = HttpApp(recommender, security, limits, metrics, threads)
-        config = uvicorn.Config(
-            self._app,
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            log_level="error",
-            timeout_keep_alive=_IDLE_SECONDS,
-            server_header=False,
-            ssl_certfile=security.certificate,
-            ssl_keyfile=security.key,
-        )
+        tls = security.certificate and (security.certificate, security.key)
         try:
-            config.load()
-        except Exception as error:
-            self._socket.close()
+            self._thread = HttpThread(self._app, security.host, port, tls or None)
+        except BaseException:
             self._app.close()
-            raise UsageError(
-                f"The certificate or its key cannot be used: {one_line(error)}"
-            ) from error
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+            raise
+        self.port: int = self._thread.port
         self._thread.start()
-        while not self._server.started and self._thread.is_alive():
-            time.sleep(0.005)
-
-    def _run(self) -> None:
-        self._server.run(sockets=[self._socket])
 
     def stop(self, grace: float = 5.0) -> None:
         """Take no more connections, answer what was asked within some seconds, and end."""
         self._app.is_ready = False
-        self._server.config.timeout_graceful_shutdown = max(int(grace), 1)
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
+        self._thread.stop(grace)
         self._app.close()
 
     def __enter__(self) -> Self:

@@ -8,7 +8,6 @@ service.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 import logging
 import socket
@@ -36,6 +35,7 @@ from bigdl.friesian.serving.recommender import (
     Recommender,
     as_numpy,
 )
+from bigdl.nano.serving.http_thread import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -553,16 +553,6 @@ class Security:
             return True
         given = (authorization or "").encode()
         return hmac.compare_digest(given, f"Bearer {self.token}".encode())
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if an address is that of this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class GrpcServer:

@@ -87,9 +87,9 @@ class GrpcServer:
                 self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             self.port = 0
-            raise UsageError(f"gRPC cannot listen at {address}: {error}") from None
+            raise UsageError(f"gRPC cannot listen on {address}: {error}") from None
         if not self.port:
-            raise UsageError(f"gRPC cannot listen at {address}; is the port in use?")
+            raise UsageError(f"gRPC cannot listen on {address}; is the port in use?")
 
     def start(self) -> None:
         """Answer requests from now on."""

@@ -168,9 +168,6 @@ class HttpApp:
     # -- ASGI ----------------------------------------------------------------------------------
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
         if scope["type"] != "http":  # a websocket
             await send({"type": "websocket.close", "code": 1003})
             return
@@ -447,11 +444,3 @@ def _unpacked(body: bytes, encoding: str, most: int) -> bytes:
 
 def _failure(status: int, sentence: str, **headers: str) -> HttpAnswer:
     return HttpAnswer(orjson.dumps({"error": sentence}), status, headers=headers)
-
-
-async def _lifespan(receive: Any, send: Any) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import os
 import resource
-import socket
 import threading
 import time
 import warnings
@@ -20,14 +17,12 @@ from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.serving.grpc_service import GrpcServer
 from bigdl.nano.serving.http_app import Handler, HttpApp
+from bigdl.nano.serving.http_thread import HttpThread, is_loopback
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService, ServingLimits
 
 __all__ = ["ModelServer"]
 
-_MOST_HEAD_BYTES = 64 << 10
-_HEAD_SECONDS = 20
-_IDLE_SECONDS = 75
 _STOP_SECONDS = 30.0
 
 
@@ -110,7 +105,7 @@ class ModelServer:
             raise UsageError("The token is empty; leave it out, or give one")
         if reload_seconds is not None:
             check_number("reload_seconds", reload_seconds, above=0)
-        local = _is_loopback(host)
+        local = is_loopback(host)
         if not local and tls is None:
             warnings.warn(
                 f"The server listens at {host} without TLS, so others can read and change what is "
@@ -118,7 +113,7 @@ class ModelServer:
                 stacklevel=2,
             )
         certificate = None if tls is None else _tls_files(tls)
-        self._http: _HttpThread | None = None
+        self._http: HttpThread | None = None
         self._grpc: GrpcServer | None = None
         self._closed = False
         if isinstance(models, ModelRepository):
@@ -131,7 +126,7 @@ class ModelServer:
         try:
             if http_port is not None:
                 app = HttpApp(self.service, routes)
-                self._http = _HttpThread(app, host, http_port, certificate)
+                self._http = HttpThread(app, host, http_port, certificate)
             if grpc_port is not None:
                 self._grpc = GrpcServer(
                     self.service,
@@ -199,15 +194,6 @@ class ModelServer:
         self.close()
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _tls_files(tls: Any) -> tuple[Path, Path]:
     if not isinstance(tls, Sequence) or len(tls) != 2:
         raise UsageError("tls is a pair: the file of a certificate and that of its key")
@@ -229,101 +215,3 @@ def allow_many_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))
-
-
-class _HttpThread:
-    """Uvicorn in a thread of its own."""
-
-    def __init__(self, app: HttpApp, host: str, port: int, tls: tuple[Path, Path] | None):
-        uvicorn = require("uvicorn", "serving")
-        require("httptools", "serving")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # With the protocol named: asyncio sends small packets at once only then.
-        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-            self._socket.listen(2048)
-        except (OSError, OverflowError) as error:
-            self._socket.close()
-            raise UsageError(f"HTTP cannot listen at {host}:{port}: {error}") from None
-        self.port: int = self._socket.getsockname()[1]
-        config = uvicorn.Config(
-            app,
-            http=_limited_protocol(),
-            ws="none",
-            access_log=False,
-            log_config=None,
-            log_level="error",
-            timeout_keep_alive=_IDLE_SECONDS,
-            server_header=False,
-            ssl_certfile=None if tls is None else str(tls[0]),
-            ssl_keyfile=None if tls is None else str(tls[1]),
-        )
-        try:
-            config.load()
-        except Exception as error:
-            self._socket.close()
-            raise UsageError(f"The certificate or its key cannot be used: {error}") from None
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="bigdl-serving-http", daemon=True)
-
-    def _run(self) -> None:
-        self._server.run(sockets=[self._socket])
-
-    def start(self) -> None:
-        """Answer requests from now on; returns when that is so."""
-        self._thread.start()
-        while not self._server.started and self._thread.is_alive():
-            time.sleep(0.005)
-
-    def stop(self, seconds: float) -> None:
-        """Take no more requests, and give those under way so many seconds."""
-        self._server.config.timeout_graceful_shutdown = max(int(seconds), 1)
-        self._server.should_exit = True
-        if self._thread.is_alive():
-            self._thread.join()
-        self._socket.close()
-
-
-def _limited_protocol() -> type:
-    """Return uvicorn's protocol, which ends connections whose headers are too long or too slow."""
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    class LimitedProtocol(HttpToolsProtocol):
-        head_bytes = 0
-        head_timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            # Uvicorn sets this one after each answer, but not before the first request.
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
-
-        def on_message_begin(self) -> None:
-            self.head_bytes = 0
-            self.head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
-            super().on_message_begin()
-
-        def on_headers_complete(self) -> None:
-            self._stop_timer()
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def _stop_timer(self) -> None:
-            if self.head_timer is not None:
-                self.head_timer.cancel()
-                self.head_timer = None
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.head_timer is not None and not self.transport.is_closing():
-                self.head_bytes += len(data)
-                if self.head_bytes > _MOST_HEAD_BYTES:
-                    self.send_400_response("The headers of the request are too long.")
-
-    return LimitedProtocol
