@@ -70,6 +70,7 @@ class MLflowCallback(keras.callbacks.Callback):
         self.run_id = self._fit_run.run_id
 
     def on_train_begin(self, logs: dict | None = None) -> None:
+        """Log the parameters of the fit."""
         optimizer = self.model.optimizer
         numbers = {
             f"optimizer.{key}": value
@@ -88,7 +89,9 @@ class MLflowCallback(keras.callbacks.Callback):
         )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Log the figures of an epoch."""
         self._fit_run.log_figures(logs or {}, epoch + 1)
 
     def on_train_end(self, logs: dict | None = None) -> None:
+        """End the run."""
         self._fit_run.finish()
