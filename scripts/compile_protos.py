@@ -6,21 +6,21 @@ The file holds descriptors, from which the messages are made when they are neede
 would ask for one version of protobuf, and would clash with a user's own stubs of the services.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
-from grpc_tools import protoc
 
 PROTOS = Path(__file__).parents[1] / "src/bigdl/friesian/serving/protos"
 
 
 def compiled(target):
     """Write the descriptors of all services to a file and return them."""
-    well_known = Path(protoc.__file__).parent / "_proto"
     names = sorted(each.name for each in PROTOS.glob("*.proto"))
-    command = ["protoc", f"-I{PROTOS}", f"-I{well_known}", "--include_imports"]
-    if protoc.main([*command, f"--descriptor_set_out={target}", *names]):
-        raise SystemExit("protoc refused the files")
+    # In a process of its own: it clashes with the protobuf of TensorFlow.
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", "--include_imports"]
+    subprocess.run([*command, f"--descriptor_set_out={target}", *names], check=True)
     return FileDescriptorSet.FromString(Path(target).read_bytes())
 
 

@@ -6,7 +6,7 @@ import keras_faults
 import numpy as np
 import pytest
 
-from bigdl.orca.learn.tf2 import layer
+from bigdl.orca.learn.tf2 import parameter_layer
 from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerLoop
 
 # every process that meets Keras first imports it, which takes long on a busy machine
@@ -84,7 +84,7 @@ def loops(monkeypatch):
         made.append(Limited(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(layer.KerasParameterLayerTraining, "loop", staticmethod(limited))
+    monkeypatch.setattr(parameter_layer.KerasParameterLayerTraining, "loop", staticmethod(limited))
     return made
 
 

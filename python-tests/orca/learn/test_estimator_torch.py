@@ -699,7 +699,8 @@ def test_neither_lightning_nor_the_parameter_layer_is_imported():
         "from bigdl.orca.learn.prediction import inputs\n"
         "from bigdl.orca.learn.pytorch import loop, prediction\n"
         "names = [m for m in sys.modules if 'lightning' in m and not m.startswith('bigdl.')]\n"
-        "print(names, [m for m in sys.modules if 'parameter_layer' in m or 'layer_fit.loop' in m])"
+        "print(names, [m for m in sys.modules if 'parameter_layer' in m"
+        " and 'parameter_layer_fit' not in m or 'layer_fit.loop' in m])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[] []\n", done.stderr

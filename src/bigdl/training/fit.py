@@ -180,7 +180,8 @@ class Training:
             if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
                 start = Checkpoint({**start.manifest, "partial": None}, start.files)
             self._choose_run()
-            settings = replace(settings, goal=goal, seed=self.seed, data_version=feed.version)
+            version = None if feed is None else feed.version
+            settings = replace(settings, goal=goal, seed=self.seed, data_version=version)
             if self._run is not None:
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
             elif policy.max_failures == 0:
