@@ -34,7 +34,7 @@ def tracking(tmp_path, monkeypatch):
     """A store of runs of its own, in a directory of its own."""
     monkeypatch.chdir(tmp_path)
     before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri("sqlite:///runs.db")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")  # MLflow keeps a store by its URI
     yield
     mlflow.set_tracking_uri(before)
 
@@ -55,6 +55,7 @@ def test_a_logged_model_predicts_what_the_estimator_does():
     assert np.array_equal(bigdl.mlflow.load_model(info.model_uri).predict(X), expected)
 
 
+@pytest.mark.slow
 def test_a_frame_is_predicted_by_its_columns_and_by_spark(orca_spark):
     est = estimator(Named())
     bigdl.mlflow.save_model(est, "named", input_example=FRAME[:3])
@@ -67,7 +68,8 @@ def test_a_frame_is_predicted_by_its_columns_and_by_spark(orca_spark):
     udf = mlflow.pyfunc.spark_udf(
         orca_spark, "named", "struct<wide: array<float>, deep: float>", env_manager="local"
     )
-    frame = orca_spark.createDataFrame(FRAME.assign(x=[each.tolist() for each in X]))
+    rows = [(each.tolist(), int(item)) for each, item in zip(X, FRAME["item"], strict=True)]
+    frame = orca_spark.createDataFrame(rows, "x array<float>, item long")
     rows = frame.select(udf("x", "item").alias("y")).collect()
     assert np.array_equal([row.y.wide for row in rows], np.stack(expected.wide))
     assert np.array_equal(np.float32([row.y.deep for row in rows]), np.stack(expected.deep))
@@ -77,7 +79,7 @@ def test_one_output_by_spark(orca_spark):
     est = estimator()
     bigdl.mlflow.save_model(est, "one", input_example=FRAME[["x"]][:3])
     udf = mlflow.pyfunc.spark_udf(orca_spark, "one", "array<float>", env_manager="local")
-    frame = orca_spark.createDataFrame([(each.tolist(),) for each in X], ["x"])
+    frame = orca_spark.createDataFrame([(each.tolist(),) for each in X], "x array<float>")
     rows = frame.select(udf("x").alias("y")).collect()
     assert np.array_equal(np.float32([row.y for row in rows]), est.predict(X))
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray_models as rays
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,8 +263,8 @@ def weights(est) -> list[list[float]]:
     return [p.flatten().tolist() for p in est.get_model().state_dict().values()]
 
 
-def data_of_checkpoint(est) -> dict:
-    manifest = Path(est.latest_checkpoint(), "manifest.json")
+def data_of_checkpoint(folder: Path) -> dict:
+    manifest = Path(Estimator.latest_checkpoint(str(folder)), "manifest.json")
     return json.loads(manifest.read_text())["data"]
 
 
@@ -275,13 +276,13 @@ def test_a_fit_that_goes_on_reads_the_version_that_its_checkpoint_names(tmp_path
     alone.fit(path, epochs=4, **options)
     first = estimator(tmp_path / "models")
     first.fit(path, epochs=2, **options)
-    assert data_of_checkpoint(first) == {"data": f"delta:{path}@v0"}
+    assert data_of_checkpoint(tmp_path / "models") == {"data": f"delta:{path}@v0"}
     deltalake.write_deltalake(path, rows(50, 100), mode="append")
     again = estimator(tmp_path / "models")
     figures = again.fit(path, epochs=4, resume="auto", **options)
     assert figures[-1]["num_samples"] == 100
     assert weights(again) == weights(alone)
-    assert data_of_checkpoint(again) == {"data": f"delta:{path}@v0"}
+    assert data_of_checkpoint(tmp_path / "models") == {"data": f"delta:{path}@v0"}
     # a new fit, and one of a version that is asked for, read that
     assert again.fit(path, **options)[-1]["num_samples"] == 150
     assert again.evaluate(path, **COLUMNS)["num_samples"] == 150
@@ -327,7 +328,8 @@ def test_tables_become_feature_tables_and_shards(orca_spark, lakes):
 
 
 @pytest.mark.slow
-def test_ray_trains_and_predicts_on_a_changed_table(ray_start, lakes):
+def test_ray_trains_and_predicts_on_a_changed_table(lakes):
+    rays.active_ray()
     path = f"{lakes}/iceberg/db/clicks_v2"
     model = torch.nn.Sequential(torch.nn.Linear(8, 1), torch.nn.Flatten(0))
     est = Estimator.from_torch(model=model, loss=torch.nn.MSELoss(), backend="ray")

@@ -42,7 +42,7 @@ class MLflowCallback(keras.callbacks.Callback):
     >>> import numpy as np
     >>> from bigdl.mlflow.keras import MLflowCallback
     >>> from bigdl.orca.learn.tf2 import Estimator
-    >>> mlflow.set_tracking_uri("sqlite:///fits.db")
+    >>> mlflow.set_tracking_uri("sqlite:///keras.db")
     >>> def creator(config):
     ...     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     ...     model.compile("sgd", "mse")
