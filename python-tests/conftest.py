@@ -39,6 +39,21 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.slow)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip a test that asks OpenVINO for bfloat16 on a processor that has none."""
+    try:
+        return (yield)
+    except Exception as error:
+        if NO_BF16 in f"{error} {error.__cause__}":
+            pytest.skip(NO_BF16)
+        raise
+
+
+NO_BF16 = "Platform doesn't support BF16 format"
+"""What OpenVINO says on a processor without instructions for bfloat16."""
+
+
 @functools.cache
 def slow_tests() -> set[str]:
     lines = (HERE / "slow_tests.txt").read_text(encoding="utf-8").splitlines()
