@@ -107,7 +107,7 @@ def serve(rank, address):
                 threads=1,
                 shards={k: spooled(directory, k, v) for k, v in shards[rank].items()},
                 line=line,
-                uplink=ChannelConnection(line),
+                driver=ChannelConnection(line),
                 host="127.0.0.1",
                 local_dir=directory,
                 timeout=60.0,

@@ -212,12 +212,12 @@ def test_meet_returns_when_all_are_there(channel):
 
 
 @pytest.mark.parametrize("why", ["abort", "failed"])
-def test_meet_ends_when_somebody_fails(channel, why):
+def test_barrier_ends_when_somebody_fails(channel, why):
     line = channel.address.connect(1)
     end = {"abort": lambda: line.set("abort", ""), "failed": lambda: line.count("failed", 1)}[why]
     threading.Timer(0.2, end).start()
     with pytest.raises(PeerLost, match="before all had met"):
-        channel.address.connect(1).meet("here", 2)
+        channel.address.connect(1).barrier("here", 2)
 
 
 # A driver that stops or dies -------------------------------------------------------------------

@@ -239,9 +239,9 @@ class InProcessJob(Job):
 
     def _attempt(self, line, on_event, *told):
         watch = AttemptMonitor(line, lambda: None, on_event)
-        uplink = InProcessUplink(line, watch.poll)
+        driver = InProcessConnection(line, watch.poll)
         spec = self._next_spec()
-        task = Task(spec, 0, session_directory(), line, self._channel.address, uplink)
+        task = Task(spec, 0, session_directory(), line, self._channel.address, driver)
         _, outcome, detail = task.run(iter(()))
         watch.poll(final=True)
         if watch.errors and watch.errors[0]["kind"] == "KeyboardInterrupt":
@@ -254,7 +254,7 @@ class InProcessJob(Job):
         return answers
 
 
-class InProcessUplink(ChannelConnection):
+class InProcessConnection(ChannelConnection):
     """Hands progress and messages over at once."""
 
     def __init__(self, line: Line, poll: Callable[[], None]):

@@ -296,7 +296,7 @@ def exits_as_errors() -> Iterator[None]:
 
 
 class Task:
-    """One run of a program in one worker, whose way to the driver is `uplink`."""
+    """One run of a program in one worker, with its connection to the driver."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class Task:
         local_dir: str,
         line: Line,
         address: Address,
-        uplink: DriverConnection,
+        driver: DriverConnection,
     ):
         self._spec, self._place, self._line = spec, place, line
         self.worker = Worker(
@@ -313,7 +313,7 @@ class Task:
             spec.world_size,
             threads=spec.threads,
             line=line,
-            uplink=uplink,
+            driver=driver,
             host=own_address(address.host, address.port),
             local_dir=local_dir,
             timeout=spec.timeout,
@@ -377,7 +377,7 @@ class Task:
         with exits_as_errors():
             kind, data = encode(cloudpickle.loads(spec.program)(worker))
         worker.clean_up()
-        worker.uplink.give(worker.rank, kind, data)
+        worker.driver.give(worker.rank, kind, data)
         if worker.shards and not spec.keep_spools:
             # nobody can need them any more once all results are on their way
             line.barrier("results", spec.world_size, longest=0.5)
@@ -402,12 +402,12 @@ class Task:
     def _fail(self, error):
         """Release the peers, then report the error; the driver ends workers that hang."""
         worker = self.worker
-        order = worker.uplink.failing()
+        order = worker.driver.failing()
         worker.clean_up(_CLEAN_UP_S)
         report = describe(error)
         if isinstance(sys.stderr, Log):  # who reads the logs of a cluster finds it there, too
             sys.stderr.note(f"Worker {worker.rank} failed:\n{report['traceback'].rstrip()}")
-        worker.uplink.report({"order": order, "rank": worker.rank, **report})
+        worker.driver.report({"order": order, "rank": worker.rank, **report})
         remove_spools(worker.shards)
 
 

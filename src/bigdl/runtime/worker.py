@@ -38,7 +38,7 @@ class Worker:
         IP address of this worker on the route to its rendezvous.
     local_dir : str
         A directory on this machine that goes with the application.
-    uplink : DriverConnection
+    driver : DriverConnection
         Its way to the driver.
     timeout : float
         Seconds after which a collective that makes no progress fails.
@@ -57,7 +57,7 @@ class Worker:
     threads: int = 1
     shards: dict[str, Any] = field(default_factory=dict)
     line: Any = None
-    uplink: DriverConnection = field(default_factory=lambda: DriverConnection(), repr=False)
+    driver: DriverConnection = field(default_factory=lambda: DriverConnection(), repr=False)
     host: str = "127.0.0.1"
     local_dir: str = ""
     timeout: float = 1800.0
@@ -65,7 +65,7 @@ class Worker:
     may_leave: bool = False
 
     def __post_init__(self) -> None:
-        self.options = self.uplink.options
+        self.options = self.driver.options
         self._cleanups: list[Callable[[], None]] = []
         self._cleaner: threading.Thread | None = None
 
@@ -80,15 +80,15 @@ class Worker:
 
     def state(self) -> bytes | None:
         """Return the driver's `state` of the attempt; for rank 0 only."""
-        return self.uplink.state()
+        return self.driver.state()
 
     def progress(self, **values: Any) -> None:
         """Tell the driver how far this worker is; cheap, the heartbeat takes it along."""
-        self.uplink.note_progress(values)
+        self.driver.note_progress(values)
 
     def send(self, topic: str, doc: dict, data: bytes) -> None:
         """Send a message to the driver's ``on_event``; returns when it is on its way."""
-        self.uplink.send({"topic": topic, "rank": self.rank, **doc}, data)
+        self.driver.send({"topic": topic, "rank": self.rank, **doc}, data)
 
     def at_exit(self, cleanup: Callable[[], None]) -> None:
         """Run `cleanup` when the program ends, however it ends, before anything is reported.
@@ -250,7 +250,7 @@ class HeartbeatThread(threading.Thread):
     place : int
         Number of the task.
     worker : Worker
-        Its uplink has the progress.
+        Its connection to the driver has the progress.
     log : Log
     """
 
@@ -269,7 +269,7 @@ class HeartbeatThread(threading.Thread):
                 self._exit()
 
     def flush(self):
-        progress = self._worker.uplink.progress
+        progress = self._worker.driver.progress
         if progress is not None:
             self._line.set_json(f"progress/{self._worker.rank}", progress)
         while lines := self._log.take():

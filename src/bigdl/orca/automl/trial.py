@@ -244,7 +244,7 @@ class TrialRun:
             size,
             threads=len(usable_cores()),
             shards={"data": job.train, "validation": job.validation or job.train},
-            uplink=DriverConnection({"use_gpu": job.gpus > 0}),
+            driver=DriverConnection({"use_gpu": job.gpus > 0}),
             **place,
         )
         seed_everything(job.seed)

@@ -79,12 +79,12 @@ def execute(spec: TaskSpec, context, batches, local_dir: str) -> Iterator[Row]:
     place = context.partitionId()
     with task_environment(spec), contextlib.ExitStack() as hosted:
         line, address = _meet(spec, context, place, hosted)
-        uplink = RowConnection(spec, line)
+        driver = RowConnection(spec, line)
         with captured(False, spec.drops_output):
-            outcome = Task(spec, place, local_dir, line, address, uplink).run(batches)
-        _leave(spec, line, place, uplink.error)
+            outcome = Task(spec, place, local_dir, line, address, driver).run(batches)
+        _leave(spec, line, place, driver.error)
         hosted.close()
-        yield from uplink.rows(*outcome)
+        yield from driver.rows(*outcome)
 
 
 def _meet(spec, context, place, hosted):
@@ -137,19 +137,19 @@ def read(rows: list[Row], line: Line) -> tuple[set[str], list[str]]:
     outcomes : set of str
     details : list of str
     """
-    uplink, outcomes, details = ChannelConnection(line), set(), []
+    driver, outcomes, details = ChannelConnection(line), set(), []
     pieces: list[bytes] = []  # those of a rank follow each other
     for rank, kind, detail, data in rows:
         if kind == "piece":
             pieces.append(data or b"")
         elif kind == "message":
-            uplink.send(json.loads(detail), b"".join(pieces))
+            driver.send(json.loads(detail), b"".join(pieces))
             pieces = []
         elif kind == "result":
-            uplink.give(rank, detail, b"".join(pieces))
+            driver.give(rank, detail, b"".join(pieces))
             pieces = []
         elif kind == "report":
-            uplink.report(json.loads(detail))
+            driver.report(json.loads(detail))
         else:
             outcomes.add(kind)
             details += [detail] if detail else []

@@ -243,15 +243,15 @@ class _ProcessLoop(KerasLoop):
 
 
 def _fit(rank: int, count: int, job: _FitJob) -> dict[str, Any] | None:
-    uplink = DriverConnection()
-    worker = Worker(rank, count, shards=dict(job.feeds), uplink=uplink)
+    driver = DriverConnection()
+    worker = Worker(rank, count, shards=dict(job.feeds), driver=driver)
     callbacks = pickle.loads(job.callbacks)
     loop = _ProcessLoop(worker, TorchDistributedSync(worker), job, job.settings, callbacks, {})
     loop.fit()
     if rank:
         return None
     return {
-        "snapshot": Checkpoint.unpack(*uplink.messages["final"]),
+        "snapshot": Checkpoint.unpack(*driver.messages["final"]),
         "stopped": bool(loop.model.stop_training),
         "callbacks": [_attributes_of(callback) for callback in callbacks],
     }
