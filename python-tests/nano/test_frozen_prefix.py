@@ -9,8 +9,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.openvino.network import supports_bf16
 from bigdl.nano.pytorch.frozen import FrozenPrefixCallback, accelerate_frozen_prefix
 from bigdl.nano.pytorch.vision.models import ImageClassifier, resnet18
+
+needs_bf16 = pytest.mark.skipif(
+    not supports_bf16(), reason="the processor does not multiply bfloat16"
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*"),
@@ -119,7 +124,10 @@ def test_gradients_of_an_fp32_prefix_are_equal(network, images):
 
 @pytest.mark.parametrize(
     ("precision", "method", "tolerance"),
-    [("bf16", "openvino_bf16", 0.03), ("int8", "openvino_int8", 0.2)],
+    [
+        pytest.param("bf16", "openvino_bf16", 0.03, marks=needs_bf16),
+        ("int8", "openvino_int8", 0.2),
+    ],
 )
 def test_gradients_of_other_precisions_are_close(network, images, precision, method, tolerance):
     expected = gradients(copy.deepcopy(network), images)
@@ -479,6 +487,7 @@ def test_the_callback_accelerates_a_fit_and_leaves_no_trace(images, tmp_path, pr
         )
 
 
+@needs_bf16
 def test_nanos_trainer_takes_the_callback(images, tmp_path):
     from bigdl.nano.pytorch import Trainer
 

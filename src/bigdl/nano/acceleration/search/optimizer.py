@@ -91,7 +91,7 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         >>> import torch
         >>> from bigdl.nano.pytorch import InferenceOptimizer
         >>> x = torch.tensor([[-1.0, 2.0]])
-        >>> fast = InferenceOptimizer.build(torch.nn.ReLU(), "openvino_bf16", input_sample=x)
+        >>> fast = InferenceOptimizer.build(torch.nn.ReLU(), "openvino_fp32", input_sample=x)
         >>> with InferenceOptimizer.get_context(fast):
         ...     fast(x)
         tensor([[0., 2.]])
