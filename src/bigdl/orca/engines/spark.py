@@ -35,6 +35,7 @@ from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     BY_DRIVER,
     OTHER_FAILED,
+    PROCESS_ENDED,
     AttemptMonitor,
     DriverUnreachable,
     Job,
@@ -307,6 +308,8 @@ class SparkJob(Job):
             self._rdd = None
             owner = self._engine.cluster.job_owner
             return self._read_again(lambda: SparkCall(owner, self._ingest.otherwise).wait())
+        if gone:  # what others say is a symptom of that
+            raise worker_lost(gone, *PROCESS_ENDED)
         raise worker_lost(gone, *(details[:1] or ("it left no result", "they left no result")))
 
 
