@@ -1,6 +1,7 @@
 """Negative samples by popularity and without what a user had."""
 
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigdl.friesian.ops.sequences import _drawn
-from bigdl.friesian.ops.spark import shared
 
 SCHEMA = "user int, item int, seen array<int>"
 
@@ -87,7 +87,7 @@ def test_every_ticket_that_is_left_is_drawn_once(tickets, lists):
     ]
     bits = [list(range(len(each))) if each else [5, 7] for each in left]
     found = _drawn(
-        shared(tickets, None),
+        SimpleNamespace(value=tickets),  # as a broadcast
         pa.array(bits, pa.list_(pa.int64())),
         pa.array(excluded, pa.list_(pa.int64())),
     )

@@ -11,6 +11,7 @@ import hmac
 import json
 import logging
 import socket
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 _GREATEST_ID = (1 << 31) - 1  # of int32
 _LONGEST_SENTENCE = 2000  # it travels in a header
 _MARGIN = 0.005  # seconds between the end of the work and the deadline of the caller
+_DRAIN_S = 0.2  # seconds in which a server that ends refuses what still comes
 
 
 @dataclass(frozen=True)
@@ -593,7 +595,10 @@ class GrpcServer:
         security, limits = security or Security(), limits or Limits()
         check_integer("port", port, 0, 65535)
         self._health = _Health([each.name for each in services])
-        interceptors = [] if security.token is None else [_token_check(grpc, security)]
+        self._drain = _drain(grpc)
+        interceptors = [self._drain]
+        if security.token is not None:
+            interceptors.append(_token_check(grpc, security))
         self._pool = ThreadPoolExecutor(check_integer("threads", threads, 1), "grpc")
         self._server = grpc.server(
             self._pool,
@@ -631,6 +636,9 @@ class GrpcServer:
             Seconds.
         """
         self._health.is_ready = False
+        self._drain.is_ending = True
+        # gRPC breaks off what has come and was given to no thread: it gets its refusal first
+        time.sleep(min(_DRAIN_S, grace))
         self._server.stop(grace).wait()
         self._pool.shutdown(wait=False)
 
@@ -651,6 +659,24 @@ def first_reason(address: str, error: Exception) -> str:
     except OSError as reason:
         return reason.strerror or str(reason)
     return str(error)
+
+
+def _drain(grpc: Any) -> Any:
+    """Return what refuses requests once its server ends."""
+
+    def refuse(content: bytes, context: Any) -> None:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "The server is ending")
+
+    refusing = grpc.unary_unary_rpc_method_handler(refuse)
+
+    class Drain(grpc.ServerInterceptor):
+        is_ending = False
+
+        def intercept_service(self, continuation: Any, details: Any) -> Any:
+            is_health = details.method.startswith("/grpc.health.v1.Health/")
+            return refusing if self.is_ending and not is_health else continuation(details)
+
+    return Drain()
 
 
 def _token_check(grpc: Any, security: Security) -> Any:

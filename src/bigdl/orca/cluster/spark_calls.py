@@ -268,6 +268,8 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
             failure = (watch and watch.failure) or failed_function(str(error))
             if failure is None:
                 raise
+            if watch is not None:
+                watch.wait_for_tasks()
             time.sleep(QUIET_S)
             raise failure from None
 
@@ -294,6 +296,15 @@ class _Watch:
         self._ended.set()
         with contextlib.suppress(Exception):
             self._sc.removeJobTag(self._tag)
+
+    def wait_for_tasks(self) -> None:
+        """Wait for the end of the tasks: those of a cancelled job end later than it."""
+        until = time.monotonic() + _CANCEL_S
+        with contextlib.suppress(Exception):  # an internal API, or the SparkContext was stopped
+            while time.monotonic() < until and any(
+                stage.numActiveTasks for stage in _stages(self._sc, self._tag)
+            ):
+                time.sleep(LOOK_S)
 
     def _run(self) -> None:
         try:
