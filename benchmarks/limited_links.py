@@ -86,8 +86,8 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def hosts(folder: Path) -> Iterator:
-    """Four hosts with a standalone cluster of Spark; yields what runs a command of the script."""
+def hosts(folder: Path, spark: bool = True) -> Iterator:
+    """Four hosts, with a standalone Spark if asked; yields what runs a command of the script."""
     script = [sys.executable, str(SCRIPT)]
     holder = subprocess.Popen(
         [*script, "hold", str(folder / "hosts"), str(HOSTS)],
@@ -103,7 +103,8 @@ def hosts(folder: Path) -> Iterator:
     if not any(line == "ready\n" for line in holder.stdout or ()):
         raise SystemExit(holder.wait())
     try:
-        control("spark")
+        if spark:
+            control("spark")
         yield control
     finally:
         holder.communicate()
@@ -118,11 +119,13 @@ class Remote:
         Of the hosts.
     host : str
     role : list of str
+    program : str
+        The script that takes the lines.
     """
 
-    def __init__(self, folder: Path, host: str, *role: str):
+    def __init__(self, folder: Path, host: str, *role: str, program: str = __file__):
         script = [sys.executable, str(SCRIPT), "exec", str(folder), host]
-        command = [*script, sys.executable, __file__, *role]
+        command = [*script, sys.executable, program, *role]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 

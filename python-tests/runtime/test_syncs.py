@@ -135,6 +135,82 @@ def test_buckets_make_no_difference(together):
     assert together(use) == [True] * 3
 
 
+class Net(torch.nn.Module):
+    """Layers of which some are left out, come twice, or are computed again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(5))
+
+    def forward(self, x, kind, rank):
+        again = self.layers[2]
+        for index, layer in enumerate(self.layers):
+            if kind == "one leaves layers out" and rank == 1 and index in (0, 3):
+                continue
+            if kind == "checkpoints" and (index < 4 or rank == 1):
+                # rank 1 computes all layers in checkpoints that share a layer
+                x = torch.utils.checkpoint.checkpoint(
+                    lambda y, layer=layer: again(layer(y)), x, use_reentrant=True
+                )
+            elif kind == "a layer twice":
+                x = again(layer(x))
+            else:
+                x = layer(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["plain", "one has no rows", "one leaves layers out", "a layer twice", "checkpoints", "hooks"],
+)
+def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_it(together, kind):
+    def use(sync):
+        buckets._BUCKET = 8
+        net, results, begun = Net(), [], []
+        parameters = list(net.parameters())
+        begin, sync._begin = sync._begin, lambda t, *more: (begun.append(t.numel()), begin(t))[1]
+        weight = [0.25, 0.0 if kind == "one has no rows" else 0.5, 0.25][sync.rank]
+        if kind == "hooks" and sync.rank == 0:
+
+            def double(parameter):
+                parameter.grad.mul_(2)
+
+            parameters[1].register_post_accumulate_grad_hook(double)
+        for overlap in (False, True, True):
+            generator = torch.Generator().manual_seed(sync.rank)
+            x = torch.randn(3, 4, generator=generator).requires_grad_()
+            net.zero_grad()
+            if weight and overlap:
+                loss = net(x, kind, sync.rank)
+                before = len(begun)
+                with sync.overlap(parameters, weight):
+                    loss.backward()
+                early = len(begun) - before
+            elif weight:
+                net(x, kind, sync.rank).backward()
+            sync.all_reduce_gradients(parameters, weight)
+            results.append([None if p.grad is None else p.grad.clone() for p in parameters])
+        first, *others = results
+        is_equal = all(
+            a is b is None or torch.equal(a, b)
+            for each in others
+            for a, b in zip(first, each, strict=True)
+        )
+        return is_equal, early if weight else 0
+
+    results = together(use)
+    assert [is_equal for is_equal, _ in results] == [True] * 3
+    early = [number for _, number in results]
+    if kind == "checkpoints":  # the first pass of the block found out
+        assert early == [0] * 3
+    elif kind == "hooks":
+        assert early[0] == 0
+        assert early[1] > 1
+    else:
+        assert early[0] > 1
+
+
 def test_ranks_get_the_same_bits(together):
     def use(sync):
         torch.manual_seed(sync.rank)

@@ -3,7 +3,8 @@
 A **GradientSync** belongs to one program in one worker.  The Loop calls :meth:`~GradientSync.start`
 once, :meth:`~GradientSync.broadcast` for the initial state,
 :meth:`~GradientSync.all_reduce_gradients` in every step between ``backward`` and the optimizer's
-step, and the other collectives at the ends of epochs.  :meth:`~GradientSync.stop` also
+step, and the other collectives at the ends of epochs.  A ``backward`` within
+:meth:`~GradientSync.overlap` hides most of what is sent.  :meth:`~GradientSync.stop` also
 runs when the program fails, before the failure is reported.
 All ranks call the same methods in the same order.
 Every collective raises :class:`~bigdl.runtime.engine.PeerLost` when another worker went away.
@@ -152,12 +153,30 @@ class GradientSync(ABC):
         """
         if self.world_size == 1:
             return
+        groups = self._groups_of(parameters, may_be_sparse)
+        for buckets in groups.dense:
+            buckets.all_reduce(weight)
+        if groups.sparse:
+            self._reduce_sparse(groups.sparse, weight)
+
+    def overlap(
+        self, parameters: Sequence, weight: float, may_be_sparse: Sequence = ()
+    ) -> contextlib.AbstractContextManager[None]:
+        """Send gradients while the backward pass of a block computes the others.
+
+        :meth:`all_reduce_gradients` has to follow with the same arguments, on all ranks; a rank may
+        do without the block, as one does that has no rows.
+        """
+        if self.world_size == 1:
+            return contextlib.nullcontext()
+        groups = self._groups_of(parameters, may_be_sparse)
+        # the first group only: its buckets are the first that all ranks send
+        return groups.dense[0].overlap(weight) if groups.dense else contextlib.nullcontext()
+
+    def _groups_of(self, parameters: Sequence, may_be_sparse: Sequence) -> GradientGroups:
         if self._groups is None or not self._groups.are_of(parameters):
             self._groups = GradientGroups(parameters, may_be_sparse, self._begin)
-        for buckets in self._groups.dense:
-            buckets.all_reduce(weight)
-        if self._groups.sparse:
-            self._reduce_sparse(self._groups.sparse, weight)
+        return self._groups
 
     def sum_arrays(self, arrays: Sequence, weight: float) -> list:
         """The sums over the ranks of ``weight * array``, as arrays in memory of their own.

@@ -7,11 +7,14 @@ instead.)  How a bucket is summed over the ranks is somebody else's: see
 :class:`~bigdl.runtime.collectives.base.GradientSync`.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from bigdl.common.errors import UsageError
 
-_BUCKET = 4 << 20  # elements of one all-reduce
+_BUCKET = 1 << 20  # elements of one all-reduce
 _PIECE = 1 << 20  # the same for arrays: small, so that copying overlaps with sending
 _ALIGNED = 64  # bytes: TensorFlow and XLA take memory that begins so as it is
 NONE, SPARSE, DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
@@ -49,9 +52,15 @@ class GradientGroups:
 
 
 class FlatBuckets:
-    """One flat buffer for the gradients of `parameters`, reduced in buckets that overlap copying.
+    """One flat buffer for the gradients of `parameters`, reduced in buckets, the last layers first.
 
-    The last ``len(parameters)`` elements say on how many ranks each parameter has a gradient.
+    A backward pass computes the gradients of the last parameters first. Within :meth:`overlap` a
+    bucket is sent once it is full, so all but the last one travel while the pass goes on. Buckets
+    are sent in one order on all ranks, whatever the order in which they fill, and a rank that does
+    not overlap sends them afterwards (Li et al., "PyTorch Distributed", VLDB 2020).
+
+    The last elements say on how many ranks each parameter has a gradient, and on how many a
+    gradient changed after it had been sent.
 
     Parameters
     ----------
@@ -66,47 +75,125 @@ class FlatBuckets:
         import torch
 
         self._start_sum = start_sum
-        self._parameters = list(parameters)
+        self._parameters = list(reversed(parameters))
         sizes = [p.numel() for p in self._parameters]
         first = self._parameters[0]
         total = sum(sizes)
-        self._flat = torch.zeros(total + len(sizes), dtype=first.dtype, device=first.device)
+        self._flat = torch.zeros(total + len(sizes) + 1, dtype=first.dtype, device=first.device)
         self._flags = self._flat[total:]
-        self._views, start = [], 0
+        self._views: list[Any] = []
+        self._bucket_of: list[int] = []
+        self._ends: list[int] = []  # of the buckets, in the buffer
+        start = begin = 0
         for parameter, size in zip(self._parameters, sizes, strict=True):
             self._views.append(self._flat[start : start + size].view(parameter.shape))
+            self._bucket_of.append(len(self._ends))
             start += size
+            if start - begin >= _BUCKET:
+                self._ends.append(start)
+                begin = start
+        self._ends.append(self._flat.numel())  # with the flags, so it is sent last
+        # on a GPU the work of a hook would have to wait for streams; the whole is sent afterwards
+        self._can_overlap = len(self._ends) > 1 and first.device.type == "cpu"
+        self._reset()
+
+    def _reset(self) -> None:
+        self._waits: list[Callable] = []  # one for each bucket that was sent
+        self._is_copied = [False] * len(self._parameters)
+        self._missing = Counter(self._bucket_of)
+        self._is_stale = False  # a gradient changed after it had been copied
+
+    @contextlib.contextmanager
+    def overlap(self, weight: float) -> Iterator[None]:
+        """Send what a backward pass within the block has finished.
+
+        :meth:`all_reduce` has to follow. Nothing is sent if somebody else's hooks may change
+        the gradients.
+        """
+        self._reset()
+        if not (weight and self._can_overlap) or any(map(_has_hooks, self._parameters)):
+            yield
+            return
+
+        def hook_of(index: int) -> Callable:
+            def hook(_: object) -> None:
+                if self._is_copied[index]:
+                    self._is_stale = True
+                    return
+                self._copy(index, weight)
+                self._missing[self._bucket_of[index]] -= 1
+                while (bucket := len(self._waits)) < len(self._ends) - 1:
+                    if self._missing[bucket]:
+                        break
+                    self._send()
+
+            return hook
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(hook_of(index))
+            for index, parameter in enumerate(self._parameters)
+            if parameter.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def all_reduce(self, weight: float) -> None:
         """Do :meth:`GradientSync.all_reduce_gradients` for these parameters."""
+        self._reduce_rest(weight)
+        if self._flags[-1]:  # a backward pass that adds to its gradients, such as of checkpoints
+            self._can_overlap = False
+            self._reset()
+            self._reduce_rest(weight)
+        present = (self._flags[:-1] != 0).tolist()
+        for parameter, view, is_present in zip(self._parameters, self._views, present, strict=True):
+            if not is_present:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = view.clone()
+            else:
+                parameter.grad.copy_(view)
+        self._reset()
+
+    def _reduce_rest(self, weight: float) -> None:
         import torch
 
-        flags, waits, start, filled = [], [], 0, 0
+        flags = [float(bool(weight) and p.grad is not None) for p in self._parameters]
+        first = len(self._waits)
+        for index, bucket in enumerate(self._bucket_of):
+            while bucket > len(self._waits):
+                self._send()
+            if bucket >= first and not self._is_copied[index]:
+                self._copy(index, weight)
+        self._flags.copy_(torch.tensor([*flags, self._is_stale], dtype=self._flat.dtype))
+        while len(self._waits) < len(self._ends):
+            self._send()
+        for wait in self._waits:
+            wait()
+
+    def _copy(self, index: int, weight: float) -> None:
+        import torch
+
+        parameter, view = self._parameters[index], self._views[index]
         with torch.no_grad():
-            for parameter, view in zip(self._parameters, self._views, strict=True):
-                gradient = parameter.grad if weight else None
-                flags.append(0.0 if gradient is None else 1.0)
-                if gradient is None:
-                    view.zero_()
-                else:
-                    _check_dense(gradient, parameter)
-                    torch.mul(gradient, weight, out=view)
-                filled += view.numel()
-                if filled - start >= _BUCKET:
-                    waits.append(self._start_sum(self._flat[start:filled]))
-                    start = filled
-            self._flags.copy_(torch.tensor(flags, dtype=self._flat.dtype))
-            waits.append(self._start_sum(self._flat[start:]))
-            for wait in waits:
-                wait()
-            present = (self._flags != 0).tolist()
-            for parameter, view, here in zip(self._parameters, self._views, present, strict=True):
-                if not here:
-                    parameter.grad = None
-                elif parameter.grad is None:
-                    parameter.grad = view.clone()
-                else:
-                    parameter.grad.copy_(view)
+            if parameter.grad is None or not weight:
+                view.zero_()
+            else:
+                _check_dense(parameter.grad, parameter)
+                torch.mul(parameter.grad, weight, out=view)
+        self._is_copied[index] = True
+
+    def _send(self) -> None:
+        """Begin to sum the next bucket."""
+        bucket = len(self._waits)
+        start = self._ends[bucket - 1] if bucket else 0
+        self._waits.append(self._start_sum(self._flat[start : self._ends[bucket]]))
+
+
+def _has_hooks(parameter: Any) -> bool:
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def summed(arrays: Sequence, weight: float, start_sum: Callable) -> list:

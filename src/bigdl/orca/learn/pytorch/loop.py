@@ -149,13 +149,21 @@ class OptimizerStep:
             return
         if self._loss_is_sum:
             self._weight = 1.0
-            loss.backward()
+            self._last_backward(loss)
         elif self._accumulate == 1:
             self._weight = counted / total if total else 0.0
-            loss.backward()
+            self._last_backward(loss)
         elif counted:  # the loss of a batch of ignored labels is nan
             self._weight = 1.0
             (loss * counted).backward()
+
+    def _last_backward(self, loss: torch.Tensor) -> None:
+        """Compute gradients that are sent as they are, if no other batch adds to them."""
+        if self._accumulate > 1:
+            loss.backward()
+            return
+        with self._sync.overlap(self.parameters, self._weight, self._sparse):
+            loss.backward()
 
     @property
     def is_due(self) -> bool:
