@@ -266,8 +266,11 @@ class ItemIndex:
             part = users[start : start + _FEW_QUERIES]
             rows = self._search_base(state, part, fetch)
             for place, query in enumerate(part):
-                at = rows[place][rows[place] >= 0]
-                ids, vectors = state.ids[at], state.vectors[at]
+                at = rows[place]
+                if len(at) and at.min() < 0:
+                    at = at[at >= 0]
+                at = np.sort(at)  # so ids ascend
+                ids, vectors = state.ids.take(at), state.vectors.take(at, axis=0)
                 if len(state.hidden):
                     stays = ~np.isin(ids, state.hidden)
                     ids, vectors = ids[stays], vectors[stays]
@@ -489,8 +492,25 @@ def _best(
     scores: np.ndarray
     scores = -np.square(exact - wanted).sum(1) if state.metric == "l2" else exact @ wanted
     rounded = scores.astype(np.float32)
-    order = np.lexsort((ids, -rounded))[:k]
-    return ids[order], rounded[order]
+    order = best_first(ids, rounded, k)
+    return ids.take(order), rounded.take(order)
+
+
+def best_first(ids: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
+    """Return the places of the `k` best scores; equal ones are in the order of the ids.
+
+    Parameters
+    ----------
+    ids : ndarray of int64
+    scores : ndarray of float32
+        Without nan.
+    k : int
+    """
+    if 4 * k >= len(scores):
+        return np.lexsort((ids, -scores))[:k]
+    least = np.partition(scores, len(scores) - k)[len(scores) - k]
+    near = np.flatnonzero(scores >= least)
+    return near[np.lexsort((ids[near], -scores[near]))[:k]]
 
 
 def _built(

@@ -10,8 +10,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +34,23 @@ class _Stage:
         self.latest: deque[float] = deque(maxlen=_LATEST)
         self.count = 0
         self.begin = time.monotonic()
+
+
+class _Timed(AbstractContextManager[None]):
+    """One call of a stage."""
+
+    __slots__ = ("_begin", "_metrics", "_stage")
+
+    def __init__(self, metrics: ServingMetrics, stage: str):
+        self._metrics, self._stage = metrics, stage
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._metrics.failed(self._stage)
+        self._metrics.took(self._stage, time.perf_counter() - self._begin)
 
 
 class ServingMetrics:
@@ -87,20 +103,17 @@ class ServingMetrics:
             )
             self._children: dict[str, Any] = {}
 
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
+    def time(self, stage: str) -> AbstractContextManager[None]:
         """Measure what runs inside as a call of a stage."""
-        begin = time.perf_counter()
-        try:
-            yield
-        except BaseException:
-            if self._histogram is not None:
-                self._errors.labels(stage).inc()
-            raise
-        finally:
-            self._record(stage, time.perf_counter() - begin)
+        return _Timed(self, stage)
 
-    def _record(self, stage: str, seconds: float) -> None:
+    def failed(self, stage: str) -> None:
+        """Count an error of a stage."""
+        if self._histogram is not None:
+            self._errors.labels(stage).inc()
+
+    def took(self, stage: str, seconds: float) -> None:
+        """Take the seconds of a call of a stage."""
         with self._lock:
             known = self._stages.get(stage)
             if known is None:

@@ -17,10 +17,10 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -30,7 +30,7 @@ import pyarrow as pa
 from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError, one_line
 from bigdl.friesian.feature.pipeline import FeaturePipeline
-from bigdl.friesian.serving.index import Candidates, ItemIndex
+from bigdl.friesian.serving.index import Candidates, ItemIndex, best_first
 from bigdl.friesian.serving.metrics import ServingMetrics
 from bigdl.friesian.serving.rows import Features, ids_of
 
@@ -401,26 +401,24 @@ class Recommender:
             return self._fallback(request, f"{request.stage} failed")
 
     def _ranked(self, request: _Request) -> list[Recommendation]:
-        with self._stage(request, "recall"):
+        with self._begun(request, "recall"):
             found = self.recall.candidates(request.users, request.candidates)
         request.recalled = found
         if not len(found.ids):
             return self._fallback(request, "")
-        with self._stage(request, "features"):
+        with self._begun(request, "features"):
             columns = self._columns(request.users, found)
-        with self._stage(request, "ranking"):
+        with self._begun(request, "ranking"):
             scores = self._scores(columns, len(found.ids))
         request.stage = "sorting"
         return self._sorted(request, found, scores)
 
-    @contextmanager
-    def _stage(self, request: _Request, name: str) -> Iterator[None]:
-        """A stage of a request, which is not begun if the request is late."""
+    def _begun(self, request: _Request, name: str) -> AbstractContextManager[None]:
+        """Begin a stage of a request, unless the request is late."""
         request.stage = name
         if request.deadline is not None and time.monotonic() >= request.deadline:
             raise _Late
-        with self.metrics.time(name):
-            yield
+        return self.metrics.time(name)
 
     def _sorted(
         self, request: _Request, found: Candidates, scores: np.ndarray
@@ -435,12 +433,10 @@ class Recommender:
             is_number = np.isfinite(own)
             if not is_number.all():
                 ids, own = ids[is_number], own[is_number]
-            order = np.lexsort((ids, -own))
-            if self._rerank is None:
-                order = order[: request.k]
-                ids, own = ids[order], own[order]
-            else:
-                ids, own = self._rerank(user, ids[order], own[order])
+            order = best_first(ids, own, request.k if self._rerank is None else len(ids))
+            ids, own = ids[order], own[order]
+            if self._rerank is not None:
+                ids, own = self._rerank(user, ids, own)
                 ids = ids_of(ids, "rerank")[: request.k]
                 own = np.asarray(own, np.float32)[: request.k]
                 if len(ids) != len(own):

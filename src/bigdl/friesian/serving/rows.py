@@ -256,8 +256,8 @@ class Rows:
         """Return the rows at some places, which ascend."""
         taken = pa.array(places)
         return Rows(
-            self.ids[places],
-            [block[places] for block in self.blocks],
+            self.ids.take(places),
+            [block.take(places, axis=0) for block in self.blocks],
             [column.take(taken) for column in self.others],
         )
 
@@ -409,7 +409,9 @@ class _BlockFeatures(Features):
             if group[0].length is not None:
                 made[group[0].name] = block
             else:
-                made.update((each.name, block[:, i]) for i, each in enumerate(group))
+                # A ranker takes contiguous columns: one copy of all costs less than one of each.
+                block = np.ascontiguousarray(block.T)
+                made.update((each.name, block[i]) for i, each in enumerate(group))
         made.update(zip((each.name for each in layout.others), rows.others, strict=True))
         return {name: made[name] for name in self._names or [layout.id_column, *layout.names]}
 
@@ -445,11 +447,11 @@ def gathered(
     wanted = _narrowed(layout, names)
     places = parts[0].places(ids)
     found = places >= 0
-    base = np.where(found, places, 0)
     later = [(part, part.places(ids)) for part in parts[1:]]
     for _, at in later:
         found = found | (at >= 0)
-    unknown = ~found
+    has_unknown = not found.all()
+    base = np.where(places < 0, 0, places) if has_unknown or later else places
     blocks = []
     for i, default in enumerate(layout.default_blocks):
         if i not in wanted.blocks:
@@ -462,8 +464,8 @@ def gathered(
         for part, at in later:
             if (is_here := at >= 0).any():
                 block[is_here] = part.blocks[i][at[is_here]]
-        if unknown.any():
-            block[unknown] = default
+        if has_unknown:
+            block[~found] = default
         blocks.append(block)
     others = []
     for i in wanted.others:

@@ -294,6 +294,7 @@ class EmbeddedStore(FeatureStore):
 
     def __init__(self, path: str | os.PathLike, keep: int = 2):
         self._path = Path(path)
+        self._manifest_path = str(self._path / _MANIFEST)  # asked about with each read
         self._keep = check_integer("keep", keep, 1)
         if self._path.exists() and not self._path.is_dir():
             raise UsageError(f"{path} is a file; a store is a folder")
@@ -365,7 +366,7 @@ class EmbeddedStore(FeatureStore):
 
     def _stamp_now(self) -> tuple[int, int] | None:
         try:
-            status = os.stat(self._path / _MANIFEST)
+            status = os.stat(self._manifest_path)
         except FileNotFoundError:
             return None
         return status.st_mtime_ns, status.st_ino
