@@ -226,6 +226,50 @@ def test_init_serve_and_client_answer_as_the_parts_do_until_it_ends(folder, caps
     assert outcomes.count(3) > 4
 
 
+def test_versions_of_the_ranker_answer_by_the_open_inference_protocol(folder, tmp_path):
+    """Two versions share the requests of the recommender; each is reached by HTTP and gRPC."""
+    from bigdl.friesian.serving.program import Serving
+    from bigdl.nano.pytorch import InferenceOptimizer
+    from bigdl.nano.serving import Client
+
+    made, _, ports, model = folder
+    other = DeepFM({"user": 700, "item": 1300, "kind": 9}, ["price"], dim=4, hidden=(8,)).eval()
+    integers = torch.zeros(2, dtype=torch.int64)
+    sample = (integers, integers, integers.to(torch.int8), torch.zeros(2))
+    for version, each in (("1", model), ("2", other)):
+        fast = InferenceOptimizer.trace(each, accelerator="openvino", input_sample=sample)
+        InferenceOptimizer.save(fast, str(tmp_path / "models" / version))
+    text = (made / "serving.yaml").read_text()
+    text = text.replace("store: features", f"store: {made}/features")
+    text = text.replace("index: index", f"index: {made}/index")
+    text = text.replace("  model: model", "  model: models\n  shares: {1: 100}\n  shadow: 2")
+    inputs = {
+        "user": np.array([1, 1]),
+        "item": np.array([3, 6]),
+        "kind": np.array([1, 2], np.int8),
+        "price": np.array([0.5, 0.1], np.float32),
+    }
+    with torch.inference_mode():
+        wanted = [
+            each(*(torch.from_numpy(inputs[name]) for name in model.feature_cols)).numpy()
+            for each in (model, other)
+        ]
+    with Serving(read_config(written(tmp_path, text))):
+        for url in (f"http://127.0.0.1:{ports['http']}", f"grpc://127.0.0.1:{ports['ranking']}"):
+            with Client(url) as client:
+                for version, scores in zip("12", wanted, strict=True):
+                    found = client.infer("ranker", inputs, version=version)
+                    np.testing.assert_allclose(found, scores, rtol=1e-4, atol=1e-6)
+                np.testing.assert_allclose(client.infer("ranker", inputs), wanted[0], rtol=1e-4)
+        with RecommenderClient(f"127.0.0.1:{ports['recommender']}") as client:
+            answers = client.recommend([1, 3], 5)
+        assert [each.item_ids.tolist() for each in answers] == expected(folder, [1, 3], 5)
+        url = f"http://127.0.0.1:{ports['http']}"
+        text = urllib.request.urlopen(f"{url}/metrics").read().decode()
+        assert 'bigdl_model_info{method="openvino_fp32",model="ranker"' in text
+        assert "/recommend/{user}" in urllib.request.urlopen(f"{url}/openapi.json").read().decode()
+
+
 @pytest.mark.fault
 def test_a_killed_server_answers_right_when_it_is_back(folder):
     _, config, ports, _ = folder

@@ -18,6 +18,7 @@ _HOMES = {
     "IndexRecall": "recommender",
     "ItemIndex": "index",
     "Limits": "services",
+    "LostShardError": "recommender",
     "ModuleRanker": "recommender",
     "RankingService": "services",
     "RecallService": "services",
@@ -30,7 +31,11 @@ _HOMES = {
     "RemoteRanker": "clients",
     "RemoteRecall": "clients",
     "Security": "services",
+    "ServedRanker": "recommender",
     "ServingMetrics": "metrics",
+    "Shard": "shards",
+    "ShardedFeatures": "shards",
+    "ShardedRecall": "shards",
     "open_store": "redis_store",
 }
 

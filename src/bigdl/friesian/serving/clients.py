@@ -50,6 +50,9 @@ class Client:
             ("grpc.max_send_message_length", -1),
             ("grpc.max_metadata_size", 1 << 16),
             ("grpc.use_local_subchannel_pool", 1),
+            # A service that comes back is found again within a second.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         if authority is None:
             self._channel = grpc.insecure_channel(address, options)
@@ -144,15 +147,11 @@ class RemoteFeatures(Client):
         wanted = np.asarray(ids, np.int64)
         if len(wanted) <= self._most_ids:
             return self._asked(table, wanted, columns)
-        parts = [
-            self._asked(table, wanted[start : start + self._most_ids], columns)
-            for start in range(0, len(wanted), self._most_ids)
-        ]
-        joined = pa.Table.from_batches([each.to_arrow() for each in parts])
-        return Features(
-            wanted,
-            np.concatenate([each.found for each in parts]),
-            {name: _column(joined[name].combine_chunks()) for name in joined.column_names},
+        return joined_features(
+            [
+                self._asked(table, wanted[start : start + self._most_ids], columns)
+                for start in range(0, len(wanted), self._most_ids)
+            ]
         )
 
     def _asked(self, table: str, ids: np.ndarray, columns: Sequence[str] | None) -> Features:
@@ -166,6 +165,16 @@ class RemoteFeatures(Client):
         arrays = wire.decoded(answer.b64Feature[0])[1]
         found = arrays.pop("__found__").to_numpy(zero_copy_only=False)
         return Features(ids, found, {name: _column(each) for name, each in arrays.items()})
+
+
+def joined_features(parts: Sequence[Features]) -> Features:
+    """Return the rows of several reads of a table, one behind the other."""
+    joined = pa.Table.from_batches([each.to_arrow() for each in parts])
+    return Features(
+        np.concatenate([each.ids for each in parts]),
+        np.concatenate([each.found for each in parts]),
+        {name: _column(joined[name].combine_chunks()) for name in joined.column_names},
+    )
 
 
 def _column(array: pa.Array) -> Any:
@@ -206,24 +215,28 @@ class RemoteRecall(Client):
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
         """Return up to `k` items for each user; some users are asked about at the same time."""
-        found = []
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        partial = False
         for start in range(0, len(user_ids), _AT_ONCE):
             calls = [
                 self._send("searchCandidates", "Query", _SCORES, userID=int(user), k=k)
                 for user in user_ids[start : start + _AT_ONCE]
             ]
-            found += [self._found(call) for call in calls]
-        return Candidates.joined(found)
+            answers = [self._found(call) for call in calls]
+            found += [each[:2] for each in answers]
+            partial = partial or any(each[2] for each in answers)
+        return Candidates.joined(found, partial)
 
-    def _found(self, call: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _found(self, call: Any) -> tuple[np.ndarray, np.ndarray, bool]:
         try:
             answer = call.result()
         except self._grpc.RpcError as error:
             if error.code() != self._grpc.StatusCode.NOT_FOUND:  # of an unknown user
                 raise
-            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+            return np.zeros(0, np.int64), np.zeros(0, np.float32), False
         ids = np.array(answer.candidate, np.int64)
-        return ids, np.array(answer.score or np.zeros(len(ids)), np.float32)
+        scores = np.array(answer.score or np.zeros(len(ids)), np.float32)
+        return ids, scores, answer.partial
 
     def add_item(self, item_id: int, vector: Any) -> None:
         """Add an item to the index of the service."""
@@ -317,6 +330,7 @@ class RecommenderClient(Client):
                 np.array(each.ID, np.int64),
                 np.array(each.prob, np.float32),
                 each.source or RANKED,
+                partial=each.partial,
             )
             for user, each in zip(users, lists, strict=True)
         ]

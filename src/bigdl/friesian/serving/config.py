@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
+from bigdl.friesian.serving.shards import Shard, check_shards
 
 SERVICES = ("recommender", "recall", "feature", "ranking")
 
@@ -35,7 +36,20 @@ _KEYS: dict[str, dict[str, Any]] = {
         "threads": int,
         "rebuild_after": int,
     },
-    "ranking": {"url": str, "model": str, "inputs": [str], "output": str, "threads": int},
+    "ranking": {
+        "url": str,
+        "model": str,
+        "name": str,
+        "inputs": [str],
+        "tensors": str,
+        "output": str,
+        "threads": int,
+        "shares": {str: float},
+        "shadow": int,
+        "max_batch_size": int,
+        "max_delay_ms": float,
+        "instances": int,
+    },
     "recommender": {
         "candidates": int,
         "deadline_ms": float,
@@ -72,6 +86,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "metric": str,
     },
 }
+_SHARD = ("items", "users", "recall", "features")
 _WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 _PATHS = {
     "features.pipeline",
@@ -91,7 +106,7 @@ _PATHS = {
 _OLD: dict[str, str | None] = {
     "redisKeyPrefix": "store.prefix",
     "modelPath": "ranking.model",
-    "modelParallelism": "ranking.threads",
+    "modelParallelism": "ranking.instances",
     "indexPath": "recall.index",
     "featureServiceURL": "features.url",
     "recallServiceURL": "recall.url",
@@ -139,6 +154,43 @@ class Config:
     values: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    shards: list[Shard] = field(default_factory=list)
+
+    def of_shard(self, number: int, replica: int = 0) -> Config:
+        """Return the configuration of one shard: its part of store and index, and its ports.
+
+        Raises
+        ------
+        UsageError
+            If there is no such shard or replica.
+        """
+        if not 0 <= number < len(self.shards):
+            raise UsageError(
+                f"{self.path}: there is no shard {number}; the section shards has "
+                f"{len(self.shards)}"
+            )
+        shard = self.shards[number]
+        values = {
+            key: value
+            for key, value in self.values.items()
+            if key not in ("server.http_port", *(f"server.{name}_port" for name in SERVICES))
+        }
+        part = f"shard-{shard.items[0]}-{shard.items[1]}"
+        if "recall.index" in values:
+            values["recall.index"] = os.path.join(values["recall.index"], part)
+        location = values.get("store.location", "")
+        if "://" in location:
+            values["store.prefix"] = f"{values.get('store.prefix', '')}{part}_"
+        elif location:
+            values["store.location"] = os.path.join(location, part)
+        for name, addresses in (("recall", shard.recall), ("feature", shard.features)):
+            if not 0 <= replica < len(addresses):
+                raise UsageError(
+                    f"{self.path}: the shard {number} has no replica {replica} of {name}, only "
+                    f"{len(addresses)}"
+                )
+            values[f"server.{name}_port"] = int(addresses[replica].rpartition(":")[2])
+        return replace(self, values=values)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of ``section.key``."""
@@ -217,12 +269,16 @@ def read_config(path: str | os.PathLike) -> Config:
     old: dict[str, tuple[Any, int]] = {}
     for key_node, node in root.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
-        if key in _KEYS:
+        if key == "shards":
+            _read_shards(config, _plain(yaml, node), line)
+        elif key in _KEYS:
             _read_section(yaml, config, key, node, line)
         elif key in _OLD or key in _REDIS or key == "servicePort":
             old[key] = _plain(yaml, node), line
         else:
-            raise UsageError(f"{shown}, line {line}, {key}: unknown{_hint(key, [*_KEYS, *_OLD])}")
+            raise UsageError(
+                f"{shown}, line {line}, {key}: unknown{_hint(key, [*_KEYS, 'shards', *_OLD])}"
+            )
     if old:
         _take_old(config, old)
     folder = Path(path).resolve().parent
@@ -265,11 +321,55 @@ def _read_section(yaml: Any, config: Config, section: str, node: Any, line: int)
         _set(config, full, _plain(yaml, value_node), keys[name], at)
 
 
+def _read_shards(config: Config, listed: Any, line: int) -> None:
+    config.lines["shards"] = line
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise config.error("shards", "should be a list, each of it with items, recall, features")
+    shards = []
+    for number, each in enumerate(listed):
+        if strange := [str(name) for name in each if name not in _SHARD]:
+            hint = _hint(strange[0], [*_SHARD])
+            raise config.error("shards", f"{strange[0]} of shard {number} is unknown{hint}")
+        spans: dict[str, Any] = {"items": None, "users": None}
+        for name in spans:
+            span = each.get(name)
+            if span is None and name == "users":
+                continue
+            if not isinstance(span, list) or len(span) != 2 or not all(_is(i, int) for i in span):
+                raise config.error(
+                    "shards",
+                    f"{name} of shard {number} should be [first id, last id], got {span!r}",
+                )
+            spans[name] = tuple(span)
+        places = {}
+        for name in ("recall", "features"):
+            given = each.get(name)
+            given = [given] if isinstance(given, str) else given
+            if not isinstance(given, list) or not given or not all(map(_is_address, given)):
+                raise config.error(
+                    "shards",
+                    f"{name} of shard {number} should be host:port, or a list of them, got "
+                    f"{each.get(name)!r}",
+                )
+            places[name] = tuple(given)
+        shards.append(Shard(spans["items"], places["recall"], places["features"], spans["users"]))
+    config.shards = config.checked("shards", check_shards, shards)
+
+
+def _is_address(value: Any) -> bool:
+    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
 def _set(config: Config, key: str, value: Any, wanted: Any, line: int) -> None:
     config.lines[key] = line
     if isinstance(wanted, list):
         is_right = isinstance(value, list) and all(_is(each, wanted[0]) for each in value)
         word = f"a list, each of it {_WORDS[wanted[0]]}"
+    elif isinstance(wanted, dict):
+        is_right = isinstance(value, dict) and all(_is(each, float) for each in value.values())
+        word = "names with numbers, such as {1: 90, 2: 10}"
+        value = {str(name): each for name, each in value.items()} if is_right else value
     else:
         is_right, word = _is(value, wanted), _WORDS[wanted]
     if not is_right:

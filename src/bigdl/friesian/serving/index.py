@@ -54,6 +54,8 @@ class Candidates:
         Products, cosines or negative squared distances: more is better.
     counts : ndarray of int64
         How many items each user has.
+    partial : bool
+        True if a shard of the items did not answer.
 
     Examples
     --------
@@ -68,6 +70,7 @@ class Candidates:
     ids: np.ndarray
     scores: np.ndarray
     counts: np.ndarray
+    partial: bool = False
 
     def split(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids and scores of each user."""
@@ -75,13 +78,16 @@ class Candidates:
         return list(zip(np.split(self.ids, ends), np.split(self.scores, ends), strict=True))
 
     @classmethod
-    def joined(cls, found: Sequence[tuple[np.ndarray, np.ndarray]]) -> Candidates:
+    def joined(
+        cls, found: Sequence[tuple[np.ndarray, np.ndarray]], partial: bool = False
+    ) -> Candidates:
         """Return the candidates of several users as one object."""
         if not found:
-            return cls(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.int64))
+            none = np.zeros(0, np.int64)
+            return cls(none, np.zeros(0, np.float32), none, partial)
         ids, scores = zip(*found, strict=True)
         counts = np.array([len(each) for each in ids], np.int64)
-        return cls(np.concatenate(ids), np.concatenate(scores), counts)
+        return cls(np.concatenate(ids), np.concatenate(scores), counts, partial)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,17 @@ class ServingMetrics:
                 ["of"],
                 registry=registry,
             )
+            self._lost = prometheus.Counter(
+                f"{name}_lost_shards",
+                "Calls for which no replica of a shard answered",
+                ["shard"],
+                registry=registry,
+            )
+            self._partial = prometheus.Counter(
+                f"{name}_partial_answers",
+                "Users that were answered without the items of a lost shard",
+                registry=registry,
+            )
             self._children: dict[str, Any] = {}
 
     def time(self, stage: str) -> AbstractContextManager[None]:
@@ -130,6 +141,16 @@ class ServingMetrics:
         """Count users by where their items came from."""
         if self._histogram is not None:
             self._answers.labels(source).inc(users)
+
+    def lost(self, shard: str) -> None:
+        """Count a call for which no replica of a shard answered."""
+        if self._histogram is not None:
+            self._lost.labels(shard).inc()
+
+    def partial(self, users: int) -> None:
+        """Count users that were answered without the items of a lost shard."""
+        if self._histogram is not None:
+            self._partial.inc(users)
 
     def watch(self, of: str, function: Any) -> None:
         """Show the number that a function returns whenever Prometheus asks."""

@@ -2,6 +2,7 @@
 
     bigdl-friesian-serve init --config serving.yaml     # load the store, build the index
     bigdl-friesian-serve serve --config serving.yaml
+    bigdl-friesian-serve serve --config serving.yaml --shard 0    # a part of the items
     bigdl-friesian-serve client --address 127.0.0.1:8980 --users 1,2,3
 
 ``serve`` starts the services that have a port in the section ``server``.  It ends at SIGTERM, after
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.friesian.feature.pipeline import FeaturePipeline
@@ -41,11 +43,12 @@ from bigdl.friesian.serving.index import ItemIndex
 from bigdl.friesian.serving.metrics import ServingMetrics
 from bigdl.friesian.serving.recommender import (
     IndexRecall,
-    ModuleRanker,
     Recommender,
+    ServedRanker,
     function_of,
 )
 from bigdl.friesian.serving.redis_store import open_store
+from bigdl.friesian.serving.rows import ids_of, table_of
 from bigdl.friesian.serving.services import (
     FeatureService,
     GrpcServer,
@@ -56,10 +59,17 @@ from bigdl.friesian.serving.services import (
     Security,
     Service,
 )
+from bigdl.friesian.serving.shards import Shard, ShardedFeatures, ShardedRecall
+from bigdl.nano.serving.access import read_token
+from bigdl.nano.serving.batching import BatchingOptions
+from bigdl.nano.serving.grpc_service import InferenceHandlers
+from bigdl.nano.serving.repository import ModelRepository
+from bigdl.nano.serving.service import InferenceService, ServingLimits
 
 logger = logging.getLogger("bigdl.friesian.serving")
 
-_LOOK = 2.0  # seconds between looks at the files of index and model
+_LOOK = 2.0  # seconds between looks at the files of index and models
+_BATCHING = ("max_batch_size", "max_delay_ms", "instances")
 
 
 class Serving:
@@ -68,6 +78,8 @@ class Serving:
     Parameters
     ----------
     config : Config
+    shard, replica : int, optional
+        Serve a shard of the items instead of what the section ``server`` says.
 
     Attributes
     ----------
@@ -80,8 +92,9 @@ class Serving:
         If something cannot be read or started.  Nothing is left running then.
     """
 
-    def __init__(self, config: Config):
-        self.config = config
+    def __init__(self, config: Config, shard: int | None = None, replica: int = 0):
+        self._is_shard = shard is not None
+        self.config = config = config if shard is None else config.of_shard(shard, replica)
         prometheus = require("prometheus_client", "serving")
         self.metrics = ServingMetrics(prometheus.CollectorRegistry())
         self.ports: dict[str, int] = {}
@@ -106,11 +119,13 @@ class Serving:
         limits = config.checked("server", lambda: Limits(**given))
         threads = server.get("threads", 16)
         for name in wanted:
-            service = getattr(self, f"_{name}_service")(limits)
+            services = [getattr(self, f"_{name}_service")(limits)]
+            if name == "ranking":
+                services.append(InferenceHandlers(self._models))
             started = config.checked(
                 f"server.{name}_port",
                 _started,
-                service,
+                services,
                 server[f"{name}_port"],
                 security,
                 limits,
@@ -123,7 +138,13 @@ class Serving:
             web = config.checked(
                 "server.http_port",
                 lambda: HttpServer(
-                    recommender, server["http_port"], security, limits, self.metrics, threads
+                    recommender,
+                    server["http_port"],
+                    security,
+                    limits,
+                    self.metrics,
+                    threads,
+                    self._models,
                 ),
             )
             self.ports["http"] = web.port
@@ -135,10 +156,13 @@ class Serving:
     # -- services -------------------------------------------------------------------------------
 
     def _feature_service(self, limits: Limits) -> Service:
+        features = self._features if self._is_routed else self._store
         columns = self.config.get("features.user_columns"), self.config.get("features.item_columns")
-        return FeatureService(self._store, *self._tables, *columns, self.metrics, limits)
+        return FeatureService(features, *self._tables, *columns, self.metrics, limits)
 
     def _recall_service(self, limits: Limits) -> Service:
+        if self._is_routed:
+            return RecallService(self._recall, self._recall, self.metrics, limits)
         return RecallService(self._local_recall, self._index, self.metrics, limits)
 
     def _ranking_service(self, limits: Limits) -> Service:
@@ -161,15 +185,32 @@ class Serving:
         get = self.config.get
         return get("features.user_table", "user"), get("features.item_table", "item")
 
-    def _remote(self, section: str, client: Any, **options: Any) -> Any:
+    @property
+    def _is_routed(self) -> bool:
+        """True if the items are in shards elsewhere."""
+        return bool(self.config.shards) and not self._is_shard
+
+    @property
+    def _line(self) -> dict[str, Any]:
+        """What every client of another service is made with."""
         config = self.config
-        timeout = config.get("recommender.deadline_ms", 10_000.0) / 1000
-        token = _token(config)
-        authority = config.get("server.authority")
-        url = config.get(f"{section}.url")
+        return {
+            "timeout": config.get("recommender.deadline_ms", 10_000.0) / 1000,
+            "token": _token(config),
+            "authority": config.get("server.authority"),
+        }
+
+    def _remote(self, section: str, client: Any, **options: Any) -> Any:
+        url = self.config.get(f"{section}.url")
+        return self._once(f"{section} at {url}", lambda: client(url, **self._line, **options))
+
+    @property
+    def _sharded_features(self) -> ShardedFeatures:
         return self._once(
-            f"{section} at {url}",
-            lambda: client(url, timeout=timeout, token=token, authority=authority, **options),
+            "features of shards",
+            lambda: ShardedFeatures(
+                self.config.shards, self._tables[0], self.metrics, **self._line
+            ),
         )
 
     @property
@@ -197,6 +238,8 @@ class Serving:
 
     @property
     def _features(self) -> Any:
+        if self._is_routed:
+            return self._sharded_features
         if "features.url" in self.config.values:
             return self._remote("features", RemoteFeatures, user_table=self._tables[0])
         return self._store
@@ -219,34 +262,84 @@ class Serving:
         config = self.config
         vector, seen = config.get("recall.user_vector", "prediction"), config.get("recall.seen")
         features, table = self._features, self._tables[0]
+        names = features.names(table)
+        if self._is_shard and self.config.shards[0].users is not None:
+            features = self._sharded_features  # the user may be of another shard
         for key, name in (("recall.user_vector", vector), ("recall.seen", seen)):
-            if name is not None and name not in features.names(table):
+            if name is not None and name not in names:
                 raise config.error(
                     key if key in config.lines else "recall.index",
-                    f"the table {table} has no column {name!r}, only {features.names(table)}",
+                    f"the table {table} has no column {name!r}, only {names}",
                 )
         return self._once("recall", lambda: IndexRecall(features, self._index, vector, seen, table))
 
     @property
     def _recall(self) -> Any:
+        if self._is_routed:
+            return self._once(
+                "recall of shards",
+                lambda: ShardedRecall(self.config.shards, self.metrics, **self._line),
+            )
         if "recall.url" in self.config.values:
             return self._remote("recall", RemoteRecall)
         return self._local_recall
 
     @property
-    def _local_ranker(self) -> Any:
+    def _models(self) -> InferenceService:
+        """The ranking models, which answer the Open Inference Protocol, too."""
         config = self.config
-        path = config.needed("ranking.model", "the ranking service")
-        return self._once("ranker", lambda: config.checked("ranking.model", self._loaded, path))
 
-    def _loaded(self, path: str) -> ModuleRanker:
-        from bigdl.nano.pytorch import InferenceOptimizer
+        def make() -> InferenceService:
+            repository = ModelRepository()
+            if "ranking.model" in config.values:
+                path = config.get("ranking.model")
+                if not Path(path).exists():
+                    raise config.error("ranking.model", f"there is no model at {path}")
+                given = {name: config.get(f"ranking.{name}") for name in _BATCHING}
+                batching = {name: each for name, each in given.items() if each is not None}
+                repository = config.checked(
+                    "ranking",
+                    lambda: ModelRepository(
+                        path,
+                        name=config.get("ranking.name", "ranker"),
+                        batching=BatchingOptions(**batching),
+                        thread_num=config.get("ranking.threads"),
+                        input_names=config.get("ranking.inputs"),
+                        inputs=config.get("ranking.tensors"),
+                    ),
+                )
+                self._closing.append(repository.close)
+                config.checked("ranking.model", repository.load_all)
+                repository.watch(_LOOK)
+            limits = ServingLimits(max_request_bytes=config.get("server.max_bytes", 16 << 20))
+            return InferenceService(
+                repository,
+                limits,
+                token=_token(config),
+                changes=False,
+                registry=self.metrics.registry,
+                needs_models=False,
+            )
 
-        if not Path(path).exists():
-            raise UsageError(f"there is no model at {path}")
-        return ModuleRanker(
-            InferenceOptimizer.load(path), self.config.needed("ranking.inputs", "the model")
-        )
+        return self._once("models", make)
+
+    @property
+    def _local_ranker(self) -> ServedRanker:
+        config = self.config
+        config.needed("ranking.model", "the ranking service")
+
+        def make() -> ServedRanker:
+            repository = self._models.repository
+            name = config.get("ranking.name", "ranker")
+            ranker = config.checked("ranking.name", ServedRanker, repository, name)
+            shares, shadow = config.get("ranking.shares"), config.get("ranking.shadow")
+            shadow = None if shadow is None else str(shadow)
+            if shares is not None or shadow is not None:
+                key = "ranking.shares" if shares is not None else "ranking.shadow"
+                config.checked(key, repository.set_traffic, name, shares, shadow)
+            return ranker
+
+        return self._once("ranker", make)
 
     @property
     def _ranker(self) -> Any:
@@ -288,7 +381,7 @@ class Serving:
                     **functions,
                 ),
             )
-            if "features.url" not in config.values:
+            if "features.url" not in config.values and not self._is_routed:
                 config.checked("ranking.inputs", recommender.check)
             return recommender
 
@@ -297,12 +390,10 @@ class Serving:
     # -- what changes while it serves -----------------------------------------------------------
 
     def _watched(self) -> dict[str, str]:
-        """Return the files whose change means a new index or model."""
+        """Return the files whose change means a new index."""
         watched = {}
         if "index" in self._made:
             watched["index"] = os.path.join(self.config.get("recall.index"), "index.json")
-        if "ranker" in self._made:
-            watched["ranker"] = self.config.get("ranking.model")
         return watched
 
     def _watch(self) -> None:
@@ -323,12 +414,7 @@ class Serving:
                     logger.warning("The new %s is used from now on", name)
 
     def _renew(self, name: str) -> None:
-        config = self.config
-        if name == "index":
-            self._made["index"].swap(ItemIndex.load(config.get("recall.index")))
-            return
-        old, new = self._made["ranker"], self._loaded(config.get("ranking.model"))
-        old.swap(new)
+        self._made[name].swap(ItemIndex.load(self.config.get("recall.index")))
 
     def stop(self) -> None:
         """Answer what was asked, and end all servers and clients."""
@@ -344,9 +430,9 @@ class Serving:
 
 
 def _started(
-    service: Service, port: int, security: Security, limits: Limits, threads: int
+    services: list[Any], port: int, security: Security, limits: Limits, threads: int
 ) -> GrpcServer:
-    return GrpcServer([service], port, security, limits, threads)
+    return GrpcServer(services, port, security, limits, threads)
 
 
 def _stamp(path: str) -> tuple | None:
@@ -361,14 +447,7 @@ def _stamp(path: str) -> tuple | None:
 def _token(config: Config) -> str | None:
     if "server.token_file" not in config.values:
         return None
-    path = config.get("server.token_file")
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise config.error("server.token_file", f"{path} cannot be read: {error}") from error
-    if not token:
-        raise config.error("server.token_file", f"{path} is empty")
-    return token
+    return config.checked("server.token_file", read_token, config.get("server.token_file"))
 
 
 def _security(config: Config) -> Security:
@@ -384,12 +463,14 @@ def _security(config: Config) -> Security:
 # -- near the line ---------------------------------------------------------------------------------
 
 
-def initialise(config: Config) -> dict[str, Any]:
+def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
     """Load the store and build the index, as the sections ``init``, ``store`` and ``recall`` say.
 
     Parameters
     ----------
     config : Config
+    number : int, optional
+        Of a shard, whose items alone are loaded.
 
     Returns
     -------
@@ -397,6 +478,10 @@ def initialise(config: Config) -> dict[str, Any]:
         What was written: rows by table, the version of the store, items of the index.
     """
     done: dict[str, Any] = {}
+    shard = None
+    if number is not None:
+        config = config.of_shard(number)
+        shard = config.shards[number]
     tables, id_cols = {}, {}
     names = (
         ("users", "user_id", config.get("features.user_table", "user")),
@@ -404,8 +489,15 @@ def initialise(config: Config) -> dict[str, Any]:
     )
     for source, column, table in names:
         if f"init.{source}" in config.values:
-            tables[table] = config.get(f"init.{source}")
             id_cols[table] = config.get(f"init.{column}", table)
+            tables[table] = config.checked(
+                f"init.{source}",
+                _part,
+                config.get(f"init.{source}"),
+                id_cols[table],
+                shard,
+                source[:-1],
+            )
     if not tables and "init.vectors" not in config.values:
         raise UsageError(
             f"{config.path}: the section init should name users and items, vectors, or all"
@@ -425,11 +517,23 @@ def initialise(config: Config) -> dict[str, Any]:
             "kind": config.get("init.kind", "flat"),
             "metric": config.get("init.metric", "inner_product"),
         }
-        source = config.get("init.vectors")
+        source = config.checked(
+            "init.vectors", _part, config.get("init.vectors"), options["id_col"], shard, "item"
+        )
         index = config.checked("init.vectors", lambda: ItemIndex.from_table(source, **options))
         config.checked("recall.index", index.save, path)
         done["index"] = len(index)
     return done
+
+
+def _part(source: str, id_column: str, shard: Shard | None, kind: str) -> Any:
+    """Return a table of Parquet files, or those rows of it that are of a shard."""
+    if shard is None:
+        return source
+    table = table_of(source, f"the {kind}s")
+    if id_column not in table.column_names:
+        raise UsageError(f"{source} has no column {id_column!r}, only {table.column_names}")
+    return table.filter(pa.array(shard.has(kind, ids_of(table[id_column], f"the {kind}s"))))
 
 
 # -- programs --------------------------------------------------------------------------------------
@@ -442,7 +546,7 @@ def _serve(options: argparse.Namespace) -> int:
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
-    with Serving(config) as serving:
+    with Serving(config, options.shard, options.replica) as serving:
         listed = ", ".join(f"{name} {port}" for name, port in serving.ports.items())
         print(f"ready on {config.get('server.host', '127.0.0.1')}: {listed}", flush=True)
         ending.wait()
@@ -454,8 +558,16 @@ def _init(options: argparse.Namespace) -> int:
     config = read_config(options.config)
     for note in config.notes:
         print(f"{config.path}, {note}", file=sys.stderr)
-    done = initialise(config)
-    print(", ".join(f"{name} {value}" for name, value in done.items()))
+    if not config.shards:
+        numbers: list[int | None] = [None]
+    elif options.shard is None:
+        numbers = list(range(len(config.shards)))
+    else:
+        numbers = [options.shard]
+    for number in numbers:
+        done = initialise(config, number)
+        begin = "" if number is None else f"shard {number}: "
+        print(begin + ", ".join(f"{name} {value}" for name, value in done.items()))
     return 0
 
 
@@ -522,6 +634,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("--config", "-c", required=True, help="a file of YAML")
+        command.add_argument("--shard", type=int, help="one of the section shards, from 0")
+        if name == "serve":
+            command.add_argument("--replica", type=int, default=0, help="of the shard, from 0")
     client = commands.add_parser("client", help="ask a recommender, once or many times")
     client.add_argument("--address", default="127.0.0.1:8980")
     client.add_argument("--users", default="1", help="numbers, as in 1,2,3")

@@ -21,18 +21,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 
 from bigdl.common.checks import check_integer, check_number
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import BigDLError, UsageError, one_line
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.index import Candidates, ItemIndex, best_first
 from bigdl.friesian.serving.metrics import ServingMetrics
 from bigdl.friesian.serving.rows import Features, ids_of
+from bigdl.nano.serving.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class IndexRecall:
             return found
         counts = np.zeros(len(users), np.int64)
         counts[known] = found.counts
-        return Candidates(found.ids, found.scores, counts)
+        return Candidates(found.ids, found.scores, counts, found.partial)
 
 
 def _items_of(value: Any) -> np.ndarray:
@@ -186,6 +187,74 @@ class ModuleRanker:
         return np.asarray(output)
 
 
+class LostShardError(BigDLError, RuntimeError):
+    """No replica of a shard answers.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import LostShardError
+    >>> issubclass(LostShardError, RuntimeError)
+    True
+    """
+
+
+class ServedRanker:
+    """A model of a repository as a ranker: batched across requests, replaced while it is used.
+
+    Requests are shared among the versions of the model as the repository says, and its shadow gets
+    each of them, too.
+
+    Parameters
+    ----------
+    repository : ModelRepository
+    name : str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from bigdl.friesian.models import NCF
+    >>> from bigdl.friesian.serving import ServedRanker
+    >>> from bigdl.nano.serving import ModelRepository, ServedModel
+    >>> repository = ModelRepository()
+    >>> sample = torch.tensor([1, 2]), torch.tensor([3, 4])
+    >>> _ = repository.add("ncf", ServedModel(NCF(10, 20), sample=sample))
+    >>> ranker = ServedRanker(repository, "ncf")
+    >>> ranker.columns, ranker.predict({"user": np.array([1, 1]), "item": np.array([3, 4])}).shape
+    (['user', 'item'], (2,))
+    >>> repository.close()
+    """
+
+    def __init__(self, repository: ModelRepository, name: str):
+        repository.find(name)
+        self._repository, self._name = repository, name
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the model takes, in its order."""
+        return [each.name for each in self._repository.find(self._name).model.signature.inputs]
+
+    def predict(self, inputs: Mapping[str, np.ndarray], version: str | None = None) -> Any:
+        """Return a score for each row; see :class:`Ranker`.
+
+        Parameters
+        ----------
+        inputs : dict of str to ndarray
+            Others than those of the model are passed over.
+        version : str, optional
+            Of the model; by default the repository chooses.
+        """
+        with self._repository.lease(self._name, version) as deployed:
+            model = deployed.model
+            signature = model.signature
+            if missing := [each.name for each in signature.inputs if each.name not in inputs]:
+                raise UsageError(f"The ranker takes {missing}, which are not there")
+            arrays = signature.arrays({each.name: inputs[each.name] for each in signature.inputs})
+            self._repository.mirror(deployed, arrays, lambda well: None)
+            results = model.call(arrays)
+            return results[0] if len(results) == 1 else model.named(results)
+
+
 def _own(array: Any) -> np.ndarray:
     array = np.ascontiguousarray(array)
     return array if array.flags.writeable else array.copy()
@@ -207,6 +276,8 @@ class Recommendation:
         popular items, since the user is unknown or no stage was in time.
     reason : str
         Why it is not the ranker.
+    partial : bool
+        True if a shard was lost, so that its items are missing.
 
     Examples
     --------
@@ -222,6 +293,7 @@ class Recommendation:
     scores: np.ndarray
     source: str = RANKED
     reason: str = ""
+    partial: bool = False
 
 
 @dataclass
@@ -234,6 +306,7 @@ class _Request:
     deadline: float | None
     recalled: Candidates | None = None
     stage: str = "a free thread"
+    partial: bool = False
 
 
 class _Late(Exception):
@@ -375,6 +448,9 @@ class Recommender:
         for source in (RANKED, RECALLED, POPULAR):
             if count := sum(each.source == source for each in answers):
                 self.metrics.answered(source, count)
+        if request.partial:
+            answers = [replace(each, partial=True) for each in answers]
+            self.metrics.partial(len(answers))
         return answers
 
     def _in_time(self, request: _Request, end: float) -> list[Recommendation]:
@@ -396,6 +472,10 @@ class Recommender:
             return self._ranked(request)
         except _Late:
             return self._fallback(request, f"{request.stage} was late")
+        except LostShardError as error:
+            request.partial = True
+            logger.warning("%s: %s", request.stage, error)
+            return self._fallback(request, f"{request.stage} failed")
         except Exception as error:
             logger.error("%s failed: %s", request.stage, one_line(error), exc_info=error)
             return self._fallback(request, f"{request.stage} failed")
@@ -403,11 +483,16 @@ class Recommender:
     def _ranked(self, request: _Request) -> list[Recommendation]:
         with self._begun(request, "recall"):
             found = self.recall.candidates(request.users, request.candidates)
-        request.recalled = found
+        request.recalled, request.partial = found, found.partial
         if not len(found.ids):
             return self._fallback(request, "")
         with self._begun(request, "features"):
-            columns = self._columns(request.users, found)
+            columns, lost = self._columns(request.users, found)
+            if lost is not None:
+                found, request.partial = _without(found, lost), True
+                request.recalled = found
+                if not len(found.ids):
+                    return self._fallback(request, "the features are lost")
         with self._begun(request, "ranking"):
             scores = self._scores(columns, len(found.ids))
         request.stage = "sorting"
@@ -477,8 +562,14 @@ class Recommender:
 
     # -- inputs of the ranker -------------------------------------------------------------------
 
-    def _columns(self, users: np.ndarray, found: Candidates) -> Columns:
-        """Return the columns that the ranker takes, with a row for each candidate."""
+    def _columns(self, users: np.ndarray, found: Candidates) -> tuple[Columns, np.ndarray | None]:
+        """Return the columns that the ranker takes, with a row for each candidate.
+
+        Candidates whose rows are of a lost shard have no row; the second value is True for them, or
+        None where there are none.
+        """
+        read_found = getattr(self.features, "read_found", None)
+        lost = None
         of_user, of_item = self._needed()
         repeated = np.repeat(np.arange(len(users)), found.counts)
         columns: Columns = {}
@@ -486,7 +577,17 @@ class Recommender:
             read = self.features.read(self._user_table, users, of_user)
             columns.update(read.take(repeated).columns)
         if of_item:
-            columns.update(self.features.read(self._item_table, found.ids, of_item).columns)
+            if read_found is None:
+                rows = self.features.read(self._item_table, found.ids, of_item)
+            else:
+                rows, is_lost = read_found(self._item_table, found.ids, of_item)
+                if is_lost.any():
+                    lost, kept = is_lost, np.flatnonzero(~is_lost)
+                    rows = rows.take(kept)
+                    columns = {name: _taken(each, kept) for name, each in columns.items()}
+            columns.update(rows.columns)
+        if lost is not None and lost.all():
+            return {}, lost
         if self._prepare is not None:
             columns = self._prepare(columns)
         if self._pipeline is not None:
@@ -496,7 +597,7 @@ class Recommender:
             raise UsageError(
                 f"The ranker takes {missing}, which neither the features nor the pipeline have"
             )
-        return {name: as_numpy(columns[name], name) for name in self._inputs}
+        return {name: as_numpy(columns[name], name) for name in self._inputs}, lost
 
     def _needed(self) -> tuple[list[str], list[str]]:
         """Return the columns that are read of users, and of items."""
@@ -544,6 +645,17 @@ class Recommender:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _taken(column: Any, places: np.ndarray) -> Any:
+    return column.take(pa.array(places)) if isinstance(column, pa.Array) else column[places]
+
+
+def _without(found: Candidates, lost: np.ndarray) -> Candidates:
+    """Return candidates without some of them."""
+    owner = np.repeat(np.arange(len(found.counts)), found.counts)[~lost]
+    counts = np.bincount(owner, minlength=len(found.counts)).astype(np.int64)
+    return Candidates(found.ids[~lost], found.scores[~lost], counts, True)
 
 
 def _inputs_of(ranker: Ranker, inputs: Sequence[str] | None) -> list[str]:

@@ -7,15 +7,10 @@ service.
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
-import socket
-import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -31,19 +26,28 @@ from bigdl.friesian.serving.metrics import ServingMetrics
 from bigdl.friesian.serving.recommender import (
     RANKED,
     FeatureReader,
+    LostShardError,
     Ranker,
     Recall,
     Recommender,
+    ServedRanker,
     as_numpy,
 )
-from bigdl.nano.serving.http_thread import is_loopback
+from bigdl.nano.serving.access import (
+    check_token,
+    is_loopback,
+    read_pem,
+    tls_files,
+    warn_of_host,
+)
+from bigdl.nano.serving.grpc_port import GrpcPort
+from bigdl.nano.serving.grpc_service import OPEN_METHODS, InferenceHandlers
 
 logger = logging.getLogger(__name__)
 
 _GREATEST_ID = (1 << 31) - 1  # of int32
 _LONGEST_SENTENCE = 2000  # it travels in a header
 _MARGIN = 0.005  # seconds between the end of the work and the deadline of the caller
-_DRAIN_S = 0.2  # seconds in which a server that ends refuses what still comes
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,8 @@ class Service:
         except grpc.RpcError as error:
             status = grpc.StatusCode.UNAVAILABLE
             sentence = f"A service behind {method} failed: {one_line(error)}"
+        except LostShardError as error:
+            status, sentence = grpc.StatusCode.UNAVAILABLE, str(error)
         except Exception as error:
             logger.exception("%s failed", method)
             status, sentence = grpc.StatusCode.UNAVAILABLE, f"{method} failed: {one_line(error)}"
@@ -296,7 +302,9 @@ class RecallService(Service):
         if not len(found.ids):
             raise Refused("NOT_FOUND", f"There are no candidates for the user {request.userID}")
         scores = found.scores if "bigdl-scores" in _headers(context) else ()
-        return self._message("Candidates", candidate=_as_int32(found.ids), score=scores)
+        return self._message(
+            "Candidates", candidate=_as_int32(found.ids), score=scores, partial=found.partial
+        )
 
     def _add(self, request: Any, context: Any) -> Any:
         if self._index is None:
@@ -350,7 +358,13 @@ class RankingService(Service):
         if strange := [name for name, each in inputs.items() if each.dtype.kind not in "biuf"]:
             raise UsageError(f"The ranker takes numbers, but {strange} are none")
         try:
-            output = self._ranker.predict(inputs)
+            version = _headers(context).get("x-model-version")
+            if version is not None and isinstance(self._ranker, ServedRanker):
+                output = self._ranker.predict(inputs, version)
+            else:
+                output = self._ranker.predict(inputs)
+        except UsageError:
+            raise
         except (TypeError, ValueError, IndexError) as error:
             raise UsageError(f"The ranker does not take these inputs: {one_line(error)}") from error
         scores = output if isinstance(output, Mapping) else {"prediction": output}
@@ -436,6 +450,7 @@ class RecommenderService(Service):
                 ID=_as_int32(each.item_ids),
                 prob=each.scores,
                 source="" if each.source == RANKED else each.source,
+                partial=each.partial,
             )
             for each in answers
         ]
@@ -512,8 +527,7 @@ class Security:
     ... except ValueError as error:
     ...     print(str(error)[:55])
     The address 192.168.0.7 can be reached from other machi
-    >>> Security(token="secret").allows("Bearer secret")
-    True
+    >>> Security(token="secret").check_access("Bearer secret")
     """
 
     host: str = "127.0.0.1"
@@ -525,9 +539,7 @@ class Security:
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise UsageError("TLS needs both a certificate and a key")
-        for each in (self.certificate, self.key):
-            if each is not None and not Path(each).is_file():
-                raise UsageError(f"There is no file {each} for TLS")
+        self.files()
         if is_loopback(self.host):
             return
         if not self.expose:
@@ -536,25 +548,17 @@ class Security:
                 "if that is meant, or use 127.0.0.1"
             )
         if self.certificate is None:
-            warnings.warn(
-                f"The services on {self.host} are reached without TLS: whoever sees the network "
-                "reads requests and tokens",
-                UserWarning,
-                stacklevel=4,
-            )
+            warn_of_host(self.host, stacklevel=5)
 
-    def pem(self) -> tuple[bytes, bytes] | None:
-        """Return key and certificate, if there is TLS."""
+    def files(self) -> tuple[Path, Path] | None:
+        """Return the files of certificate and key, if there is TLS."""
         if self.certificate is None or self.key is None:
             return None
-        return Path(self.key).read_bytes(), Path(self.certificate).read_bytes()
+        return tls_files(self.certificate, self.key)
 
-    def allows(self, authorization: str | None) -> bool:
-        """Return True if the header of a request has the token, or none is needed."""
-        if self.token is None:
-            return True
-        given = (authorization or "").encode()
-        return hmac.compare_digest(given, f"Bearer {self.token}".encode())
+    def check_access(self, authorization: str | None) -> None:
+        """Raise an error if the header of a request lacks the token, and one is needed."""
+        check_token(self.token, authorization)
 
 
 class GrpcServer:
@@ -562,7 +566,7 @@ class GrpcServer:
 
     Parameters
     ----------
-    services : sequence of Service
+    services : sequence of Service or InferenceHandlers
     port : int, default 0
         0 takes a free one.
     security : Security, optional
@@ -585,47 +589,28 @@ class GrpcServer:
 
     def __init__(
         self,
-        services: Sequence[Service],
+        services: Sequence[Service | InferenceHandlers],
         port: int = 0,
         security: Security | None = None,
         limits: Limits | None = None,
         threads: int = 16,
     ):
-        grpc = require("grpc", "serving")
         security, limits = security or Security(), limits or Limits()
         check_integer("port", port, 0, 65535)
         self._health = _Health([each.name for each in services])
-        self._drain = _drain(grpc)
-        interceptors = [self._drain]
-        if security.token is not None:
-            interceptors.append(_token_check(grpc, security))
-        self._pool = ThreadPoolExecutor(check_integer("threads", threads, 1), "grpc")
-        self._server = grpc.server(
-            self._pool,
-            handlers=[each.handler() for each in (*services, self._health)],
-            interceptors=interceptors,
-            maximum_concurrent_rpcs=limits.max_requests,
-            options=[
-                ("grpc.max_receive_message_length", limits.max_bytes),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_metadata_size", 1 << 16),
-                ("grpc.so_reuseport", 0),
-            ],
+        self._port = GrpcPort(
+            security.host,
+            port,
+            [each.handler() for each in (*services, self._health)],
+            threads=check_integer("threads", threads, 1),
+            most_requests=limits.max_requests,
+            most_bytes=limits.max_bytes,
+            check_access=security.check_access,
+            open_methods=OPEN_METHODS,
+            pem=read_pem(security.files()),
         )
-        address = f"[{security.host}]:{port}" if ":" in security.host else f"{security.host}:{port}"
-        pem = security.pem()
-        try:
-            if pem is None:
-                self.port: int = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(
-                    address, grpc.ssl_server_credentials([pem])
-                )
-        except RuntimeError as error:
-            raise UsageError(
-                f"The server cannot listen on {address}: {first_reason(address, error)}"
-            ) from error
-        self._server.start()
+        self.port: int = self._port.port
+        self._port.start()
 
     def stop(self, grace: float = 5.0) -> None:
         """Take no more requests, let those that run end within some seconds, and end.
@@ -636,61 +621,10 @@ class GrpcServer:
             Seconds.
         """
         self._health.is_ready = False
-        self._drain.is_ending = True
-        # gRPC breaks off what has come and was given to no thread: it gets its refusal first
-        time.sleep(min(_DRAIN_S, grace))
-        self._server.stop(grace).wait()
-        self._pool.shutdown(wait=False)
+        self._port.stop(grace)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
-
-
-def first_reason(address: str, error: Exception) -> str:
-    """Return why an address cannot be used; gRPC itself does not say."""
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((host.strip("[]"), int(port)))
-    except OSError as reason:
-        return reason.strerror or str(reason)
-    return str(error)
-
-
-def _drain(grpc: Any) -> Any:
-    """Return what refuses requests once its server ends."""
-
-    def refuse(content: bytes, context: Any) -> None:
-        context.abort(grpc.StatusCode.UNAVAILABLE, "The server is ending")
-
-    refusing = grpc.unary_unary_rpc_method_handler(refuse)
-
-    class Drain(grpc.ServerInterceptor):
-        is_ending = False
-
-        def intercept_service(self, continuation: Any, details: Any) -> Any:
-            is_health = details.method.startswith("/grpc.health.v1.Health/")
-            return refusing if self.is_ending and not is_health else continuation(details)
-
-    return Drain()
-
-
-def _token_check(grpc: Any, security: Security) -> Any:
-    """Return what refuses requests without the token."""
-
-    def refuse(content: bytes, context: Any) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, "The request lacks the right bearer token")
-
-    refusing = grpc.unary_unary_rpc_method_handler(refuse)
-
-    class TokenCheck(grpc.ServerInterceptor):
-        def intercept_service(self, continuation: Any, details: Any) -> Any:
-            given = dict(details.invocation_metadata).get("authorization")
-            is_health = details.method.startswith("/grpc.health.v1.Health/")
-            return continuation(details) if is_health or security.allows(given) else refusing
-
-    return TokenCheck()

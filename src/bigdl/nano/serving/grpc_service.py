@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import require
 from bigdl.nano.serving import open_inference as protocol
+from bigdl.nano.serving.grpc_port import GrpcPort
 from bigdl.nano.serving.http_app import server_metadata
 from bigdl.nano.serving.messages import (
     METHODS,
@@ -19,13 +19,13 @@ from bigdl.nano.serving.messages import (
     read_tensors,
 )
 from bigdl.nano.serving.repository import UnknownModelError
-from bigdl.nano.serving.service import AccessError, InferenceService, code_of
+from bigdl.nano.serving.service import InferenceService, code_of
 
-__all__ = ["GrpcServer"]
+__all__ = ["GrpcServer", "InferenceHandlers"]
 
 _log = logging.getLogger(__name__)
 _WAITING_FOR_EACH_THREAD = 32
-_OPEN = {"ServerLive", "ServerReady"}
+OPEN_METHODS = [f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady")]
 _STATUS = {
     "not_found": "NOT_FOUND",
     "denied": "PERMISSION_DENIED",
@@ -37,69 +37,22 @@ _STATUS = {
 }
 
 
-class GrpcServer:
-    """A server for gRPC; its threads wait for the model, so it needs as many as clients at a time.
+class InferenceHandlers:
+    """The methods of the protocol for a server of gRPC.
 
     Parameters
     ----------
     service : InferenceService
-    address : str
-        ``host:port``; port 0 means any that is free.
-    threads : int
-        Requests that are answered at the same time.
-    credentials : grpc.ServerCredentials, optional
-        For TLS.
-    handlers : sequence of grpc.GenericRpcHandler, optional
-        Of further services.
-
-    Attributes
-    ----------
-    port : int
     """
 
-    def __init__(
-        self,
-        service: InferenceService,
-        address: str,
-        *,
-        threads: int = 64,
-        credentials: Any = None,
-        handlers: Sequence[Any] = (),
-    ):
-        self._grpc = grpc = require("grpc", "serving")
+    name = SERVICE
+
+    def __init__(self, service: InferenceService):
+        self._grpc = require("grpc", "serving")
         self.service = service
-        most = service.limits.max_request_bytes
-        self._server = grpc.server(
-            ThreadPoolExecutor(threads, thread_name_prefix="bigdl-serving-grpc"),
-            options=[
-                ("grpc.max_receive_message_length", most),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
-            ],
-            # More are refused with RESOURCE_EXHAUSTED.
-            maximum_concurrent_rpcs=threads * _WAITING_FOR_EACH_THREAD,
-        )
-        self._server.add_generic_rpc_handlers((self._handlers(), *handlers))
-        try:
-            if credentials is None:
-                self.port = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            self.port = 0
-            raise UsageError(f"gRPC cannot listen on {address}: {error}") from None
-        if not self.port:
-            raise UsageError(f"gRPC cannot listen on {address}; is the port in use?")
 
-    def start(self) -> None:
-        """Answer requests from now on."""
-        self._server.start()
-
-    def stop(self, seconds: float) -> None:
-        """Take no more requests, and give those under way so many seconds."""
-        self._server.stop(seconds).wait()
-
-    def _handlers(self) -> Any:
+    def handler(self) -> Any:
+        """Return what a server of gRPC takes."""
         grpc, made = self._grpc, messages()
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
@@ -112,21 +65,13 @@ class GrpcServer:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _guarded(self, name: str, method: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-        """A method that checks the token, and answers errors by their status."""
+        """A method that answers errors by their status."""
         status = self._grpc.StatusCode
 
         def answer(request: Any, context: Any) -> Any:
             try:
-                if name not in _OPEN:
-                    metadata = dict(context.invocation_metadata())
-                    try:
-                        self.service.check_access(metadata.get("authorization"))
-                    except AccessError as error:
-                        context.abort(status.UNAUTHENTICATED, str(error))
                 return method(request, context)
             except Exception as error:
-                if context.code() is not None:  # aborted above
-                    raise
                 code = code_of(error)
                 sentence = str(error)
                 if code == "error":
@@ -209,3 +154,56 @@ class GrpcServer:
         self.service.check_changes()
         self.service.repository.unload(request.model_name)
         return messages()["RepositoryModelUnloadResponse"]()
+
+
+class GrpcServer:
+    """A server for gRPC; its threads wait for the model, so it needs as many as clients at a time.
+
+    Parameters
+    ----------
+    service : InferenceService
+    host : str
+    port : int
+        0 means any that is free.
+    threads : int
+        Requests that are answered at the same time.
+    pem : (bytes, bytes), optional
+        Key and certificate, for TLS.
+    handlers : sequence of grpc.GenericRpcHandler, optional
+        Of further services.
+
+    Attributes
+    ----------
+    port : int
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        host: str,
+        port: int,
+        *,
+        threads: int = 64,
+        pem: tuple[bytes, bytes] | None = None,
+        handlers: Sequence[Any] = (),
+    ):
+        self._port = GrpcPort(
+            host,
+            port,
+            [InferenceHandlers(service).handler(), *handlers],
+            threads=threads,
+            most_requests=threads * _WAITING_FOR_EACH_THREAD,
+            most_bytes=service.limits.max_request_bytes,
+            check_access=service.check_access,
+            open_methods=OPEN_METHODS,
+            pem=pem,
+        )
+        self.port: int = self._port.port
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        self._port.start()
+
+    def stop(self, seconds: float) -> None:
+        """Take no more requests, and give those under way so many seconds."""
+        self._port.stop(seconds)

@@ -39,6 +39,8 @@ class HttpRequest:
     headers : dict of str to str
         By their names in lower case.
     body : bytes
+    query : str
+        What follows the question mark.
 
     Examples
     --------
@@ -51,6 +53,7 @@ class HttpRequest:
     path: str
     headers: Mapping[str, str]
     body: bytes = b""
+    query: str = ""
 
     def json(self) -> dict[str, Any]:
         """Return the body as an object of JSON; an empty body is an empty object."""
@@ -123,14 +126,18 @@ class HttpApp:
         Further ``(method, path)``, each with an async function of an :class:`HttpRequest` that
         returns an :class:`HttpAnswer`. Braces in a path name arguments of the function:
         ``"/recommend/{user}"``.
+    paths : dict, optional
+        What OpenAPI says of the further routes.
     """
 
     def __init__(
         self,
         service: InferenceService,
         routes: Mapping[tuple[str, str], Handler] | None = None,
+        paths: Mapping[str, Any] | None = None,
     ):
         self.service = service
+        self._paths = dict(paths or {})
         self._results = _Results()
         own: dict[tuple[str, str], Handler] = {
             ("GET", "/v2/health/live"): self._live,
@@ -225,7 +232,8 @@ class HttpApp:
                 raise _Refused(
                     408, "The body of the request did not arrive in time", connection="close"
                 ) from None
-        return await handler(HttpRequest(method, path, headers, body), **arguments)
+        query = scope.get("query_string", b"").decode("latin-1")
+        return await handler(HttpRequest(method, path, headers, body, query), **arguments)
 
     async def _body(self, headers: Mapping[str, str], receive: Any) -> bytes:
         most = self.service.limits.max_request_bytes
@@ -350,10 +358,11 @@ class HttpApp:
         return HttpAnswer(metrics.text(), content_type=metrics.content_type)
 
     async def _openapi(self, request: HttpRequest) -> HttpAnswer:
-        return json_answer(openapi(tuple(self.service.repository.names())))
+        described = openapi(tuple(self.service.repository.names()))
+        return json_answer({**described, "paths": {**described["paths"], **self._paths}})
 
     async def _docs(self, request: HttpRequest) -> HttpAnswer:
-        return HttpAnswer(page().encode(), content_type="text/html; charset=utf-8")
+        return HttpAnswer(page(self._paths).encode(), content_type="text/html; charset=utf-8")
 
 
 class _Results:

@@ -6,7 +6,6 @@ Connections whose headers are too long or too slow are ended, and so are those t
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 import threading
 import time
@@ -17,16 +16,6 @@ from bigdl.common.errors import UsageError, require
 _MOST_HEAD_BYTES = 64 << 10
 _HEAD_SECONDS = 20
 _IDLE_SECONDS = 75
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if an address is that of this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class HttpThread:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.serving.access import read_token
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.server import ModelServer, allow_many_connections
@@ -166,16 +167,7 @@ def _started(options: argparse.Namespace) -> ModelServer:
 
 
 def _token(file: str | None) -> str | None:
-    if file is None:
-        return os.environ.get("BIGDL_SERVE_TOKEN") or None
-    try:
-        with open(file, encoding="utf-8") as opened:
-            token = opened.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The token cannot be read from {file!r}: {error}") from None
-    if not token:
-        raise UsageError(f"There is no token in {file!r}")
-    return token
+    return os.environ.get("BIGDL_SERVE_TOKEN") or None if file is None else read_token(file)
 
 
 def _assignment(option: str, text: str) -> tuple[str, str]:

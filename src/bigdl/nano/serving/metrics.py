@@ -30,12 +30,14 @@ class ServingMetrics:
     ----------
     repository : ModelRepository
         Each model that it loads reports its batches here.
+    registry : prometheus_client.CollectorRegistry, optional
+        Where other metrics of the process are, too.
     """
 
-    def __init__(self, repository: ModelRepository):
+    def __init__(self, repository: ModelRepository, registry: Any = None):
         prometheus = require("prometheus_client", "serving")
         self._repository = repository
-        self.registry = prometheus.CollectorRegistry()
+        self.registry = prometheus.CollectorRegistry() if registry is None else registry
         self._text = prometheus.generate_latest
         self.content_type: str = prometheus.CONTENT_TYPE_LATEST
         make: dict[str, Any] = {"registry": self.registry}

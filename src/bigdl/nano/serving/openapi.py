@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["openapi", "page"]
@@ -237,11 +238,16 @@ def openapi(models: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
-@functools.cache
-def page() -> str:
-    """Return a page of HTML that lists the interface; it loads nothing from elsewhere."""
+def page(further: Mapping[str, Any]) -> str:
+    """Return a page of HTML that lists the interface; it loads nothing from elsewhere.
+
+    Parameters
+    ----------
+    further : dict
+        Paths beside those of the protocol.
+    """
     rows = []
-    for path, methods in openapi()["paths"].items():
+    for path, methods in {**openapi()["paths"], **further}.items():
         for method, operation in methods.items():
             answers = ", ".join(
                 f"{status} {html.escape(each['description'])}"

@@ -6,7 +6,6 @@ import os
 import resource
 import threading
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +13,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from bigdl.common.checks import check_number, check_positive
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
+from bigdl.nano.serving.access import is_loopback, read_pem, tls_files, warn_of_host
 from bigdl.nano.serving.grpc_service import GrpcServer
 from bigdl.nano.serving.http_app import Handler, HttpApp
-from bigdl.nano.serving.http_thread import HttpThread, is_loopback
+from bigdl.nano.serving.http_thread import HttpThread
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService, ServingLimits
 
@@ -107,11 +107,7 @@ class ModelServer:
             check_number("reload_seconds", reload_seconds, above=0)
         local = is_loopback(host)
         if not local and tls is None:
-            warnings.warn(
-                f"The server listens at {host} without TLS, so others can read and change what is "
-                "sent; give a certificate and its key, or let a proxy do it",
-                stacklevel=2,
-            )
+            warn_of_host(host)
         certificate = None if tls is None else _tls_files(tls)
         self._http: HttpThread | None = None
         self._grpc: GrpcServer | None = None
@@ -130,9 +126,10 @@ class ModelServer:
             if grpc_port is not None:
                 self._grpc = GrpcServer(
                     self.service,
-                    f"[{host}]:{grpc_port}" if ":" in host else f"{host}:{grpc_port}",
+                    host,
+                    grpc_port,
                     threads=grpc_threads,
-                    credentials=None if certificate is None else _grpc_credentials(certificate),
+                    pem=read_pem(certificate),
                     handlers=grpc_handlers,
                 )
                 self._grpc.start()
@@ -197,17 +194,7 @@ class ModelServer:
 def _tls_files(tls: Any) -> tuple[Path, Path]:
     if not isinstance(tls, Sequence) or len(tls) != 2:
         raise UsageError("tls is a pair: the file of a certificate and that of its key")
-    certificate, key = map(Path, tls)
-    for file in (certificate, key):
-        if not file.is_file():
-            raise UsageError(f"There is no file {str(file)!r}, which TLS needs")
-    return certificate, key
-
-
-def _grpc_credentials(files: tuple[Path, Path]) -> Any:
-    grpc = require("grpc", "serving")
-    certificate, key = (file.read_bytes() for file in files)
-    return grpc.ssl_server_credentials([(key, certificate)])
+    return tls_files(*tls)
 
 
 def allow_many_connections() -> None:

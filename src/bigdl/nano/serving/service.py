@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,15 +10,12 @@ from typing import Any
 
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import UsageError
+from bigdl.nano.serving.access import AccessError, check_token
 from bigdl.nano.serving.batching import ClosedError, DeadlineError, OverloadError
 from bigdl.nano.serving.metrics import ServingMetrics
 from bigdl.nano.serving.repository import Deployment, ModelRepository, UnknownModelError
 
 __all__ = ["AccessError", "InferenceService", "ServingLimits"]
-
-
-class AccessError(UsageError):
-    """A request without the token, or for what the server does not allow."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,10 @@ class InferenceService:
         Requests need it, but for those that ask whether the server lives and is ready.
     changes : bool
         True if clients may load, unload and share models.
+    registry : prometheus_client.CollectorRegistry, optional
+        Where other metrics of the process are, too.
+    needs_models : bool
+        False if the server is ready without a model, as it does other work.
     """
 
     def __init__(
@@ -75,10 +75,13 @@ class InferenceService:
         *,
         token: str | None = None,
         changes: bool = True,
+        registry: Any = None,
+        needs_models: bool = True,
     ):
         self.repository = repository
         self.limits = limits or ServingLimits()
-        self.metrics = ServingMetrics(repository)
+        self.metrics = ServingMetrics(repository, registry)
+        self._needs_models = needs_models
         self.draining = False
         self._token = token
         self._changes = changes
@@ -86,8 +89,8 @@ class InferenceService:
 
     @property
     def ready(self) -> bool:
-        """True if there is a model and the server is not about to end."""
-        return not self.draining and bool(self.repository.names())
+        """True if the server is not about to end, and there is a model if it needs one."""
+        return not self.draining and (not self._needs_models or bool(self.repository.names()))
 
     def check_access(self, authorization: str | None) -> None:
         """Refuse a request without the token.
@@ -101,11 +104,7 @@ class InferenceService:
         ------
         AccessError
         """
-        if self._token is None:
-            return
-        given = (authorization or "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
-            raise AccessError("The request needs the header 'Authorization: Bearer <token>'")
+        check_token(self._token, authorization)
 
     def check_changes(self) -> None:
         """Refuse a request that changes the repository where that is not allowed.
