@@ -47,8 +47,11 @@ class Answers:
 
 
 def main(folder, *numbers):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        port, http = one.getsockname()[1], other.getsockname()[1]
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -58,7 +61,7 @@ def main(folder, *numbers):
         logging_level="error",
     )
     options = gRPCOptions(port=port, grpc_servicer_functions=["by_ray_serve.add_servicer"])
-    serve.start(http_options={"port": 0, "location": "NoServer"}, grpc_options=options)
+    serve.start(http_options={"host": "127.0.0.1", "port": http}, grpc_options=options)
     serve.run(Answers.bind(folder, *map(int, numbers)))
     encode = requests_of(folder, "ray", lambda u: Int64Value(value=u).SerializeToString())
     ready(port, METHOD, encode)
