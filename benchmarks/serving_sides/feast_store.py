@@ -7,13 +7,14 @@ with the milliseconds of each call as JSON.
 import json
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from feast import Entity, FeatureStore, FeatureView, Field, FileSource, RepoConfig, ValueType
 from feast.types import Int32
+
 OF_ITEM = [f"c{number}" for number in range(13, 26)]
 
 
@@ -46,10 +47,15 @@ def main(folder, port, rows):
     folder = Path(folder)
     rng = np.random.default_rng(1)
     frame = pd.DataFrame(
-        {"item": np.arange(rows), **{n: rng.integers(0, 100, rows).astype(np.int32) for n in OF_ITEM}}
-    ).assign(event_timestamp=datetime.now(timezone.utc))
+        {
+            "item": np.arange(rows),
+            **{n: rng.integers(0, 100, rows).astype(np.int32) for n in OF_ITEM},
+        }
+    ).assign(event_timestamp=datetime.now(UTC))
     stores = {
-        "sqlite": made(folder, "sqlite", {"type": "sqlite", "path": str(folder / "f.sqlite")}, frame),
+        "sqlite": made(
+            folder, "sqlite", {"type": "sqlite", "path": str(folder / "f.sqlite")}, frame
+        ),
         "redis": made(
             folder, "redis", {"type": "redis", "connection_string": f"127.0.0.1:{port}"}, frame
         ),

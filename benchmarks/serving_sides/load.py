@@ -64,7 +64,10 @@ class Side:
             self._lock.wait_for(lambda: not self.open, 2 * LIMIT)
 
     def answers(self, count):
-        return [base64.b64encode(self._call(each, timeout=60)).decode() for each in self.requests[:count]]
+        return [
+            base64.b64encode(self._call(each, timeout=60)).decode()
+            for each in self.requests[:count]
+        ]
 
 
 def percentiles(times):
@@ -155,9 +158,7 @@ def open_by_loadgen(side, rate, seconds):
     return {
         "requests": round(done * (time.perf_counter() - begun)),
         "requests_per_s": done,
-        **{
-            f"p{p}_ms": int(found[f"{p}.00 percentile latency (ns)"]) / 1e6 for p in (50, 90, 99)
-        },
+        **{f"p{p}_ms": int(found[f"{p}.00 percentile latency (ns)"]) / 1e6 for p in (50, 90, 99)},
     }
 
 

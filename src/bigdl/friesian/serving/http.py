@@ -7,6 +7,7 @@ request                            answer
 ``GET /recommend/1?k=10&canK=50``  the same for one user, as in BigDL 2.x
 ``GET /v2/health/live``, ``ready`` status 200, or 503 while the server ends
 ``GET /metrics``                   metrics in the text format of Prometheus
+``GET /openapi.json``              this interface as OpenAPI
 =================================  ===============================================================
 """
 
@@ -24,6 +25,7 @@ from urllib.parse import parse_qs, unquote
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError, one_line
 from bigdl.friesian.serving.metrics import ServingMetrics
+from bigdl.friesian.serving.openapi import openapi
 from bigdl.friesian.serving.recommender import Recommendation, Recommender
 from bigdl.friesian.serving.rows import ids_of
 from bigdl.friesian.serving.services import Limits, Security
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _KEYS = {"users", "k", "candidates", "deadline_ms"}
+_BODY_SECONDS = 20  # in which the body of a request has to come
 
 
 class _Status(Exception):
@@ -98,6 +101,8 @@ class HttpApp:
             logger.exception("%s failed", scope.get("path"))
             status, content = 503, json.dumps({"error": one_line(error)}).encode()
         headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(content))]
+        if status in (408, 413):  # the rest of the body may still come
+            headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
@@ -113,9 +118,16 @@ class HttpApp:
             raise _Status(401, "The request lacks the right bearer token")
         if path == "/metrics":
             return self._allowed(method, "GET", (200, self._text()))
+        if path == "/openapi.json":
+            return self._allowed(method, "GET", (200, openapi()))
         if self._recommender is not None and path == "/recommend":
             self._allowed(method, "POST")
-            return await self._post(await self._body(headers, receive))
+            try:
+                async with asyncio.timeout(_BODY_SECONDS):
+                    body = await self._body(headers, receive)
+            except TimeoutError:
+                raise _Status(408, "The body of the request did not come in time") from None
+            return await self._post(body)
         if self._recommender is not None and path.startswith("/recommend/"):
             self._allowed(method, "GET")
             return await self._get(unquote(path.removeprefix("/recommend/")), scope)
