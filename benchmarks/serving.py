@@ -92,9 +92,8 @@ def prepare(folder, users, items, vectors, port):
     torch.manual_seed(0)
     model = DeepFM(dict.fromkeys(NAMES, 100), [], dim=16, hidden=(64, 32)).eval()
     sample = tuple(torch.zeros(4, dtype=torch.int32) for _ in NAMES)
-    fast = InferenceOptimizer.trace(
-        model, accelerator="openvino", input_sample=sample, thread_num=1
-    )
+    how = {"accelerator": "openvino", "input_sample": sample, "thread_num": 1}
+    fast = InferenceOptimizer.trace(model, **how)
     InferenceOptimizer.save(fast, folder / "model")
     load_redis(port, users[OF_USER], np.stack(users["prediction"]), items[OF_ITEM].to_numpy())
     return store, index
@@ -454,9 +453,7 @@ def soak(folder, load, options, stack):
     early = float(np.median([each["mb"] for each in rows[quarter : 2 * quarter] or rows]))
     late = float(np.median([each["mb"] for each in rows[-quarter:]]))
     errors = sum(each["errors"] for each in rows)
-    print(
-        f"\nmemory {early:.1f} MB in the second quarter, {late:.1f} MB in the last; {errors} errors"
-    )
+    print(f"\nMB in the second quarter {early:.1f}, in the last {late:.1f}; {errors} errors")
     if errors or late > 1.05 * early + 5:
         raise SystemExit("The memory grows, or requests failed")
     return rows

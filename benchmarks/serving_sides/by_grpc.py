@@ -1,4 +1,4 @@
-"""The parts behind a service of plain gRPC: ``by_grpc.py FOLDER REDIS_PORT CANDIDATES SEARCHED``."""
+"""The parts behind plain gRPC: ``by_grpc.py FOLDER REDIS_PORT CANDIDATES SEARCHED``."""
 
 import sys
 import threading

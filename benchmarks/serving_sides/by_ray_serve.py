@@ -8,10 +8,6 @@ import socket
 import sys
 import threading
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-os.environ["PYTHONPATH"] = HERE  # for the workers
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
 import grpc
 import ray
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
@@ -47,6 +43,8 @@ class Answers:
 
 
 def main(folder, *numbers):
+    os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # for the workers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("127.0.0.1", 0)) as other,

@@ -46,20 +46,14 @@ def made(folder, name, online, frame):
 def main(folder, port, rows):
     folder = Path(folder)
     rng = np.random.default_rng(1)
-    frame = pd.DataFrame(
-        {
-            "item": np.arange(rows),
-            **{n: rng.integers(0, 100, rows).astype(np.int32) for n in OF_ITEM},
-        }
-    ).assign(event_timestamp=datetime.now(UTC))
-    stores = {
-        "sqlite": made(
-            folder, "sqlite", {"type": "sqlite", "path": str(folder / "f.sqlite")}, frame
-        ),
-        "redis": made(
-            folder, "redis", {"type": "redis", "connection_string": f"127.0.0.1:{port}"}, frame
-        ),
+    columns = {name: rng.integers(0, 100, rows).astype(np.int32) for name in OF_ITEM}
+    frame = pd.DataFrame({"item": np.arange(rows), **columns})
+    frame = frame.assign(event_timestamp=datetime.now(UTC))
+    online = {
+        "sqlite": {"type": "sqlite", "path": str(folder / "f.sqlite")},
+        "redis": {"type": "redis", "connection_string": f"127.0.0.1:{port}"},
     }
+    stores = {name: made(folder, name, where, frame) for name, where in online.items()}
     features = [f"items:{name}" for name in OF_ITEM]
     print("ready", flush=True)
     for line in sys.stdin:

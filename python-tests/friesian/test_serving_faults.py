@@ -47,6 +47,7 @@ needs_redis = pytest.mark.skipif(
     shutil.which("redis-server") is None, reason="redis-server is not installed"
 )
 KNOWN, K = [1, 3, 5, 7], 5
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_a_server_killed_under_load_is_back_without_a_wrong_answer(folder):
 @pytest.mark.slow
 @pytest.mark.fault
 def test_popular_items_are_answered_while_redis_is_gone(folder, tmp_path):
-    made, config, ports, _ = folder
+    made, _, ports, _ = folder
     wanted = expected(folder, KNOWN, K)
     options = "--appendonly", "yes", "--appendfsync", "always"
     redis, port = start_redis(tmp_path, *options)
@@ -171,7 +172,7 @@ def test_fifty_reloads_under_load_lose_no_request_and_damaged_ones_are_refused(f
     """Index and model are replaced in turn; an answer is of the one or the other of each."""
     from bigdl.nano.pytorch import InferenceOptimizer
 
-    made, config, ports, model = folder
+    made, _, ports, model = folder
     copy = tmp_path / "copy"
     shutil.copytree(made, copy)
     items = items_frame()
@@ -237,7 +238,7 @@ def test_a_full_redis_leaves_the_version_before(tmp_path):
         with open_store(f"redis://127.0.0.1:{port}") as store:
             store.replace({"user": pd.DataFrame({"user": [1], "age": [1]})})
             large = pd.DataFrame({"user": range(60_000), "age": 2})
-            with pytest.raises(UsageError, match="maxmemory|memory"):
+            with pytest.raises(UsageError, match="maxmemory"):
                 store.replace({"user": large})
             assert store.read("user", [1, 2])["age"].tolist() == [1, 0]
             assert store.version == 1
@@ -319,9 +320,7 @@ def test_ten_thousand_idle_connections_keep_nobody_waiting(program, folder, kind
             line = socket.create_connection(("127.0.0.1", ports[kind]), 30)
             idle.enter_context(line)
             if kind == "recommender":
-                line.sendall(
-                    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-                )
+                line.sendall(PREFACE + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         assert answered(ports) == wanted
         url = f"http://127.0.0.1:{ports['http']}/recommend/1"
         assert json.load(urllib.request.urlopen(url, timeout=30))["recommendations"]
@@ -337,7 +336,6 @@ def test_garbage_and_oversize_messages_on_every_port_harm_nobody(program, folder
     process, ports = program
     chance = random.Random(3)
     wanted = expected(folder, KNOWN, K)
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     huge = b"\x0a\x80\x80\x80\x10" + bytes(32 << 20)
     methods = {
         "feature": "/feature.Feature/getUserFeatures",
@@ -350,7 +348,7 @@ def test_garbage_and_oversize_messages_on_every_port_harm_nobody(program, folder
             b"GET / HTTP/1.1\r\n\r\n",
             b"\x16\x03\x01" + chance.randbytes(200),
             chance.randbytes(100_000),
-            preface + chance.randbytes(20_000),
+            PREFACE + chance.randbytes(20_000),
             b"POST /recommend HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n" + bytes(1 << 20),
             b"POST /recommend HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFF\r\n",
             b"GET /" + b"a" * 200_000,
@@ -486,23 +484,24 @@ def test_more_requests_than_allowed_are_refused_at_once(stages):
 
     store, recommender = stages
     with Recommender(store, recommender.recall, Waiting()) as slow:
-        service = RecommenderService(slow)
-        with GrpcServer([service], limits=Limits(max_requests=3)) as server:
-            with RecommenderClient(f"127.0.0.1:{server.port}", timeout=30) as client:
-                codes = Counter()
+        service, codes = RecommenderService(slow), Counter()
+        with (
+            GrpcServer([service], limits=Limits(max_requests=3)) as server,
+            RecommenderClient(f"127.0.0.1:{server.port}", timeout=30) as client,
+        ):
 
-                def ask():
-                    try:
-                        client.recommend([1], 2)
-                        codes["OK"] += 1
-                    except grpc.RpcError as error:
-                        codes[error.code().name] += 1
+            def ask():
+                try:
+                    client.recommend([1], 2)
+                    codes["OK"] += 1
+                except grpc.RpcError as error:
+                    codes[error.code().name] += 1
 
-                asking = [threading.Thread(target=ask) for _ in range(8)]
-                for each in asking:
-                    each.start()
-                wait_for(lambda: codes["RESOURCE_EXHAUSTED"] == 5)
-                Waiting.opened.set()
-                for each in asking:
-                    each.join()
+            asking = [threading.Thread(target=ask) for _ in range(8)]
+            for each in asking:
+                each.start()
+            wait_for(lambda: codes["RESOURCE_EXHAUSTED"] == 5)
+            Waiting.opened.set()
+            for each in asking:
+                each.join()
     assert codes == {"OK": 3, "RESOURCE_EXHAUSTED": 5}
