@@ -20,7 +20,8 @@ feast[redis]; each with faiss-cpu, openvino and redis).  That of ``--load`` may 
 mlcommons-loadgen, whose Server scenario is the load then.  Needs ``redis-server``.
 
 ``one-request``   milliseconds of one request alone, and of the bare search and network;
-``load``          the peak rate, and p50 and p99 at parts of it;
+``load``          the peak rate, what a request costs the processors (with Redis), and p50 and p99
+                  at parts of the peak rate;
 ``store``         rows of the stores, 1, 50 and 500 at a time, and of Feast's;
 ``--soak``        70 % of the peak rate for so long: memory and errors minute by minute.
 """
@@ -64,6 +65,7 @@ SIDES = Path(__file__).parent / "serving_sides"
 USERS, PARTS, SEARCHED = 5000, 400, 8
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 BOUNDS = (20, 50)  # milliseconds of p99
+REDIS = []  # the number of its process
 METHOD = "/recommender.Recommender/getRecommendIDs"
 STAGES = ("feature", "ranking", "recall", "recommender")
 
@@ -111,6 +113,7 @@ def start_redis(stack, folder):
     (port,) = free_ports(1)
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     process = subprocess.Popen([*command, "--dir", folder], stdout=subprocess.DEVNULL)
+    REDIS.append(process.pid)
     stack.callback(process.wait)
     stack.callback(process.terminate)
     while subprocess.run(["redis-cli", "-p", str(port), "ping"], capture_output=True).returncode:
@@ -248,12 +251,29 @@ def start_sides(stack, folder, redis_port, options):
             begun[name] = Program(stack, command, folder / f"{script}.log")
     one, port = one_process(stack, folder, options.candidates)
     one.line()
-    _, recommender_port = four_services(stack, folder, options.candidates)
+    services, recommender_port = four_services(stack, folder, options.candidates)
     for name, at in (("one process", port), ("four services", recommender_port)):
         told[name] = {"address": f"127.0.0.1:{at}", "method": METHOD, "requests": ours}
     for name, program in begun.items():
         told[name] = json.loads(program.line().removeprefix("ready "))
-    return told
+    processes = {name: [each.process.pid, *REDIS] for name, each in begun.items()}
+    processes["one process"] = [one.process.pid]
+    processes["four services"] = [each.process.pid for each in services]
+    return told, processes
+
+
+def processor_seconds(numbers):
+    """What processes have computed, with those that they started."""
+    total = 0.0
+    for number in numbers:
+        process = psutil.Process(number)
+        for each in (process, *process.children(recursive=True)):
+            try:
+                times = each.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system
+    return total
 
 
 def start_load(stack, folder, options):
@@ -336,18 +356,21 @@ def ids_in(raw):
     return wire.message("recommender.RecommendIDProbs").FromString(raw).IDProbList[0].ID
 
 
-def under_load(sides, load, expected, options):
+def under_load(sides, processes, load, expected, options):
     """Peak rate of each side, and its p50 and p99 at parts of it; the sides take turns."""
     answers = {n: load.ask(json.dumps({"side": n, **told}))["answers"] for n, told in sides.items()}
     check_answers(sides, answers, expected)
-    found = {name: {"peak": [], "open": {}} for name in sides}
+    found = {name: {"peak": [], "processor": [], "open": {}} for name in sides}
     for name in sides:  # warms up
         load.ask(json.dumps({"run": name, "outstanding": 8, "seconds": 1}))
     for _ in range(options.rounds):
         for name in sides:
             command = {"run": name, "outstanding": options.outstanding, "seconds": options.seconds}
+            before = processor_seconds(processes[name])
             answer = load.ask(json.dumps(command))
             assert not answer["errors"], (name, answer)
+            spent = processor_seconds(processes[name]) - before
+            found[name]["processor"].append(1000 * spent / answer["requests"])
             found[name]["peak"].append(answer["requests_per_s"])
         for share in SHARES:
             for name in sides:
@@ -356,8 +379,9 @@ def under_load(sides, load, expected, options):
                 answer = load.ask(json.dumps(command)) | {"rate": rate}
                 found[name]["open"].setdefault(share, []).append(answer)
     head = "".join(f" p99 ≤ {bound} ms |" for bound in BOUNDS)
-    print(f"\n| requests/s | peak |{head} p50 ms at half | p99 ms at half | errors |")
-    print("|---" * (5 + len(BOUNDS)) + "|")
+    half = "p50 ms at half | p99 ms at half"
+    print(f"\n| requests/s | peak | ms of a core for each |{head} {half} | errors |")
+    print("|---" * (6 + len(BOUNDS)) + "|")
     for name, each in found.items():
         each["within"] = {}
         for bound in BOUNDS:
@@ -372,7 +396,8 @@ def under_load(sides, load, expected, options):
         errors = sum(sum(r["errors"].values()) for runs in each["open"].values() for r in runs)
         within = "".join(f" {each['within'][bound]:.0f} |" for bound in BOUNDS)
         peak = float(np.median(each["peak"]))
-        print(f"| {name} | {peak:.0f} |{within} {p50:.1f} | {p99:.1f} | {errors} |")
+        core = float(np.median(each["processor"]))
+        print(f"| {name} | {peak:.0f} | {core:.2f} |{within} {p50:.1f} | {p99:.1f} | {errors} |")
     for name, each in found.items():
         shown = ", ".join(
             f"{runs[0]['rate']:.0f}/s {np.median([r['p99_ms'] for r in runs]):.1f}"
@@ -494,9 +519,9 @@ def main(argv=None):
             by_hand = Parts(folder, redis_port, options.candidates, SEARCHED)
             expected = by_hand.recommend(list(range(20)))[:, :BEST]
             with ExitStack() as running:
-                sides = start_sides(running, folder, redis_port, options)
+                sides, processes = start_sides(running, folder, redis_port, options)
                 options.address = sides["one process"]["address"]
-                results["load"] = under_load(sides, load, expected, options)
+                results["load"] = under_load(sides, processes, load, expected, options)
         if not options.soak and "one-request" in options.only:
             with ExitStack() as running:
                 program, port = one_process(running, folder, options.candidates)
