@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 import venv
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import grpc
 import numpy as np
@@ -281,7 +281,7 @@ class Stalled:
 
     def _forward(self):
         client, _ = self._listener.accept()
-        with client:
+        with client, suppress(OSError):  # closed at the end
             client.sendall(self._server.recv(4096))  # the settings, without which nothing is sent
             while content := client.recv(65536):
                 self._server.sendall(content)

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -75,21 +76,28 @@ init:
 
 
 def started(config):
-    process = subprocess.Popen(
-        [*COMMAND, "serve", "--config", config],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    """Start a server; what it logs goes to a file, since a pipe that nobody reads would stop it."""
+    log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it lives as long as the process
+    command = [*COMMAND, "serve", "--config", config]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    process.log = log
     line = process.stdout.readline()
     if not line.startswith("ready"):
-        raise AssertionError(process.stderr.read())
+        process.wait()
+        raise AssertionError(logged(process))
     return process
+
+
+def logged(process):
+    """What a server has logged."""
+    process.log.seek(0)
+    return process.log.read()
 
 
 def ended(process):
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=30)
+    err = logged(process)
     assert process.returncode == 0, err
     return out, err
 
