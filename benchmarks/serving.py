@@ -1,61 +1,73 @@
-"""Recommendations of DeepFM: in one process and by services, against the same parts by hand.
+"""Recommendations of DeepFM: by bigdl-friesian-serve, and by other parts joined by hand.
 
-    python benchmarks/serving.py [--items 100000] [--candidates 500] [--requests 300] [--json FILE]
+    python benchmarks/serving.py [--pytriton PYTHON] [--ray PYTHON] [--feast PYTHON]
+        [--load PYTHON] [--only one-request load store] [--seconds 4] [--rounds 1] [--json FILE]
+    python benchmarks/serving.py --soak MINUTES [--load PYTHON]
 
 100,000 items with vectors of 64 numbers (IVF, 8 of 400 parts searched), 26 categories of users and
-items, 500 candidates for a user.  Sides take turns, in rounds of 20 requests:
+items, 500 candidates for a user, the 10 best are the answer.  All sides have the same network of
+OpenVINO in fp32 with one thread a call, and the same index of Faiss.  Each is asked by gRPC:
 
-``parts``         the search by Faiss and the model alone, on arrays that are ready: the floor;
-``by hand``       Faiss, features by one MGET of Redis and the model, joined in a service of gRPC;
-``one process``   a Recommender, by function calls;
-``gRPC``          the same behind a service;
-``four services`` each stage behind a service, in processes of their own.
+``one process``   bigdl-friesian-serve with all stages;
+``four services`` bigdl-friesian-serve four times, one stage each;
+``pytriton``      Faiss, rows in Redis and the network, in two processes behind Triton;
+``Ray Serve``     the same in two replicas;
+``plain gRPC``    the same in threads of one process behind grpc.server, without limits, metrics,
+                  deadlines or reload.
 
-Then rows of a store, 1, 50 and 500 at a time: of a folder, of Redis, and of hashes in Redis as most
-feature stores keep them.  Needs ``redis-server``.
+A PYTHON is one of an environment of its own with the other library (nvidia-pytriton; ray[serve];
+feast[redis]; each with faiss-cpu, openvino and redis).  That of ``--load`` may have
+mlcommons-loadgen, whose Server scenario is the load then.  Needs ``redis-server``.
+
+``one-request``   milliseconds of one request alone, and of the bare search and network;
+``load``          the peak rate, what a request costs the processors (with Redis), and p50 and p99
+                  at parts of the peak rate;
+``store``         rows of the stores, 1, 50 and 500 at a time, and of Feast's;
+``--soak``        70 % of the peak rate for so long: memory and errors minute by minute.
 """
 
 import argparse
+import base64
 import json
-import multiprocessing
+import os
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import faiss
-import grpc
 import numpy as np
 import pandas as pd
-import redis
+import psutil
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent / "serving_sides"))
+from parts import BEST, DIM, NAMES, OF_ITEM, OF_USER, Parts, load_redis
+from say import requests_of
 
 from bigdl.friesian.models import DeepFM
 from bigdl.friesian.serving import (
     EmbeddedStore,
-    FeatureService,
-    GrpcServer,
     IndexRecall,
     ItemIndex,
-    ModuleRanker,
-    RankingService,
-    RecallService,
     Recommender,
     RecommenderClient,
-    RecommenderService,
     RedisStore,
-    RemoteFeatures,
-    RemoteRanker,
-    RemoteRecall,
 )
+from bigdl.nano.pytorch import InferenceOptimizer
+from bigdl.nano.serving import ServedModel
 
-USERS, DIM, BEST = 5000, 64, 10
-NAMES = [f"c{number}" for number in range(26)]
-PARTS, SEARCHED = 400, 8
-ROUND = 20
+SIDES = Path(__file__).parent / "serving_sides"
+USERS, PARTS, SEARCHED = 5000, 400, 8
+SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+BOUNDS = (20, 50)  # milliseconds of p99
+REDIS = []  # the number of its process
+METHOD = "/recommender.Recommender/getRecommendIDs"
+STAGES = ("feature", "ranking", "recall", "recommender")
 
 
 def frames(items, seed=0):
@@ -66,104 +78,42 @@ def frames(items, seed=0):
         made = {each: rng.integers(0, 100, rows).astype(np.int32) for each in columns}
         return pd.DataFrame({name: np.arange(rows, dtype=np.int32), **made})
 
-    users, films = table("user", USERS, NAMES[:13]), table("item", items, NAMES[13:])
+    users, films = table("user", USERS, OF_USER), table("item", items, OF_ITEM)
     users["prediction"] = list(rng.standard_normal((USERS, DIM)).astype(np.float32))
     return users, films, rng.standard_normal((items, DIM)).astype(np.float32)
 
 
-def ranker():
+def prepare(folder, users, items, vectors, port):
+    """Write store, index and model, and the same for what is joined by hand."""
+    store = EmbeddedStore(folder / "store")
+    store.replace({"user": users, "item": items})
+    index = ItemIndex(items["item"], vectors, "ivf", nlist=PARTS, nprobe=SEARCHED)
+    index.save(folder / "index")
+    (base,) = (folder / "index").glob("files-*/base.faiss")
+    (folder / "items.faiss").write_bytes(base.read_bytes())
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    return ModuleRanker(DeepFM(dict.fromkeys(NAMES, 100), [], dim=16, hidden=(64, 32)))
+    model = DeepFM(dict.fromkeys(NAMES, 100), [], dim=16, hidden=(64, 32)).eval()
+    sample = tuple(torch.zeros(4, dtype=torch.int32) for _ in NAMES)
+    how = {"accelerator": "openvino", "input_sample": sample, "thread_num": 1}
+    fast = InferenceOptimizer.trace(model, **how)
+    InferenceOptimizer.save(fast, folder / "model")
+    load_redis(port, users[OF_USER], np.stack(users["prediction"]), items[OF_ITEM].to_numpy())
+    return store, index
 
 
-class ByHand:
-    """What one writes with Faiss, Redis and a model."""
-
-    def __init__(self, index, port, model, candidates):
-        self._index, self._model, self._candidates = index, model, candidates
-        self._redis = redis.Redis(port=port)
-        self._user = np.dtype([("c", np.int32, 13), ("v", np.float32, DIM)])
-        self._parameters = faiss.SearchParametersIVF(nprobe=SEARCHED)
-
-    def load(self, users, items):
-        rows = np.zeros(len(users), self._user)
-        rows["c"], rows["v"] = users[NAMES[:13]], np.stack(users["prediction"])
-        self._redis.mset({f"u:{i}": row.tobytes() for i, row in enumerate(rows)})
-        matrix = items[NAMES[13:]].to_numpy()
-        for start in range(0, len(matrix), 10_000):
-            part = enumerate(matrix[start : start + 10_000], start)
-            self._redis.mset({f"i:{i}": row.tobytes() for i, row in part})
-
-    def recommend(self, user):
-        row = np.frombuffer(self._redis.get(f"u:{user}"), self._user)
-        faiss.omp_set_num_threads(1)
-        _, (ids,) = self._index.search(row["v"], self._candidates, params=self._parameters)
-        ids = ids[ids >= 0]
-        found = b"".join(self._redis.mget([f"i:{each}" for each in ids]))
-        of_items = np.frombuffer(found, np.int32).reshape(-1, 13)
-        inputs = dict(zip(NAMES[13:], of_items.T, strict=True))
-        inputs |= {n: np.full(len(ids), v) for n, v in zip(NAMES[:13], row["c"][0], strict=True)}
-        scores = self._model.predict(inputs)
-        order = np.argsort(-scores)[:BEST]
-        return ids[order], scores[order]
-
-    def serve(self):
-        """Start a service of gRPC; returns the server and its port."""
-
-        def answer(content, context):
-            ids, scores = self.recommend(int(content))
-            return ids.tobytes() + scores.tobytes()
-
-        server = grpc.server(ThreadPoolExecutor(16))
-        handlers = {"ask": grpc.unary_unary_rpc_method_handler(answer)}
-        generic = grpc.method_handlers_generic_handler("hand", handlers)
-        server.add_generic_rpc_handlers([generic])
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        return server, port
-
-
-def serve_stage(stage, folder, candidates, addresses, ready):
-    """In a process of its own: one of the four services."""
-    if stage == "feature":
-        service = FeatureService(EmbeddedStore(f"{folder}/store"))
-    elif stage == "ranking":
-        service = RankingService(ranker())
-    elif stage == "recall":
-        index = ItemIndex.load(f"{folder}/index")
-        service = RecallService(IndexRecall(RemoteFeatures(addresses["feature"]), index))
-    else:
-        stages = RemoteFeatures(addresses["feature"]), RemoteRecall(addresses["recall"])
-        scores = RemoteRanker(addresses["ranking"])
-        service = RecommenderService(Recommender(*stages, scores, NAMES, candidates=candidates))
-    server = GrpcServer([service])
-    ready.send(server.port)
-    ready.recv()
-    server.stop(0)
-
-
-def four_services(stack, folder, candidates):
-    """Start all services; returns the address of the recommender."""
-    start = multiprocessing.get_context("spawn")
-    addresses = {}
-    for stage in ("feature", "ranking", "recall", "recommender"):
-        ours, theirs = start.Pipe()
-        arguments = stage, folder, candidates, dict(addresses), theirs
-        process = start.Process(target=serve_stage, args=arguments, daemon=True)
-        process.start()
-        stack.callback(process.join)
-        stack.callback(ours.send, "end")
-        addresses[stage] = f"127.0.0.1:{ours.recv()}"
-    return addresses["recommender"]
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
 
 
 def start_redis(stack, folder):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     process = subprocess.Popen([*command, "--dir", folder], stdout=subprocess.DEVNULL)
+    REDIS.append(process.pid)
     stack.callback(process.wait)
     stack.callback(process.terminate)
     while subprocess.run(["redis-cli", "-p", str(port), "ping"], capture_output=True).returncode:
@@ -171,138 +121,416 @@ def start_redis(stack, folder):
     return port
 
 
-def alternate(sides, requests, threads):
-    """Milliseconds of each request, and requests per second in each round, by side."""
+# -- sides -----------------------------------------------------------------------------------------
+
+
+class Program:
+    """A program that says a line with ``ready`` when it is; its whole group is ended."""
+
+    def __init__(self, stack, command, log):
+        self._log = log
+        self.process = subprocess.Popen(
+            [str(each) for each in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            text=True,
+            start_new_session=True,
+        )
+        stack.callback(self._end)
+
+    def _end(self):
+        group = os.getpgid(self.process.pid) if self.process.poll() is None else None
+        children = psutil.Process(self.process.pid).children(recursive=True) if group else []
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for each in children:
+            if each.is_running():
+                each.kill()
+
+    def line(self):
+        """The next line that begins with ``ready``."""
+        for line in self.process.stdout:
+            if line.startswith("ready"):
+                return line
+        raise SystemExit(f"It does not start:\n{self._log.read_text()[-3000:]}")
+
+    def ask(self, command):
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"It has ended:\n{self._log.read_text()[-3000:]}")
+        return json.loads(line)
+
+
+def served(stack, folder, name, sections):
+    """Start bigdl-friesian-serve with a configuration."""
+    config = folder / f"{name}.yaml"
+    config.write_text(json.dumps(sections))  # JSON is YAML
+    command = [sys.executable, "-m", "bigdl.friesian.serving.program", "serve", "-c", config]
+    return Program(stack, command, folder / f"{name}.log")
+
+
+def one_process(stack, folder, candidates):
+    """Start all stages in one process; returns it and its port."""
+    (port,) = free_ports(1)
+    sections = {
+        "store": str(folder / "store"),
+        "recall": {"index": str(folder / "index")},
+        "ranking": {"model": str(folder / "model"), "inputs": NAMES},
+        "recommender": {"candidates": candidates},
+        "server": {"recommender_port": port},
+    }
+    return served(stack, folder, "one", sections), port
+
+
+def four_services(stack, folder, candidates):
+    """Start each stage in a process; returns the programs and the recommender's port."""
+    ports = dict(zip(STAGES, free_ports(4), strict=True))
+    url = {stage: f"127.0.0.1:{port}" for stage, port in ports.items()}
+    model = {"model": str(folder / "model"), "inputs": NAMES}
+    features = {"url": url["feature"]}
+    of_stage = {
+        "feature": {"store": str(folder / "store")},
+        "ranking": {"ranking": model},
+        "recall": {"features": features, "recall": {"index": str(folder / "index")}},
+        "recommender": {
+            "features": features,
+            "recall": {"url": url["recall"]},
+            "ranking": {"url": url["ranking"], "inputs": NAMES},
+            "recommender": {"candidates": candidates},
+        },
+    }
+    programs = []
+    for stage, sections in of_stage.items():
+        sections["server"] = {f"{stage}_port": ports[stage]}
+        programs.append(served(stack, folder, stage, sections))
+        if stage == "feature":
+            programs[-1].line()  # the recall asks it for its columns
+    for each in programs[1:]:
+        each.line()
+    return programs, ports["recommender"]
+
+
+def varint(number):
+    parts = []
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def recommend_request(candidates):
+    """A function that makes the message RecommendRequest of a user."""
+
+    def encode(user):
+        ids = varint(user)
+        head = b"\x08" + varint(BEST) + b"\x10" + varint(candidates)
+        return head + b"\x1a" + varint(len(ids)) + ids
+
+    return encode
+
+
+def start_sides(stack, folder, redis_port, options):
+    """Start all sides; returns by name what the load has to know."""
+    ours = requests_of(folder, "ours", recommend_request(options.candidates))
+    told, arguments = {}, [folder, redis_port, options.candidates, SEARCHED]
+    begun = {}
+    for name, python, script in (
+        ("pytriton", options.pytriton, "by_pytriton.py"),
+        ("Ray Serve", options.ray, "by_ray_serve.py"),
+        ("plain gRPC", sys.executable, "by_grpc.py"),
+    ):
+        if python:
+            command = [python, SIDES / script, *arguments]
+            begun[name] = Program(stack, command, folder / f"{script}.log")
+    one, port = one_process(stack, folder, options.candidates)
+    one.line()
+    services, recommender_port = four_services(stack, folder, options.candidates)
+    for name, at in (("one process", port), ("four services", recommender_port)):
+        told[name] = {"address": f"127.0.0.1:{at}", "method": METHOD, "requests": ours}
+    for name, program in begun.items():
+        told[name] = json.loads(program.line().removeprefix("ready "))
+    processes = {name: [each.process.pid, *REDIS] for name, each in begun.items()}
+    processes["one process"] = [one.process.pid]
+    processes["four services"] = [each.process.pid for each in services]
+    return told, processes
+
+
+def processor_seconds(numbers):
+    """What processes have computed, with those that they started."""
+    total = 0.0
+    for number in numbers:
+        process = psutil.Process(number)
+        for each in (process, *process.children(recursive=True)):
+            try:
+                times = each.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system
+    return total
+
+
+def start_load(stack, folder, options):
+    load = Program(stack, [options.load, SIDES / "load.py"], folder / "load.log")
+    is_loadgen = json.loads(load.process.stdout.readline())["loadgen"]
+    print("load:", "MLCommons LoadGen, Server scenario" if is_loadgen else "Poisson, our own")
+    return load
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+def percent(times, *which):
+    return [float(each) for each in np.percentile(times, which)]
+
+
+def one_request(folder, store, index, redis_port, options):
+    """Milliseconds of one request alone, side by side."""
+    by_hand = Parts(folder, redis_port, options.candidates, SEARCHED)
+    queries = np.stack(frames(1)[0]["prediction"])
+    columns = [np.zeros(options.candidates, np.int32) for _ in NAMES]
     rng = np.random.default_rng(9)
-    times, rates = {name: [] for name in sides}, {name: [] for name in sides}
-    with ThreadPoolExecutor(threads) as pool:
-        for number in range(-1, requests // ROUND):
-            for name, ask in sides.items():
-                users = rng.integers(0, USERS, ROUND).tolist()
-
-                def timed(user, ask=ask):
-                    begin = time.perf_counter()
-                    ask(user)
-                    return 1000 * (time.perf_counter() - begin)
-
-                begin = time.perf_counter()
-                found = list(pool.map(timed, users))
-                if number >= 0:  # the first round warms up
-                    times[name] += found
-                    rates[name].append(ROUND / (time.perf_counter() - begin))
-    return {
-        name: {
-            "p50_ms": float(np.percentile(times[name], 50)),
-            "p99_ms": float(np.percentile(times[name], 99)),
-            "requests_per_s": float(np.median(rates[name])),
+    with ExitStack() as stack:
+        (address,) = [options.address] if options.address else [None]
+        model = stack.enter_context(ServedModel(folder / "model", thread_num=1, input_names=NAMES))
+        recall = IndexRecall(store, index)
+        recommender = stack.enter_context(
+            Recommender(store, recall, model, candidates=options.candidates)
+        )
+        sides = {
+            "search": lambda user: by_hand.search(queries[user : user + 1]),
+            "network": lambda user: by_hand.score(columns),
+            "Recommender": lambda user: recommender.recommend([user], BEST),
+            "by hand": lambda user: by_hand.recommend([user]),
         }
-        for name in sides
-    }
+        if address:
+            client = stack.enter_context(RecommenderClient(address))
+            sides["one process, gRPC"] = lambda user: client.recommend([user], BEST)
+        times = {name: [] for name in sides}
+        for number in range(options.requests):
+            user = int(rng.integers(0, USERS))
+            for name, ask in sides.items():
+                begin = time.perf_counter()
+                ask(user)
+                if number >= 20:
+                    times[name].append(1000 * (time.perf_counter() - begin))
+        stages = {each["name"]: each["median"] for each in recommender.metrics.summary()}
+    figures = {name: percent(each, 50, 99) for name, each in times.items()}
+    bare = figures["search"][0] + figures["network"][0]
+    print("\n| one request alone | p50 ms | p99 ms | search + network |\n|---|---|---|---|")
+    for name, (p50, p99) in figures.items():
+        print(f"| {name} | {p50:.3f} | {p99:.3f} | {p50 / bare:.2f} |")
+    print("stages, median ms:", ", ".join(f"{k} {v:.3f}" for k, v in stages.items()))
+    return {"figures": figures, "stages": stages}
 
 
-def store_sides(store, remote, port, items):
-    """Functions that read rows of items by id."""
-    plain = redis.Redis(port=port)
-    names = NAMES[13:]
-    for start in range(0, len(items), 5000):
-        pipe = plain.pipeline(transaction=False)
-        for row in items.iloc[start : start + 5000].itertuples(index=False):
-            pipe.hset(f"h:{row.item}", mapping={name: getattr(row, name) for name in names})
-        pipe.execute()
+def check_answers(sides, answers, expected):
+    """All sides have to answer the same items."""
+    for name in sides:
+        for user, content in enumerate(answers[name]):
+            raw = base64.b64decode(content)
+            wanted = expected[user]
+            if "recommender.Recommender" in sides[name]["method"]:
+                found = wanted if packed(wanted) in raw else ids_in(raw)
+            else:
+                found = np.frombuffer(raw[-8 * BEST :], np.int32)[:BEST]
+            same = len(set(map(int, found)) & set(map(int, wanted)))
+            if same < BEST - 1:
+                raise SystemExit(f"{name} answers {list(found)} for {user}, not {list(wanted)}")
 
-    def hashes(ids):
-        pipe = plain.pipeline(transaction=False)
-        for each in ids:
-            pipe.hmget(f"h:{each}", names)
-        return np.array(pipe.execute()).astype(np.int32)
 
-    return {
-        "folder": lambda ids: store.read("item", ids).columns,
-        "Redis": lambda ids: remote.read("item", ids).columns,
-        "Redis hashes": hashes,
-    }
+def packed(ids):
+    return b"".join(varint(int(each)) for each in ids)
+
+
+def ids_in(raw):
+    """The first packed field of the first list of an answer of ours."""
+    from bigdl.friesian.serving import wire
+
+    return wire.message("recommender.RecommendIDProbs").FromString(raw).IDProbList[0].ID
+
+
+def under_load(sides, processes, load, expected, options):
+    """Peak rate of each side, and its p50 and p99 at parts of it; the sides take turns."""
+    answers = {n: load.ask(json.dumps({"side": n, **told}))["answers"] for n, told in sides.items()}
+    check_answers(sides, answers, expected)
+    found = {name: {"peak": [], "processor": [], "open": {}} for name in sides}
+    for name in sides:  # warms up
+        load.ask(json.dumps({"run": name, "outstanding": 8, "seconds": 1}))
+    for _ in range(options.rounds):
+        for name in sides:
+            command = {"run": name, "outstanding": options.outstanding, "seconds": options.seconds}
+            before = processor_seconds(processes[name])
+            answer = load.ask(json.dumps(command))
+            assert not answer["errors"], (name, answer)
+            spent = processor_seconds(processes[name]) - before
+            found[name]["processor"].append(1000 * spent / answer["requests"])
+            found[name]["peak"].append(answer["requests_per_s"])
+        for share in SHARES:
+            for name in sides:
+                rate = share * float(np.median(found[name]["peak"]))
+                command = {"run": name, "rate": rate, "seconds": options.seconds}
+                answer = load.ask(json.dumps(command)) | {"rate": rate}
+                found[name]["open"].setdefault(share, []).append(answer)
+    head = "".join(f" p99 ≤ {bound} ms |" for bound in BOUNDS)
+    half = "p50 ms at half | p99 ms at half"
+    print(f"\n| requests/s | peak | ms of a core for each |{head} {half} | errors |")
+    print("|---" * (6 + len(BOUNDS)) + "|")
+    for name, each in found.items():
+        each["within"] = {}
+        for bound in BOUNDS:
+            rates = [
+                np.median([run["requests_per_s"] for run in runs])
+                for runs in each["open"].values()
+                if np.median([run["p99_ms"] for run in runs]) <= bound
+            ]
+            each["within"][bound] = float(max(rates, default=0))
+        half = each["open"][SHARES[0]]
+        p50, p99 = (float(np.median([run[key] for run in half])) for key in ("p50_ms", "p99_ms"))
+        errors = sum(sum(r["errors"].values()) for runs in each["open"].values() for r in runs)
+        within = "".join(f" {each['within'][bound]:.0f} |" for bound in BOUNDS)
+        peak = float(np.median(each["peak"]))
+        core = float(np.median(each["processor"]))
+        print(f"| {name} | {peak:.0f} | {core:.2f} |{within} {p50:.1f} | {p99:.1f} | {errors} |")
+    for name, each in found.items():
+        shown = ", ".join(
+            f"{runs[0]['rate']:.0f}/s {np.median([r['p99_ms'] for r in runs]):.1f}"
+            for runs in each["open"].values()
+        )
+        print(f"p99 of {name}, ms: {shown}")
+    return found
+
+
+def rows_of_stores(folder, store, redis_port, users, items, options, stack):
+    """Milliseconds and requests/s of reads of 1, 50 and 500 rows, one after the other."""
+    remote = stack.enter_context(RedisStore(f"redis://127.0.0.1:{redis_port}", "ours_"))
+    remote.replace({"user": users, "item": items})
+    feast = None
+    if options.feast:
+        rows = min(len(items), 10_000)
+        command = [options.feast, SIDES / "feast_store.py", folder, redis_port, rows]
+        feast = Program(stack, command, folder / "feast.log")
+        feast.line()
+    rng = np.random.default_rng(3)
+    found = {}
+    for count in (1, 50, 500):
+        times = {}
+        for _ in range(3):
+            for name, each in (("folder", store), ("Redis", remote)):
+                for _ in range(options.requests // 3):
+                    ids = rng.integers(0, len(items), count).tolist()
+                    begin = time.perf_counter()
+                    assert len(each.read("item", ids, OF_ITEM).columns) == len(OF_ITEM)
+                    times.setdefault(name, []).append(1000 * (time.perf_counter() - begin))
+            for name in ("sqlite", "redis") if feast else ():
+                command = f"{name} {count} {max(options.requests // 3 // (1 + count // 25), 5)}"
+                times.setdefault(f"Feast, {name}", []).extend(feast.ask(command))
+        found[count] = {name: [*percent(t, 50, 99), 1000 / np.mean(t)] for name, t in times.items()}
+    print("\n| rows | store | p50 ms | p99 ms | requests/s |\n|---|---|---|---|---|")
+    for count, figures in found.items():
+        for name, (p50, p99, rate) in figures.items():
+            print(f"| {count} | {name} | {p50:.3f} | {p99:.3f} | {rate:.0f} |")
+    return found
+
+
+def memory_mb(process):
+    """Resident memory without pages of files, which are shared and can be given back."""
+    told = process.memory_info()
+    return (told.rss - told.shared) / 1e6
+
+
+def soak(folder, load, options, stack):
+    """70 % of the peak for some minutes; fails if an answer is an error or the memory grows."""
+    program, port = one_process(stack, folder, options.candidates)
+    program.line()
+    ours = requests_of(folder, "ours", recommend_request(options.candidates))
+    side = {"address": f"127.0.0.1:{port}", "method": METHOD, "requests": ours}
+    load.ask(json.dumps({"side": "ours", **side}))
+    rate = options.rate
+    if not rate:
+        command = {"run": "ours", "outstanding": options.outstanding, "seconds": 10}
+        rate = 0.7 * load.ask(json.dumps(command))["requests_per_s"]
+    print(f"{rate:.0f} requests/s for {options.soak} minutes")
+    print("\n| minute | requests/s | p50 ms | p99 ms | errors | MB | descriptors | threads |")
+    print("|---" * 8 + "|")
+    process, rows, begin = psutil.Process(program.process.pid), [], time.monotonic()
+    while time.monotonic() - begin < 60 * options.soak:
+        answer = load.ask(json.dumps({"run": "ours", "rate": rate, "seconds": 60}))
+        errors = sum(answer["errors"].values())
+        row = {
+            "minute": (time.monotonic() - begin) / 60,
+            **{name: answer[name] for name in ("requests_per_s", "p50_ms", "p99_ms")},
+            "errors": errors,
+            "mb": memory_mb(process),
+            "descriptors": process.num_fds(),
+            "threads": process.num_threads(),
+        }
+        rows.append(row)
+        print("|", " | ".join(f"{v:.1f}" if isinstance(v, float) else f"{v}" for v in row.values()),
+              "|", flush=True)  # fmt: skip
+    quarter = max(len(rows) // 4, 1)
+    early = float(np.median([each["mb"] for each in rows[quarter : 2 * quarter] or rows]))
+    late = float(np.median([each["mb"] for each in rows[-quarter:]]))
+    errors = sum(each["errors"] for each in rows)
+    print(f"\nMB in the second quarter {early:.1f}, in the last {late:.1f}; {errors} errors")
+    if errors or late > 1.05 * early + 5:
+        raise SystemExit("The memory grows, or requests failed")
+    return rows
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    for name in ("pytriton", "ray", "feast"):
+        parser.add_argument(f"--{name}", metavar="PYTHON")
+    parser.add_argument("--load", metavar="PYTHON", default=sys.executable)
+    parts = ["one-request", "load", "store"]
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--candidates", type=int, default=500)
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--outstanding", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--soak", type=float, metavar="MINUTES")
+    parser.add_argument("--rate", type=float, help="of the soak; default: 70 %% of the peak")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
+    options.address = None
+    faiss.omp_set_num_threads(1)
     users, items, vectors = frames(options.items)
     results = {}
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        port = start_redis(stack, folder)
-        store = EmbeddedStore(f"{folder}/store")
-        store.replace({"user": users, "item": items})
-        remote = stack.enter_context(RedisStore(f"redis://127.0.0.1:{port}", "ours_"))
-        remote.replace({"user": users, "item": items})
-        index = ItemIndex(items["item"], vectors, "ivf", nlist=PARTS, nprobe=SEARCHED)
-        index.save(f"{folder}/index")
-        model = ranker()
-        by_hand = ByHand(index._state.base, port, model, options.candidates)
-        by_hand.load(users, items)
-        hand_server, hand_port = by_hand.serve()
-        stack.callback(hand_server.stop, 0)
-        hand = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{hand_port}"))
-        hand_ask = hand.unary_unary("/hand/ask")
-        recommender = Recommender(
-            store, IndexRecall(store, index), model, candidates=options.candidates
-        )
-        server = stack.enter_context(GrpcServer([RecommenderService(recommender)]))
-        client = stack.enter_context(RecommenderClient(f"127.0.0.1:{server.port}"))
-        address = four_services(stack, folder, options.candidates)
-        four = stack.enter_context(RecommenderClient(address))
-        queries = np.stack(users["prediction"])
-        parameters = faiss.SearchParametersIVF(nprobe=SEARCHED)
-        ready = {name: np.zeros(options.candidates, np.int32) for name in NAMES}
-
-        def parts(user):
-            faiss.omp_set_num_threads(1)
-            query = queries[user : user + 1]
-            index._state.base.search(query, options.candidates, params=parameters)
-            model.predict(ready)
-
-        sides = {
-            "parts": parts,
-            "by hand": lambda user: hand_ask(str(user).encode()),
-            "one process": lambda user: recommender.recommend([user], BEST),
-            "gRPC": lambda user: client.recommend([user], BEST),
-            "four services": lambda user: four.recommend([user], BEST),
-        }
-        for user in range(20):
-            wanted = by_hand.recommend(user)[0].tolist()
-            for each in (recommender, client, four):
-                same = set(each.recommend([user], BEST)[0].item_ids.tolist()) & set(wanted)
-                assert len(same) >= BEST - 1, "the sides do not answer the same"
-        for threads in (1, 8):
-            results[f"{threads} at a time"] = alternate(sides, options.requests, threads)
-        rng = np.random.default_rng(3)
-        readers = store_sides(store, remote, port, items)
-        for count in (1, 50, 500):
-            times = {name: [] for name in readers}
-            for _ in range(options.requests):
-                ids = rng.integers(0, options.items, count)
-                for name, read in readers.items():
-                    begin = time.perf_counter()
-                    read(ids)
-                    times[name].append(1000 * (time.perf_counter() - begin))
-            results[f"{count} rows"] = {
-                name: {
-                    "p50_ms": float(np.percentile(each, 50)),
-                    "p99_ms": float(np.percentile(each, 99)),
-                }
-                for name, each in times.items()
-            }
-    for what, table in results.items():
-        print(f"\n{what}")
-        for name, figures in table.items():
-            shown = "  ".join(f"{key} {value:8.3f}" for key, value in figures.items())
-            print(f"  {name:14} {shown}")
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        redis_port = start_redis(stack, folder)
+        store, index = prepare(folder, users, items, vectors, redis_port)
+        if options.soak:
+            load = start_load(stack, folder, options)
+            results["soak"] = soak(folder, load, options, stack)
+        elif "load" in options.only:
+            load = start_load(stack, folder, options)
+            by_hand = Parts(folder, redis_port, options.candidates, SEARCHED)
+            expected = by_hand.recommend(list(range(20)))[:, :BEST]
+            with ExitStack() as running:
+                sides, processes = start_sides(running, folder, redis_port, options)
+                options.address = sides["one process"]["address"]
+                results["load"] = under_load(sides, processes, load, expected, options)
+        if not options.soak and "one-request" in options.only:
+            with ExitStack() as running:
+                program, port = one_process(running, folder, options.candidates)
+                program.line()
+                options.address = f"127.0.0.1:{port}"
+                results["one request"] = one_request(folder, store, index, redis_port, options)
+        if not options.soak and "store" in options.only:
+            arguments = folder, store, redis_port, users, items, options, stack
+            results["store"] = rows_of_stores(*arguments)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
     return results

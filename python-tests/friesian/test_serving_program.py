@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -14,29 +13,17 @@ import urllib.request
 import grpc
 import numpy as np
 import pytest
-import torch
-from served_catalogue import free_port, items_frame, users_frame
+from served_catalogue import items_frame, users_frame
+from served_program import COMMAND, ended, expected, made_in, started, wait_for, written
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.models import DeepFM
 from bigdl.friesian.serving import (
     EmbeddedStore,
-    IndexRecall,
     ItemIndex,
-    ModuleRanker,
-    Recommender,
     RecommenderClient,
 )
 from bigdl.friesian.serving.config import read_config
 from bigdl.friesian.serving.program import main
-
-COMMAND = [sys.executable, "-m", "bigdl.friesian.serving.program"]
-
-
-def written(folder, text, name="serving.yaml"):
-    path = folder / name
-    path.write_text(text)
-    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -109,73 +96,7 @@ userIDColumn: enaging_user_id
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Parquet files, a saved model, and a configuration of all stages in one process."""
-    from bigdl.nano.pytorch import InferenceOptimizer
-
-    made = tmp_path_factory.mktemp("serving")
-    users, items = users_frame(), items_frame()
-    users.to_parquet(made / "users.parquet")
-    items.drop(columns="vector").to_parquet(made / "items.parquet")
-    items[["item", "vector"]].to_parquet(made / "vectors.parquet")
-    torch.manual_seed(0)
-    model = DeepFM({"user": 700, "item": 1300, "kind": 9}, ["price"], dim=4, hidden=(8,)).eval()
-    sample = [torch.zeros(2, dtype=torch.int64)] * 3 + [torch.zeros(2)]
-    sample[2] = sample[2].to(torch.int8)
-    sample = (sample[0], sample[1].to(torch.int64), sample[2], sample[3])
-    saved = InferenceOptimizer.trace(model, accelerator="openvino", input_sample=sample)
-    InferenceOptimizer.save(saved, str(made / "model"))
-    ports = {name: free_port() for name in ("recommender", "recall", "feature", "ranking", "http")}
-    text = f"""
-store: features
-recall:
-  index: index
-  user_vector: prediction
-  seen: seen
-ranking:
-  model: model
-  inputs: {json.dumps(model.feature_cols)}
-recommender:
-  candidates: 40
-  popular: [3, 0, 6]
-server:
-{"".join(f"  {name}_port: {port}{chr(10)}" for name, port in ports.items())}
-init:
-  users: users.parquet
-  items: items.parquet
-  vectors: vectors.parquet
-  vector: vector
-"""
-    config = written(made, text)
-    assert main(["init", "--config", config]) == 0
-    return made, config, ports, model
-
-
-def started(config):
-    process = subprocess.Popen(
-        [*COMMAND, "serve", "--config", config],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    line = process.stdout.readline()
-    if not line.startswith("ready"):
-        raise AssertionError(process.stderr.read())
-    return process
-
-
-def ended(process):
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 0, err
-    return out, err
-
-
-def expected(folder, users, k):
-    made, _, _, model = folder
-    store = EmbeddedStore(made / "features")
-    recall = IndexRecall(store, ItemIndex.load(made / "index"), seen_col="seen")
-    with Recommender(store, recall, ModuleRanker(model), candidates=40, popular=[3, 0, 6]) as one:
-        return [each.item_ids.tolist() for each in one.recommend(users, k)]
+    return made_in(tmp_path_factory.mktemp("serving"))
 
 
 @pytest.mark.fault
@@ -315,13 +236,6 @@ def test_what_changes_is_used_and_what_is_damaged_is_refused(folder, tmp_path):
     finally:
         _, err = ended(process)
     assert "The new index is refused" in err
-
-
-def wait_for(condition):
-    give_up = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < give_up, "it did not become true within 30 s"
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged_bytes import damaged
 
 from bigdl.nano.serving import Client, ModelServer, ServingLimits
 
@@ -79,24 +80,6 @@ def test_schemathesis_finds_nothing(server, tools, tmp_path):
     )
     assert result.returncode == 0, result.stdout[-6000:]
     still_answers(server)
-
-
-def damaged(content: bytes, random: random.Random) -> bytes:
-    """Some bytes changed, taken out, or put in."""
-    changed = bytearray(content)
-    for _ in range(random.randint(1, 6)):
-        place = random.randrange(len(changed) + 1)
-        match random.randrange(4):
-            case 0:
-                del changed[place : place + random.randint(1, 20)]
-            case 1:
-                changed[place:place] = random.randbytes(random.randint(1, 20))
-            case 2:
-                changed[place : place + 1] = random.randbytes(1)
-            case _:
-                words = (b"-1", b"null", b"1e400", b"99999999999999999999", b'"x"', b"[", b"{}")
-                changed[place:place] = random.choice(words)
-    return bytes(changed)
 
 
 def test_damaged_tensors_over_http_are_refused_or_answered(server):

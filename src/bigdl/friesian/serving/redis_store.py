@@ -275,10 +275,18 @@ def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
             startup = [redis.cluster.ClusterNode(host, port) for host, port in nodes]
             is_secure = scheme.startswith("rediss")
             return redis.cluster.RedisCluster(startup_nodes=startup, ssl=is_secure, **options), True
-        return redis.Redis.from_url(url, **options), False
+        return redis.Redis.from_url(url, retry=_few_retries(), **options), False
     except (redis.RedisError, ValueError) as error:
         shown = url.rpartition("@")[2]
         raise UsageError(f"Redis at {shown} cannot be used: {one_line(error)}") from error
+
+
+def _few_retries() -> Any:
+    """A connection that has died is made anew at once; for longer no request waits."""
+    from redis.backoff import ExponentialBackoff
+    from redis.retry import Retry
+
+    return Retry(ExponentialBackoff(cap=0.05, base=0.01), 2)
 
 
 def _by_sentinels(redis: Any, url: str, rest: str, options: dict[str, Any]) -> Any:
@@ -291,7 +299,7 @@ def _by_sentinels(redis: Any, url: str, rest: str, options: dict[str, Any]) -> A
     secret, at, hosts = hosts.rpartition("@")
     password = secret.partition(":")[2] if at else None
     sentinels = [_host_and_port(each, 26379) for each in hosts.split(",")]
-    sentinel = redis.sentinel.Sentinel(sentinels, **options)
+    sentinel = redis.sentinel.Sentinel(sentinels, retry=_few_retries(), **options)
     return sentinel.master_for(master, db=int(database or 0), password=password)
 
 

@@ -1,0 +1,20 @@
+"""What a side says to the benchmark when it is ready: its address and what to send."""
+
+import base64
+import json
+from pathlib import Path
+
+REQUESTS = 2000  # users that are asked for, one a request
+
+
+def requests_of(folder, name, encode):
+    """Write the requests for all users; returns the file."""
+    file = Path(folder, f"requests-{name}.json")
+    encoded = [base64.b64encode(encode(user)).decode() for user in range(REQUESTS)]
+    file.write_text(json.dumps(encoded))
+    return str(file)
+
+
+def ready(port, method, requests):
+    told = {"address": f"127.0.0.1:{port}", "method": method, "requests": requests}
+    print("ready " + json.dumps(told), flush=True)
