@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-serving lint size docs release test test-all test-clusters test-zoo examples bench clean distclean
+.PHONY: help install demo demo-serving lint size docs release test test-all test-clusters test-spark test-zoo examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,23 @@ test-all: install lint docs ## lint, documentation, and every test
 test-clusters: install ## the tests on real clusters, one cluster after another
 	$(BIN)/python -m pytest -m "yarn or kubernetes or hosts" python-tests/clusters
 
+# An environment of its own with another Spark, which sees the other packages of .venv. Spark 3.5 wants
+# NumPy 1 and pandas 2, and NumPy 1 an older pyarrow.
+SPARK ?= 3.5.7
+SPARK_VENV := .venv-spark-$(SPARK)
+$(SPARK_VENV)/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv $(SPARK_VENV)
+	$(SPARK_VENV)/bin/python -m pip install --disable-pip-version-check pyspark==$(SPARK) \
+	    $(if $(filter 3.%,$(SPARK)),"numpy>=1.26,<2" "pandas>=2.2,<3" "pyarrow>=18,<19")
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	    > $$($(SPARK_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/developer.pth
+	echo "$(CURDIR)/src" > $$($(SPARK_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/bigdl.pth
+	touch $@
+
+test-spark: $(SPARK_VENV)/.installed ## the tests of Orca on another Spark: make test-spark SPARK=3.5.7
+	$(SPARK_VENV)/bin/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 -m "not slow" \
+	    python-tests/orca/engines python-tests/orca/learn python-tests/orca/data python-tests/friesian
+
 # An environment of its own that sees the packages of .venv. timm and segmentation_models_pytorch
 # want a torchvision of the build of torch; the script needs its names only.
 ZOO := .venv-zoo
@@ -104,4 +121,4 @@ clean: ## remove what builds and tests leave
 	find src python-tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove .venv
-	rm -rf $(VENV) $(ZOO)
+	rm -rf $(VENV) $(ZOO) .venv-spark-*
