@@ -218,7 +218,7 @@ def frames_of(
     """
     names = list(frame.columns if names is None else names)
     frame = without_vectors(frame.toDF(*safe_names(len(names))))
-    zone = frame.sparkSession.conf.get("spark.sql.session.timeZone")
+    zone = str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
     empty = _serialized(arrow_schema(frame.schema, zone).empty_table())
 
     def cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
