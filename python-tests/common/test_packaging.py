@@ -105,6 +105,7 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
     assert [line.partition(">")[0] for line in hard] == REQUIRED
     extras = {
         "orca",
+        "orca-core",
         "java",
         "ray",
         "nano",

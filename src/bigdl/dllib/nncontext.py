@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from bigdl.common.checks import check_choice
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.orca.arguments import check_conf
 from bigdl.orca.cluster.spark import NEEDS_CONTEXT, connect_session
+from bigdl.orca.cluster.versions import require_pyspark
 from bigdl.orca.context import (
     OrcaContext,
     init_orca_context,
@@ -288,7 +289,7 @@ def init_spark_conf(conf: Mapping[str, Any] | None = None) -> SparkConf:
     >>> conf.get("spark.sql.shuffle.partitions")
     '8'
     """
-    require("pyspark", "orca")
+    require_pyspark()
     from pyspark import SparkConf
 
     return SparkConf().setAll(list(check_conf(conf).items()))

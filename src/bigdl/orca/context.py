@@ -22,6 +22,7 @@ from bigdl.orca.cluster import connect, launch, spark, submit
 from bigdl.orca.cluster.connect import ConnectCluster, ConnectedSession, active_spark
 from bigdl.orca.cluster.ray import OrcaRayContext
 from bigdl.orca.cluster.submit import ContextRequest
+from bigdl.orca.cluster.versions import require_pyspark
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def init_orca_context(
         options,
     )
 
-    require("pyspark", "orca")
+    require_pyspark()
 
     with _State.lock:
         sc = spark.active_context()
@@ -239,7 +240,7 @@ def _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs) 
     # a single node is what nobody gave, unless its cores were given
     nodes = check_positive("num_nodes", num_nodes)
     of_node = None if cores is None else arguments.check_cores(cores)
-    require("pyspark", "orca")
+    require_pyspark()
     with _State.lock:
         if spark.active_context() is not None:
             raise UsageError(
@@ -339,7 +340,7 @@ def init_spark_with(
     spark_log_level, redirect_spark_log
         See :func:`init_orca_context`.
     """
-    require("pyspark", "orca")
+    require_pyspark()
 
     if spark.connect_session() is not None:
         raise UsageError(spark.NEEDS_CONTEXT)

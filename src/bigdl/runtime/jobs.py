@@ -124,6 +124,10 @@ def raise_if_stopped(line: Line) -> None:
         raise JobStopped(f"The job was stopped: {why or 'no reason was given'}")
 
 
+PYSPARK_CONTEXT = "pyspark.core.context", "pyspark.context"
+"""The modules that PySpark's own handler of Ctrl-C may be of, since 4.0 and before."""
+
+
 @contextlib.contextmanager
 def interruptible():
     """Let Ctrl-C raise KeyboardInterrupt here, and nothing else.
@@ -134,7 +138,7 @@ def interruptible():
     handler = None
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGINT)
-    if getattr(handler, "__module__", None) != "pyspark.core.context":
+    if getattr(handler, "__module__", None) not in PYSPARK_CONTEXT:
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)

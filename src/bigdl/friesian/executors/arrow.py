@@ -36,6 +36,7 @@ from bigdl.friesian.ops.kinds import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import FittedOperator, Program, StatisticsQuery
 from bigdl.friesian.ops.sequences import AddHistSeq
 from bigdl.friesian.ops.spark import active_spark
+from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.file import is_local_path, open_file_system
 from bigdl.orca.data.pandas.readers import files_of, split_paths
 from bigdl.orca.data.xshards.shards import hash_values
@@ -109,7 +110,7 @@ class SparkTasks(Host):
         if not items:
             return []
         tasks = self._spark.range(0, len(items), 1, len(items))
-        done = tasks.mapInArrow(work, "place bigint, result binary").toArrow()
+        done = to_arrow(tasks.mapInArrow(work, "place bigint, result binary"))
         return [pickle.loads(each.as_py()) for each in done.sort_by("place")["result"]]
 
 

@@ -37,6 +37,7 @@ from bigdl.friesian.ops.operator import (
 from bigdl.friesian.ops.spark import F, action, col, kind_of, schema_of, shared, without_nan
 from bigdl.friesian.ops.targets import target_figures
 from bigdl.friesian.ops.vocabulary import Source, count_values, counts_of_sources, enough
+from bigdl.orca.cluster.versions import to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -193,7 +194,7 @@ def _figure(df: DataFrame, request: MinMax | Quantiles) -> Column:
 def _target_sums(df: DataFrame, request: TargetSums) -> pa.Table:
     split = len(request.columns) - request.targets
     named = [col(name).alias(f"key_{i}") for i, name in enumerate(request.columns[:split])]
-    return df.groupBy(*named).agg(*target_figures(df, request.columns[split:])).toArrow()
+    return to_arrow(df.groupBy(*named).agg(*target_figures(df, request.columns[split:])))
 
 
 # -- texts counted in batches ----------------------------------------------------------------------

@@ -29,6 +29,7 @@ from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, sc
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode, TargetStatistics, without_twins
 from bigdl.friesian.ops.vocabulary import Dictionary, number_column
 from bigdl.orca.cluster.spark_calls import silent_when_closed
+from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow, try_cast
 from bigdl.orca.data.pandas.readers import paths_for_spark
 from bigdl.orca.data.tables import is_lake, open_table
 
@@ -441,7 +442,7 @@ class Table(CellMethods):
     def _columns(self, names: list[str]) -> dict[str, list]:
         chosen = self.df.select(*map(col, names))
         if all(_is_same_in_arrow(kind_of(self.df, name)) for name in names):
-            table = chosen.toArrow()
+            table = to_arrow(chosen)
             return {name: table.column(i).to_pylist() for i, name in enumerate(names)}
         rows = chosen.collect()
         return {name: [row[i] for row in rows] for i, name in enumerate(names)}
@@ -701,7 +702,7 @@ class StringIndex(Table):
         number = number_column(col_name)
         table = pa.table({col_name: pa.array(indices, pa.string()), number: ids})
         schema = f"{spark.quoted(col_name)} string, {number} int"
-        return cls(spark.active_spark().createDataFrame(table, schema), col_name)
+        return cls(frame_of_arrow(spark.active_spark(), table, schema), col_name)
 
     def to_dict(self) -> dict[str, int]:  # type: ignore[override]  # as in BigDL 2.x
         """The number of each value."""
@@ -2091,7 +2092,7 @@ def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
         raise UsageError(f"agg should be one of {', '.join(_AGGREGATES)}, but got {agg!r}")
     function = _AGGREGATES[agg]
     if function in _ARITHMETIC and kinds.is_text(kind_of(df, name)):
-        number = col(name).try_cast("double")  # text without a number counts as null
+        number = try_cast(col(name), "double")  # text without a number counts as null
         begin = _SHOWN.get(function, f"{function}(")
         return getattr(F, function)(number).alias(f"{begin}{name})")
     return getattr(F, function)(col(name))

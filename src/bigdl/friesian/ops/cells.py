@@ -26,6 +26,7 @@ from bigdl.friesian.ops.operator import (
     TableOperator,
 )
 from bigdl.friesian.ops.spark import F, check_different, check_new_names, col, renamed
+from bigdl.orca.cluster.versions import try_cast
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -416,8 +417,8 @@ class Cast(Operator):
     def _column(self, value: Column, source: str) -> Column:
         wanted = self.kind if isinstance(self.dtype, str) else self.dtype
         if kinds.is_text(source) and self.kind == "float":  # rounded to double first, as in Python
-            return value.try_cast("double").try_cast(wanted)
+            return try_cast(try_cast(value, "double"), wanted)
         if kinds.is_text(source) and kinds.is_integral(self.kind):
             # a fraction is cut, as in Spark before ANSI mode
-            return F.coalesce(value.try_cast(wanted), value.try_cast("double").try_cast(wanted))
-        return value.try_cast(wanted)
+            return F.coalesce(try_cast(value, wanted), try_cast(try_cast(value, "double"), wanted))
+        return try_cast(value, wanted)

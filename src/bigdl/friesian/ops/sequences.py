@@ -30,6 +30,7 @@ from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kin
 from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State, TableOperator
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import LookUp
+from bigdl.orca.cluster.versions import to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -505,7 +506,7 @@ def _tickets_of(df: DataFrame, item_col: str, item_size: int, popularity: float)
     """
     item = col(item_col).cast("bigint")
     counted = df.filter((item >= 1) & (item < item_size)).groupBy(item.alias("item")).count()
-    table = counted.toArrow()
+    table = to_arrow(counted)
     counts = np.zeros(item_size, np.int64)
     counts[table["item"].to_numpy()] = table["count"].to_numpy()
     weights = np.where(counts > 0, counts, 1) ** float(popularity) * (counts > 0)

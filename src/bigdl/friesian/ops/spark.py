@@ -15,6 +15,7 @@ from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.kinds import Field, require_kind
+from bigdl.orca.cluster import versions
 from bigdl.orca.cluster.connect import ConnectValue
 from bigdl.orca.cluster.spark_calls import silent_when_closed, users_errors
 from bigdl.orca.data.transformer.encoding import as_names as as_names
@@ -184,7 +185,7 @@ def or_error(value: Column, is_good: Column, message: str, kind: str) -> Column:
 
 def arrow_function(function: Callable, kind: str) -> Callable[..., Column]:
     """A function of arrays of Arrow as one of columns."""
-    return F.arrow_udf(silent_when_closed(function), kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
+    return versions.arrow_udf(silent_when_closed(function), kind)
 
 
 def as_number(time: Column, kind: str) -> Column:
@@ -220,7 +221,7 @@ def action(function: _Function) -> _Function:
 @action
 def arrow_of(df: DataFrame) -> pa.Table:
     """All rows as a table of Arrow."""
-    return df.toArrow()
+    return versions.to_arrow(df)
 
 
 @action

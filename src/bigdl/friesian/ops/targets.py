@@ -28,6 +28,7 @@ from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kin
 from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
+from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -274,7 +275,7 @@ def _computed(table: DataFrame) -> DataFrame:
     try:
         if counted.count() > DRIVER_VALUES:
             return counted.localCheckpoint(eager=True)
-        return table.sparkSession.createDataFrame(counted.toArrow(), table.schema)
+        return frame_of_arrow(table.sparkSession, to_arrow(counted), table.schema)
     finally:
         counted.unpersist()
 
@@ -486,7 +487,7 @@ class GroupEncode(Operator, ABC):
                 for output, (column, default) in self.codes(i, state).items()
             }
             columns = dict.fromkeys(column for column, _ in outputs.values())
-            table = df.sparkSession.createDataFrame(state[str(i)].select([*keys, *columns]))
+            table = frame_of_arrow(df.sparkSession, state[str(i)].select([*keys, *columns]))
             look_ups.append(LookUp(table, at, outputs))
         return vocabulary.join(df, look_ups).drop(*self.dropped)
 

@@ -32,6 +32,7 @@ from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
 from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
+from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow, try_cast
 from bigdl.orca.data.transformer.encoding import Source, sources_of
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Dictionary:
         """Return the look-up of the values of a column, which are compared in a type that fits."""
         kind = self.meeting_type(kind_of(df, name))
         entries = self.entries(kind) if broadcast else self.joined(kind)
-        return LookUp(entries, {"key": col(name).try_cast(kind)}, {output: ("value", default)})
+        return LookUp(entries, {"key": try_cast(col(name), kind)}, {output: ("value", default)})
 
     def entries(self, kind: str) -> DataFrame:
         """Columns ``key``, cast to a type, and ``value``, with every key once."""
@@ -140,7 +141,7 @@ class Dictionary:
             return self.joined(kind)
         if kind not in self._frames:
             schema = self._pairs(kind).schema
-            self._frames[kind] = self.df.sparkSession.createDataFrame(table, schema)
+            self._frames[kind] = frame_of_arrow(self.df.sparkSession, table, schema)
         return F.broadcast(self._frames[kind])
 
     @spark.action
@@ -150,7 +151,7 @@ class Dictionary:
             table = self._table(kind)
             if table is None and limited:
                 return None
-            table = _unique(self._pairs(kind).toArrow()) if table is None else table
+            table = _unique(to_arrow(self._pairs(kind))) if table is None else table
             columns = (column.combine_chunks() for column in table.columns)
             self._shipped[kind] = spark.shared(Vocabulary(*columns), self.df.sparkSession)
         return self._shipped[kind]
@@ -168,7 +169,7 @@ class Dictionary:
 
     def _pairs(self, kind: str) -> DataFrame:
         pairs = self.df.select(
-            col(self.key).try_cast(kind).alias("key"), col(self.value).alias("value")
+            try_cast(col(self.key), kind).alias("key"), col(self.value).alias("value")
         )
         is_known = ~spark.is_missing(F.col("key"), kind_of(pairs, "key"))
         return pairs.filter(is_known & F.col("value").isNotNull())
@@ -177,7 +178,7 @@ class Dictionary:
     def _table(self, kind: str) -> pa.Table | None:
         """The entries, sorted by key, or None if there are too many to collect."""
         if kind not in self._tables:
-            table = self._pairs(kind).limit(DRIVER_KEYS + 1).toArrow()
+            table = to_arrow(self._pairs(kind).limit(DRIVER_KEYS + 1))
             self._tables[kind] = _unique(table) if table.num_rows <= DRIVER_KEYS else None
         return self._tables[kind]
 
@@ -309,7 +310,7 @@ def encode_tokens(
             tokens = F.split(col(name).cast("string"), separator)
             known = partial(_known_of, shipped)
             function = spark.arrow_function(known, f"array<{dictionary.value_type}>")
-            df = replace(df, {name: function(tokens.try_cast(f"array<{kind}>"))})
+            df = replace(df, {name: function(try_cast(tokens, f"array<{kind}>"))})
         if smallest:
             df = replace(df, {name: F.array_min(col(name))})
         elif sort:
@@ -325,7 +326,7 @@ def _join_tokens(
     tokens = F.split(F.col("cell").cast("string"), separator)
     rows = cells.select("cell", F.posexplode(tokens).alias("place", "token"))
     entries = dictionary.joined(kind)
-    known = rows.join(entries, F.col("token").try_cast(kind) == F.col("key"))
+    known = rows.join(entries, try_cast(F.col("token"), kind) == F.col("key"))
     both = F.sort_array(F.collect_list(F.struct("place", "value")))
     encoded = known.groupBy("cell").agg(both["value"].alias("numbers"))
     return join(df, [LookUp(encoded, {"cell": col(name)}, {name: ("numbers", F.lit(None))})])
@@ -359,7 +360,7 @@ def value_features(
         begin, end = "array<" * depth, ">" * depth
         values = partial(_values, shipped, depth, default)
         function = spark.arrow_function(values, f"{begin}{wanted}{end}")
-        results[output] = function(col(name).try_cast(f"{begin}{kind}{end}"))
+        results[output] = function(try_cast(col(name), f"{begin}{kind}{end}"))
     return join(df, look_ups, results)
 
 
@@ -491,7 +492,7 @@ def count_values(
 @spark.action
 def counts_of_sources(counted: DataFrame, fields: Sequence[str]) -> list[pa.Table]:
     """Tables of ``value`` and ``count`` of each source, from what :func:`count_values` returned."""
-    table = counted.toArrow()
+    table = to_arrow(counted)
     parts = (table.filter(pc.equal(table["source"], i)) for i in range(len(fields)))
     return [
         part.select([field, "count"]).rename_columns(["value", "count"])
@@ -537,7 +538,7 @@ def _ranked_on_driver(
         values = _ranked(counts, order_by_freq)
         ids = pa.array(range(1, len(values) + 1), pa.int32())
         schema = f"value {kind_of(counted, field)}, id int"
-        frames.append(counted.sparkSession.createDataFrame(values.append_column("id", ids), schema))
+        frames.append(frame_of_arrow(counted.sparkSession, values.append_column("id", ids), schema))
     return frames
 
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.ops import kinds
+from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.file import open_file_system
 
 Column: TypeAlias = "np.ndarray | pa.Array"
@@ -647,7 +648,7 @@ def _of_spark(df: Any) -> pa.Table:
     vectors = [each.name for each in df.schema if each.dataType.typeName() == "vector"]
     for name in vectors:
         df = df.withColumn(name, vector_to_array(col(f"`{name}`"), "float32"))
-    return df.toArrow()
+    return to_arrow(df)
 
 
 def _dense(column: pa.ChunkedArray, name: str, what: str) -> pa.Array:

@@ -36,6 +36,7 @@ from bigdl.orca.cluster.spark import (
     simulated_cluster,
 )
 from bigdl.orca.cluster.spark_calls import users_errors
+from bigdl.orca.cluster.versions import by_partition, check_connect
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -237,7 +238,7 @@ class ConnectCluster(SparkCluster):
     def map_shards(self, func: Callable, shards: Sequence) -> list:
         """The elements of ``func([shard])`` of every shard, each computed by a task of Spark."""
         values = [(n, (0, n), cloudpickle.dumps(shard)) for n, shard in enumerate(shards)]
-        frame = pieces_frame(self._session, values).repartitionById(max(len(values), 1), "target")
+        frame = by_partition(pieces_frame(self._session, values), max(len(values), 1), "target")
 
         def work(batches):
             for key, shard in whole_values(batches):
@@ -365,6 +366,7 @@ class ConnectedSession:
         UsageError
             If there is no server, or it refuses.
         """
+        check_connect()
         active = connect_session()
         if active is not None:
             if has_server(active) and cls._is_alive(active):

@@ -30,6 +30,7 @@ from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import LOGGING, LOOPBACK, QUICK_JVM, spark_home
 from bigdl.runtime.engine import user_import_path
+from bigdl.runtime.jobs import PYSPARK_CONTEXT
 from bigdl.runtime.launch import Output
 
 if TYPE_CHECKING:
@@ -463,6 +464,6 @@ def _restore_sigint(handler: Any) -> None:
     if (
         handler is not None
         and threading.current_thread() is threading.main_thread()
-        and getattr(current, "__module__", None) == "pyspark.core.context"
+        and getattr(current, "__module__", None) in PYSPARK_CONTEXT
     ):
         signal.signal(signal.SIGINT, handler)

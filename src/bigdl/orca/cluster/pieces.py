@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from bigdl.orca.cluster.spark_calls import one_row
+from bigdl.orca.cluster.versions import frame_of_arrow
 
 PIECE = 4 << 20
 """Bytes of one value that travels in a row, or in a plan; larger ones travel in pieces or files."""
@@ -51,4 +52,4 @@ def pieces_frame(session: Any, values: Iterable[tuple[int, tuple[int, int], byte
     batches = [batch for value in values for batch in pieces(*value)]
     if not batches:
         return session.createDataFrame([], PIECES)
-    return session.createDataFrame(pa.Table.from_batches(batches))
+    return frame_of_arrow(session, pa.Table.from_batches(batches))

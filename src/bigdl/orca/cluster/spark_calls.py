@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerError, short_traceback
-from bigdl.orca.cluster import plan
+from bigdl.orca.cluster import plan, versions
 from bigdl.runtime.jobs import (
     LOOK_S,
     PROCESS_ENDED,
@@ -74,11 +74,9 @@ class SparkCall:
 
         `stop` is called before the jobs are cancelled, on Ctrl-C above all.
         """
-        from pyspark import InheritableThread
-
         with interruptible():
             try:
-                InheritableThread(self._run, session=self._session, daemon=True).start()
+                versions.spark_thread(self._run, self._session).start()
                 while wait([self.future], LOOK_S).not_done:
                     poll()
             except BaseException:
@@ -287,10 +285,8 @@ class _Watch:
         self.failure: BigDLError | None = None
 
     def __enter__(self) -> None:
-        from pyspark import InheritableThread
-
         self._sc.addJobTag(self._tag)
-        InheritableThread(target=self._run, daemon=True).start()
+        versions.spark_thread(self._run).start()
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()

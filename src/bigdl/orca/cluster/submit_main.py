@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import submit
+from bigdl.orca.cluster.versions import require_pyspark
 
 _PYTHON_PROPERTIES = ("spark.pyspark.python=", "spark.pyspark.driver.python=")
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        require("pyspark", "orca")
+        require_pyspark()
         environment = python_variables(arguments, os.environ)
         return submit.run_with_java([submit.spark_submit(), *arguments], environment)
     except UsageError as error:

@@ -27,6 +27,7 @@ from bigdl.common.errors import LazyModule, UsageError, refusing, require
 from bigdl.orca.cluster.connect import active_spark_or_local
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
+from bigdl.orca.cluster.versions import arrow_schema
 from bigdl.runtime.shards.columns import quoted
 
 if TYPE_CHECKING:
@@ -110,7 +111,6 @@ def read_df(
         ...
     bigdl.common.errors.UsageError: Elasticsearch at http://127.0.0.1:1 does not answer: check ...
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
 
     settings = _Settings(esConfig, esResource, "read")
     cluster = active_spark_or_local()
@@ -120,7 +120,7 @@ def read_df(
     else:
         settings["es.read.field.include"] = ",".join(map(".".join, _leaves(schema)))
     slices = _open(settings, cluster.parallelism)
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    of_arrow = arrow_schema(schema)
 
     def read(batches):
         import pyarrow as pa
@@ -128,7 +128,7 @@ def read_df(
         for number in (each for batch in batches for each in batch.column(0).to_pylist()):
             for page in _pages(settings, slices[number]):
                 rows = [_parsed(source, schema, "") for _, source in page]
-                yield pa.RecordBatch.from_pylist(rows, schema=arrow_schema)
+                yield pa.RecordBatch.from_pylist(rows, schema=of_arrow)
 
     numbers = spark.range(0, len(slices), 1, len(slices))
     return numbers.mapInArrow(silent_when_closed(read), schema)

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError, require
+from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.ray_launch import set_environment, shared_environment
+from bigdl.orca.cluster.versions import to_arrow
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -199,7 +201,7 @@ def _by_target(batches: Iterable) -> Iterator[tuple[int, Any]]:
 
 def arrow_to_ray(frame: DataFrame, cluster: RayCluster) -> list:
     """Compute a DataFrame into Ray: references of an Arrow table for every partition, in order."""
-    schema = frame.limit(0).toArrow().schema
+    schema = to_arrow(frame.limit(0)).schema
 
     def place(source: int, batches: Iterable) -> Iterator[tuple[Any, Any]]:
         import pyarrow as pa
@@ -271,12 +273,12 @@ def spark_df_to_ray_dataset(df):
     >>> spark_df_to_ray_dataset(frame).to_pandas()["id"].tolist()
     [0, 1, 2, 3]
     """
-    from pyspark.sql.classic.dataframe import DataFrame
+    from pyspark.sql import DataFrame
 
     require("ray.data", "ray")
     from bigdl.orca.data.xshards.frames import without_vectors
 
-    if not isinstance(df, DataFrame):
+    if not isinstance(df, DataFrame) or is_connect(df):
         raise UsageError(
             f"spark_df_to_ray_dataset takes a classic Spark DataFrame, got {type(df).__name__}"
         )

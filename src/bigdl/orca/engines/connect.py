@@ -104,6 +104,9 @@ class ConnectEngine(SparkEngine):
 
     def _is_reached(self, host: str) -> bool:
         """Return True if a task can connect to the port of the channel, which is not open yet."""
+        known = self.cluster.is_client_reachable
+        if known is not None:
+            return known
         with listen(host, self.port) as listener:
             return self.cluster.reaches(host, listener.getsockname()[1])
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import one_row, reported
+from bigdl.orca.cluster.versions import python_rdd_command
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packed_reader
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
 from bigdl.runtime.jobs import active_jobs
@@ -162,13 +163,10 @@ class Pairs:
 
     def _python_rdd(self, pairs, task: Callable, *, preserves_partitioning: bool):
         """Return the RDD that a task makes of the values of each partition of `pairs`."""
-        from pyspark.core.rdd import _prepare_for_python_RDD
         from pyspark.serializers import NoOpSerializer
 
         sc, raw = self.sc, NoOpSerializer()
-        command, broadcasts, variables, includes = _prepare_for_python_RDD(
-            sc, (task, None, raw, raw)
-        )
+        command, broadcasts, variables, includes = python_rdd_command(sc, (task, None, raw, raw))
         function = self._function(
             bytearray(command),
             self._kept("variables", dict(variables)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
+from bigdl.orca.cluster.versions import arrow_type
 from bigdl.runtime.shards.columns import ColumnSpec, common_length
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.texts import is_text
@@ -22,7 +23,7 @@ _VECTOR = ["type", "size", "indices", "values"]  # fields of Spark ML's vectors 
 
 def spark_readable(type_: pa.DataType, nested: bool = False) -> pa.DataType:
     """Return the Arrow type in which Spark takes the values of an Arrow type of pandas."""
-    from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+    from pyspark.sql.pandas.types import from_arrow_type
 
     kinds = pa.types
     if kinds.is_dictionary(type_):
@@ -46,9 +47,11 @@ def spark_readable(type_: pa.DataType, nested: bool = False) -> pa.DataType:
         pa.null(): pa.string(),
         pa.string_view(): pa.string(),
         pa.binary_view(): pa.binary(),
+        pa.large_string(): pa.string(),
+        pa.large_binary(): pa.binary(),
         pa.date64(): pa.date32(),
     }
-    return to_arrow_type(from_arrow_type(wider.get(type_, type_)), timezone="UTC")
+    return arrow_type(from_arrow_type(wider.get(type_, type_)))
 
 
 def spark_type(name: str, arrow_type: pa.DataType) -> DataType:

@@ -13,6 +13,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.ray import RayCluster
+from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer
 from bigdl.runtime.shards.feed import InputPlan, SourceError
 from bigdl.runtime.shards.shard import Shard
@@ -106,4 +107,4 @@ class ArrayFeed(PackedFeed):
         chunks = [(self._leaves, self._arrays)] if self.rows else []
         spark = active_spark().spark
         table = cell_table(pack(0, chunks))
-        return spark.createDataFrame(table), (), lambda: None
+        return frame_of_arrow(spark, table), (), lambda: None

@@ -21,6 +21,7 @@ from bigdl.orca.cluster.connect import ConnectCluster
 from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import one_row
+from bigdl.orca.cluster.versions import by_partition
 from bigdl.runtime.shards.columns import ArraySpec, decode_batch, float_dtype
 from bigdl.runtime.shards.feed import Feed, InputPlan, SourceError
 from bigdl.runtime.shards.shard import Shard
@@ -236,7 +237,7 @@ def prepare_packed(feeds: Mapping[str, PackedFeed], cluster, num_workers: int) -
             cells = frame if cells is None else cells.union(frame)
         reader = packed_reader(list(feeds), specs)
         if not isinstance(cluster, RayCluster):
-            exchanged = cells.repartitionById(num_workers, "target")
+            exchanged = by_partition(cells, num_workers, "target")
             return InputPlan(exchanged, reader, opened.pop_all().close)
         from bigdl.orca.data.ray_exchange import cells_to_ray
 

@@ -13,6 +13,7 @@ import numpy as np
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.connect import active_spark
+from bigdl.orca.cluster.versions import by_partition, condition_of
 from bigdl.orca.data.file import (
     decode_image,
     files_of,
@@ -284,7 +285,7 @@ def _read_by_spark(images: Sources, masks: Sources | None) -> RDD:
     else:
         columns = F.col("path").alias("mask_path"), F.col("content").alias("mask")
         frame = frame.join(mask_frame.select(*columns), "mask_path")
-    ordered = frame.repartitionById(parts, F.col("part")).sortWithinPartitions("path")
+    ordered = by_partition(frame, parts, "part").sortWithinPartitions("path")
     return rows_of(ordered.select("path", "content", "mask_path", "mask")).map(tuple)
 
 
@@ -316,7 +317,7 @@ def _listed(where: str | list[str], types: str | Iterable[str]) -> tuple[Any, li
     try:
         frame = reader.option("pathGlobFilter", f"*{{{','.join(letters)}}}").load(paths)
     except AnalysisException as error:
-        raise UsageError(f"There is no file at {where!r}: {error.getCondition()}") from error
+        raise UsageError(f"There is no file at {where!r}: {condition_of(error)}") from error
     files = sorted(row["path"] for row in frame.select("path").collect())  # reads no content
     if not files:
         raise UsageError(f"There is no file that ends in {types!r} at {where!r}")

@@ -18,6 +18,7 @@ from bigdl.orca.cluster.connect import ConnectCluster, active_spark, refuse
 from bigdl.orca.cluster.pieces import PIECES, pieces, pieces_frame, whole_values
 from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.spark_calls import one_row
+from bigdl.orca.cluster.versions import by_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -109,7 +110,7 @@ class ConnectShards:
 
     def partitionBy(self, number: int, func: Callable[[Any], int] = int) -> ConnectShards:
         """Pairs, moved to the partition that ``func(key)`` names."""
-        moved = self._cells(lambda pair: func(pair[0])).repartitionById(number, "target")
+        moved = by_partition(self._cells(lambda pair: func(pair[0])), number, "target")
         return ConnectShards(moved, (), number)
 
     def zip(self, other: ConnectShards) -> ConnectShards:
@@ -137,7 +138,7 @@ class ConnectShards:
                     )
                 yield left[1], right[1]
 
-        moved = cells[0].union(cells[1]).repartitionById(number, "target")
+        moved = by_partition(cells[0].union(cells[1]), number, "target")
         return ConnectShards(moved, (), number).mapPartitions(pairs)
 
     def reduceByKey(self, func: Callable) -> ConnectShards:
@@ -266,7 +267,7 @@ def parallelize(elements: Sequence, number: int) -> Any:
         (index * number // max(len(elements), 1), (0, index), cloudpickle.dumps(element))
         for index, element in enumerate(elements)
     )
-    frame = pieces_frame(cluster.spark, values).repartitionById(number, "target")
+    frame = by_partition(pieces_frame(cluster.spark, values), number, "target")
     return ConnectShards(frame, (), number)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_errors
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.spark_calls import silent_when_closed
+from bigdl.orca.cluster.versions import arrow_schema
 from bigdl.orca.data.feeds.arrow_types import spark_readable
 from bigdl.orca.data.xshards import persistence
 from bigdl.orca.data.xshards.connect import frame_of, rows_of
@@ -215,12 +216,10 @@ def frames_of(
     names : sequence, optional
         Names of the columns of the shards, if they are to differ from the frame's.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     names = list(frame.columns if names is None else names)
     frame = without_vectors(frame.toDF(*safe_names(len(names))))
-    zone = frame.sparkSession.conf.get("spark.sql.session.timeZone")
-    empty = _serialized(to_arrow_schema(frame.schema, timezone=zone).empty_table())
+    zone = str(frame.sparkSession.conf.get("spark.sql.session.timeZone"))
+    empty = _serialized(arrow_schema(frame.schema, zone).empty_table())
 
     def cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Cut the batches of a partition at the bounds of shards; a part is one cell."""

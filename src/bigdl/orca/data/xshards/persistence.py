@@ -63,7 +63,7 @@ def detached(rdd):
     """The same RDD without Python references to those that it is computed from."""
     if rdd.context is None:  # of Spark Connect, whose plans refer to nothing in this process
         return rdd
-    from pyspark.core.rdd import RDD
+    from pyspark import RDD
 
     return RDD(rdd._jrdd, rdd.ctx, rdd._jrdd_deserializer)
 

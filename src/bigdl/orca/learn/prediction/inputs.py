@@ -21,6 +21,7 @@ import numpy as np
 from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_errors
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
+from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.tables import is_lake, open_table
@@ -289,7 +290,7 @@ def _outputs(model, specs, ready, known) -> list[tuple[str | None, tuple[int, ..
             raise
         except Exception as error:  # e.g. ids that start at 1: then only a real row will do
             logger.debug("The model does not take rows of zeros: %s", error)
-    table = ready.limit(1).toArrow()
+    table = to_arrow(ready.limit(1))
     if table.num_rows == 0:
         return [(None, ())]
     twice = table.take([0, 0]).combine_chunks().to_batches()[0]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
+from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.feeds.arrow_types import in_type_of, spark_type
 from bigdl.orca.learn.prediction.inputs import (
     OutputColumns,
@@ -112,7 +113,7 @@ def sql_function(
     names = chosen_outputs([key for key, _ in outputs], options.output_cols)
     result = _Result(OutputColumns([shape for _, shape in outputs], *names))
     task = _task(shipped.in_task(threads), options, len(rows), result)
-    return _as_udf(task, result.ddl)
+    return arrow_udf(task, result.ddl, iterates=True)
 
 
 def _task(
@@ -148,43 +149,3 @@ def _task(
                 yield result.arrow([array for _, array in predicted], rows)
 
     return predict
-
-
-def _as_udf(task: Callable[[Iterable], Iterator], ddl: str) -> Any:
-    """A function over iterators of Arrow arrays as one of SQL."""
-    from pyspark.sql import functions as F
-
-    if hasattr(F, "arrow_udf"):
-        from pyspark.sql.functions import ArrowUDFType
-
-        return F.arrow_udf(task, ddl, ArrowUDFType.SCALAR_ITER)
-    from pyspark.sql.functions import PandasUDFType
-
-    return F.pandas_udf(_by_pandas(task), ddl, PandasUDFType.SCALAR_ITER)
-
-
-def _by_pandas(task: Callable[[Iterable], Iterator]) -> Callable[[Iterable], Iterator]:
-    """The same over pandas Series, for a Spark without functions of Arrow."""
-
-    def predict(batches: Iterable) -> Iterator:
-        def arrays() -> Iterator[tuple]:
-            for batch in batches:
-                yield tuple(_of_series(s) for s in (batch if isinstance(batch, tuple) else [batch]))
-
-        for values in task(arrays()):
-            yield _frame_of(values) if pa.types.is_struct(values.type) else values.to_pandas()
-
-    return predict
-
-
-def _of_series(series: Any) -> Any:
-    if hasattr(series, "columns"):  # a struct, such as Spark ML's vectors
-        types = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32())}
-        names = [str(name) for name in series.columns]
-        fields = [pa.Array.from_pandas(series[name], type=types.get(name)) for name in names]
-        return pa.StructArray.from_arrays(fields, names=names)
-    return pa.Array.from_pandas(series)
-
-
-def _frame_of(values: Any) -> Any:
-    return pa.Table.from_arrays(values.flatten(), [f.name for f in values.type]).to_pandas()

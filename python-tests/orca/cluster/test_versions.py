@@ -1,0 +1,67 @@
+"""What Orca needs of a Spark, and what it does itself where a Spark is older."""
+
+import pyarrow as pa
+import pytest
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.cluster import versions
+
+
+@pytest.mark.parametrize("version", ["3.5.7", "4.0.5", "4.1.4", "4.3.0", "4.4.0.dev1", "10.0"])
+def test_a_spark_that_is_new_enough_is_taken(version):
+    versions.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["2.4.6", "3.4.4", "3.0"])
+def test_a_spark_that_is_too_old_is_told_in_a_sentence(version):
+    with pytest.raises(UsageError, match=rf"needs Spark 3.5 or newer, but .* is {version}; use"):
+        versions.check_version(version)
+
+
+def test_rows_go_to_the_partition_of_their_number_on_every_spark(orca_spark):
+    from pyspark.sql import functions as F
+
+    frame = orca_spark.range(200).withColumn("target", (F.col("id") % 7).cast("int"))
+    keys = versions._keys_of_partitions(7)
+    by_hash = frame.repartition(7, F.element_at(F.array(*map(F.lit, keys)), F.col("target") + 1))
+    for moved in (versions.by_partition(frame, 7, "target"), by_hash):
+        rows = moved.select("target", F.spark_partition_id().alias("place")).collect()
+        assert len(rows) == 200
+        assert all(row.target == row.place for row in rows)
+
+
+def test_a_table_of_arrow_becomes_a_frame_and_comes_back(orca_spark):
+    table = pa.table({"id": pa.array([1, None, 2**60]), "texts": [["a"], None, ["b", "c"]]})
+    frame = versions.frame_of_arrow(orca_spark, table)
+    assert versions.to_arrow(frame.sort("id")).to_pylist() == [
+        {"id": None, "texts": None},
+        {"id": 1, "texts": ["a"]},
+        {"id": 2**60, "texts": ["b", "c"]},
+    ]
+    empty = versions.to_arrow(frame.where("id < 0"))
+    assert empty.schema.names == ["id", "texts"]
+    assert empty.num_rows == 0
+
+
+def test_a_value_that_cannot_be_cast_is_null(orca_spark):
+    from pyspark.sql import functions as F
+
+    frame = orca_spark.createDataFrame([("7",), ("x",), ("99999999999",)], ["text"])
+    rows = frame.select(versions.try_cast(F.col("text"), "int").alias("n")).collect()
+    assert [row.n for row in rows] == [7, None, None]
+
+
+def test_a_function_of_arrow_has_the_types_of_its_columns(orca_spark):
+    from pyspark.sql import functions as F
+
+    def lengths(values, numbers):
+        import pyarrow.compute as pc
+
+        assert str(numbers.type) == "int64", numbers.type
+        return pc.add(pc.list_value_length(values).cast("int64"), numbers)
+
+    frame = orca_spark.createDataFrame(
+        [([1, None], 1), ([], None), ([5], 2**40)], "a array<bigint>, n bigint"
+    )
+    column = versions.arrow_udf(lengths, "bigint")(F.col("a"), F.col("n"))
+    assert [row[0] for row in frame.select(column).collect()] == [3, None, 2**40 + 1]

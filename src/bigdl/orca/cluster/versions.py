@@ -1,0 +1,375 @@
+"""What differs between the versions of Spark that Orca runs on: 3.5, 4.0, 4.1 and newer.
+
+Each function does one thing on all of them, by the way of the newest Spark where it is there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from bigdl.common.errors import LazyModule, UsageError, require
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+else:
+    pa = LazyModule("pyarrow", "orca")
+
+OLDEST = (3, 5)
+OLDEST_CONNECT = (4, 0)
+"""The first Spark whose Connect gives tables of Arrow."""
+
+
+def require_pyspark() -> None:
+    """Check that PySpark is installed, and not too old.
+
+    Raises
+    ------
+    MissingExtraError, UsageError
+    """
+    check_version(require("pyspark", "orca").__version__)
+
+
+def check_connect() -> None:
+    """Check that PySpark can be used over Spark Connect.
+
+    Raises
+    ------
+    UsageError
+    """
+    if spark_release() < OLDEST_CONNECT:
+        import pyspark
+
+        raise UsageError(
+            f"Over Spark Connect Orca needs Spark 4.0 or newer, but this is {pyspark.__version__}; "
+            "use a SparkContext, or a newer Spark"
+        )
+
+
+def check_version(version: str) -> None:
+    """Check that a version of PySpark is not too old.
+
+    Raises
+    ------
+    UsageError
+    """
+    if release(version) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise UsageError(
+            f"Orca needs Spark {oldest} or newer, but the PySpark that is installed is {version}; "
+            "use a newer release of your platform, or run: pip install 'bigdl[orca]'"
+        )
+
+
+def release(version: str) -> tuple[int, int]:
+    """The first two numbers of a version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def spark_release() -> tuple[int, int]:
+    """The first two numbers of the version of the PySpark that is installed."""
+    import pyspark
+
+    return release(pyspark.__version__)
+
+
+# -- threads and jobs ------------------------------------------------------------------------------
+
+
+def spark_thread(target: Callable[[], Any], session: Any = None) -> threading.Thread:
+    """A daemon thread that has the local properties, or the tags of a session, of this one."""
+    from pyspark import InheritableThread
+
+    takes_session = "session" in inspect.signature(InheritableThread.__init__).parameters
+    options = {"session": session} if takes_session else {}
+    return InheritableThread(target, daemon=True, **options)
+
+
+def python_rdd_command(sc: Any, parts: tuple) -> tuple:
+    """What a function over an RDD is for the JVM: command, broadcasts, variables, files."""
+    from pyspark import RDD
+
+    return cast("Any", sys.modules[RDD.__module__])._prepare_for_python_RDD(sc, parts)
+
+
+def condition_of(error: Any) -> str:
+    """The name that Spark gives to an error."""
+    name = error.getCondition() if hasattr(error, "getCondition") else error.getErrorClass()
+    return str(name)
+
+
+# -- Arrow -----------------------------------------------------------------------------------------
+
+
+def arrow_schema(schema: StructType, timezone: str = "UTC") -> pa.Schema:
+    """The schema of Arrow that has the types of one of Spark; times are of a zone."""
+    return pa.schema([(f.name, arrow_type(f.dataType, timezone)) for f in schema.fields])
+
+
+def arrow_type(kind: DataType, timezone: str = "UTC") -> pa.DataType:
+    """The type of Arrow for a type of Spark; times are of a zone."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    if "timezone" in inspect.signature(to_arrow_type).parameters:
+        return to_arrow_type(kind, timezone=timezone)
+    return _in_zone(to_arrow_type(kind), timezone)
+
+
+def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, zone)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_zone(kind.value_type, zone)))
+    if pa.types.is_map(kind):
+        return pa.map_(_in_zone(kind.key_type, zone), _in_zone(kind.item_type, zone))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_zone(field.type, zone)) for field in kind])
+    return kind
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """All rows of a DataFrame as a table of Arrow."""
+    if hasattr(type(frame), "toArrow"):
+        return frame.toArrow()
+    classic = cast("Any", frame)
+    batches = classic._collect_as_arrow()
+    schema = arrow_schema(frame.schema)
+    if not batches:
+        return schema.empty_table()
+    return pa.Table.from_batches(batches).cast(schema)
+
+
+def frame_of_arrow(
+    session: SparkSession, table: pa.Table, schema: str | StructType | None = None
+) -> DataFrame:
+    """A DataFrame of the rows of a table of Arrow.
+
+    Parameters
+    ----------
+    session : pyspark.sql.SparkSession
+    table : pyarrow.Table
+    schema : str or StructType, optional
+        Default: that of the table.
+    """
+    if spark_release() >= (4, 0):
+        return session.createDataFrame(table, schema) if schema else session.createDataFrame(table)
+    from pyspark.sql import DataFrame
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import _parse_datatype_string
+
+    wanted: Any = _parse_datatype_string(schema) if isinstance(schema, str) else schema
+    wanted = wanted or from_arrow_schema(table.schema)
+    table = table.rename_columns([field.name for field in wanted.fields])
+    table = table.cast(arrow_schema(wanted))
+    classic = cast("Any", session)
+    sql = classic._jvm.PythonSQLUtils
+    size = max(1, -(-table.num_rows // classic.sparkContext.defaultParallelism))
+    cells = classic._sc._serialize_to_jvm(
+        table.to_batches(max_chunksize=size),
+        _ArrowStream(),
+        sql.readArrowStreamFromFile,
+        classic._jvm.ArrowIteratorServer,
+    )
+    made = sql.toDataFrame(cells, wanted.json(), classic._jsparkSession)
+    return DataFrame(made, session)
+
+
+class _ArrowStream:
+    """Writes record batches as Spark 3.5 reads them."""
+
+    def dump_stream(self, batches: Iterable[pa.RecordBatch], stream: Any) -> None:
+        writer = None
+        for batch in batches:
+            writer = writer or pa.ipc.new_stream(stream, batch.schema)
+            writer.write_batch(batch)
+        if writer is not None:
+            writer.close()
+
+
+# -- DataFrames ------------------------------------------------------------------------------------
+
+
+def by_partition(frame: DataFrame, number: int, column: str) -> DataFrame:
+    """Move each row to the partition whose number is in a column of int."""
+    if hasattr(type(frame), "repartitionById"):
+        return frame.repartitionById(number, column)
+    from pyspark.sql import functions as F
+
+    # Spark puts a row where the hash of its key says: a key is looked for for each partition.
+    keys = F.array(*map(F.lit, _keys_of_partitions(number)))
+    return frame.repartition(number, F.element_at(keys, F.col(column) + 1))
+
+
+def _keys_of_partitions(number: int) -> list[int]:
+    """For each partition of `number` an int that Spark's hash puts there."""
+    keys: dict[int, int] = {}
+    key = 0
+    while len(keys) < number:
+        keys.setdefault(_spark_hash(key) % number, key)
+        key += 1
+    return [keys[partition] for partition in range(number)]
+
+
+def _spark_hash(value: int) -> int:
+    """Spark's hash of an int from 0 on: 32 bits of Murmur3 with the seed 42."""
+    mask = 0xFFFFFFFF
+    mixed = value * 0xCC9E2D51 & mask
+    mixed = (mixed << 15 | mixed >> 17) & mask
+    found = 42 ^ mixed * 0x1B873593 & mask
+    found = (found << 13 | found >> 19) & mask
+    found = (found * 5 + 0xE6546B64 & mask) ^ 4  # bytes that were hashed
+    found = (found ^ found >> 16) * 0x85EBCA6B & mask
+    found = (found ^ found >> 13) * 0xC2B2AE35 & mask
+    found ^= found >> 16
+    return found - (1 << 32) if found >> 31 else found
+
+
+def try_cast(value: Column, kind: str | DataType) -> Column:
+    """A column in another type; null where that cannot be."""
+    if hasattr(type(value), "try_cast"):
+        return value.try_cast(kind)
+    from pyspark import SparkContext
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType, _parse_datatype_string
+
+    jvm = cast("Any", SparkContext._active_spark_context)._jvm
+    wanted = kind if isinstance(kind, DataType) else _parse_datatype_string(kind)
+    parsed = jvm.org.apache.spark.sql.types.DataType.fromJson(wanted.json())
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions
+    cast_ = expressions.Cast(
+        cast("Any", value)._jc.expr(), parsed, jvm.scala.Option.empty(), expressions.EvalMode.TRY()
+    )
+    return Column(jvm.org.apache.spark.sql.Column(cast_))
+
+
+# -- functions of Arrow ----------------------------------------------------------------------------
+
+
+def arrow_udf(function: Callable, kind: str, *, iterates: bool = False) -> Any:
+    """A function of arrays of Arrow as one of columns; before Spark 4.1 the rows go by pandas.
+
+    Parameters
+    ----------
+    function : callable
+    kind : str
+        Its type, as Spark writes it.
+    iterates : bool
+        True if it takes an iterator of arrays, or of tuples of them, and yields arrays.
+    """
+    from pyspark.sql import functions as F
+
+    if hasattr(F, "arrow_udf"):
+        from pyspark.sql.functions import ArrowUDFType
+
+        if iterates:
+            return F.arrow_udf(function, kind, ArrowUDFType.SCALAR_ITER)
+        return F.arrow_udf(function, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
+    from pyspark.sql.functions import PandasUDFType
+
+    if iterates:
+        return F.pandas_udf(_iterates_pandas(function), kind, PandasUDFType.SCALAR_ITER)
+    made = F.pandas_udf(_by_pandas(function), kind, PandasUDFType.SCALAR)
+
+    def apply(*columns: Column) -> Column:
+        return made(*[each for column in columns for each in (column, F.typeof(column))])
+
+    return apply
+
+
+_TYPES = {
+    "boolean": "bool",
+    "tinyint": "int8",
+    "smallint": "int16",
+    "int": "int32",
+    "bigint": "int64",
+    "float": "float32",
+    "double": "float64",
+    "string": "string",
+    "binary": "binary",
+    "date": "date32",
+}
+_EXACT = 2**53  # pandas turns integers beside nulls into floats
+
+
+def _by_pandas(function: Callable) -> Callable:
+    def work(*series: Any) -> Any:
+        arrays = [
+            _of_type(values, kinds[0] if len(kinds) else "")
+            for values, kinds in zip(series[::2], series[1::2], strict=True)
+        ]
+        return _to_pandas(function(*arrays))
+
+    return work
+
+
+def _of_type(series: Any, kind: str) -> Any:
+    """Values of pandas as an array of the type that Spark calls `kind`."""
+    array, wanted = _of_series(series), _known_type(kind)
+    if wanted is None or array.type == wanted:
+        return array
+    numbers = array
+    while pa.types.is_list(numbers.type):
+        numbers = numbers.flatten()
+    if pa.types.is_floating(numbers.type) and pa.types.is_integer(_innermost(wanted)):
+        import pyarrow.compute as pc
+
+        largest = pc.max(pc.abs(numbers)).as_py()
+        if largest is not None and largest >= _EXACT:
+            raise UsageError(
+                f"Whole numbers from 2**53 on beside nulls, here of type {kind}, need Spark 4.1 or "
+                "newer; fill the nulls first"
+            )
+    return array.cast(wanted)
+
+
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    return _innermost(kind.value_type) if pa.types.is_list(kind) else kind
+
+
+def _known_type(kind: str) -> pa.DataType | None:
+    """The type of Arrow for what Spark calls `kind`, None for one that is not needed exactly."""
+    if kind.startswith("array<"):
+        inner = _known_type(kind[len("array<") : -1])
+        return None if inner is None else pa.list_(inner)
+    return pa.type_for_alias(_TYPES[kind]) if kind in _TYPES else None
+
+
+def _iterates_pandas(task: Callable[[Iterable], Iterator]) -> Callable[[Iterable], Iterator]:
+    def predict(batches: Iterable) -> Iterator:
+        def arrays() -> Iterator[tuple]:
+            for batch in batches:
+                yield tuple(_of_series(s) for s in (batch if isinstance(batch, tuple) else [batch]))
+
+        for values in task(arrays()):
+            yield _to_pandas(values)
+
+    return predict
+
+
+def _of_series(series: Any) -> Any:
+    if hasattr(series, "columns"):  # a struct, such as Spark ML's vectors
+        types = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32())}
+        names = [str(name) for name in series.columns]
+        fields = [pa.Array.from_pandas(series[name], type=types.get(name)) for name in names]
+        return pa.StructArray.from_arrays(fields, names=names)
+    return pa.Array.from_pandas(series)
+
+
+def _to_pandas(values: Any) -> Any:
+    if pa.types.is_struct(values.type):
+        return pa.Table.from_arrays(values.flatten(), [f.name for f in values.type]).to_pandas()
+    inner = values
+    while pa.types.is_list(inner.type):
+        inner = inner.flatten()
+    if inner is not values and inner.null_count:
+        import pandas as pd
+
+        return pd.Series(values.to_pylist(), dtype=object)
+    return values.to_pandas(integer_object_nulls=True)
