@@ -357,6 +357,7 @@ def outcome(name: str, method: str) -> tuple[str, str]:
     from bigdl.nano.acceleration.agreement import LARGEST_ERRORS, difference
     from bigdl.nano.acceleration.method import find_method
     from bigdl.nano.pytorch import InferenceOptimizer
+    from bigdl.nano.pytorch.inference.decoders import DecoderModel
 
     build, make = ZOO[name]
     torch.manual_seed(0)
@@ -398,6 +399,16 @@ def outcome(name: str, method: str) -> tuple[str, str]:
             if found.size > max(LARGEST_ERRORS[precision], 4 * moved):
                 return "WRONG", found.words
             worst = max(worst, found.size)
+    if isinstance(fast, DecoderModel):
+        for rows in (2, 1):
+            _, prompt = make(rows, seeded(rows))
+            for beams in (1, 3):
+                tokens = (
+                    each.generate(**prompt, max_new_tokens=12, num_beams=beams, pad_token_id=0)
+                    for each in (model, fast)
+                )
+                if difference(*tokens, 0.0):
+                    return "WRONG", f"other tokens with {beams} beams"
     if refused:
         return "some sizes", refused
     return ("exact" if worst <= EXACT else f"{worst:.0e}"), ""

@@ -6,16 +6,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino import OpenVINOModel
 from bigdl.nano.openvino.quantization import has_attention
 from bigdl.nano.pytorch import InferenceOptimizer
-
-needs_vnni = pytest.mark.skipif(
-    not isa_flags().intersection(("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp")),
-    reason="sums of products of 8 bits saturate without VNNI",
-)
 
 pytest.importorskip("openvino")
 pytest.importorskip("nncf")
@@ -166,7 +160,6 @@ def test_a_fixed_shape_may_differ_from_the_batches_of_the_data(convolutions, ima
         fast(images)
 
 
-@needs_vnni
 def test_two_inputs_and_a_dict_of_results():
     torch.manual_seed(0)
     model, x, y = TwoInputs(), torch.randn(ROWS, 4), torch.rand(ROWS, 8)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.cpu import saturates_int8
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.quiet import quiet, refusing
@@ -162,10 +163,20 @@ class Quantizer:
         elif excluded:
             # Zero points cost nothing measurable here, and save layers from being left out.
             keywords.setdefault("preset", nncf.QuantizationPreset.MIXED)
+        advanced: dict[str, Any] = {}
+        if saturates_int8():
+            # Weights of 7 bits; where both factors are activations, neither is quantized.
+            advanced["overflow_fix"] = nncf.OverflowFix.ENABLE
+            scope = keywords["ignored_scope"]
+            products = [op.get_friendly_name() for op in _products_of_activations(self.network)]
+            keywords["ignored_scope"] = dataclasses.replace(scope, names=[*scope.names, *products])
         if smooth is False:
-            keywords["advanced_parameters"] = nncf.AdvancedQuantizationParameters(
-                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
+            advanced["smooth_quant_alphas"] = nncf.AdvancedSmoothQuantParameters(
+                matmul=-1, convolution=-1
             )
+        if advanced:
+            chosen = keywords.get("advanced_parameters") or nncf.AdvancedQuantizationParameters()
+            keywords["advanced_parameters"] = dataclasses.replace(chosen, **advanced)
         twin, shapes = _for_any_batch(self.network)
         names = [port_name(port) for port in twin.inputs]
         data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self.batches])
@@ -202,14 +213,17 @@ class Quantizer:
 
 def has_attention(network: Any) -> bool:
     """Return True if a network multiplies activations by activations and takes a softmax."""
-    ops = network.get_ops()
-    types = {op.get_type_name() for op in ops}
+    types = {op.get_type_name() for op in network.get_ops()}
     if "ScaledDotProductAttention" in types:
         return True
-    return "Softmax" in types and any(
-        op.get_type_name() == "MatMul" and not any(map(_constant_behind, op.input_values()))
-        for op in ops
-    )
+    return "Softmax" in types and any(_products_of_activations(network))
+
+
+def _products_of_activations(network: Any) -> Iterator[Any]:
+    """Yield the matrix products of a network that have no weights."""
+    for op in network.get_ops():
+        if op.get_type_name() == "MatMul" and not any(map(_constant_behind, op.input_values())):
+            yield op
 
 
 def _constant_behind(value: Any) -> Any:
