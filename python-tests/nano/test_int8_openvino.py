@@ -269,6 +269,17 @@ def test_weights_alone_need_no_data(tmp_path):
     assert torch.equal(kept(x), fast(x))
 
 
+def test_weights_in_4_bits_are_half_of_those_in_8(tmp_path):
+    torch.manual_seed(0)
+    layers = [nn.Embedding(50, 96), nn.Linear(96, 256), nn.ReLU(), nn.Linear(256, 256)]
+    model, x = nn.Sequential(*layers, nn.Linear(256, 4)), torch.randint(0, 50, (4, 3))
+    fast = quantize(model, input_sample=x, method="int4_weight_only")
+    assert error(model, fast, x) < 0.15
+    InferenceOptimizer.save(fast, tmp_path)
+    assert (tmp_path / "ov_saved_model.bin").stat().st_size < 0.65 * 256 * (96 + 256)
+    assert torch.equal(InferenceOptimizer.load(tmp_path)(x), fast(x))
+
+
 @pytest.mark.parametrize(
     ("keywords", "text"),
     [

@@ -109,6 +109,9 @@ class Quantizer:
         weights), and the one with the smaller error is taken, for smoothing can also do harm.
     weights_only : bool
         Quantize weights only, each channel with a scale of its own.
+    bits : int
+        Of weights, if they alone are quantized: 8, or 4, with a scale for each group of 128
+        weights; embeddings and the last layer have 8 then.
     options : mapping
         Further arguments of ``nncf.quantize``.
     """
@@ -117,6 +120,7 @@ class Quantizer:
     batches: list[list]
     smooth: bool | None = None
     weights_only: bool = False
+    bits: int = 8
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def quantized(self, excluded: tuple[str, ...] = ()) -> Any:
@@ -155,7 +159,12 @@ class Quantizer:
         scope = scope or nncf.IgnoredScope(types=list(RECURRENT), validate=False)
         keywords["ignored_scope"] = dataclasses.replace(scope, names=[*scope.names, *excluded])
         if self.weights_only:
-            mode = nncf.CompressWeightsMode.INT8_SYM
+            modes = nncf.CompressWeightsMode
+            mode = modes.INT8_SYM if self.bits == 8 else modes.INT4_SYM
+            if self.bits == 4:  # rows that cannot be parted by 128 get smaller groups
+                adjusted = nncf.GroupSizeFallbackMode.ADJUST
+                groups = nncf.AdvancedCompressionParameters(group_size_fallback_mode=adjusted)
+                keywords.setdefault("advanced_parameters", groups)
             with quiet(), kept_signal_stack():
                 return nncf.compress_weights(self.network.clone(), mode=mode, **keywords)
         if smooth is not None:

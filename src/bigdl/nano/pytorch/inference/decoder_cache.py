@@ -25,7 +25,7 @@ def cache_of(pairs: Iterable[Pair]) -> DynamicCache:
 
 def fill(cache: Cache, pairs: Iterable[Pair]) -> None:
     """Let a cache hold other keys and values."""
-    layers = []
+    layers: list[Any] = []
     for keys, values in pairs:
         layer = DynamicLayer()
         layer.lazy_initialization(keys, values)

@@ -407,6 +407,10 @@ def _refuse_compression(compression: str) -> None:
         )
 
 
+def _generates(model_class: Any) -> bool:
+    return any(each.__name__ == "GenerationMixin" for each in model_class.__mro__)
+
+
 def _loaded_facts(meta: Mapping[str, Any], options: LoadOptions) -> tuple[Any, dict[str, Any]]:
     """Return the class of a saved decoder and the facts of it."""
     name = meta["decoder"]["decoder"]
@@ -417,15 +421,13 @@ def _loaded_facts(meta: Mapping[str, Any], options: LoadOptions) -> tuple[Any, d
             f"{name} is a decoder of transformers, which is not installed; run: pip install "
             "transformers"
         ) from None
-    model_class = (
-        getattr(transformers, name, None) if options.model is None else type(options.model)
-    )
-    if not (
-        isinstance(model_class, type) and issubclass(model_class, transformers.GenerationMixin)
-    ):
-        raise UsageError(f"{name} is no class of transformers; pass the original as model")
+    known: Any = getattr(transformers, name, None)
+    model_class: Any = known if options.model is None else type(options.model)
+    if not isinstance(model_class, type) or not _generates(model_class):
+        raise UsageError(f"{name} is no decoder of transformers; pass the original as model")
     facts = dict(meta["decoder"])
-    facts["config"] = model_class.config_class.from_dict(json.loads(facts["config"]))
+    config: Any = model_class
+    facts["config"] = config.config_class.from_dict(json.loads(facts["config"]))
     text = facts["generation_config"]
     generation = transformers.GenerationConfig
     facts["generation_config"] = None if text is None else generation.from_dict(json.loads(text))

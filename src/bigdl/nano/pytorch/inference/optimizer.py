@@ -423,7 +423,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         method : str, optional
             A variant: ``"qlinear"``, ``"integer"`` or ``"nncf"`` with ONNX Runtime; ``"fx"``,
             ``"eager"``, ``"ipex"``, ``"torchao"``, ``"weight_only"`` or ``"inc"`` with none;
-            ``"weight_only"`` or ``"bf16"`` (the rest in bf16) with OpenVINO.
+            ``"weight_only"``, ``"int4_weight_only"`` or ``"bf16"`` (the rest in bf16) with
+            OpenVINO.
         conf, tuning_strategy, q_config
             Accepted for programs that were written for Neural Compressor 2; they change nothing.
         timeout : float, optional
