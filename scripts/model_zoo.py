@@ -132,9 +132,7 @@ def add_transformers() -> None:
     add("ViT", pixels)(lambda: hf.ViTForImageClassification(hf.ViTConfig(**vision)))
     add("Segformer", pixels)(
         lambda: hf.SegformerForSemanticSegmentation(
-            hf.SegformerConfig(
-                depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 24, 32], decoder_hidden_size=16
-            )
+            hf.SegformerConfig(depths=[1, 1, 1, 1], decoder_hidden_size=16)
         )
     )
 

@@ -155,7 +155,8 @@ class DecoderSource(TorchSource):
         return {name: [0, 2] if name.startswith("past.") else [0, 1] for name in self.inputs.names}
 
     def calibration_tensors(self, options: BuildOptions) -> Iterator[list[torch.Tensor]]:
-        self._whole.calibration_tensors(options)  # refuses missing data
+        if self.data is None:
+            next(self._whole.calibration_tensors(options))  # says what is missing
         batches = batches_of(self._whole.model, self.data, self._whole.inputs)
         for batch in first_batches(batches, options.sample_size):
             sample = self._split(*self._sequence((batch.args, batch.kwargs)))
@@ -172,7 +173,7 @@ class DecoderSource(TorchSource):
         cases = {
             "the sample": self._split(ids, mask),
             "other values": self._split(mixed, mask),
-            "a first call": self._split(rows.repeat(1, 2), torch.ones_like(rows.repeat(1, 2)), 0),
+            "a first call": self._split(rows, torch.ones_like(rows), 0),
             "one more token": self._split(mixed[:1], mask[:1], length - 1),
             "padded rows": self._split(mixed, padded, length - 1),
         }
@@ -200,9 +201,8 @@ class DecoderSource(TorchSource):
         held = ids.shape[1] // 2 if held is None else held
         model = self._whole.model
         positions = positions_of(mask) if self._takes_positions else None
-        first = None if positions is None else positions[:, : max(held, 1)]
-        named = {} if first is None else {"position_ids": first}
         count = max(held, 1)  # an empty cache has the sizes of another one
+        named = {} if positions is None else {"position_ids": positions[:, :count]}
         with evaluating(model), unchanged(model):
             result = model(
                 input_ids=ids[:, :count], attention_mask=mask[:, :count], use_cache=True, **named
