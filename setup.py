@@ -128,6 +128,7 @@ EXTRAS = {
         "setuptools>=77",
         "tensorboard>=2.18",
         "torchmetrics>=1.4,<2",
+        "transformers>=5.20",
     ],
     "docs": [
         "furo>=2025.7",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigdl.common.cpu import isa_flags, thread_scope
+from bigdl.common.cpu import thread_scope
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.pytorch import InferenceOptimizer
 from bigdl.nano.pytorch import methods as torch_methods
@@ -17,11 +17,6 @@ from bigdl.nano.pytorch.inference.graphs import CompiledGraph
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import nano_accuracy
-
-needs_vnni = pytest.mark.skipif(
-    not isa_flags().intersection(("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp")),
-    reason="sums of products of 8 bits saturate without VNNI",
-)
 
 # Of 2400 items; the benchmark, with more of them and a longer training, asks for -1.
 LOOSE = -2.0
@@ -97,7 +92,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param("openvino_int8", marks=needs_vnni), "onnxruntime_int8_qlinear"],
+    ["openvino_int8", "onnxruntime_int8_qlinear"],
 )
 @pytest.mark.parametrize(
     "hidden", [-1e4, torch.finfo(torch.float32).min, -float("inf")], ids=["large", "lowest", "inf"]

@@ -6,16 +6,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino import OpenVINOModel
 from bigdl.nano.openvino.quantization import has_attention
 from bigdl.nano.pytorch import InferenceOptimizer
-
-needs_vnni = pytest.mark.skipif(
-    not isa_flags().intersection(("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp")),
-    reason="sums of products of 8 bits saturate without VNNI",
-)
 
 pytest.importorskip("openvino")
 pytest.importorskip("nncf")
@@ -166,7 +160,6 @@ def test_a_fixed_shape_may_differ_from_the_batches_of_the_data(convolutions, ima
         fast(images)
 
 
-@needs_vnni
 def test_two_inputs_and_a_dict_of_results():
     torch.manual_seed(0)
     model, x, y = TwoInputs(), torch.randn(ROWS, 4), torch.rand(ROWS, 8)
@@ -274,6 +267,17 @@ def test_weights_alone_need_no_data(tmp_path):
         accuracy_criterion={"absolute": 0.5, "higher_is_better": False},
     )
     assert torch.equal(kept(x), fast(x))
+
+
+def test_weights_in_4_bits_are_half_of_those_in_8(tmp_path):
+    torch.manual_seed(0)
+    layers = [nn.Embedding(50, 96), nn.Linear(96, 256), nn.ReLU(), nn.Linear(256, 256)]
+    model, x = nn.Sequential(*layers, nn.Linear(256, 4)), torch.randint(0, 50, (4, 3))
+    fast = quantize(model, input_sample=x, method="int4_weight_only")
+    assert error(model, fast, x) < 0.15
+    InferenceOptimizer.save(fast, tmp_path)
+    assert (tmp_path / "ov_saved_model.bin").stat().st_size < 0.65 * 256 * (96 + 256)
+    assert torch.equal(InferenceOptimizer.load(tmp_path)(x), fast(x))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ __all__ = [
     "core_count",
     "cpu_quota",
     "isa_flags",
+    "saturates_int8",
     "split_cores",
     "thread_scope",
     "topology",
@@ -268,6 +269,21 @@ def isa_flags(root: str | Path = "/") -> frozenset[str]:
     processors = {value for name, _, value in lines if name.strip() in ("flags", "Features")}
     sets = [frozenset(value.lower().split()) for value in processors]
     return frozenset.intersection(*sets) if sets else frozenset()
+
+
+def saturates_int8() -> bool:
+    """Return True if this processor adds products of 8-bit integers in 16 bits, which saturate.
+
+    x86 without VNNI does. Sums are right there if one factor of each product has 7 bits.
+
+    Examples
+    --------
+    >>> from bigdl.common.cpu import isa_flags, saturates_int8
+    >>> saturates_int8() and "avx512_vnni" in isa_flags()
+    False
+    """
+    flags = isa_flags()
+    return "sse2" in flags and not flags.intersection(("avx512_vnni", "avx_vnni", "amx_int8"))
 
 
 def thread_scope(num_threads: int) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from bigdl.common.cpu import isa_flags
+from bigdl.common.cpu import isa_flags, saturates_int8
 from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import LazyModule, require
 from bigdl.nano.acceleration.accuracy import relative_error
@@ -276,7 +276,7 @@ def quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[st
             SimpleNamespace(get_next=lambda: next(feeds, None)),
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
-            reduce_range=_may_overflow(),
+            reduce_range=saturates_int8(),
             activation_type=kinds.QUInt8 if _is_x86() else kinds.QInt8,
             weight_type=kinds.QInt8,
             nodes_to_exclude=[*excluded, *nodes_of_scores(graph.path)],
@@ -305,7 +305,7 @@ def quantize_dynamically(graph: FloatGraph, target: Path, excluded: Collection[s
             target,
             op_types_to_quantize=operators,
             per_channel=True,
-            reduce_range=_may_overflow(),
+            reduce_range=saturates_int8(),
             weight_type=quantization.QuantType.QInt8,
             nodes_to_exclude=[*excluded, *(f"{name}_MatMul" for name in excluded)],
             use_external_data_format=graph.external,
@@ -319,7 +319,7 @@ def quantize_with_nncf(graph: FloatGraph, target: Path, excluded: Collection[str
     Xiao et al., 2022).
     """
     transformer = nncf.ModelType.TRANSFORMER if has_attention(graph.path) else None
-    overflow = nncf.OverflowFix.ENABLE if _may_overflow() else nncf.OverflowFix.DISABLE
+    overflow = nncf.OverflowFix.ENABLE if saturates_int8() else nncf.OverflowFix.DISABLE
     with quiet():
         quantized = nncf.quantize(
             onnx.load(graph.path),
@@ -367,8 +367,3 @@ def _tensors(path: Path, feed, watched: Collection[str]) -> dict[str, np.ndarray
 
 def _is_x86() -> bool:
     return "sse2" in isa_flags()
-
-
-def _may_overflow() -> bool:
-    """Return True if sums of two products are kept in 16 bits, so that weights have 7 bits only."""
-    return _is_x86() and not isa_flags().intersection(("avx512_vnni", "avx_vnni", "amx_int8"))

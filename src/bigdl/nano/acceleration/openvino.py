@@ -282,11 +282,14 @@ class QuantizedMethod(OpenVINOMethod):
     ----------
     weights_only : bool
         True to leave activations as they are, for which no calibration data are needed.
+    bits : int
+        Of weights, if they alone are quantized: 8 or 4.
     """
 
     precision: str = "int8"
     packages: tuple[str, ...] = ("openvino", "nncf")
     weights_only: bool = False
+    bits: int = 8
 
     def build(self, source: Source, options: BuildOptions) -> Any:
         self.check(options)
@@ -295,7 +298,7 @@ class QuantizedMethod(OpenVINOMethod):
             batches = [source.sample_arrays()]
         else:
             batches = list(source.calibration_arrays(options))
-        quantizer = Quantizer(network, batches, weights_only=self.weights_only)
+        quantizer = Quantizer(network, batches, weights_only=self.weights_only, bits=self.bits)
 
         def build(excluded: tuple[str, ...]) -> Any:
             return self.model_of(quantizer.quantized(excluded), source, options)
@@ -331,6 +334,15 @@ def openvino_methods(convert: Convert, wrap: Wrap) -> list[OpenVINOMethod]:
             option="openvino + int8 + weight_only",
             variants=("weight_only",),
             weights_only=True,
+            extended=True,
+            **ends,
+        ),
+        int8(
+            "openvino_int4_weight_only",
+            option="openvino + int4 + weight_only",
+            variants=("int4_weight_only",),
+            weights_only=True,
+            bits=4,
             extended=True,
             **ends,
         ),

@@ -356,7 +356,8 @@ def refuse_objects(structure: Structure, who: str) -> None:
             raise UsageError(
                 f"{who} an object of the class {kind}{place}, which would become a constant; "
                 "use tensors in tuples, lists, dicts or dataclasses instead, or leave it out "
-                "(use_cache=False for a cache of transformers)"
+                "(use_cache=False for a cache of transformers, which decoders keep in OpenVINO and "
+                "ONNX Runtime)"
             )
 
 

@@ -10,7 +10,7 @@ import re
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -337,6 +337,13 @@ class _Compilation:
         except IndexError:
             return self.compiled.create_infer_request()
 
+    def infer(self, request: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        arrays = _fitting(inputs, self)
+        try:
+            return list(request.infer(arrays, share_inputs=True).to_tuple())
+        except RuntimeError as error:
+            raise _misfit(arrays, self, error) from error
+
 
 class CompiledNetwork:
     """A network of OpenVINO that is ready to run; any number of threads may call it.
@@ -470,14 +477,21 @@ class CompiledNetwork:
             If the number of arrays, a shape or a type does not fit.
         """
         now = self._form_for(inputs)
-        arrays = _fitting(inputs, now)
         request = now.take()
         try:
-            return list(request.infer(arrays, share_inputs=True).to_tuple())
-        except RuntimeError as error:
-            raise _misfit(arrays, now, error) from error
+            return now.infer(request, inputs)
         finally:
             now.idle.append(request)
+
+    def lend_request(self) -> tuple[Any, Callable[[], None]]:
+        """Return an infer request that nobody else uses, and a function that takes it back."""
+        now = self._now
+        request = now.take()
+        return request, functools.partial(now.idle.append, request)
+
+    def infer_by(self, request: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run the network once by a request that :meth:`lend_request` returned."""
+        return self._now.infer(request, inputs)
 
     def _form_for(self, inputs: Sequence[np.ndarray]) -> _Compilation:
         return self._now

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bigdl.common.cpu import saturates_int8
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.quiet import quiet, refusing
@@ -108,6 +109,9 @@ class Quantizer:
         weights), and the one with the smaller error is taken, for smoothing can also do harm.
     weights_only : bool
         Quantize weights only, each channel with a scale of its own.
+    bits : int
+        Of weights, if they alone are quantized: 8, or 4, with a scale for each group of 128
+        weights; embeddings and the last layer have 8 then.
     options : mapping
         Further arguments of ``nncf.quantize``.
     """
@@ -116,6 +120,7 @@ class Quantizer:
     batches: list[list]
     smooth: bool | None = None
     weights_only: bool = False
+    bits: int = 8
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def quantized(self, excluded: tuple[str, ...] = ()) -> Any:
@@ -154,7 +159,12 @@ class Quantizer:
         scope = scope or nncf.IgnoredScope(types=list(RECURRENT), validate=False)
         keywords["ignored_scope"] = dataclasses.replace(scope, names=[*scope.names, *excluded])
         if self.weights_only:
-            mode = nncf.CompressWeightsMode.INT8_SYM
+            modes = nncf.CompressWeightsMode
+            mode = modes.INT8_SYM if self.bits == 8 else modes.INT4_SYM
+            if self.bits == 4:  # rows that cannot be parted by 128 get smaller groups
+                adjusted = nncf.GroupSizeFallbackMode.ADJUST
+                groups = nncf.AdvancedCompressionParameters(group_size_fallback_mode=adjusted)
+                keywords.setdefault("advanced_parameters", groups)
             with quiet(), kept_signal_stack():
                 return nncf.compress_weights(self.network.clone(), mode=mode, **keywords)
         if smooth is not None:
@@ -162,10 +172,20 @@ class Quantizer:
         elif excluded:
             # Zero points cost nothing measurable here, and save layers from being left out.
             keywords.setdefault("preset", nncf.QuantizationPreset.MIXED)
+        advanced: dict[str, Any] = {}
+        if saturates_int8():
+            # Weights of 7 bits; where both factors are activations, neither is quantized.
+            advanced["overflow_fix"] = nncf.OverflowFix.ENABLE
+            scope = keywords["ignored_scope"]
+            products = [op.get_friendly_name() for op in _products_of_activations(self.network)]
+            keywords["ignored_scope"] = dataclasses.replace(scope, names=[*scope.names, *products])
         if smooth is False:
-            keywords["advanced_parameters"] = nncf.AdvancedQuantizationParameters(
-                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
+            advanced["smooth_quant_alphas"] = nncf.AdvancedSmoothQuantParameters(
+                matmul=-1, convolution=-1
             )
+        if advanced:
+            chosen = keywords.get("advanced_parameters") or nncf.AdvancedQuantizationParameters()
+            keywords["advanced_parameters"] = dataclasses.replace(chosen, **advanced)
         twin, shapes = _for_any_batch(self.network)
         names = [port_name(port) for port in twin.inputs]
         data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self.batches])
@@ -202,14 +222,17 @@ class Quantizer:
 
 def has_attention(network: Any) -> bool:
     """Return True if a network multiplies activations by activations and takes a softmax."""
-    ops = network.get_ops()
-    types = {op.get_type_name() for op in ops}
+    types = {op.get_type_name() for op in network.get_ops()}
     if "ScaledDotProductAttention" in types:
         return True
-    return "Softmax" in types and any(
-        op.get_type_name() == "MatMul" and not any(map(_constant_behind, op.input_values()))
-        for op in ops
-    )
+    return "Softmax" in types and any(_products_of_activations(network))
+
+
+def _products_of_activations(network: Any) -> Iterator[Any]:
+    """Yield the matrix products of a network that have no weights."""
+    for op in network.get_ops():
+        if op.get_type_name() == "MatMul" and not any(map(_constant_behind, op.input_values())):
+            yield op
 
 
 def _constant_behind(value: Any) -> Any:

@@ -124,7 +124,10 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         goal = AccuracyGoal.of(score, values)
         options = BuildOptions.of(values, conversion=arguments["kwargs"], goal=goal)
         strict = method.name != ORIGINAL and values.get("strict_check", True)
-        return built_and_checked(method, source, options, scored=score is not None, strict=strict)
+        return cls._accelerated(method, source, options, scored=score is not None, strict=strict)
+
+    _accelerated = staticmethod(built_and_checked)
+    """Returns the model that a method makes of a source, compared with the original."""
 
     @classmethod
     def _check_model(cls, model: Any, method: Method | None = None) -> None:

@@ -194,7 +194,7 @@ def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
 _OF_EVERY_MODULE = frozenset(dir(torch.nn.Module)) | frozenset(vars(torch.nn.Module()))
 
 
-def _decodes(model: torch.nn.Module | None) -> bool:
+def decodes(model: torch.nn.Module | None) -> bool:
     """Return True for a model of transformers that generates tokens."""
     return any(cls.__name__ == "GenerationMixin" for cls in type(model).__mro__)
 
@@ -281,7 +281,7 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
         except AttributeError:
             source = self.__dict__.get("nano_source")
             if source is not None and name not in _OF_EVERY_MODULE and hasattr(source, name):
-                if name == "generate" and _decodes(source):
+                if name == "generate" and decodes(source):
                     return partial(self.nano_generate, source)
                 return getattr(source, name)
             raise AttributeError(
@@ -297,11 +297,12 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
             If this model is a graph, which has no growing cache of keys and values.
         """
         code = self.nano_code
-        if not _decodes(code):
+        if not decodes(code):
             raise UsageError(
                 f"generate of {type(source).__name__} needs a cache that grows with each token, "
                 f"which a model of method {self.nano_method!r} does not have; call generate of the "
-                "original, or of quantize(precision='bf16'), which runs the model's own code"
+                "original, convert it for OpenVINO or ONNX Runtime without use_cache=False, or use "
+                "quantize(precision='bf16'), which runs the model's own code"
             )
         with InferenceContext(self.inference_settings):
             return cast("Any", code).generate(*args, **kwargs)

@@ -16,7 +16,6 @@ import torch
 from bigdl.common.cpu import isa_flags, usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import score_function
-from bigdl.nano.acceleration.agreement import built_and_checked
 from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
@@ -32,6 +31,7 @@ from bigdl.nano.pytorch.inference.accelerated import (
     remember_settings,
     settings_of,
 )
+from bigdl.nano.pytorch.inference.decoders import accelerated
 from bigdl.nano.pytorch.inference.network_models import PytorchOpenVINOModel
 from bigdl.nano.pytorch.inference.pipeline import to_multi_instance
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
@@ -154,7 +154,7 @@ class TorchBench(Bench):
         if method.name == ORIGINAL:
             return Candidate(self.model, lambda: InferenceContext(Settings(threads)))
         options = dataclasses.replace(self._options, thread_num=threads)
-        built = built_and_checked(method, self._source, options, scored=self.has_metric)
+        built = accelerated(method, self._source, options, scored=self.has_metric)
         return _candidate(built)
 
     def score(self, candidate: Candidate) -> float:
@@ -266,6 +266,7 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
     _model_class, _accelerated_class = torch.nn.Module, AcceleratedModel
     _nouns = ("nn module", "nn.Module instance")
     _score_of = staticmethod(score_of)
+    _accelerated = staticmethod(accelerated)
 
     @staticmethod
     def trace(
@@ -422,7 +423,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         method : str, optional
             A variant: ``"qlinear"``, ``"integer"`` or ``"nncf"`` with ONNX Runtime; ``"fx"``,
             ``"eager"``, ``"ipex"``, ``"torchao"``, ``"weight_only"`` or ``"inc"`` with none;
-            ``"weight_only"`` or ``"bf16"`` (the rest in bf16) with OpenVINO.
+            ``"weight_only"``, ``"int4_weight_only"`` or ``"bf16"`` (the rest in bf16) with
+            OpenVINO.
         conf, tuning_strategy, q_config
             Accepted for programs that were written for Neural Compressor 2; they change nothing.
         timeout : float, optional

@@ -299,7 +299,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         approach : {"static"}
         method : str, optional
             A variant: ``"qlinear"``, ``"integer"`` or ``"nncf"`` with ONNX Runtime,
-            ``"weight_only"`` or ``"bf16"`` (the rest in bf16) with OpenVINO.
+            ``"weight_only"``, ``"int4_weight_only"`` or ``"bf16"`` (the rest in bf16) with
+            OpenVINO.
         conf, tuning_strategy, custom_objects, inputs, outputs
             Accepted for programs that were written for Neural Compressor; they change nothing.
         timeout : float, optional

@@ -1,0 +1,591 @@
+"""Decoders of transformers, which generate tokens with a growing cache of keys and values.
+
+A decoder is converted with its cache as inputs and outputs, by the same methods as any model, and
+compared with the original in the same way: :class:`DecoderSource` is its source. In OpenVINO these
+inputs and outputs become variables of the network then, so that keys and values stay where they
+are; ONNX Runtime takes and gives them at each call. ``generate`` is that of the user's class, with
+the accelerated forward in place of its own.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import inspect
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+
+from bigdl.common.errors import UsageError
+from bigdl.nano.acceleration.agreement import Probe, built_and_checked
+from bigdl.nano.acceleration.method import BuildOptions, Method
+from bigdl.nano.acceleration.onnxruntime import OnnxNetwork, OnnxRuntimeFacade
+from bigdl.nano.acceleration.structure import TENSOR, as_array, first_batches
+from bigdl.nano.openvino.model import OpenVINOFacade, saved_properties
+from bigdl.nano.openvino.network import CompiledNetwork
+from bigdl.nano.openvino.stateful import stateful
+from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel, LoadOptions, decodes
+from bigdl.nano.pytorch.inference.probes import unchanged
+from bigdl.nano.pytorch.inference.source import (
+    ForwardInputs,
+    TorchSource,
+    batches_of,
+    evaluating,
+    split_batch,
+)
+
+# The cache's name in forward and in its result: transformers 5 has changed it.
+_CACHE_NAMES = ("cache", "past_key_values")
+_TAKEN = ("input_ids", "attention_mask", "position_ids")
+# Values of other arguments that ask for nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "use_cache": (True, False),
+    "return_dict": (True, False),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+}
+_FEWEST_TOKENS = 4
+
+
+def _cache_in(result: Any) -> Any:
+    """Return the cache in a decoder's result; None without one."""
+    held = (getattr(result, name, None) for name in _CACHE_NAMES)
+    return next((each for each in held if each is not None), None)
+
+
+def _parameters(model_class: type) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model_class.forward).parameters  # type: ignore[attr-defined]
+
+
+def _cache_name(model_class: type) -> str:
+    return next(name for name in _CACHE_NAMES if name in _parameters(model_class))
+
+
+class CachedDecoder(torch.nn.Module):
+    """A decoder that takes and gives its cache as tensors: what is converted.
+
+    Parameters
+    ----------
+    model : Module
+        Of transformers.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model = model
+        self._cache_name = _cache_name(type(model))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor | None,
+        past: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    ) -> dict[str, Any]:
+        from bigdl.nano.pytorch.inference.decoder_cache import cache_of
+
+        cache = cache_of(past)
+        others = {} if position_ids is None else {"position_ids": position_ids}
+        result = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            use_cache=True,
+            return_dict=True,
+            **{self._cache_name: cache},
+            **others,
+        )
+        layers: Any = cache.layers
+        return {
+            "logits": result.logits,
+            "present": [(each.keys, each.values) for each in layers],
+        }
+
+
+class DecoderInputs(NamedTuple):
+    """Arguments of :class:`CachedDecoder`."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor | None
+    past: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class DecoderSource(TorchSource):
+    """A decoder with its cache as inputs and outputs, and a sample.
+
+    Parameters
+    ----------
+    source : TorchSource
+        Of the user's model; its sample and its data are whole sequences.
+
+    Raises
+    ------
+    UsageError
+        If the model's cache does not hold the keys and values of all tokens.
+    """
+
+    def __init__(self, source: TorchSource):
+        from bigdl.nano.pytorch.inference.decoder_cache import holds_all
+
+        model = source.model
+        cache = _cache_in(source.result)
+        if not holds_all(cache):
+            raise UsageError(
+                f"{type(model).__name__} has a cache that does not keep the keys and values of all "
+                f"tokens ({type(cache).__name__} of {type(cache.layers[0]).__name__}), which no "
+                "other runtime can hold; use precision='bf16' without an accelerator, which runs "
+                "the model's own code, or pass use_cache=False in the sample, without generate"
+            )
+        self._whole = source
+        self._takes_positions = "position_ids" in _parameters(type(model))
+        decoder = CachedDecoder(model)
+        sample = self._split(*self._sequence(source.arguments))
+        super().__init__(decoder, tuple(sample), data=source.data)
+        self.layers = len(sample.past)
+
+    @property
+    def dynamic_axes(self) -> dict[str, list[int]]:
+        """Rows and tokens of each input."""
+        return {name: [0, 2] if name.startswith("past.") else [0, 1] for name in self.inputs.names}
+
+    def calibration_tensors(self, options: BuildOptions) -> Iterator[list[torch.Tensor]]:
+        if self.data is None:
+            next(self._whole.calibration_tensors(options))  # says what is missing
+        batches = batches_of(self._whole.model, self.data, self._whole.inputs)
+        for batch in first_batches(batches, options.sample_size):
+            sample = self._split(*self._sequence((batch.args, batch.kwargs)))
+            yield list(map(torch.as_tensor, self.inputs.flatten(tuple(sample), {})))
+
+    def _derived(self, axes: list[list[int]]) -> list[Probe]:
+        """Return the sample, other values, a first call, one more token, and padded rows."""
+        ids, mask = self._sequence(self._whole.arguments)
+        mixed = ids.flatten().flip(0).reshape(ids.shape)
+        padded = torch.ones_like(mask)
+        padded[-1, :2] = 0
+        rows = torch.cat([mixed, mixed[:1]])
+        length = ids.shape[1]
+        cases = {
+            "the sample": self._split(ids, mask),
+            "other values": self._split(mixed, mask),
+            "a first call": self._split(rows, torch.ones_like(rows), 0),
+            "one more token": self._split(mixed[:1], mask[:1], length - 1),
+            "padded rows": self._split(mixed, padded, length - 1),
+        }
+        probes = []
+        for words, inputs in cases.items():
+            tensors = self.inputs.flatten(tuple(inputs), {})
+            probes.append(Probe(words, tensors, self._called(tensors)))
+        return probes
+
+    def _sequence(self, arguments: tuple[tuple, dict]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the tokens and the mask of a call, repeated if they are too few to be parted."""
+        bound = inspect.signature(self._whole.model.forward).bind(*arguments[0], **arguments[1])
+        ids = torch.as_tensor(bound.arguments["input_ids"])
+        given = bound.arguments.get("attention_mask")
+        mask = torch.ones_like(ids) if given is None else torch.as_tensor(given).to(ids.dtype)
+        times = -(-_FEWEST_TOKENS // ids.shape[1])
+        return ids.repeat(1, times), mask.repeat(1, times)
+
+    def _split(
+        self, ids: torch.Tensor, mask: torch.Tensor, held: int | None = None
+    ) -> DecoderInputs:
+        """Return the inputs of a call whose first tokens are in the cache already."""
+        from bigdl.nano.pytorch.inference.decoder_cache import pairs_of
+
+        held = ids.shape[1] // 2 if held is None else held
+        model = self._whole.model
+        positions = positions_of(mask) if self._takes_positions else None
+        count = max(held, 1)  # an empty cache has the sizes of another one
+        named = {} if positions is None else {"position_ids": positions[:, :count]}
+        with evaluating(model), unchanged(model):
+            result = model(
+                input_ids=ids[:, :count], attention_mask=mask[:, :count], use_cache=True, **named
+            )
+        pairs = [tuple(each[:, :, :held] for each in pair) for pair in pairs_of(_cache_in(result))]
+        rest = None if positions is None else positions[:, held:]
+        return DecoderInputs(ids[:, held:], mask, rest, pairs)  # type: ignore[arg-type]
+
+
+def positions_of(mask: torch.Tensor) -> torch.Tensor:
+    """Return the position of each token among those that are not padding, as ``generate`` does."""
+    positions = mask.long().cumsum(-1) - 1
+    return positions.masked_fill(mask == 0, 0)
+
+
+def returns_cache(source: TorchSource) -> bool:
+    """Return True for a decoder of transformers whose sample makes it return a cache."""
+    model = source.model
+    if not decodes(model) or isinstance(model, AcceleratedModel) or not source.has_sample:
+        return False
+    if "input_ids" not in source.inputs.names or not set(source.inputs.names) <= set(_TAKEN):
+        return False
+    encoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return not encoder and _cache_in(source.result) is not None
+
+
+def accelerated(
+    method: Method, source: TorchSource, options: BuildOptions, **keywords: Any
+) -> torch.nn.Module:
+    """Return the accelerated model of a source, with a growing cache if it is a decoder.
+
+    Parameters
+    ----------
+    method, source, options, **keywords
+        Of :func:`~bigdl.nano.acceleration.agreement.built_and_checked`.
+
+    Raises
+    ------
+    UsageError
+        If the model cannot be converted, or gives other results.
+    """
+    model_class = _MODELS.get(method.accelerator)
+    if model_class is None or not returns_cache(source):
+        return built_and_checked(method, source, options, **keywords)
+    if not options.output_tensors:
+        raise UsageError("A decoder gives tensors, which generate needs; leave output_tensors out")
+    decoder, model = DecoderSource(source), source.model
+    goal = options.goal
+    if goal is not None:
+        score = goal.score
+
+        def scored(candidate: Any) -> float:
+            original = candidate is decoder.model
+            return score(model if original else model_class.of(candidate, decoder, source))
+
+        options = replace(options, goal=replace(goal, score=scored))
+    options = replace(options, dynamic_axes=decoder.dynamic_axes)
+    step = built_and_checked(method, decoder, options, **keywords)
+    return model_class.of(step, decoder, source)
+
+
+class DecoderModel(AcceleratedModel, abc.ABC):
+    """A decoder in another runtime: forward with a growing cache, and ``generate``.
+
+    Attributes
+    ----------
+    config, generation_config
+        Of transformers.
+    """
+
+    nano_network: Any
+    nano_class: type
+    nano_layers: int
+
+    def __init__(self, network: Any, model_class: type, facts: Mapping[str, Any], **keywords: Any):
+        super().__init__(**keywords)
+        self.nano_network = network
+        self.nano_class = model_class
+        self.nano_layers = facts["layers"]
+        self.nano_cache_shape = tuple(facts["cache_shape"])  # heads, size of a head
+        self.config, self.generation_config = facts["config"], facts["generation_config"]
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    @classmethod
+    def of(cls, step: Any, decoder: DecoderSource, source: TorchSource) -> Self:
+        """Return the decoder whose step is an accelerated model of a :class:`DecoderSource`."""
+        model = source.model
+        past = decoder.sample_tensors[-1]
+        facts = {
+            "layers": decoder.layers,
+            "cache_shape": (past.shape[1], past.shape[3]),
+            "config": model.config,
+            "generation_config": getattr(model, "generation_config", None),
+        }
+        network = cls.nano_network_of(step, decoder.layers)
+        return cls(
+            network,
+            type(model),
+            facts,
+            inputs=source.inputs,
+            outputs=TENSOR,
+            method=step.nano_method,
+            threads=step.thread_num,
+        ).nano_attach(model)
+
+    @staticmethod
+    @abc.abstractmethod
+    def nano_network_of(step: Any, layers: int) -> Any:
+        """Return the network of a decoder from the accelerated model of one step."""
+
+    @abc.abstractmethod
+    def nano_step(self, cache: Any, inputs: list[np.ndarray]) -> np.ndarray:
+        """Return the logits of some new tokens, and put their keys and values into the cache."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the user's model; its threads and its precision are those of its own runtime."""
+        return self.nano_run(args, kwargs)
+
+    def nano_run(self, args: tuple, kwargs: dict) -> Any:
+        from transformers import DynamicCache
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        from bigdl.nano.pytorch.inference.decoder_cache import check_cache
+
+        name = _cache_name(self.nano_class)
+        given = self._bound(args, kwargs)
+        given_cache = next((given.pop(each) for each in _CACHE_NAMES if each in given), None)
+        cache = DynamicCache() if given_cache is None else given_cache
+        check_cache(cache)
+        keep = given.pop("logits_to_keep", None)
+        keeps_cache = given.get("use_cache") is not False or given_cache is not None
+        as_tuple = given.get("return_dict") is False
+        ids, mask, positions = (given.pop(each, None) for each in _TAKEN)
+        if ids is None:
+            raise UsageError("An accelerated decoder needs input_ids")
+        for other, value in given.items():
+            if value is not None and value not in _NEUTRAL.get(other, ()):
+                raise UsageError(
+                    "An accelerated decoder takes input_ids, attention_mask, position_ids and a "
+                    f"cache, not {other}; leave it out, or use the original"
+                )
+        inputs = self._inputs(torch.as_tensor(ids), mask, positions, cache.get_seq_length())
+        logits = torch.from_numpy(self.nano_step(cache, inputs))
+        if keep is not None and not (isinstance(keep, int) and keep == 0):
+            logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
+        if as_tuple:
+            return (logits, cache) if keeps_cache else (logits,)
+        held = {name: cache} if keeps_cache else {}
+        return CausalLMOutputWithPast(logits=logits, **held)  # type: ignore[arg-type]
+
+    def _bound(self, args: tuple, kwargs: dict) -> dict[str, Any]:
+        """Return the arguments of a call by their names."""
+        names = [name for name in _parameters(self.nano_class) if name != "self"]
+        if len(args) > len(names):
+            raise UsageError(f"The model takes at most {len(names)} arguments by position")
+        return dict(zip(names, args, strict=False)) | kwargs
+
+    def _inputs(self, ids: torch.Tensor, mask: Any, positions: Any, held: int) -> list[np.ndarray]:
+        """Return the flat list of arrays of a call, without the cache's."""
+        rows, new = ids.shape
+        if mask is None:
+            mask = torch.ones(rows, held + new, dtype=torch.long)
+        if mask.ndim != 2 or mask.shape[1] != held + new:
+            raise UsageError(
+                f"attention_mask has the shape {list(mask.shape)}, but {held} tokens are in the "
+                f"cache and {new} are new: it must be [{rows}, {held + new}]"
+            )
+        arrays = [as_array(ids), as_array(mask.long())]
+        if "position_ids" in _parameters(self.nano_class):
+            if positions is None:
+                positions = torch.arange(held, held + new)[None]
+            arrays.append(as_array(positions.expand(rows, -1).contiguous()))
+        return arrays
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate tokens as the original's ``generate`` does, with all of its arguments.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            Of ``transformers.GenerationMixin.generate``.
+        """
+        return _generator(self).generate(*args, **kwargs)
+
+    def nano_facts(self) -> dict[str, Any]:
+        """Return facts of the decoder for a saved directory."""
+        generation = self.generation_config
+        return {
+            "decoder": self.nano_class.__name__,
+            "layers": self.nano_layers,
+            "cache_shape": list(self.nano_cache_shape),
+            "config": self.config.to_json_string(use_diff=False),
+            "generation_config": None if generation is None else generation.to_json_string(),
+        }
+
+
+def _refuse_compression(compression: str) -> None:
+    if compression != "fp32":
+        raise UsageError(
+            f"compression={compression!r} does not apply to an accelerated decoder; leave it out, "
+            "or use precision='int8' with method='weight_only' for smaller weights"
+        )
+
+
+def _generates(model_class: Any) -> bool:
+    return any(each.__name__ == "GenerationMixin" for each in model_class.__mro__)
+
+
+def _loaded_facts(meta: Mapping[str, Any], options: LoadOptions) -> tuple[Any, dict[str, Any]]:
+    """Return the class of a saved decoder and the facts of it."""
+    name = meta["decoder"]["decoder"]
+    try:
+        import transformers
+    except ImportError:
+        raise UsageError(
+            f"{name} is a decoder of transformers, which is not installed; run: pip install "
+            "transformers"
+        ) from None
+    known: Any = getattr(transformers, name, None)
+    model_class: Any = known if options.model is None else type(options.model)
+    if not isinstance(model_class, type) or not _generates(model_class):
+        raise UsageError(f"{name} is no decoder of transformers; pass the original as model")
+    facts = dict(meta["decoder"])
+    config: Any = model_class
+    facts["config"] = config.config_class.from_dict(json.loads(facts["config"]))
+    text = facts["generation_config"]
+    generation = transformers.GenerationConfig
+    facts["generation_config"] = None if text is None else generation.from_dict(json.loads(text))
+    return model_class, facts
+
+
+class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
+    """A decoder in OpenVINO, whose cache is in variables of the network."""
+
+    @staticmethod
+    def nano_network_of(step: Any, layers: int) -> CompiledNetwork:
+        compiled = step.nano_network
+        inputs, outputs = len(compiled.input_names), len(compiled.output_names)
+        count = 2 * layers
+        pairs = [(inputs - count + place, outputs - count + place) for place in range(count)]
+        return _state_network(
+            stateful(compiled.network, pairs),
+            compiled.device,
+            compiled.precision,
+            compiled.thread_num,
+            compiled.additional_config,
+        )
+
+    def nano_step(self, cache: Any, inputs: list[np.ndarray]) -> np.ndarray:
+        from bigdl.nano.pytorch.inference.decoder_cache import state_of
+
+        state = state_of(cache, self.nano_network, self.nano_layers)
+        return state.infer(inputs, inputs[0].shape[1])[0]
+
+    def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
+        raise UsageError("A decoder has no list of arrays for a call: its cache is in the network")
+
+    def async_predict(self, input_data: Iterable[Any], num_requests: int = 0) -> list:
+        """Run the model on many inputs, several at a time; see :class:`OpenVINOFacade`."""
+
+        def run(call: Any) -> Any:
+            batch = split_batch(self, call, self.nano_inputs)
+            return self(*batch.args, **batch.kwargs)
+
+        with ThreadPoolExecutor(num_requests or 1, thread_name_prefix="bigdl-openvino") as threads:
+            return list(threads.map(run, input_data))
+
+    def reshape(self, shapes: Any) -> tuple[bool, str | None]:
+        """Say that rows and lengths are free already."""
+        return False, "A decoder takes any number of rows and tokens; its shapes are not changed"
+
+    def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
+        _refuse_compression(compression)
+        return {**super().save_to(directory), "shapes": None, "decoder": self.nano_facts()}
+
+    @classmethod
+    def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
+        model_class, facts = _loaded_facts(meta, options)
+        if options.shapes is not None:
+            raise UsageError("shapes does not apply to a decoder, which takes any; leave it out")
+        config, threads = saved_properties(meta)
+        if options.cache_dir is not None:
+            config["CACHE_DIR"] = str(options.cache_dir)
+        network = _state_network(
+            directory / meta["xml_path"],
+            options.device or meta["device"],
+            meta["precision"],
+            threads,
+            config,
+        )
+        return cls(
+            network,
+            model_class,
+            facts,
+            inputs=ForwardInputs.from_json(meta["inputs"]),
+            outputs=TENSOR,
+            method=meta["method"],
+            threads=threads,
+        ).nano_attach(options.model)
+
+
+def _state_network(
+    network: Any, device: str, precision: str, threads: int | None, config: Mapping[str, Any]
+) -> CompiledNetwork:
+    # By default OpenVINO keeps keys and values in 8 bits, which changes tokens.
+    held = {} if precision == "bf16" or device != "CPU" else {"KV_CACHE_PRECISION": "f32"}
+    return CompiledNetwork(
+        network, device, precision=precision, thread_num=threads, config=held | dict(config)
+    )
+
+
+class ONNXRuntimeDecoderModel(OnnxRuntimeFacade, DecoderModel):
+    """A decoder in ONNX Runtime, which takes and gives the cache at each call."""
+
+    @staticmethod
+    def nano_network_of(step: Any, layers: int) -> OnnxNetwork:
+        return step.nano_network
+
+    def nano_step(self, cache: Any, inputs: list[np.ndarray]) -> np.ndarray:
+        from bigdl.nano.pytorch.inference.decoder_cache import fill, pairs_of
+
+        pairs = pairs_of(cache)
+        if pairs:
+            past = [as_array(each) for pair in pairs for each in pair]
+        else:
+            heads, size = self.nano_cache_shape
+            empty = np.zeros((len(inputs[0]), heads, 0, size), np.float32)
+            past = [empty] * (2 * self.nano_layers)
+        logits, *present = self.nano_network.infer([*inputs, *past])
+        tensors = list(map(torch.from_numpy, present))
+        fill(cache, zip(tensors[::2], tensors[1::2], strict=True))
+        return logits
+
+    def save_to(self, directory: Path, compression: str = "fp32") -> dict[str, Any]:
+        _refuse_compression(compression)
+        return {**super().save_to(directory), "decoder": self.nano_facts()}
+
+    @classmethod
+    def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
+        model_class, facts = _loaded_facts(meta, options)
+        chosen = {name: getattr(options, name) for name in ("device", "cache_dir", "shapes")}
+        network = cls.load_network(directory, meta, **chosen)
+        return cls(
+            network,
+            model_class,
+            facts,
+            inputs=ForwardInputs.from_json(meta["inputs"]),
+            outputs=TENSOR,
+            method=meta["method"],
+            threads=network.thread_num,
+        ).nano_attach(options.model)
+
+
+_MODELS: Mapping[str | None, type[DecoderModel]] = {
+    "openvino": OpenVINODecoderModel,
+    "onnxruntime": ONNXRuntimeDecoderModel,
+}
+
+
+@functools.cache
+def _generator_class(model_class: type) -> type:
+    """Return a subclass of a user's class that has no weights and an accelerated forward."""
+
+    @functools.wraps(model_class.forward)  # type: ignore[attr-defined]
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return vars(self)["accelerated"](*args, **kwargs)
+
+    members = {
+        "forward": forward,
+        "device": property(lambda self: vars(self)["accelerated"].device),
+        "dtype": property(lambda self: vars(self)["accelerated"].dtype),
+    }
+    return type(model_class.__name__, (model_class,), members)
+
+
+def _generator(model: DecoderModel) -> Any:
+    """Return an object of the user's class that generates by an accelerated model."""
+    generator_class: Any = _generator_class(model.nano_class)
+    generator = generator_class.__new__(generator_class)
+    torch.nn.Module.__init__(generator)
+    generator.eval()
+    # in the dict, since it is no submodule
+    vars(generator).update(
+        accelerated=model, config=model.config, generation_config=model.generation_config
+    )
+    return generator
