@@ -558,7 +558,7 @@ def test_calibration_data_that_are_given_come_first():
     run.fit(module, DataLoader(rows, batch_size=8))
     rows.closed = True
     with pytest.raises(
-        UsageError, match="^The calibration data cannot be read: AssertionError: assert not True"
+        UsageError, match=r"^The calibration data cannot be read: AssertionError: assert not True"
     ):
         run.quantize(module, onnx=True)
     given = DataLoader(table(8), batch_size=4)
