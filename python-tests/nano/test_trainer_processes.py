@@ -437,7 +437,7 @@ def test_copies_and_the_workers_of_their_loaders_end_with_a_killed_parent(tmp_pa
         said = []
         for line in parent.stdout:
             said.append(line)
-            if "step" in line:
+            if line == "step\n":
                 break
         left = psutil.Process(parent.pid).children(recursive=True)
         assert len(left) >= 3, "".join(said)
