@@ -1,9 +1,13 @@
 """Conversions that are silent, in several threads at once."""
 
 import logging
+import os
+import subprocess
 import sys
 import threading
 import warnings
+
+import pytest
 
 from bigdl.nano.acceleration.quiet import quiet
 
@@ -48,3 +52,15 @@ def test_threads_that_come_and_go_in_any_order_leave_all_as_it_was():
     for thread in threads:
         thread.join(60)
     assert settings() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["bigdl.nano.tf.keras", "bigdl.friesian.models.keras"])
+def test_tensorflow_reports_no_error_of_cuda_where_a_package_imports_it_first(module):
+    program = f"import {module}\nimport tensorflow as tf\nprint(float(tf.constant(1.0) + 1))"
+    environment = {name: os.environ[name] for name in os.environ if name != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "2.0\n"
+    assert "cuInit" not in done.stderr

@@ -557,7 +557,9 @@ def test_calibration_data_that_are_given_come_first():
         run.quantize(module, onnx=True)
     run.fit(module, DataLoader(rows, batch_size=8))
     rows.closed = True
-    with pytest.raises(UsageError, match="AssertionError: assert not True"):
+    with pytest.raises(
+        UsageError, match=r"^The calibration data cannot be read: AssertionError: assert not True"
+    ):
         run.quantize(module, onnx=True)
     given = DataLoader(table(8), batch_size=4)
     assert_switches(run.quantize(module, calib_data=given, onnx=True), module)

@@ -415,3 +415,38 @@ def test_an_interrupt_ends_all_processes(tmp_path):
     finally:
         program.kill()
         program.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("death", [signal.SIGTERM, signal.SIGKILL])
+def test_copies_and_the_workers_of_their_loaders_end_with_a_killed_parent(tmp_path, death):
+    path = tmp_path / "script.py"
+    program = textwrap.dedent(SCRIPT.format(pause=60, arguments="2, distributed_backend='fork'"))
+    path.write_text(program.replace("batch_size=2", "batch_size=2, num_workers=1"))
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    parent = subprocess.Popen(
+        [sys.executable, path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | one_thread,
+    )
+    left = []
+    try:
+        said = []
+        for line in parent.stdout:
+            said.append(line)
+            if line == "step\n":
+                break
+        left = psutil.Process(parent.pid).children(recursive=True)
+        assert len(left) >= 3, "".join(said)
+        parent.send_signal(death)
+        parent.wait(60)
+        _, left = psutil.wait_procs(left, 30)  # workers of loaders look every five seconds
+        assert not left
+    finally:
+        parent.kill()
+        parent.communicate()
+        for process in left:
+            process.kill()

@@ -140,3 +140,11 @@ def tensorflow_log_level() -> str:
     Without a driver of NVIDIA it logs as an error that CUDA cannot be used.
     """
     return "2" if os.path.exists("/proc/driver/nvidia") else "3"
+
+
+def quiet_tensorflow() -> None:
+    """Let TensorFlow start quietly in this process, if it has not been imported yet.
+
+    It reads the variable when it is imported; what the user has set stays.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", tensorflow_log_level())

@@ -289,6 +289,10 @@ def require(module: str, extra: str) -> ModuleType:
         If the top-level package of `module` is not installed.
     """
     package = module.partition(".")[0]
+    if package in ("keras", "tensorflow"):
+        from bigdl.common.environment import quiet_tensorflow
+
+        quiet_tensorflow()
     try:
         with _without_hint_of_tqdm() if module not in sys.modules else contextlib.nullcontext():
             return importlib.import_module(module)

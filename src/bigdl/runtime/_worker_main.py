@@ -38,15 +38,22 @@ def main(line: int, parent: int) -> None:
 def _set_up(cores: tuple[int, ...], argv: list[str], captured: bool, tied: bool) -> None:
     """Tie and pin this process, and give it the parent's streams and arguments."""
     if tied:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(os.getppid())
     os.sched_setaffinity(0, cores)
     encoding = {"encoding": "utf-8", "errors": "backslashreplace"} if captured else {}
     for stream in (sys.stdout, sys.stderr):
         # typeshed: a TextIO, not a TextIOWrapper
         stream.reconfigure(line_buffering=True, write_through=False, **encoding)  # type: ignore[union-attr]
     sys.argv = argv
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel end this process with the thread that started it, however that ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _serve(line: Connection) -> None:

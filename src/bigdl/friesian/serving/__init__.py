@@ -7,6 +7,8 @@ each of them behind gRPC, and the program ``bigdl-friesian-serve`` starts them f
 
 import importlib
 
+from bigdl.training.serving_run import ServingRun as ServingRun
+
 _HOMES = {
     "Candidates": "index",
     "EmbeddedStore": "store",
@@ -39,7 +41,7 @@ _HOMES = {
     "open_store": "redis_store",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted([*_HOMES, "ServingRun"])
 
 
 def __getattr__(name: str):

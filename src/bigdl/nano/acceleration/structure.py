@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, refusing
 
 BatchT = TypeVar("BatchT")
 
@@ -392,6 +392,26 @@ def rows_of(batch: Any) -> int:
     """Return the number of samples in a batch: the length of its first tensor, 1 if it has none."""
     leaves, _ = flatten(batch)
     return len(leaves[0]) if leaves and leaves[0].ndim else 1
+
+
+def read(data: Iterable[BatchT], name: str = "The data") -> Iterator[BatchT]:
+    """Yield the elements of a user's data.
+
+    Raises
+    ------
+    UsageError
+        If one cannot be read: it names the data, and not the model that was to have them.
+    """
+    advice = "; see that it can be iterated over without the model"
+    with refusing(f"{name} cannot be read", advice):
+        elements = iter(data)
+    end = object()
+    while True:
+        with refusing(f"{name} cannot be read", advice):
+            element: Any = next(elements, end)
+        if element is end:
+            return
+        yield element
 
 
 def first_batches(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bigdl.nano.serving.service import ServingLimits as ServingLimits
     from bigdl.nano.serving.signature import Signature as Signature
     from bigdl.nano.serving.signature import TensorSpec as TensorSpec
+    from bigdl.training.serving_run import ServingRun as ServingRun
 
 _HOMES = {
     "BatchingOptions": "bigdl.nano.serving.batching",
@@ -34,6 +35,7 @@ _HOMES = {
     "ServedModel": "bigdl.nano.serving.model",
     "ServerError": "bigdl.nano.serving.client",
     "ServingLimits": "bigdl.nano.serving.service",
+    "ServingRun": "bigdl.training.serving_run",
     "Signature": "bigdl.nano.serving.signature",
     "TensorSpec": "bigdl.nano.serving.signature",
     "UnknownModelError": "bigdl.nano.serving.repository",

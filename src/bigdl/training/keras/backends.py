@@ -22,7 +22,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from bigdl.common.environment import tensorflow_log_level
+from bigdl.common.environment import quiet_tensorflow
 from bigdl.common.errors import LazyModule, UsageError, require
 from bigdl.runtime.serialization import pickled_by_value
 
@@ -67,7 +67,7 @@ def use_backend(name: str, config: dict | None = None, threads: int | None = Non
     UsageError
         If this process has imported Keras with another backend.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", tensorflow_log_level())
+    quiet_tensorflow()
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
     if name == "jax":

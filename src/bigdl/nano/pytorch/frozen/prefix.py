@@ -19,7 +19,12 @@ from bigdl.nano.acceleration.structure import first_batches
 from bigdl.nano.pytorch.frozen.calls import Chain, find_frozen
 from bigdl.nano.pytorch.frozen.features import CachedFeatures
 from bigdl.nano.pytorch.frozen.segment import Segment
-from bigdl.nano.pytorch.inference.source import TorchSource, batches_of, split_batch
+from bigdl.nano.pytorch.inference.source import (
+    CALIBRATION_DATA,
+    TorchSource,
+    batches_of,
+    split_batch,
+)
 from bigdl.nano.pytorch.training.steps import undisturbed
 
 # For each precision the methods in the order in which they are tried; the modules themselves,
@@ -241,7 +246,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
                     lambda module, args, inputs=inputs: inputs.append(args[0].detach().clone())
                 )
                 hooks.callback(hook.remove)
-            batches = batches_of(self.model, self._calib_data)
+            batches = batches_of(self.model, self._calib_data, name=CALIBRATION_DATA)
             for batch in first_batches(batches, self._sample_size):
                 self.model(*batch.args, **batch.kwargs)
         return seen

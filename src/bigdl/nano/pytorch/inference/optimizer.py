@@ -21,7 +21,7 @@ from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.results import fingerprint
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
-from bigdl.nano.acceleration.structure import Batch, first_batches, flatten, rows_of
+from bigdl.nano.acceleration.structure import Batch, first_batches, flatten, read, rows_of
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     InferenceContext,
@@ -89,7 +89,7 @@ def _predictions(model: torch.nn.Module, data: Any) -> Iterator[tuple[Any, Any, 
     """Yield predictions, targets and the number of rows of each batch."""
     original = getattr(model, "nano_source", None)
     described = original if isinstance(original, torch.nn.Module) else model
-    for batch in batches_of(described, data):
+    for batch in batches_of(described, data, name="The validation data"):
         predicted = model(*batch.args, **batch.kwargs)
         if isinstance(predicted, torch.Tensor) and predicted.dtype is torch.bfloat16:
             predicted = predicted.float()
@@ -197,7 +197,8 @@ def _first_elements(data, count) -> list:
         )
     empty = "training_data holds no batch; give at least one"
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
-        return list(first_batches(data, _CALIBRATION_ROWS, count, empty))
+        elements = read(data, "training_data")
+        return list(first_batches(elements, _CALIBRATION_ROWS, count, empty))
 
 
 def _without_workers(data):

@@ -32,6 +32,7 @@ from bigdl.nano.acceleration.structure import (
     as_array,
     first_batches,
     flatten,
+    read,
     refuse_objects,
 )
 from bigdl.nano.pytorch.inference.probes import (
@@ -43,6 +44,7 @@ from bigdl.nano.pytorch.inference.probes import (
 
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
 """Types of data that are one batch."""
+CALIBRATION_DATA = "The calibration data"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -152,7 +154,10 @@ class ForwardInputs(CallInputs):
 
 
 def batches_of(
-    model: torch.nn.Module, data: Any, inputs: ForwardInputs | None = None
+    model: torch.nn.Module,
+    data: Any,
+    inputs: ForwardInputs | None = None,
+    name: str = "The data",
 ) -> Iterator[Batch]:
     """Return batches of whatever a user gives as data.
 
@@ -164,11 +169,13 @@ def batches_of(
         :func:`split_batch`.
     inputs : ForwardInputs, optional
         What a sample of the model's input holds.
+    name : str
+        Of the data, at the beginning of a sentence.
 
     Raises
     ------
     UsageError
-        If it is none of these.
+        If it is none of these, or cannot be read.
     """
     if isinstance(data, ONE_BATCH):
         data = [data]
@@ -177,7 +184,7 @@ def batches_of(
             "Data must be a DataLoader, a tensor, a tuple or a dict of tensors, not a "
             f"{type(data).__name__}"
         )
-    return (split_batch(model, element, inputs) for element in data)
+    return (split_batch(model, element, inputs) for element in read(data, name))
 
 
 def split_batch(model: torch.nn.Module, element: Any, inputs: ForwardInputs | None = None) -> Batch:
@@ -374,8 +381,9 @@ class TorchSource:
         if self._sample is not None and not isinstance(self._sample, DataLoader):
             return sample_arguments(self.model, self._sample, self._example_kwargs)
         data = own_loader(self.model) if self._loader is None else self._loader
+        name = CALIBRATION_DATA if data is self.data else "The data of the sample"
         with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
-            batch = next(iter(batches_of(self.model, data)), None)
+            batch = next(batches_of(self.model, data, name=name), None)
         if batch is None:
             raise UsageError("The data hold no batch, so there is no sample of the input")
         return batch.args, batch.kwargs | self._example_kwargs
@@ -663,6 +671,6 @@ class TorchSource:
                 "Calibration data are needed to quantize to int8; pass calib_data, a DataLoader or "
                 "a batch of the model's input"
             )
-        batches = batches_of(self.model, self.data, self.inputs)
+        batches = batches_of(self.model, self.data, self.inputs, CALIBRATION_DATA)
         for batch in first_batches(batches, options.sample_size):
             yield list(map(torch.as_tensor, self.inputs.flatten(batch.args, batch.kwargs)))

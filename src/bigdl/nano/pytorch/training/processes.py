@@ -10,10 +10,11 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +30,7 @@ from bigdl.common.memory import tune_allocator
 from bigdl.nano.attribute_patch import Patches
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.runtime import release_memory
+from bigdl.runtime._worker_main import end_with_parent
 from bigdl.runtime.failure import Failure
 from bigdl.runtime.launch import launch
 from bigdl.runtime.process import CpuSlot, cpu_slots, exit_message
@@ -132,7 +134,11 @@ def _forked(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
             "OPENBLAS_NUM_THREADS=1"
         )
 
+    parent = os.getpid()
+
     def write_outcome(rank: int, slot: CpuSlot, path: Path) -> None:
+        end_with_parent(parent)
+        os.setpgid(0, 0)  # an interrupt is for the parent, which ends the copies in order
         path.write_bytes(_outcome(slot, rank, order))
 
     context = multiprocessing.get_context("fork")
@@ -140,7 +146,8 @@ def _forked(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
     try:
         for rank, slot in enumerate(slots):
             path = room / f"outcome-{rank}"
-            copy = context.Process(target=write_outcome, args=(rank, slot, path), daemon=True)
+            # no daemon of multiprocessing, which may not start the workers of a loader
+            copy = context.Process(target=write_outcome, args=(rank, slot, path))
             copy.start()
             running[copy.sentinel] = rank, copy, path
         while running:
@@ -152,6 +159,8 @@ def _forked(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
             yield rank, path.read_bytes()
     finally:
         for _, copy, _ in running.values():
+            with suppress(ProcessLookupError):  # it has not made its group yet
+                os.killpg(copy.pid, signal.SIGKILL)
             copy.kill()
             copy.join()
 

@@ -27,6 +27,7 @@ from bigdl.nano.acceleration.structure import (
     first_batches,
     flatten,
     is_tensor,
+    read,
     refuse_objects,
 )
 
@@ -233,12 +234,12 @@ def batches_of(
             rows = slice(start, start + size)
             yield [leaf[rows] for leaf in leaves], _sliced(y, rows)
         return
-    features, _ = next(map(_split, x), (None, None))
+    features, _ = next(map(_split, read(x)), (None, None))
     if features is None:
         return
     if not _is_batched(features, inputs):
         x = x.batch(size)
-    for features, targets in map(_split, x):
+    for features, targets in map(_split, read(x)):
         yield _leaves(features, inputs), _sliced(targets, slice(None))
 
 
@@ -360,7 +361,7 @@ class KerasSource:
                 )
             spec = x
             if _is_stream(x):  # of batches: single rows cannot be told from them here
-                spec, _ = next(map(_split, x), (None, None))
+                spec, _ = next(map(_split, read(x)), (None, None))
                 if spec is None:
                     raise UsageError("x holds no row; give at least one")
         elif isinstance(spec, (list, tuple)) and len(spec) == 1:

@@ -1,0 +1,247 @@
+"""The figures and the chart of a run of a server: requests per second, latency, time by stage.
+
+Both servers, that of Nano and that of Friesian, count in histograms of Prometheus how long requests
+and their stages take.  :class:`ServingRun` reads them again and again while requests come, and what
+was added from one look to the next is a point of the chart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from bigdl.common.checks import check_number
+from bigdl.common.errors import UsageError, refusing, require
+from bigdl.training.chart import PanelChart, table_of
+
+_REQUEST = "request"
+_PARTS = {"latency_50_ms": 0.5, "latency_95_ms": 0.95, "latency_99_ms": 0.99}
+_TIMEOUT_S = 10.0
+
+
+class _Stage:
+    """One histogram: its count, its sum in seconds, and its counts up to each bound."""
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        self.sum = 0.0
+        self.buckets: dict[float, float] = defaultdict(float)
+
+    def since(self, before: _Stage) -> _Stage:
+        """What was added since an earlier look; all of it if the server was started again."""
+        added = _Stage()
+        if before.count > self.count:
+            before = _Stage()
+        added.count, added.sum = self.count - before.count, self.sum - before.sum
+        for bound, count in self.buckets.items():
+            added.buckets[bound] = count - before.buckets.get(bound, 0.0)
+        return added
+
+    @classmethod
+    def joined(cls, stages: Iterable[_Stage]) -> _Stage:
+        """All observations of several."""
+        whole = cls()
+        for each in stages:
+            whole.count, whole.sum = whole.count + each.count, whole.sum + each.sum
+            for bound, count in each.buckets.items():
+                whole.buckets[bound] += count
+        return whole
+
+    @property
+    def mean_ms(self) -> float:
+        return 1e3 * self.sum / self.count if self.count else math.nan
+
+    def quantile_ms(self, part: float) -> float:
+        """Milliseconds within which a part of all ended, by a straight line within its bucket."""
+        low, below = 0.0, 0.0
+        for bound, count in sorted(self.buckets.items()):
+            if count >= part * self.count > 0 and count > below:
+                if math.isinf(bound):
+                    return 1e3 * low
+                return 1e3 * (low + (bound - low) * (part * self.count - below) / (count - below))
+            low, below = bound, count
+        return math.nan
+
+
+class ServingRun:
+    """What a server did while a block ran, as rows of figures and as a chart.
+
+    In a notebook it shows its chart.
+
+    Parameters
+    ----------
+    source : str or callable
+        The address of the server's metrics, e.g. ``"http://127.0.0.1:8000/metrics"``, or a function
+        that returns their text.
+    every : float, default 1.0
+        Seconds between two looks.
+
+    Raises
+    ------
+    UsageError
+        When the block begins, if the metrics cannot be read or are not those of a server of BigDL.
+
+    Examples
+    --------
+    >>> import prometheus_client
+    >>> from bigdl.friesian.serving import ServingMetrics, ServingRun
+    >>> metrics = ServingMetrics(prometheus_client.CollectorRegistry())
+    >>> with ServingRun(lambda: prometheus_client.generate_latest(metrics.registry)) as run:
+    ...     for _ in range(3):
+    ...         with metrics.time("request"), metrics.time("recall"):
+    ...             pass
+    >>> run.rows()[-1]["requests"], "recall_ms" in run.rows()[-1]
+    (3, True)
+    >>> run.plot("serving.html")
+    """
+
+    def __init__(self, source: str | Callable[[], bytes | str], every: float = 1.0):
+        self._every = check_number("every", every, above=0)
+        self._source = source
+        self._looks: list[tuple[float, dict[str, _Stage]]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="bigdl-serving-run", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        with contextlib.suppress(UsageError):  # the server may be gone at the end of the block
+            self._look()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the figures of each time between two looks in which there were requests.
+
+        Returns
+        -------
+        list of dict
+            ``second`` since the beginning, ``requests``, ``requests_per_s``, ``latency_50_ms``,
+            ``latency_95_ms``, ``latency_99_ms`` and the mean ``<stage>_ms`` of a call of each
+            stage.  Percentiles are as fine as the buckets of the server's histograms.
+        """
+        rows = []
+        for (began, before), (ended, after) in zip(self._looks, self._looks[1:], strict=False):
+            added = {name: stage.since(before.get(name, _Stage())) for name, stage in after.items()}
+            # of a service alone, each call of one of its methods is a request
+            methods = [added.pop(name) for name in list(added) if name != name.lower()]
+            asked = added.pop(_REQUEST) if _REQUEST in added else _Stage.joined(methods)
+            if not asked.count:
+                continue
+            row: dict[str, Any] = {
+                "second": round(ended - self._looks[0][0], 3),
+                "requests": round(asked.count),
+                "requests_per_s": asked.count / (ended - began),
+            }
+            row |= {name: asked.quantile_ms(part) for name, part in _PARTS.items()}
+            row |= {f"{name}_ms": stage.mean_ms for name, stage in added.items()}
+            rows.append(row)
+        return rows
+
+    def plot(self, path: str | Path) -> None:
+        """Write the chart: requests per second, latency, and time by stage.
+
+        Parameters
+        ----------
+        path : str or Path
+            Ends with ``.html`` or ``.svg``, or with what matplotlib writes, such as ``.png``.
+
+        Raises
+        ------
+        UsageError
+            If there was no request, or the file cannot be written.
+        """
+        self._chart().write(Path(path), "Serving", table_of(self.rows()))
+
+    def _repr_html_(self) -> str | None:
+        return self._chart().svg() if self.rows() else None
+
+    def _chart(self) -> PanelChart:
+        rows = self.rows()
+        if not rows:
+            raise UsageError(
+                "There is nothing to draw: no request was answered while the server was watched; "
+                "send requests within the block of ServingRun"
+            )
+        latency = {f"{part:.0%}": [row[name] for row in rows] for name, part in _PARTS.items()}
+        names = sorted({name for row in rows for name in row if self._is_stage(name)})
+        stages = {
+            name.removesuffix("_ms"): [_or_zero(row.get(name)) for row in rows] for name in names
+        }
+        seconds = [round(row["second"]) for row in rows]
+        panels: list[tuple[str, Mapping[str, list[float]], bool]] = [
+            ("requests per second", {"": [row["requests_per_s"] for row in rows]}, False),
+            ("latency of a request, ms: so many are answered within", latency, False),
+        ]
+        if stages:
+            panels.append(("ms of a call, by stage", stages, True))
+        return PanelChart("second", seconds, panels)
+
+    @staticmethod
+    def _is_stage(name: str) -> bool:
+        return name.endswith("_ms") and name not in _PARTS
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._every):
+            try:
+                self._look()
+            except UsageError:  # it may be starting again: the next look says more
+                continue
+
+    def _look(self) -> None:
+        where = self._source if isinstance(self._source, str) else "the given function"
+        with refusing(f"The metrics of the server cannot be read from {where}"):
+            text = self._text()
+            stages = _stages_in(text)
+        if stages is None:
+            raise UsageError(
+                f"{where} has no metrics of bigdl-serve or bigdl-friesian-serve; give the address "
+                "of the server's /metrics"
+            )
+        self._looks.append((time.monotonic(), stages))
+
+    def _text(self) -> str:
+        if isinstance(self._source, str):
+            from urllib.request import urlopen
+
+            with urlopen(self._source, timeout=_TIMEOUT_S) as answer:
+                return answer.read().decode()
+        text = self._source()
+        return text.decode() if isinstance(text, bytes) else text
+
+
+def _or_zero(value: float | None) -> float:
+    return 0.0 if value is None or math.isnan(value) else value
+
+
+def _stages_in(text: str) -> dict[str, _Stage] | None:
+    """Return the histograms of stages in a text of Prometheus; None if it has none at all."""
+    parser = require("prometheus_client.parser", "serving")
+    stages: dict[str, _Stage] | None = None
+    for family in parser.text_string_to_metric_families(text):
+        of_request = family.name == "bigdl_request_seconds"
+        if not of_request and not family.name.endswith("_stage_seconds"):
+            continue
+        stages = stages if stages is not None else {}
+        for sample in family.samples:
+            name = _REQUEST if of_request else sample.labels["stage"]
+            kind = sample.name.removeprefix(family.name)
+            if kind == "_created":
+                continue
+            stage = stages.setdefault(name, _Stage())
+            if kind == "_bucket":
+                stage.buckets[float(sample.labels["le"])] += sample.value
+            elif kind == "_count":
+                stage.count += sample.value
+            elif kind == "_sum":
+                stage.sum += sample.value
+    return stages
