@@ -42,6 +42,8 @@ from bigdl.friesian.serving import (
     open_store,
     wire,
 )
+from bigdl.nano.serving import ModelRepository
+from bigdl.nano.serving.service import InferenceService, ServingLimits
 
 needs_redis = pytest.mark.skipif(
     shutil.which("redis-server") is None, reason="redis-server is not installed"
@@ -250,11 +252,10 @@ def test_a_full_redis_leaves_the_version_before(tmp_path):
 # Slow and idle clients --------------------------------------------------------------------------
 
 
-def test_a_body_that_does_not_come_is_given_up(stages, monkeypatch):
-    from bigdl.friesian.serving import http
-
-    monkeypatch.setattr(http, "_BODY_SECONDS", 0.5)
-    with HttpServer(stages[1]) as web:
+def test_a_body_that_does_not_come_is_given_up(stages):
+    limits = ServingLimits(body_timeout=0.5)
+    service = InferenceService(ModelRepository(), limits, needs_models=False)
+    with HttpServer(stages[1], service=service) as web:
         address = "127.0.0.1", web.port
         head = b"POST /recommend HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
         with socket.create_connection(address, 30) as slow, ExitStack() as idle:

@@ -13,10 +13,12 @@ import urllib.request
 import grpc
 import numpy as np
 import pytest
+import torch
 from served_catalogue import items_frame, users_frame
 from served_program import COMMAND, ended, expected, made_in, started, wait_for, written
 
 from bigdl.common.errors import UsageError
+from bigdl.friesian.models import DeepFM
 from bigdl.friesian.serving import (
     EmbeddedStore,
     ItemIndex,

@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, unquote
 from bigdl.common.checks import check_number
 from bigdl.common.errors import UsageError
 from bigdl.friesian.serving.metrics import ServingMetrics
+from bigdl.friesian.serving.openapi import PATHS
 from bigdl.friesian.serving.recommender import Recommendation, Recommender
 from bigdl.friesian.serving.rows import ids_of
 from bigdl.friesian.serving.services import Limits, Security
@@ -35,50 +36,6 @@ from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService, ServingLimits
 
 _KEYS = {"users", "k", "candidates", "deadline_ms"}
-_ANSWERS = {
-    "200": {"description": "Items, scores and source of each user"},
-    "400": {"description": "The request is wrong"},
-    "401": {"description": "The token is missing"},
-    "503": {"description": "Too many requests at the same time"},
-}
-_NUMBER = {"type": "integer", "minimum": 1}
-_PATHS: dict[str, Any] = {
-    "/recommend": {
-        "post": {
-            "summary": "The best items for some users",
-            "requestBody": {
-                "required": True,
-                "content": {
-                    "application/json": {
-                        "schema": {
-                            "type": "object",
-                            "required": ["users"],
-                            "additionalProperties": False,
-                            "properties": {
-                                "users": {"type": "array", "items": {"type": "integer"}},
-                                "k": _NUMBER,
-                                "candidates": _NUMBER,
-                                "deadline_ms": {"type": "number", "exclusiveMinimum": 0},
-                            },
-                        }
-                    }
-                },
-            },
-            "responses": {**_ANSWERS, "413": {"description": "The request is too large"}},
-        }
-    },
-    "/recommend/{user}": {
-        "get": {
-            "summary": "The best items for one user",
-            "parameters": [
-                {"name": "user", "in": "path", "required": True, "schema": {"type": "integer"}},
-                {"name": "k", "in": "query", "schema": _NUMBER},
-                {"name": "canK", "in": "query", "schema": _NUMBER},
-            ],
-            "responses": _ANSWERS,
-        }
-    },
-}
 
 
 class _Routes:
@@ -200,7 +157,7 @@ class HttpServer:
             self._routes = _Routes(recommender, limits, threads)
             routes["POST", "/recommend"] = self._routes.post
             routes["GET", "/recommend/{user}"] = self._routes.get
-        app = HttpApp(self._service, routes, {} if recommender is None else _PATHS)
+        app = HttpApp(self._service, routes, {} if recommender is None else PATHS)
         try:
             self._thread = HttpThread(app, security.host, port, security.files())
         except BaseException:

@@ -1,0 +1,91 @@
+"""What the HTTP server of a recommender adds to the description of its models' interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PATHS"]
+
+_ID = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
+_COUNT = {"type": "integer", "minimum": 1}
+_REQUEST = {
+    "type": "object",
+    "properties": {
+        "users": {"type": "array", "items": _ID},
+        "k": {**_COUNT, "default": 10, "description": "items of an answer"},
+        "candidates": {**_COUNT, "description": "items that are ranked; at least k"},
+        "deadline_ms": {"type": "number", "exclusiveMinimum": 0},
+    },
+    "required": ["users"],
+    "additionalProperties": False,
+}
+_RECOMMENDATION = {
+    "type": "object",
+    "properties": {
+        "user": _ID,
+        "items": {"type": "array", "items": _ID},
+        "scores": {"type": "array", "items": {"type": "number"}},
+        "source": {"type": "string", "enum": ["ranked", "recalled", "popular"]},
+        "partial": {"type": "boolean", "description": "the items of a lost shard are not in it"},
+        "reason": {"type": "string", "description": "why a stage did not answer"},
+    },
+    "required": ["user", "items", "scores", "source"],
+}
+_ANSWER = {
+    "type": "object",
+    "properties": {"recommendations": {"type": "array", "items": _RECOMMENDATION}},
+    "required": ["recommendations"],
+}
+_ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}},
+    "required": ["error"],
+}
+_MEANINGS = {
+    400: "The request is wrong.",
+    401: "The token is missing or wrong.",
+    404: "There is no such path.",
+    405: "The path takes another method.",
+    408: "The body did not arrive in time.",
+    413: "The request is too large.",
+    415: "The body is compressed in an unknown way.",
+    503: "Too many requests at the same time, or the server ends.",
+}
+
+
+def _of_json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _operation(summary: str, *errors: int, **more: Any) -> dict[str, Any]:
+    responses = {"200": {"description": "The items of each user.", "content": _of_json(_ANSWER)}}
+    for status in sorted((400, 401, 404, 405, 503, *errors)):
+        content = _of_json(_ERROR)
+        responses[str(status)] = {"description": _MEANINGS[status], "content": content}
+    return {"summary": summary, "responses": responses, **more}
+
+
+def _in(place: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": place, "schema": schema, "required": place == "path"}
+
+
+PATHS: dict[str, Any] = {
+    "/recommend": {
+        "post": _operation(
+            "The best items of some users.",
+            *(408, 413, 415),
+            requestBody={"content": _of_json(_REQUEST), "required": True},
+        )
+    },
+    "/recommend/{user}": {
+        "get": _operation(
+            "The best items of one user, as in BigDL 2.x.",
+            parameters=[
+                _in("path", "user", _ID),
+                _in("query", "k", _COUNT),
+                _in("query", "canK", _COUNT),
+            ],
+        )
+    },
+}
+"""Paths of OpenAPI 3.1 and their operations."""
