@@ -101,6 +101,8 @@ def free_port():
 
 def start_redis(folder, *options, port=None):
     """Start a Redis server without persistence; returns the process and its port."""
+    import redis
+
     port = port or free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     command += ["--dir", str(folder), *options]
@@ -108,9 +110,10 @@ def start_redis(folder, *options, port=None):
     give_up = time.monotonic() + 20
     while time.monotonic() < give_up:
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
+            with redis.Redis(port=port, socket_timeout=1) as client:
+                client.ping()  # is refused also while it loads what it kept
             return process, port
-        except OSError:
+        except redis.ConnectionError:
             time.sleep(0.02)
     process.kill()
     raise AssertionError("Redis did not start within 20 s")

@@ -37,6 +37,8 @@ from bigdl.nano.serving.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
 
+_SILENCE = 10.0  # seconds between two messages about one stage that fails
+
 Columns = dict[str, Any]
 """Arrays of one length by the names of columns."""
 
@@ -402,6 +404,7 @@ class Recommender:
         self.metrics = metrics or ServingMetrics()
         self._pool: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
+        self._told: dict[str, float] = {}  # when, by stage
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -477,8 +480,15 @@ class Recommender:
             logger.warning("%s: %s", request.stage, error)
             return self._fallback(request, f"{request.stage} failed")
         except Exception as error:
-            logger.error("%s failed: %s", request.stage, one_line(error), exc_info=error)
+            self._tell(request.stage, error)
             return self._fallback(request, f"{request.stage} failed")
+
+    def _tell(self, stage: str, error: Exception) -> None:
+        """Log why a stage failed, and no more than once in some seconds each."""
+        now = time.monotonic()
+        if now - self._told.get(stage, -_SILENCE) >= _SILENCE:
+            self._told[stage] = now
+            logger.error("%s failed: %s", stage, one_line(error), exc_info=error)
 
     def _ranked(self, request: _Request) -> list[Recommendation]:
         with self._begun(request, "recall"):
