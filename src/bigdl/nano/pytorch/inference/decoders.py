@@ -308,6 +308,27 @@ class DecoderModel(AcceleratedModel, abc.ABC):
             threads=step.thread_num,
         ).nano_attach(model)
 
+    @classmethod
+    def nano_loaded(
+        cls,
+        network: Any,
+        model_class: type,
+        facts: Mapping[str, Any],
+        threads: int | None,
+        meta: Mapping[str, Any],
+        options: LoadOptions,
+    ) -> Self:
+        """Return the decoder whose network was read from files."""
+        return cls(
+            network,
+            model_class,
+            facts,
+            inputs=ForwardInputs.from_json(meta["inputs"]),
+            outputs=TENSOR,
+            method=meta["method"],
+            threads=threads,
+        ).nano_attach(options.model)
+
     @staticmethod
     @abc.abstractmethod
     def nano_network_of(step: Any, layers: int) -> Any:
@@ -480,7 +501,7 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        model_class, facts = _loaded_facts(meta, options)
+        loaded = _loaded_facts(meta, options)
         if options.shapes is not None:
             raise UsageError("shapes does not apply to a decoder, which takes any; leave it out")
         config, threads = saved_properties(meta)
@@ -493,15 +514,7 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
             threads,
             config,
         )
-        return cls(
-            network,
-            model_class,
-            facts,
-            inputs=ForwardInputs.from_json(meta["inputs"]),
-            outputs=TENSOR,
-            method=meta["method"],
-            threads=threads,
-        ).nano_attach(options.model)
+        return cls.nano_loaded(network, *loaded, threads, meta, options)
 
 
 def _state_network(
@@ -542,18 +555,10 @@ class ONNXRuntimeDecoderModel(OnnxRuntimeFacade, DecoderModel):
 
     @classmethod
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
-        model_class, facts = _loaded_facts(meta, options)
+        loaded = _loaded_facts(meta, options)
         chosen = {name: getattr(options, name) for name in ("device", "cache_dir", "shapes")}
         network = cls.load_network(directory, meta, **chosen)
-        return cls(
-            network,
-            model_class,
-            facts,
-            inputs=ForwardInputs.from_json(meta["inputs"]),
-            outputs=TENSOR,
-            method=meta["method"],
-            threads=network.thread_num,
-        ).nano_attach(options.model)
+        return cls.nano_loaded(network, *loaded, network.thread_num, meta, options)
 
 
 _MODELS: Mapping[str | None, type[DecoderModel]] = {
