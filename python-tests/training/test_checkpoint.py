@@ -23,7 +23,7 @@ from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory, read_bytes, write_bytes
-from bigdl.training.fit import Training
+from bigdl.training.fit import TrainingSession
 from bigdl.training.position import Goal
 
 # -- directories --------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_what_was_written_is_read(tmp_path, scheme):
     assert name == "checkpoint-000003-00000007"
     found_name, found = CheckpointDirectory.latest_run(f"{scheme}{tmp_path}/models").latest()
     assert (found_name, found.files) == (name, {"model.pt": b"abc", "rng.pt": b""})
-    assert (found.position.epoch, found.position.step) == (3, 7)
+    assert (found.position.epoch, found.position.batch) == (3, 7)
 
 
 def test_a_checkpoint_is_a_folder_with_a_manifest(tmp_path):
@@ -217,7 +217,7 @@ class Run:
     def __init__(self, crew, model_dir=None, shards=SHARDS):
         self._crew = crew
         self.shards = [{"data": shard} for shard in shards]
-        self.training = Training(
+        self.training = TrainingSession(
             None if model_dir is None else str(model_dir), TorchDistributedSync
         )
         self.jobs = 0
@@ -537,7 +537,7 @@ def test_a_run_without_checkpoints_starts_afresh(crew, whole, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
     run = Run(crew, tmp_path)
     run.fit(1)
-    other = Training(str(tmp_path), TorchDistributedSync)
+    other = TrainingSession(str(tmp_path), TorchDistributedSync)
     parts = ModelParts(lambda config: nn.Linear(4, 1).double(), optimizer, nn.MSELoss())
     settings = FitSettings(Goal(2), BATCH, 0, feature_cols=["x"], label_cols=["y"])
     with pytest.raises(UsageError, match="The weights do not fit the model: Error"):

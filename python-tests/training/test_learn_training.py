@@ -28,7 +28,7 @@ from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.failure import FailurePolicy
-from bigdl.training.fit import Training
+from bigdl.training.fit import TrainingSession
 from bigdl.training.position import Goal
 from bigdl.training.state import dumps, loads
 
@@ -74,7 +74,7 @@ class Run:
     def __init__(
         self, crew, model_dir=None, sizes=SIZES, model=net, optimizer=sgd, loss=None, **parts
     ):
-        self.training = Training(model_dir and str(model_dir), TorchDistributedSync)
+        self.training = TrainingSession(model_dir and str(model_dir), TorchDistributedSync)
         self.parts = ModelParts(model, optimizer, loss or nn.MSELoss(), **parts)
         self._crew, self._shards = crew, shards_of(sizes)
 

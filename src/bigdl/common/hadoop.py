@@ -27,6 +27,6 @@ def find_hadoop_classes() -> None:
     hadoop = os.path.join(home, "bin", "hadoop") if home else shutil.which("hadoop")
     if os.environ.get("CLASSPATH") or not hadoop or not os.path.exists(hadoop):
         return
-    found = subprocess.run([hadoop, "classpath", "--glob"], capture_output=True, text=True)
-    if found.returncode == 0:
-        os.environ["CLASSPATH"] = found.stdout.strip()
+    listing = subprocess.run([hadoop, "classpath", "--glob"], capture_output=True, text=True)
+    if listing.returncode == 0:
+        os.environ["CLASSPATH"] = listing.stdout.strip()

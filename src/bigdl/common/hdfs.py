@@ -158,11 +158,13 @@ def _name_nodes(
     host = urlsplit(f"//{authority}").hostname or ""
     if authority in settings.get("dfs.nameservices", "").split(","):
         nodes = settings.get(f"dfs.ha.namenodes.{authority}", "").split(",")
-        found = [settings.get(f"{key}.{authority}.{node.strip()}", "") for node in nodes]
+        settings_of_nodes = [
+            settings.get(f"{key}.{authority}.{node.strip()}", "") for node in nodes
+        ]
     else:
         is_default = authority == urlsplit(settings.get("fs.defaultFS", "")).netloc
-        found = [settings.get(key, "") if is_default else ""]
-    addresses = [urlsplit(f"//{each or f'{host}:{port}'}") for each in found]
+        settings_of_nodes = [settings.get(key, "") if is_default else ""]
+    addresses = [urlsplit(f"//{each or f'{host}:{port}'}") for each in settings_of_nodes]
     return [
         (host if each.hostname in (None, "0.0.0.0") else each.hostname, each.port or int(port))
         for each in addresses

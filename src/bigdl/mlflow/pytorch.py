@@ -8,7 +8,7 @@ from bigdl.mlflow.runs import FitRun
 from bigdl.orca.learn.pytorch.callbacks import Callback
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.evaluation import Runner
+    from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 
 __all__ = ["MLflowCallback"]
 
@@ -65,7 +65,7 @@ class MLflowCallback(Callback):
         self._run = FitRun(run_id, experiment_name, run_name, tracking_uri)
         self.run_id = self._run.run_id
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: TorchRunner) -> None:
         if runner.rank:
             return
         loss = runner.criterion
@@ -84,17 +84,17 @@ class MLflowCallback(Callback):
         }
         self._run.log_params({**parameters, **numbers, **runner.config})
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: TorchRunner) -> None:
         self._log(runner, runner.epoch_stats)
 
-    def after_val_epoch(self, runner: Runner) -> None:
+    def after_val_epoch(self, runner: TorchRunner) -> None:
         self._log(runner, runner.metrics_stats)
 
-    def _log(self, runner: Runner, figures: dict) -> None:
+    def _log(self, runner: TorchRunner, figures: dict) -> None:
         epoch = runner.epoch_stats.get("epoch")
         if epoch is not None and not runner.rank:  # else it is an evaluation
             self._run.log_figures({k: v for k, v in figures.items() if k != "epoch"}, epoch)
 
-    def after_run(self, runner: Runner) -> None:
+    def after_run(self, runner: TorchRunner) -> None:
         if not runner.rank:
             self._run.finish()

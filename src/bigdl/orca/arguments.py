@@ -156,12 +156,12 @@ def check_log_level(value: Any) -> str:
 def check_python(location: Any, conf: Mapping[str, str]) -> str:
     if location is None:
         return conf.get("spark.pyspark.python", sys.executable)
-    found = shutil.which(os.fspath(location)) if isinstance(location, str | os.PathLike) else None
-    if found is None:
+    program = shutil.which(os.fspath(location)) if isinstance(location, str | os.PathLike) else None
+    if program is None:
         raise UsageError(
             f"python_location must be the path of a Python interpreter, but got {location!r}"
         )
-    return os.path.abspath(found)  # a link is kept: it may belong to a virtual environment
+    return os.path.abspath(program)  # a link is kept: it may belong to a virtual environment
 
 
 def check_cluster_options(mode: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:

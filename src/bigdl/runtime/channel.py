@@ -58,7 +58,7 @@ class Address:
     secret: bytes = field(repr=False)
     certificate: Certificate | None = field(default=None, repr=False)
 
-    def connect(self, attempt: int) -> Line:
+    def connect(self, attempt: int) -> AttemptChannel:
         """Open a line to the channel, for one attempt.
 
         Raises
@@ -66,7 +66,7 @@ class Address:
         Unreachable
             If no connection can be opened within `CONNECT_S` seconds.
         """
-        return Line(Connection(self), attempt)
+        return AttemptChannel(Connection(self), attempt)
 
 
 def own_address(host: str, port: int) -> str:
@@ -254,7 +254,7 @@ class Channel:
     Attributes
     ----------
     address : Address
-    lines : list of Line
+    lines : list of AttemptChannel
         Of all attempts.
     """
 
@@ -274,12 +274,12 @@ class Channel:
             listener = listen(host, port)
             port = listener.getsockname()[1]
             self._server = KeyValueServer(self._store, secret, listener, certificate)
-        self.lines: list[Line] = []
+        self.lines: list[AttemptChannel] = []
         self.address = Address(host, port, secret, certificate)
 
-    def line(self, attempt: int) -> Line:
+    def line(self, attempt: int) -> AttemptChannel:
         """The keys of one attempt."""
-        self.lines.append(Line(self._store, attempt))
+        self.lines.append(AttemptChannel(self._store, attempt))
         return self.lines[-1]
 
     def close(self) -> None:
@@ -292,7 +292,7 @@ class Channel:
             server.close()
 
 
-class Line:
+class AttemptChannel:
     """Keys of one attempt of one job, from either end.
 
     Parameters
@@ -414,13 +414,13 @@ class Inbox:
 
     Parameters
     ----------
-    line : Line
+    line : AttemptChannel
     queue : str
     data : bool
         Whether the entries have bytes.
     """
 
-    def __init__(self, line: Line, queue: str, *, data: bool = False):
+    def __init__(self, line: AttemptChannel, queue: str, *, data: bool = False):
         self._line, self._queue, self._data = line, queue, data
         self._next = 0
 

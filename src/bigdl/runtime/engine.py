@@ -58,13 +58,13 @@ def user_import_path() -> list[str]:
         for name in ("stdlib", "platstdlib", "purelib", "platlib")
         for variables in ({}, {"base": sys.base_prefix, "platbase": sys.base_exec_prefix})
     }
-    found = []
+    folders = []
     for entry in sys.path:
         path = os.path.realpath(entry or os.getcwd())
         is_own = any(path == each or path.startswith(each + os.sep) for each in own)
-        if os.path.exists(path) and not is_own and path not in found and os.pathsep not in path:
-            found.append(path)
-    return found
+        if os.path.exists(path) and not is_own and path not in folders and os.pathsep not in path:
+            folders.append(path)
+    return folders
 
 
 class Engine(ABC):

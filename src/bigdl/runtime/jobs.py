@@ -20,7 +20,7 @@ from typing import Any
 
 from bigdl.common.errors import BigDLError, JobStopped, UsageError, WorkerError, WorkerLost
 from bigdl.runtime.certificate import Certificate
-from bigdl.runtime.channel import Channel, Inbox, Line
+from bigdl.runtime.channel import AttemptChannel, Channel, Inbox
 from bigdl.runtime.engine import Engine, user_import_path
 from bigdl.runtime.serialization import pickled_by_value
 from bigdl.runtime.shards.feed import Feed, InputPlan
@@ -106,13 +106,13 @@ OTHER_LOST = "another worker was lost"
 BY_DRIVER = "stopped by the driver"
 
 
-def order_stop(line: Line, why: str) -> None:
+def order_stop(line: AttemptChannel, why: str) -> None:
     """Tell all workers of an attempt to end, unless somebody has told them already."""
     if not line.has("abort"):
         line.set("abort", why)
 
 
-def raise_if_stopped(line: Line) -> None:
+def raise_if_stopped(line: AttemptChannel) -> None:
     """Raise what an order to stop means that did not come from the engine itself.
 
     Raises
@@ -153,7 +153,7 @@ class AttemptMonitor:
 
     Parameters
     ----------
-    line : Line
+    line : AttemptChannel
     cancel : callable
         Ends the workers that still run.
     on_event : callable, optional
@@ -165,7 +165,7 @@ class AttemptMonitor:
         What the workers reported.
     """
 
-    def __init__(self, line: Line, cancel: Callable[[], None], on_event: OnEvent | None):
+    def __init__(self, line: AttemptChannel, cancel: Callable[[], None], on_event: OnEvent | None):
         self._line, self._cancel = line, cancel
         self._on_event = on_event or (lambda kind, value: None)
         self.errors: list[dict] = []
@@ -209,7 +209,7 @@ class AttemptMonitor:
         return min(self.errors, key=lambda doc: doc["order"], default=None)
 
 
-def await_survivors(line: Line, world_size: int) -> None:
+def await_survivors(line: AttemptChannel, world_size: int) -> None:
     """Wait for the survivors of a failed stage to leave, all but those that died."""
     end = time.monotonic() + _LEAVE_S
     while (left := vanished(line, world_size)) and time.monotonic() < end:
@@ -218,12 +218,12 @@ def await_survivors(line: Line, world_size: int) -> None:
         time.sleep(LOOK_S)
 
 
-def departed(line: Line, world_size: int) -> list[int]:
+def departed(line: AttemptChannel, world_size: int) -> list[int]:
     """Places of the workers whose connections ended before they left."""
     return [p for p in range(world_size) if line.has(f"gone/{p}") and not line.has(f"left/{p}")]
 
 
-def vanished(line: Line, world_size: int) -> list[dict]:
+def vanished(line: AttemptChannel, world_size: int) -> list[dict]:
     """Rank, pid and host of the workers that came and did not leave."""
     return [
         line.get_json(f"who/{place}")
@@ -378,7 +378,7 @@ class Job(contextlib.AbstractContextManager):
 
     @abstractmethod
     def _attempt(
-        self, line: Line, on_event: OnEvent | None, options: dict, state: bytes | None
+        self, line: AttemptChannel, on_event: OnEvent | None, options: dict, state: bytes | None
     ) -> list | None:
         """Results in rank order, or None when the input must be read again."""
 
@@ -389,7 +389,7 @@ class Job(contextlib.AbstractContextManager):
     def __exit__(self, *_):
         self.close()
 
-    def _answers(self, line: Line, watch: AttemptMonitor) -> list | None:
+    def _answers(self, line: AttemptChannel, watch: AttemptMonitor) -> list | None:
         """Take what the workers have left: results in rank order, None if they are not complete.
 
         Raises
@@ -416,7 +416,7 @@ class Job(contextlib.AbstractContextManager):
             for rank in ranks
         ]
 
-    def _spools_of(self, line: Line) -> dict[int, dict]:
+    def _spools_of(self, line: AttemptChannel) -> dict[int, dict]:
         """Spools that the workers of one attempt made, by their place."""
         keys = {place: f"spool/{place}" for place in range(self.num_workers)}
         return {place: line.get_json(key) for place, key in keys.items() if line.has(key)}
@@ -438,7 +438,7 @@ class WorkerCalls(contextlib.AbstractContextManager):
 
     Parameters
     ----------
-    line : Line
+    line : AttemptChannel
     calls : sequence of concurrent.futures.Future
         Of :func:`~bigdl.runtime.task.execute` on the worker of each place.
     kills : sequence of callable
@@ -456,7 +456,7 @@ class WorkerCalls(contextlib.AbstractContextManager):
 
     def __init__(
         self,
-        line: Line,
+        line: AttemptChannel,
         calls: Sequence[Future[tuple[int, str, str]]],
         kills: Sequence[Callable[[], None]],
         death: type[Exception],
@@ -517,7 +517,7 @@ class CalledJob(Job):
     """A job whose workers are processes that are called by :class:`WorkerCalls`."""
 
     @abstractmethod
-    def _calls(self, line: Line) -> contextlib.AbstractContextManager[WorkerCalls]:
+    def _calls(self, line: AttemptChannel) -> contextlib.AbstractContextManager[WorkerCalls]:
         """The calls of an attempt; the workers are there for the time of the block."""
 
     def _attempt(self, line, on_event, *told):
@@ -532,13 +532,15 @@ class CalledJob(Job):
             return self._read_again()
         raise self._failure(line, calls, outcomes)
 
-    def _failure(self, line: Line, calls: WorkerCalls, outcomes: dict[str, str]) -> Exception:
+    def _failure(
+        self, line: AttemptChannel, calls: WorkerCalls, outcomes: dict[str, str]
+    ) -> Exception:
         """The error of an attempt that has no result of every rank."""
         reason = PROCESS_ENDED if calls.lost else (next(iter(outcomes.values())),)
         return worker_lost(lost_workers(line, calls), *reason)
 
 
-def lost_workers(line: Line, calls: WorkerCalls) -> list[dict]:
+def lost_workers(line: AttemptChannel, calls: WorkerCalls) -> list[dict]:
     """Rank, pid and host of the workers that died, as far as they had said so."""
     keys = [f"who/{place}" for place in sorted(calls.lost)]
     return [line.get_json(key) for key in keys if line.has(key)]

@@ -160,10 +160,10 @@ class KeyValueStore:
                     self._waiting.pop(key, None)
 
     def _take_ready(self, key: str) -> list[Waiting]:
-        found = self._waiting.pop(key, ())
-        for waiting in found:
+        candidates = self._waiting.pop(key, ())
+        for waiting in candidates:
             waiting.missing.discard(key)
-        return [waiting for waiting in found if not waiting.missing]
+        return [waiting for waiting in candidates if not waiting.missing]
 
 
 def listen(host: str, port: int = 0) -> socket.socket:

@@ -22,7 +22,7 @@ from typing import Any
 from bigdl.common.checks import check_integer
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import WorkerError, WorkerLost
-from bigdl.runtime.channel import Channel, Line
+from bigdl.runtime.channel import AttemptChannel, Channel
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
     PROCESS_ENDED,
@@ -257,7 +257,7 @@ class InProcessJob(Job):
 class InProcessConnection(ChannelConnection):
     """Hands progress and messages over at once."""
 
-    def __init__(self, line: Line, poll: Callable[[], None]):
+    def __init__(self, line: AttemptChannel, poll: Callable[[], None]):
         super().__init__(line)
         self._poll = poll
 

@@ -20,7 +20,7 @@ from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
 from bigdl.runtime.certificate import Certificate
-from bigdl.runtime.channel import Address, Line, LineLost, own_address
+from bigdl.runtime.channel import Address, AttemptChannel, LineLost, own_address
 from bigdl.runtime.engine import Leaving, PeerLost
 from bigdl.runtime.failure import user_traceback
 from bigdl.runtime.worker import (
@@ -249,7 +249,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
                     line.set(f"left/{place}", "")
 
 
-def await_first(line: Line, place: int) -> str:
+def await_first(line: AttemptChannel, place: int) -> str:
     """The outcome of a task that the cluster runs although it has been run.
 
     Where the first run still works, the cluster speculates that this one will be faster: it must
@@ -303,7 +303,7 @@ class Task:
         spec: TaskSpec,
         place: int,
         local_dir: str,
-        line: Line,
+        line: AttemptChannel,
         address: Address,
         driver: DriverConnection,
     ):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from bigdl.runtime.channel import Line
+    from bigdl.runtime.channel import AttemptChannel
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class Worker:
         Its way to the driver.
     timeout : float
         Seconds after which a collective that makes no progress fails.
-    line : bigdl.runtime.channel.Line
+    line : bigdl.runtime.channel.AttemptChannel
         Keys that all workers of this attempt share; None in processes that no engine runs, which
         are in a process group before the program begins.
     may_leave : bool
@@ -181,7 +181,7 @@ class DriverConnection:
 class ChannelConnection(DriverConnection):
     """By the channel, while the program runs."""
 
-    def __init__(self, line: Line):
+    def __init__(self, line: AttemptChannel):
         super().__init__(line.get_json("options"))
         self._line = line
 
@@ -245,7 +245,7 @@ class HeartbeatThread(threading.Thread):
 
     Parameters
     ----------
-    line : Line
+    line : AttemptChannel
         A connection of its own.
     place : int
         Number of the task.
@@ -254,7 +254,7 @@ class HeartbeatThread(threading.Thread):
     log : Log
     """
 
-    def __init__(self, line: Line, place: int, worker: Worker, log: Log):
+    def __init__(self, line: AttemptChannel, place: int, worker: Worker, log: Log):
         super().__init__(name="bigdl-watcher", daemon=True)
         self._line, self._place, self._worker, self._log = line, place, worker, log
         self._stopping = threading.Event()

@@ -4,7 +4,7 @@ A :class:`FitLoop` closes epochs and asks the triggers.  A :class:`WorkerLoop` r
 makes the steps itself.  The ``ParameterLayerLoop`` of ``bigdl.orca.learn.parameter_layer_fit`` runs
 in the driver and lets the ranks of the parameter layer make them.
 
-:class:`Training` is what an Estimator carries from one fit to the next.  After every
+:class:`TrainingSession` is what an Estimator carries from one fit to the next.  After every
 :class:`~bigdl.common.errors.WorkerLost` it asks the :class:`FailurePolicy`; what user code raised
 is never retried and never asked about.
 """
@@ -55,7 +55,7 @@ class RunSettings:
     batch_size : int
         Rows of a batch over all workers together.
     seed : int
-        Set by :meth:`Training.fit`: what it was given, else the seed of the fits before.
+        Set by :meth:`TrainingSession.fit`: what it was given, else the seed of the fits before.
     shuffle, drop_last : bool
     checkpoint_trigger : Trigger or None
         When to take a checkpoint before the end.
@@ -85,7 +85,7 @@ class RunSettings:
     layer: Any = field(default=None, kw_only=True)
 
 
-class Training:
+class TrainingSession:
     """Runs the fits of an Estimator with their retries, and keeps its state between calls.
 
     Parameters
@@ -372,7 +372,7 @@ class FitLoop(ABC):
         return {
             "epoch": position.epoch - first,
             "epochs": epochs - first,
-            "step": position.step,
+            "step": position.batch,
             "steps": steps,
             "loss": loss,
             "last": self._last,
@@ -507,7 +507,7 @@ class WorkerLoop(FitLoop):
         if "windows" in manifest and manifest.get("rows") == list(self._layout.rows):
             # they depend on the memory that was free; a run goes on with those that it had
             self._layout = replace(self._layout, windows=manifest["windows"])
-        if self.position.step and not self.position.partial:
+        if self.position.batch and not self.position.partial:
             self._layout.check(manifest, rank)
             self._restore_own(files.get("buffers.pt"), self._running.put)
             self._running.rows = manifest["rows_since_merge"][rank]
@@ -599,7 +599,7 @@ class WorkerLoop(FitLoop):
         sync, position = self.sync, self.position
         manifest = {**position.to_json(), **vars(self._layout), **self._facts()}
         files = {"rng.pt": sync.gather(dumps(self._own()))}
-        if position.step:
+        if position.batch:
             everyone = sync.all_gather([*self._sums.values(), float(self._running.rows)])
             manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
             manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]

@@ -52,7 +52,7 @@ class Goal:
 
     def is_begun(self, position: Position) -> bool:
         """Return True if some of this fit is done already, as in one that is resumed."""
-        is_within_epoch = position.step > 0 and position.partial is None
+        is_within_epoch = position.batch > 0 and position.partial is None
         return position.epochs_with_figures > self.first or is_within_epoch
 
     def last_epoch(self, position: Position, batches: int, accumulate: int = 1) -> int:
@@ -69,7 +69,7 @@ class Goal:
         if self.steps is None:
             return self.epochs or 0
         left = self.steps - position.global_step
-        begun = -(-position.step // accumulate) if position.partial is None else 0
+        begun = -(-position.batch // accumulate) if position.partial is None else 0
         return position.epochs_with_figures + -(-(left + begun) // -(-batches // accumulate))
 
     @property
@@ -86,8 +86,8 @@ class Position:
     ----------
     epoch : int
         Finished epochs.
-    step : int
-        Batches of the current epoch that are done.
+    batch : int
+        Batches of the current epoch that are done; ``step`` in the manifest of a checkpoint.
     global_step : int
         Optimizer steps done.
     history : list of dict
@@ -100,7 +100,7 @@ class Position:
     """
 
     epoch: int = 0
-    step: int = 0
+    batch: int = 0
     global_step: int = 0
     history: list[dict] = field(default_factory=list)
     partial: dict | None = None
@@ -110,10 +110,11 @@ class Position:
     def of(cls, manifest: dict) -> Position:
         """The position in the manifest of a checkpoint."""
         names = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in manifest.items() if k in names})
+        facts = {"batch" if k == "step" else k: v for k, v in manifest.items()}
+        return cls(**{k: v for k, v in facts.items() if k in names})
 
     def to_json(self) -> dict:
-        return asdict(self)
+        return {"step" if k == "batch" else k: v for k, v in asdict(self).items()}
 
     @property
     def epochs_with_figures(self) -> int:
@@ -125,7 +126,7 @@ class Position:
         self.history.append(entry)
         self.partial = None
         self.epoch += 1
-        self.step = 0
+        self.batch = 0
 
     def end_fit(self, goal: Goal) -> None:
         """Note where a fit has ended, if that is before its goal."""
@@ -149,7 +150,7 @@ class Position:
         return next(passed, self.epochs_with_figures)
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch + 1}, step {self.step}" if self.global_step else "the start"
+        return f"epoch {self.epoch + 1}, step {self.batch}" if self.global_step else "the start"
 
 
 @dataclass(frozen=True)

@@ -130,10 +130,12 @@ def _pieces(scan: Scan, fields: dict[str, Field], spark: SparkSession) -> list[l
     # on a cluster its workers look, who have to open the files later
     is_here = is_local(cast("str", spark.sparkContext.master)) and len(paths) <= _FEW_FILES
     host = InProcessHost() if is_here else SparkTasks(spark)
-    found = host.run(look, [paths[i : i + _OF_TASK] for i in range(0, len(paths), _OF_TASK)])
-    if None in found:
+    groups_of_paths = host.run(
+        look, [paths[i : i + _OF_TASK] for i in range(0, len(paths), _OF_TASK)]
+    )
+    if None in groups_of_paths:
         return None
-    groups: dict[str, list[Group]] = dict(zip(paths, chain(*found), strict=True))
+    groups: dict[str, list[Group]] = dict(zip(paths, chain(*groups_of_paths), strict=True))
     pieces: list[list[Piece]] = []
     count = 0
     for place, task in enumerate(scan.tasks):

@@ -169,8 +169,8 @@ def _counts_and_figures(
 def _counts(
     df: DataFrame, counts: Mapping[Any, Counts], separator: str | None
 ) -> dict[Any, pa.Table]:
-    if separator is None and (found := _counts_of_texts(df, counts, scans.from_rows)):
-        return found
+    if separator is None and (of_texts := _counts_of_texts(df, counts, scans.from_rows)):
+        return of_texts
     requests = counts.values()
     sources = [Source(str(i), each.columns, each.at_least) for i, each in enumerate(requests)]
     counted, fields = count_values(df, sources, separator and re.escape(separator))

@@ -333,9 +333,9 @@ def _tower(label, schema, categories, numbers, sequences, dim, hidden) -> keras.
 def _inputs(
     categories: Iterable[str], numbers: Iterable[str], sequences: Iterable[str] = ()
 ) -> dict[str, Any]:
-    found = {name: keras.Input((), dtype="int64", name=name) for name in categories}
-    found |= {name: keras.Input((None,), dtype="int64", name=name) for name in sequences}
-    return found | {name: keras.Input((), dtype="float32", name=name) for name in numbers}
+    inputs = {name: keras.Input((), dtype="int64", name=name) for name in categories}
+    inputs |= {name: keras.Input((None,), dtype="int64", name=name) for name in sequences}
+    return inputs | {name: keras.Input((), dtype="float32", name=name) for name in numbers}
 
 
 def _rows(
@@ -369,7 +369,7 @@ def _embedded(
     initializer: str | None = None,
 ) -> list[Any]:
     """A vector for each of some columns."""
-    found = []
+    embedded = []
     for name, size in sizes.items():
         table = layers.Embedding(
             max(1, size),
@@ -379,8 +379,8 @@ def _embedded(
         )
         number = inputs[name]
         is_known = ops.logical_and(number >= 0, number < max(1, size))
-        found.append(table(ops.where(is_known, number, ops.zeros_like(number))))
-    return found
+        embedded.append(table(ops.where(is_known, number, ops.zeros_like(number))))
+    return embedded
 
 
 def _column(numbers: Any) -> Any:

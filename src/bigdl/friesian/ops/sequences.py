@@ -229,15 +229,15 @@ class Padded(Function):
             return pa.array(map(self._value, values.to_pylist()), kinds.to_arrow(self.kind))
         items, lengths = values.flatten(), lengths_of(values)
         if _is_plain(items) and self.token is not None:
-            found = self._plain(items.to_numpy(zero_copy_only=False), lengths)
-            return _lists_of_length(pa.array(found, items.type), self.length)
+            filled = self._plain(items.to_numpy(zero_copy_only=False), lengths)
+            return _lists_of_length(pa.array(filled, items.type), self.length)
         token = pa.array([self.token], items.type)
         ends = np.cumsum(lengths)[:, None]
         kept = np.minimum(lengths, self.length)[:, None]
         columns = np.arange(self.length)
         places = np.where(columns < kept, ends - kept + columns, len(items))
-        found = pa.concat_arrays([items, token]).take(pa.array(places.ravel()))
-        return _lists_of_length(found, self.length)
+        filled = pa.concat_arrays([items, token]).take(pa.array(places.ravel()))
+        return _lists_of_length(filled, self.length)
 
     def _plain(self, items: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """All values of the results, from numbers without nulls: a copy in one go."""

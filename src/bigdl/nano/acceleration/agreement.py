@@ -183,15 +183,15 @@ def check_agreement(
             raise
         if probe.expected is None:
             continue
-        found = difference(probe.expected, actual, bound)
-        if found is None or (scored and found.size < math.inf):
+        distance = difference(probe.expected, actual, bound)
+        if distance is None or (scored and distance.size < math.inf):
             continue
-        if _explained(source, model, probe, actual, found, method):
+        if _explained(source, model, probe, actual, distance, method):
             continue
         raise DisagreementError(
             f"{type(source.model).__name__} by method {method.name!r} gives another result than "
-            f"the original for {probe.words}: {found.words}"
-            f"{_of_bound(found, precision, bound)}; {_advice(method, probe)}"
+            f"the original for {probe.words}: {distance.words}"
+            f"{_of_bound(distance, precision, bound)}; {_advice(method, probe)}"
         )
 
 
@@ -204,12 +204,12 @@ def _advice(method: Method, probe: Probe) -> str:
     return "use another method, or pass strict_check=False to have it all the same"
 
 
-def _of_bound(found: Difference, precision: str, bound: float) -> str:
-    return f" (at most {100 * bound:.2g} % in {precision})" if found.size < math.inf else ""
+def _of_bound(distance: Difference, precision: str, bound: float) -> str:
+    return f" (at most {100 * bound:.2g} % in {precision})" if distance.size < math.inf else ""
 
 
 def _explained(
-    source: Any, model: Any, probe: Probe, actual: Any, found: Difference, method: Method
+    source: Any, model: Any, probe: Probe, actual: Any, distance: Difference, method: Method
 ) -> bool:
     """Return True if a difference is the original's own: by random numbers, or by rounding."""
     again = source.original(probe.inputs)
@@ -218,7 +218,7 @@ def _explained(
             return True
         repeated = source.run(model, probe.inputs)
         if difference(actual, repeated, LARGEST_ERRORS["fp32"]) is not None:
-            return found.size < math.inf
+            return distance.size < math.inf
         raise DisagreementError(
             f"{type(source.model).__name__} gives different results for one input, by random "
             f"numbers, the time, or what it keeps from call to call; method {method.name!r} would "
@@ -228,7 +228,7 @@ def _explained(
     for _ in range(_NOISY_CALLS):
         moved = source.original(probe.inputs, noise=ROUNDING[method.precision])
         own = None if moved is None else difference(probe.expected, moved, 0.0)
-        if own is not None and found.size <= _TIMES_NOISE * own.size:
+        if own is not None and distance.size <= _TIMES_NOISE * own.size:
             return True
     return False
 
@@ -289,8 +289,8 @@ def _difference(one: Any, other: Any) -> Difference | None:
     if isinstance(one, np.ndarray) != isinstance(other, np.ndarray):
         return Difference(f"is a {type(other).__name__} instead of a {type(one).__name__}")
     if isinstance(one, float) and isinstance(other, float):
-        found = _of_arrays(np.asarray(one), np.asarray(other))
-        return found and Difference(f"is {other:.4g} instead of {one:.4g}", found.size)
+        distance = _of_arrays(np.asarray(one), np.asarray(other))
+        return distance and Difference(f"is {other:.4g} instead of {one:.4g}", distance.size)
     plain = bool, int, str, type(None)
     if not isinstance(one, plain) or not isinstance(other, plain):
         return None if type(one) is type(other) else Difference(f"is a {type(other).__name__}")

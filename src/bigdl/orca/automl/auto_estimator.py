@@ -394,12 +394,12 @@ class AutoEstimator:
         """
         records = self._fitted()
         number = trial.get("trial") if isinstance(trial, dict) else trial
-        found = [each for each in records.finished() if each.number == number]
-        if not found:
+        trials = [each for each in records.finished() if each.number == number]
+        if not trials:
             known = sorted(each.number for each in records.finished())
             raise UsageError(f"There is no finished trial {trial!r}; there are {known}")
-        weights = records.weights_file(found[0].number).read_bytes()
-        return self.model_builder.load(records.config_of(found[0]), weights)
+        weights = records.weights_file(trials[0].number).read_bytes()
+        return self.model_builder.load(records.config_of(trials[0]), weights)
 
     def trials(self) -> pd.DataFrame:
         """Return all trials, one in each row.

@@ -25,7 +25,7 @@ from ray.util.placement_group import PlacementGroup
 from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.orca.automl.trial import CLEAN_UP_S, TrialJob, TrialRun
 from bigdl.orca.engines.ray import kill
-from bigdl.runtime.channel import Address, Channel, Line
+from bigdl.runtime.channel import Address, AttemptChannel, Channel
 from bigdl.training.checkpoint import write_bytes
 
 ACTOR = "bigdl_search_actor"
@@ -119,7 +119,7 @@ class TuneTrial(tune.Trainable):
         self._member: TrialWorker | None = None
         self._peers: list[Any] = []
         self._channel: Channel | None = None
-        self._line: Line | None = None
+        self._line: AttemptChannel | None = None
         self._number = 0
         self.reset_config(config)
 
@@ -249,7 +249,7 @@ def _failure(call):
 
 
 @contextlib.contextmanager
-def _watched(calls: list, line: Line | None) -> Iterator[None]:
+def _watched(calls: list, line: AttemptChannel | None) -> Iterator[None]:
     """Tell rank 0 of peers that fail where no socket does, as before all have met.
 
     If it does not hear even so its process is ended, and the trial is tried again.
@@ -262,7 +262,7 @@ def _watched(calls: list, line: Line | None) -> Iterator[None]:
             done, waiting = ray.wait(waiting, timeout=0.2, fetch_local=False)
             if any(_failure(call) is not None for call in done) and not over.is_set():
                 with contextlib.suppress(Exception):  # it was closed just now
-                    cast("Line", line).count("failed", 1)
+                    cast("AttemptChannel", line).count("failed", 1)
                 if not over.wait(_GRACE_S):
                     os._exit(1)
                 return

@@ -179,11 +179,11 @@ class ConnectCluster(SparkCluster):
             asked = self._facts.cores or self._conf("spark.executor.cores")
             if nodes and asked and not is_local(self.master):
                 return nodes * (int(asked) // self.threads_per_task)
-        found = re.search(r"splits=(?:Some\()?(\d+)", explained(self._session.range(1)))
-        if found is None:
+        match = re.search(r"splits=(?:Some\()?(\d+)", explained(self._session.range(1)))
+        if match is None:
             logger.debug("The plan of a range does not say how many partitions it has")
             return (self._facts.nodes or 1) * (self._facts.cores or 1) // self.threads_per_task
-        slots = int(found[1]) // self.threads_per_task
+        slots = int(match[1]) // self.threads_per_task
         simulated = simulated_cluster(self.master)
         # Spark says 2 at least
         return min(slots, simulated[0] * simulated[1]) if simulated else slots
@@ -247,8 +247,8 @@ class ConnectCluster(SparkCluster):
 
         with self.users_errors():
             table = frame.mapInArrow(work, PIECES).toArrow()
-        found = sorted(whole_values(table.to_batches()), key=lambda pair: pair[0])
-        return [element for _, data in found for element in cloudpickle.loads(data)]
+        pairs = sorted(whole_values(table.to_batches()), key=lambda pair: pair[0])
+        return [element for _, data in pairs for element in cloudpickle.loads(data)]
 
     @property
     def is_client_reachable(self) -> bool | None:

@@ -96,8 +96,8 @@ def find_java() -> JavaHome:
             for reason in rejected:
                 logger.warning("%s: not usable for Spark, using %s instead.", reason, java)
             return _home(origin, java, *probe)
-    found = "; ".join(rejected) if rejected else "JAVA_HOME is not set and PATH has no java"
-    raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, but {found}: {_CURE}")
+    problem = "; ".join(rejected) if rejected else "JAVA_HOME is not set and PATH has no java"
+    raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, but {problem}: {_CURE}")
 
 
 def _candidates():

@@ -116,24 +116,24 @@ def follow_driver(jvm: Any, properties: Mapping[str, str], label: str) -> int:
     patience = _patience(jvm, properties.get(_WAITING))
     with Pods(jvm, namespace, {SUBMISSION: label}) as pods:
         for waited in _waiting():
-            found = pods.described()
-            if found and found[0]["phase"] != "Pending":
+            described = pods.described()
+            if described and described[0]["phase"] != "Pending":
                 break
             if reasons := pods.reasons(waited, patience):
-                for pod in found or []:
+                for pod in described or []:
                     pods.remove(pod["name"])
                 raise UsageError(f"The driver has not started {where}: {reasons}")
-        name, lines = found[0]["name"], 0
+        name, lines = described[0]["name"], 0
         logger.info("The program runs in the pod %s %s", name, where)
-        while found is None or found[0]["phase"] == "Running":
+        while described is None or described[0]["phase"] == "Running":
             lines = pods.print_log(name, lines)
             time.sleep(_LOOK_S)  # a log ends a moment before its pod
-            found = pods.described()
-            if found == [] or (found and found[0]["lost"]):
+            described = pods.described()
+            if described == [] or (described and described[0]["lost"]):
                 raise UsageError(f"The pod {name} of the driver went away {where}")
         pods.print_log(name, lines)
-        code = found[0].get("code")
-        return int(found[0]["phase"] != "Succeeded") if code is None else code
+        code = described[0].get("code")
+        return int(described[0]["phase"] != "Succeeded") if code is None else code
 
 
 def _patience(jvm: Any, asked: str | None) -> float:
@@ -233,14 +233,14 @@ class Pods(contextlib.AbstractContextManager):
         number : int
             Pods that must exist.
         """
-        found = self.described() or []
-        reasons = [_trouble(pod, waited > patience) for pod in found]
-        if len(found) < number and waited > patience:
-            count = f"only {len(found)} of {number} pods" if found else "no pod"
+        described = self.described() or []
+        reasons = [_trouble(pod, waited > patience) for pod in described]
+        if len(described) < number and waited > patience:
+            count = f"only {len(described)} of {number} pods" if described else "no pod"
             reasons.append(f"{count} could be created, and Spark's log says why")
             reasons.append(quotas(self._jvm, self.namespace))
         if waited > START_S and not any(reasons):
-            reasons = [f"{pod['name']} is {pod['phase']}" for pod in found]
+            reasons = [f"{pod['name']} is {pod['phase']}" for pod in described]
         return "; ".join(dict.fromkeys(filter(None, reasons)))
 
 
@@ -250,7 +250,7 @@ def _client(jvm: Any) -> Any:
 
 def _described(pod: Any) -> dict:
     status, metadata = pod.getStatus(), pod.getMetadata()
-    found = {
+    facts = {
         "name": metadata.getName(),
         "node": pod.getSpec().getNodeName(),
         "phase": status.getPhase(),
@@ -258,17 +258,17 @@ def _described(pod: Any) -> dict:
     }
     for condition in status.getConditions():
         if condition.getType() == "PodScheduled" and condition.getStatus() == "False":
-            found["unscheduled"] = condition.getMessage()
+            facts["unscheduled"] = condition.getMessage()
     for container in status.getContainerStatuses():
         state = container.getState()
-        found["image"] = container.getImage()
+        facts["image"] = container.getImage()
         if state.getWaiting() is not None:
-            found["waiting"] = state.getWaiting().getReason()
-            found["message"] = state.getWaiting().getMessage()
+            facts["waiting"] = state.getWaiting().getReason()
+            facts["message"] = state.getWaiting().getMessage()
         if state.getTerminated() is not None:
-            found["terminated"] = state.getTerminated().getReason()
-            found["code"] = state.getTerminated().getExitCode()
-    return found
+            facts["terminated"] = state.getTerminated().getReason()
+            facts["code"] = state.getTerminated().getExitCode()
+    return facts
 
 
 def _is_overdue(end: str | None) -> bool:
@@ -298,12 +298,12 @@ def quotas(jvm: Any, namespace: str) -> str:
     """Return what the quotas of a namespace allow, which may be why there are no pods."""
     client = _client(jvm)
     try:
-        found = client.resourceQuotas().inNamespace(namespace).list().getItems()
+        resource_quotas = client.resourceQuotas().inNamespace(namespace).list().getItems()
         return "; ".join(
             f"the quota {quota.getMetadata().getName()} of the namespace {namespace} allows "
             f"{_amounts(quota.getStatus().getHard())}, of which "
             f"{_amounts(quota.getStatus().getUsed())} is used"
-            for quota in found
+            for quota in resource_quotas
         )
     except Exception as error:  # the account may not look at quotas
         logger.debug("Cannot list the quotas: %s", error)

@@ -437,10 +437,10 @@ def resource_to_bytes(resource_str: str | int | None) -> int | None:
     """
     if resource_str is None or type(resource_str) is int:
         return resource_str
-    found = re.fullmatch(r"\s*(\d+)\s*([bkmg])\s*", str(resource_str).lower())
-    if found is None:
+    match = re.fullmatch(r"\s*(\d+)\s*([bkmg])\s*", str(resource_str).lower())
+    if match is None:
         raise UsageError(
             "object_store_memory can be either b, k, m, g for bytes, kilobytes, megabytes and "
             f'gigabytes, such as "10g", got {resource_str!r}'
         )
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]

@@ -218,10 +218,10 @@ _TRACEBACK = re.compile(
 
 def failed_function(text: str) -> BigDLError | None:
     """Return the error of a user's function that Spark's text about a failed job holds."""
-    found = _TRACEBACK.search(text)
-    if found is None:
+    match = _TRACEBACK.search(text)
+    if match is None:
         return None
-    return error_of(re.sub(r"\s+SQLSTATE: \w+$", "", found[1].strip()), "a task of Spark")
+    return error_of(re.sub(r"\s+SQLSTATE: \w+$", "", match[1].strip()), "a task of Spark")
 
 
 def error_of(cause: str, place: str, rank: int = -1) -> BigDLError:
@@ -364,8 +364,8 @@ def _said_of_container(text: str, reasons: tuple[str, str], in_pod: bool) -> str
         return f"; if that was for want of memory, {more}" if in_pod else ""
     if re.search(r"OOMKilled|possible container OOM|YARN for exceeding \w+ memory", text):
         return f"; its container was killed, as one is that needs too much memory, and {more}"
-    found = re.search(r"The API gave the following message: (?!N/A|null)([^\n]+)", text)
-    return f"; {found[1].strip(' .')}" if found else ""
+    match = re.search(r"The API gave the following message: (?!N/A|null)([^\n]+)", text)
+    return f"; {match[1].strip(' .')}" if match else ""
 
 
 def job_error(error: BaseException, vanished: list[dict], in_pod: bool = False) -> BaseException:
@@ -393,15 +393,15 @@ def job_error(error: BaseException, vanished: list[dict], in_pod: bool = False) 
             "the workers (channel_port= makes it a fixed one), set spark.driver.host to an "
             'address of the driver that they can reach, or pass rendezvous="rank0"'
         )
-    found = _TRACEBACK.search(text)
-    if found is None:
+    match = _TRACEBACK.search(text)
+    if match is None:
         for pattern, reasons in _LOST:
             if re.search(pattern, text, re.IGNORECASE):
                 said = _said_of_container(text, reasons, in_pod)
                 return worker_lost(vanished, *(f"{reason}{said}" for reason in reasons))
         if _CANCELLED.search(text):
             return JobCancelled("The Spark job was cancelled before it was done")
-    cause = (found.group(1) if found else text.split("\n\tat ")[0]).strip()
+    cause = (match.group(1) if match else text.split("\n\tat ")[0]).strip()
     failure = WorkerError(-1, type(error).__name__, cause)
     failure.args = (f"The input could not be computed:\n{short_traceback(cause)}",)
     return failure

@@ -144,8 +144,8 @@ def _numa_nodes(groups: Sequence[Sequence[int]], root: str = "/sys/devices/syste
     """The number that the kernel gives to each NUMA node, and its usable cores."""
     nodes = {}
     for cores in groups:
-        found = list(Path(root).glob(f"node*/cpu{cores[0]}"))
-        nodes[int(found[0].parent.name[4:]) if found else 0] = cores
+        entries = list(Path(root).glob(f"node*/cpu{cores[0]}"))
+        nodes[int(entries[0].parent.name[4:]) if entries else 0] = cores
     return nodes
 
 

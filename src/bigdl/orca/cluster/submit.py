@@ -405,14 +405,14 @@ def resource_managers(directory: str) -> list[Address]:
             "files"
         ) from None
     ids = [each.strip() for each in properties.get("yarn.resourcemanager.ha.rm-ids", "").split(",")]
-    found = []
+    addresses = []
     for suffix in [f".{each}" for each in ids if each] or [""]:
         host = properties.get(f"yarn.resourcemanager.hostname{suffix}", "0.0.0.0")
         address = properties.get(f"yarn.resourcemanager.address{suffix}", "")
         # A value may refer to others as ${…}; the one that is usual refers to the host.
         address = address.replace("${yarn.resourcemanager.hostname}", host)
-        found.append(_host_port(address or host, _RESOURCE_MANAGER_PORT))
-    return found
+        addresses.append(_host_port(address or host, _RESOURCE_MANAGER_PORT))
+    return addresses
 
 
 def kubernetes_address(master: str) -> Address:
@@ -440,15 +440,15 @@ def standalone_masters(master: str) -> list[Address]:
     """
     entries = master.removeprefix("spark://").split(",") if master.startswith("spark://") else []
     try:
-        found = [_host_port(entry, 7077) for entry in entries if entry]
+        masters = [_host_port(entry, 7077) for entry in entries if entry]
     except ValueError:
-        found = []
-    if not found:
+        masters = []
+    if not masters:
         raise UsageError(
             f'master of a standalone cluster must be of the form "spark://host:port", '
             f"but got {master!r}"
         )
-    return found
+    return masters
 
 
 def local_address(towards: Address | None = None) -> str:

@@ -69,8 +69,8 @@ def check_version(version: str) -> None:
 
 def release(version: str) -> tuple[int, int]:
     """The first two numbers of a version."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def spark_release() -> tuple[int, int]:
@@ -222,13 +222,13 @@ def _spark_hash(value: int) -> int:
     mask = 0xFFFFFFFF
     mixed = value * 0xCC9E2D51 & mask
     mixed = (mixed << 15 | mixed >> 17) & mask
-    found = 42 ^ mixed * 0x1B873593 & mask
-    found = (found << 13 | found >> 19) & mask
-    found = (found * 5 + 0xE6546B64 & mask) ^ 4  # bytes that were hashed
-    found = (found ^ found >> 16) * 0x85EBCA6B & mask
-    found = (found ^ found >> 13) * 0xC2B2AE35 & mask
-    found ^= found >> 16
-    return found - (1 << 32) if found >> 31 else found
+    mixture = 42 ^ mixed * 0x1B873593 & mask
+    mixture = (mixture << 13 | mixture >> 19) & mask
+    mixture = (mixture * 5 + 0xE6546B64 & mask) ^ 4  # bytes that were hashed
+    mixture = (mixture ^ mixture >> 16) * 0x85EBCA6B & mask
+    mixture = (mixture ^ mixture >> 13) * 0xC2B2AE35 & mask
+    mixture ^= mixture >> 16
+    return mixture - (1 << 32) if mixture >> 31 else mixture
 
 
 def try_cast(value: Column, kind: str | DataType) -> Column:

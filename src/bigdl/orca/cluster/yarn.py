@@ -159,9 +159,9 @@ def driver_output(jvm: Any, tag: str) -> dict[str, str]:
     end = time.monotonic() + _LOGS_S
     while containers and time.monotonic() < end:
         container, report = max(containers, key=operator.itemgetter(0))
-        found = _logs(jvm, configuration, report, container)
-        if found:
-            return found
+        logs = _logs(jvm, configuration, report, container)
+        if logs:
+            return logs
         time.sleep(1)
     return {}
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost
 from bigdl.orca.cluster.spark_calls import SparkCall
-from bigdl.runtime.channel import Line
+from bigdl.runtime.channel import AttemptChannel
 from bigdl.runtime.jobs import OTHER_LOST, departed, order_stop, worker_lost
 
 logger = logging.getLogger("bigdl.orca")
@@ -47,12 +47,12 @@ class Departures(Watching):
 
     Parameters
     ----------
-    line : Line
+    line : AttemptChannel
     call : SparkCall
         Which runs the stage.
     """
 
-    def __init__(self, line: Line, call: SparkCall):
+    def __init__(self, line: AttemptChannel, call: SparkCall):
         self._line, self._call = line, call
         self._next = time.monotonic() + _DEPARTURES_S
         self._told = False
@@ -74,7 +74,7 @@ class Gang(Watching):
 
     Parameters
     ----------
-    line : Line
+    line : AttemptChannel
     world_size : int
     patience : float
         Seconds in which another worker must come as long as some are missing.
@@ -93,7 +93,7 @@ class Gang(Watching):
 
     def __init__(
         self,
-        line: Line,
+        line: AttemptChannel,
         world_size: int,
         patience: float,
         has_executors: Callable[[], bool],

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.spark_calls import reported
-from bigdl.runtime.channel import CHUNK, Address, Channel, Line, LineLost, Unreachable
+from bigdl.runtime.channel import CHUNK, Address, AttemptChannel, Channel, LineLost, Unreachable
 from bigdl.runtime.task import Task, TaskSpec, describe, task_environment
 from bigdl.runtime.worker import ChannelConnection, DriverConnection, captured
 
@@ -28,7 +28,7 @@ Row = tuple[int, str, str, bytes | None]
 class RowConnection(DriverConnection):
     """Keeps what there is to say until the task ends."""
 
-    def __init__(self, spec: TaskSpec, line: Line):
+    def __init__(self, spec: TaskSpec, line: AttemptChannel):
         super().__init__(spec.options, spec.state)
         self._line, self._world_size = line, spec.world_size
 
@@ -129,7 +129,7 @@ def _leave(spec, line, place, error):
         raise reported(error)
 
 
-def read(rows: list[Row], line: Line) -> tuple[set[str], list[str]]:
+def read(rows: list[Row], line: AttemptChannel) -> tuple[set[str], list[str]]:
     """Read the rows of a stage, and say on the driver's line what workers would have said there.
 
     Returns

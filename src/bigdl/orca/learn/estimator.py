@@ -23,7 +23,7 @@ from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.texts import takes_texts, with_texts
 from bigdl.training.chart import FitChart
-from bigdl.training.fit import Training
+from bigdl.training.fit import TrainingSession
 
 
 @dataclass
@@ -55,11 +55,13 @@ class TrainingEstimator(ABC):
     parts : object
         What the model is made of.
     training : callable
-        Class of the :class:`~bigdl.training.fit.Training` that carries the state.
+        Class of the :class:`~bigdl.training.fit.TrainingSession` that carries the state.
     options : EstimatorOptions
     """
 
-    def __init__(self, parts: Any, training: Callable[..., Training], options: EstimatorOptions):
+    def __init__(
+        self, parts: Any, training: Callable[..., TrainingSession], options: EstimatorOptions
+    ):
         self._parts, self._options = parts, options
         self._backend, self._sync = options.backend, BACKENDS[options.backend].sync()
         self._training = training(options.model_dir, self._sync, options.num_to_keep)

@@ -244,9 +244,9 @@ class TunnelStore(GroupStore):
         self._seen: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes | str) -> None:
-        found = _ADDRESS.search(value) if isinstance(value, bytes) else None
-        if found is not None and isinstance(value, bytes):
-            (port,) = _PORT.unpack(found[1])
+        match = _ADDRESS.search(value) if isinstance(value, bytes) else None
+        if match is not None and isinstance(value, bytes):
+            (port,) = _PORT.unpack(match[1])
             self._tunnels.ports.add(port)
             self._own[_folder(key)] = port
             said = json.dumps([self._rank, *self._tunnels.end, port]).encode()

@@ -184,7 +184,7 @@ class KerasEpochs(FitLoop):
             "epoch": self.position.epoch + 1,
             "global_step": self.position.global_step,
             "num_samples": sums["num_samples"],
-            "steps": self.position.step,
+            "steps": self.position.batch,
             "logs": logs,
             "profile": {**sums["profile"], "peak_memory_bytes": memory, "ended_at": time.time()},
         }
@@ -249,7 +249,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
     # -- the fit -------------------------------------------------------------------------------
 
     def _train_epoch(self, number):
-        if not self.position.step:
+        if not self.position.batch:
             self.model.reset_metrics()
         is_whole, logs = self._train_batches()
         if is_whole:
@@ -271,18 +271,18 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         position = self.position
         logs: dict[str, Any] = {}
         if not self.settings.steps_per_epoch:
-            self._parts = self._data.parts(position.epoch, position.step, wrap=False)
+            self._parts = self._data.parts(position.epoch, position.batch, wrap=False)
         elif self._parts is None:
             self._parts = self._data.parts(0, position.global_step, wrap=True)
-        while position.step != self._epoch_steps:
+        while position.batch != self._epoch_steps:
             started = time.perf_counter()
             part = next(cast("Iterator[Part]", self._parts), None)
             if part is None:
-                if not position.step:
+                if not position.batch:
                     raise UsageError("The training data has no rows")
                 break
             logs = self._step(part, time.perf_counter() - started) or logs
-            if position.step != self._epoch_steps:
+            if position.batch != self._epoch_steps:
                 if self._callbacks.stops_in_epoch and self._is_stopped():
                     return False, logs
                 self._apply_triggers()
@@ -338,13 +338,13 @@ class KerasLoop(KerasEpochs, WorkerLoop):
     # -- one step ------------------------------------------------------------------------------
 
     def _step(self, part: Part, fetch_s: float) -> dict:
-        position, number = self.position, self.position.step
+        position, number = self.position, self.position.batch
         self._callbacks.list.on_train_batch_begin(number)
         started = time.perf_counter()
         logs = self._steps.train(part.batch, part.rows, part.total, self._zero_row)
         figures = numbers_of(logs)
         step_s = time.perf_counter() - started
-        position.step += 1
+        position.batch += 1
         position.global_step += 1
         self._sums.add(
             0.0,
@@ -355,7 +355,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             step_s=fetch_s + step_s,
         )
         self._callbacks.list.on_train_batch_end(number, figures)
-        epochs, steps = self.settings.goal.epochs or 0, self._epoch_steps or position.step
+        epochs, steps = self.settings.goal.epochs or 0, self._epoch_steps or position.batch
         self.worker.progress(**self._progress(epochs, steps, figures.get("loss")))
         return logs
 

@@ -229,11 +229,11 @@ def chains_of(
         Whether a module may have been called more than once.
     """
     left_alone: list[tuple[str, str]] = []
-    found = list(_chains(observation.root, observation.counts, left_alone, repeated))
+    all_chains = list(_chains(observation.root, observation.counts, left_alone, repeated))
     # Of a single layer the way into another runtime costs more.
     chains: list[Chain] = []
     seen: set[str] = set()
-    for chain in found:
+    for chain in all_chains:
         names = tuple(call.name for call in chain.calls)
         if _layers_with_weights(chain.calls) > 1 and not seen.intersection(names):
             chains.append(chain)

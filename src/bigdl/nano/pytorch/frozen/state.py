@@ -67,9 +67,9 @@ class ModulesState:
         reason = why_impure(part, self._uses)
         if reason is None and not type(part).__module__.startswith("torch.nn.modules."):
             for name, value in _own_attributes(part):
-                found = _why_opaque(value)
-                if found:
-                    return f"{type(part).__name__}.{name} is {found}, which may change"
+                opaque = _why_opaque(value)
+                if opaque:
+                    return f"{type(part).__name__}.{name} is {opaque}, which may change"
         return reason and f"{type(part).__name__} may do more than compute: {reason}"
 
     def _remember(self) -> None:

@@ -361,8 +361,8 @@ def _cause(error: Exception) -> str:
     """The line of an error's text that says most."""
     lines = (line.strip() for line in str(error).splitlines())
     telling = ("No conversion rule", "Conversion is failed for", "Error")
-    found = (line.lstrip("- ")[:300] for line in lines if any(part in line for part in telling))
-    return next(found, first_line(error))
+    causes = (line.lstrip("- ")[:300] for line in lines if any(part in line for part in telling))
+    return next(causes, first_line(error))
 
 
 class PytorchONNXRuntimeModel(OnnxRuntimeFacade, NetworkModel):

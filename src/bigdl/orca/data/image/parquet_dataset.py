@@ -441,10 +441,10 @@ def write_mnist(image_file: str, label_file: str, output_path: str, **kwargs: An
 def _idx(path: str, magic: int, ndim: int) -> np.ndarray:
     data = read_bytes(path)
     head = 4 + 4 * ndim
-    found, *shape = struct.unpack(f">{1 + ndim}I", data[:head].ljust(head, b"\0"))
-    if found != magic:
+    number, *shape = struct.unpack(f">{1 + ndim}I", data[:head].ljust(head, b"\0"))
+    if number != magic:
         advice = "; unpack it first" if data[:2] == b"\x1f\x8b" else ""
-        raise UsageError(f"{path!r} has the magic number {found}, not {magic} of MNIST{advice}")
+        raise UsageError(f"{path!r} has the magic number {number}, not {magic} of MNIST{advice}")
     values = np.frombuffer(data, np.uint8, offset=head)
     if values.size != np.prod(shape):
         raise UsageError(f"{path!r} says to hold {shape} values, but there are {values.size}")
@@ -497,12 +497,12 @@ def write_from_directory(
     missing = [label for label in label_map if label not in folders]
     if missing:
         raise UsageError(f"{directory!r} has no directory {missing[0]!r} of label_map")
-    found = [
+    labelled = [
         (path, label) for label in label_map for path in listdir(folders[label]) if is_file(path)
     ]
-    found.sort()
+    labelled.sort()
     if shuffle:
-        random.Random(seed).shuffle(found)
+        random.Random(seed).shuffle(labelled)
     schema = {
         "image": SchemaField(FeatureType.IMAGE, DType.BYTES),
         "label": SchemaField(FeatureType.SCALAR, DType.INT32),
@@ -511,7 +511,7 @@ def write_from_directory(
     }
     records = (
         {"image": path, "label": label_map[label], "image_id": path, "label_str": label}
-        for path, label in found
+        for path, label in labelled
     )
     ParquetDataset.write(output_path, records, schema, **kwargs)
 

@@ -342,12 +342,12 @@ def _pairs(images: list[str], masks: list[str]) -> list[tuple[str, str]]:
             prefixes.setdefault(stem[: cuts[-1]], []).extend(by_stem[stem])
     pairs = []
     for image in images:
-        found = by_stem.get(_stem(image)) or prefixes.get(_stem(image), [])
-        if len(found) != 1:
+        matching = by_stem.get(_stem(image)) or prefixes.get(_stem(image), [])
+        if len(matching) != 1:
             raise UsageError(
-                f"The image {image!r} must have one mask with its name, but has {found or 'none'}"
+                f"The image {image!r} must have one mask with its name, not {matching or 'none'}"
             )
-        pairs.append((image, found[0]))
+        pairs.append((image, matching[0]))
     return pairs
 
 
@@ -381,7 +381,7 @@ def class_numbers(classes: Any) -> dict[str, int]:
 
 def voc_images(root: str, splits: Any) -> list[tuple[str, str]]:
     """Paths of image and annotation of everything in these splits of a ``VOCdevkit``."""
-    found = []
+    records = []
     for split in splits:
         if not isinstance(split, list | tuple) or len(split) != 2:
             raise UsageError(
@@ -395,10 +395,10 @@ def voc_images(root: str, splits: Any) -> list[tuple[str, str]]:
         for line in open_text(listed):
             if line:
                 number = line.split()[0]
-                found.append(
+                records.append(
                     (f"{folder}/JPEGImages/{number}.jpg", f"{folder}/Annotations/{number}.xml")
                 )
-    return found
+    return records
 
 
 def _number(element: ElementTree.Element, path: str) -> float:
@@ -461,13 +461,13 @@ def coco_records(root: str, split: str) -> list[tuple[str, np.ndarray]]:
 def _one(folder: str, start: str, end: str) -> str:
     """The only file in a directory with such a name."""
     names = [posixpath.basename(path) for path in listdir(folder)]
-    found = [name for name in names if name.startswith(start) and name.endswith(end)]
-    exact = [name for name in found if name == start + end]
-    if len(exact or found) != 1:
+    fitting = [name for name in names if name.startswith(start) and name.endswith(end)]
+    exact = [name for name in fitting if name == start + end]
+    if len(exact or fitting) != 1:
         raise UsageError(
-            f"There must be one file {start}*{end} in {folder!r}, but there are {found or names}"
+            f"There must be one file {start}*{end} in {folder!r}, but there are {fitting or names}"
         )
-    return f"{folder}/{(exact or found)[0]}"
+    return f"{folder}/{(exact or fitting)[0]}"
 
 
 def _images_of(root: str, split: str) -> str:

@@ -77,7 +77,7 @@ def open_table(data: Any) -> Table:
 
         return open_files(paths)
     if len(paths) > 1:
-        lake = next(path for path, found in zip(paths, lakes, strict=True) if found)
+        lake = next(path for path, is_lake in zip(paths, lakes, strict=True) if is_lake)
         raise UsageError(
             f"A list of paths must be of Parquet files, but {lake} is a Delta or Iceberg table; "
             "pass one table"

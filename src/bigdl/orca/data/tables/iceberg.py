@@ -193,12 +193,12 @@ class _DataFiles:
                 f"The table {self._version} has files of {file.file_format.name}, and only Parquet "
                 "is read; read it by Spark and pass the DataFrame"
             )
-        found = [
+        deletions = [
             positions
             for delete in task.delete_files
             for positions in self._deletes_in(delete).get(file.file_path, ())
         ]
-        deleted = np.unique(np.concatenate(found)) if found else None
+        deleted = np.unique(np.concatenate(deletions)) if deletions else None
         return DataFile(_inside(file.file_path), self._constants(file), deleted)
 
     def _constants(self, file: Any) -> tuple[tuple[str, Any], ...]:

@@ -349,11 +349,11 @@ def evolved(array: pa.Array, source: pa.Field, wanted: pa.Field, is_by_id: bool)
         }
         made = []
         for child in type_:
-            found = children.get(_key_of(child))
+            own = children.get(_key_of(child))
             made.append(
                 pa.nulls(len(array), child.type)
-                if found is None
-                else evolved(found[1], found[0], child, is_by_id)
+                if own is None
+                else evolved(own[1], own[0], child, is_by_id)
             )
         nulls = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(made, fields=list(type_), mask=nulls)

@@ -145,10 +145,10 @@ class ConnectShards:
         """Pairs of each key and its values, reduced by `func`, in one partition."""
 
         def reduced(pairs: Iterable) -> Iterator[tuple]:
-            found: dict = {}
+            by_key: dict = {}
             for key, value in pairs:
-                found[key] = func(found[key], value) if key in found else value
-            yield from found.items()
+                by_key[key] = func(by_key[key], value) if key in by_key else value
+            yield from by_key.items()
 
         def keyless(pairs: Iterable) -> Iterator[tuple]:
             return ((0, pair) for pair in pairs)

@@ -308,11 +308,11 @@ def _node_of_actors(actors) -> list[tuple[str, str]]:
     from ray._private.state import actors as states
 
     addresses = {node.id: node.address for node in RayCluster.from_active().members}
-    found = []
+    nodes = []
     for actor in actors:
         node = (states(actor._actor_id.hex()) or {}).get("Address", {}).get("NodeID", "")
-        found.append((node, addresses.get(node, "")))
-    return found
+        nodes.append((node, addresses.get(node, "")))
+    return nodes
 
 
 def _reachable(argument: Any) -> Any:

@@ -188,11 +188,11 @@ def collected(rdd: RDD, number: int | None = None) -> list:
     """
     elements = rdd.mapPartitions(_with_failure)
     with users_errors(rdd.context):
-        found = elements.collect() if number is None else elements.take(number)
-    for each in found:
+        values = elements.collect() if number is None else elements.take(number)
+    for each in values:
         if isinstance(each, FailedShard):
             raise each.as_error()
-    return found
+    return values
 
 
 def summarize(shards: Iterable) -> Iterator[Summary | FailedShard]:

@@ -408,12 +408,12 @@ class SparkXShards(XShards):
     def _summary(self) -> list[Summary]:
         """Return a summary of the shards of each partition; computed once."""
         if self._summaries is None:
-            found = collected(self.rdd.mapPartitions(summarize))
-            for failed in found:
+            summaries = collected(self.rdd.mapPartitions(summarize))
+            for failed in summaries:
                 if isinstance(failed, FailedShard):
                     self.uncache()
                     raise failed.as_error()
-            self._summaries = cast("list[Summary]", found)
+            self._summaries = cast("list[Summary]", summaries)
             for summary in self._summaries:
                 if summary.classes:
                     self.type.setdefault("class_name", summary.classes[0])
@@ -1020,8 +1020,8 @@ def _concatenated(frames: list) -> Any:
 
 def _signatures(path: str) -> dict[str, dict[str, str]]:
     """Return by folder what the signatures of the files are that Spark would read there."""
-    found = active_spark().spark.read.format("binaryFile").load(path).select("path").collect()
-    files = [posixpath.split(row.path) for row in found]
+    rows = active_spark().spark.read.format("binaryFile").load(path).select("path").collect()
+    files = [posixpath.split(row.path) for row in rows]
     for folder in {folder for folder, _ in files}:
         open_file_system(folder)  # what cannot be opened is told here, and not by a task
     digests = parallelize(files, len(files) or 1).map(_digest_of_file).collect()

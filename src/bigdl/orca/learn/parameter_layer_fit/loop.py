@@ -36,7 +36,7 @@ from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
 from bigdl.training.batches import plan_batches
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
-from bigdl.training.fit import FitLoop, Training, input_facts
+from bigdl.training.fit import FitLoop, TrainingSession, input_facts
 from bigdl.training.position import Position, TriggerState
 from bigdl.training.state import dumps, loads
 
@@ -238,7 +238,7 @@ class ParameterLayerLoop(FitLoop):
 
     def _place(self) -> tuple[int, int]:
         """The pass over the rows that the next step belongs to, and its number in there."""
-        return self.position.epoch, self.position.step
+        return self.position.epoch, self.position.batch
 
     # -- the fit -------------------------------------------------------------------------------
 
@@ -271,10 +271,10 @@ class ParameterLayerLoop(FitLoop):
     def _groups_of_epoch(self) -> bool:
         """Make the groups that are left of the epoch; returns whether it is whole now."""
         position = self.position
-        while position.step < self._epoch_steps and not self._is_over():
-            if self._group() and position.step < self._epoch_steps:
+        while position.batch < self._epoch_steps and not self._is_over():
+            if self._group() and position.batch < self._epoch_steps:
                 self._save_checkpoint()
-        return position.step == self._epoch_steps
+        return position.batch == self._epoch_steps
 
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
@@ -354,10 +354,10 @@ class ParameterLayerLoop(FitLoop):
             ranges = [self._plan.batch(number, rank)[:2] for rank in range(ranks)]
             hyper, limit = self._optimizer.hyper(), self._limit.seconds
             steps.append(Step(turn, number, hyper, tuple(ranges), limit))
-            position.step += 1
+            position.batch += 1
             position.global_step += 1
             self._optimizer.pass_step()
-            if position.step == self._epoch_steps:
+            if position.batch == self._epoch_steps:
                 break
             settings, state = self.settings, TriggerState(position.epoch, position.global_step)
             self.stop = self.stop or self._fires(settings.end_trigger, state)
@@ -381,7 +381,7 @@ class ParameterLayerLoop(FitLoop):
         begin = snapshot or Checkpoint({})
         self.position, self._figures = begin.position, self._new_figures()
         self._saved = self.position.to_json()
-        if self.position.step and not self.position.partial:
+        if self.position.batch and not self.position.partial:
             self._layout.check(begin.manifest, 0)
             self._figures.restore(begin.manifest)
         if begin.files:
@@ -433,7 +433,7 @@ class ParameterLayerLoop(FitLoop):
         residuals, position = [state.residual for state in self._pull()], self.position
         manifest = {**position.to_json(), **vars(self._layout)}
         manifest |= input_facts(self.settings, self._inputs)
-        if position.step:
+        if position.batch:
             manifest |= {**self._figures.to_json(), "rows_since_merge": [0] * self.size}
         files = self._files()
         if any(residual is not None for residual in residuals):
@@ -475,8 +475,8 @@ def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = 
         )
 
 
-class ParameterLayerTraining(Training):
-    """:class:`~bigdl.training.fit.Training` by the parameter layer.
+class ParameterLayerTraining(TrainingSession):
+    """:class:`~bigdl.training.fit.TrainingSession` by the parameter layer.
 
     The program of a fit does not run; the loop takes model and settings from it.
     """

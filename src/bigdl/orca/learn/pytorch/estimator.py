@@ -48,7 +48,7 @@ from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
-from bigdl.training.fit import Training
+from bigdl.training.fit import TrainingSession
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.progress import progress_form
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
@@ -309,7 +309,7 @@ class PyTorchEstimator(TrainingEstimator):
         use_tqdm: bool = False,
         precision: str = "fp32",
     ):
-        training: type[Training] = Training
+        training: type[TrainingSession] = TrainingSession
         if options.backend == "bigdl":
             from bigdl.orca.learn.pytorch.parameter_layer import TorchParameterLayerTraining
 

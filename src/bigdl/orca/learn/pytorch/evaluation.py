@@ -37,7 +37,7 @@ from bigdl.training.state import (
 )
 
 
-class Runner:
+class TorchRunner:
     """View of a worker's fit or evaluation that callbacks and operators get.
 
     Attributes
@@ -265,7 +265,7 @@ class EvaluationSettings(BatchSettings):
 
 
 def evaluate_collectively(
-    runner: Runner,
+    runner: TorchRunner,
     forward_pass: ForwardPass,
     data: BatchSource,
     sync: GradientSync,
@@ -393,7 +393,7 @@ class EvaluateProgram:
         built, sync = self.parts.build(training=False), self.sync(worker)
         sync.start()
         load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))
-        runner = Runner(worker, config, self.callbacks)
+        runner = TorchRunner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
         runner._take(built)

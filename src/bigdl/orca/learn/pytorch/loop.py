@@ -20,7 +20,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.learn.pytorch.evaluation import (
     EvaluationSettings,
-    Runner,
+    TorchRunner,
     WorkerBatches,
     evaluate_collectively,
 )
@@ -256,7 +256,7 @@ class Buffers(RunningState):
             buffer.copy_(value)
 
 
-class TorchEpochs(Runner, FitLoop):
+class TorchEpochs(TorchRunner, FitLoop):
     """Epochs of a PyTorch fit: hooks, validation and figures around steps that a subclass makes."""
 
     settings: FitSettings
@@ -368,15 +368,15 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     def _run_steps(self) -> bool:
         position, order = self.position, self._order()
-        while position.step < self._plan.steps and not self._is_over():
+        while position.batch < self._plan.steps and not self._is_over():
             while not self._iteration(order):
                 pass
-            if position.step < self._plan.steps:
+            if position.batch < self._plan.steps:
                 self._apply_triggers()
-        return position.step == self._plan.steps
+        return position.batch == self._plan.steps
 
     def _epoch_figures(self) -> dict | None:
-        if self.position.step == self._plan.steps:
+        if self.position.batch == self._plan.steps:
             self._running.merge()
         figures = self._sums.all_reduce(self.sync)
         if figures is not None:
@@ -414,9 +414,9 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         """One batch; returns whether it ended in an update of the weights."""
         position = self.position
         started = time.perf_counter()
-        start, stop, batch_rows = self._plan.batch(position.step, self.rank)
+        start, stop, batch_rows = self._plan.batch(position.batch, self.rank)
         rows = stop - start
-        self.batch_idx = position.step
+        self.batch_idx = position.batch
         self.batch = self.output = self.target = self.loss = None
         if rows:
             self.batch = to_device(self._data.batch(start, stop, order), self.device)
@@ -428,7 +428,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
                 self._forward()
             forwarded = time.perf_counter()
         counted, total = self._counted(rows, batch_rows)
-        position.step += 1
+        position.batch += 1
         self.updated = self._backward(counted, total)
         computed = time.perf_counter()
         self._running.rows += rows
@@ -475,7 +475,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
                 self.loss = None
             return True
         self._update.backward(self.loss, counted, total)
-        if not self._update.is_due and self.position.step < self._plan.steps:
+        if not self._update.is_due and self.position.batch < self._plan.steps:
             return False
         self._update.step()
         return True
@@ -483,7 +483,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     def _nan_sentence(self) -> str:
         """Where the loss is nan, and which columns of the batch are."""
         position, settings, batch = self.position, self.settings, self.batch
-        where = f"The loss is nan at step {position.step} of epoch {position.epoch + 1}"
+        where = f"The loss is nan at step {position.batch} of epoch {position.epoch + 1}"
         if not isinstance(batch, Mapping):
             parts = batch if isinstance(batch, list | tuple) else [batch]
             names = [*(settings.feature_cols or ()), *(settings.label_cols or ())]
@@ -528,7 +528,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     def _order(self):
         rank, window = self.rank, self._layout.windows[self.rank]
         return self._data.order_of_pass(
-            self._plan, self.settings, self.epochs, rank, window, self.position.step
+            self._plan, self.settings, self.epochs, rank, window, self.position.batch
         )
 
 

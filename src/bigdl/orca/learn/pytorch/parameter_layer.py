@@ -19,7 +19,7 @@ from bigdl.orca.learn.parameter_layer_fit.loop import (
 )
 from bigdl.orca.learn.parameter_layer_fit.replica import FlatModel, ParameterLayerReplica
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
-from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, Runner
+from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, TorchRunner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
@@ -38,7 +38,7 @@ class TorchParameterLayerOptimizer:
     built : BuiltParts
         With the optimizer and its scheduler.
     clipping : Clipping
-    runner : Runner
+    runner : TorchRunner
         What schedulers look at.
 
     Raises
@@ -54,7 +54,7 @@ class TorchParameterLayerOptimizer:
 
     slack = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
-    def __init__(self, built: BuiltParts, clipping: Clipping, runner: Runner):
+    def __init__(self, built: BuiltParts, clipping: Clipping, runner: TorchRunner):
         optimizer = cast("torch.optim.Optimizer", built.optimizer)
         check_optimizer(optimizer)
         self._built, self._runner = built, runner
@@ -175,7 +175,7 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
         with isolated_rng(settings.seed):
             self._built = built = parts.build(training=True)
         place: Any = SimpleNamespace(rank=0, world_size=ranks)
-        Runner.__init__(self, place, program.parts.config, settings.callbacks)
+        TorchRunner.__init__(self, place, program.parts.config, settings.callbacks)
         self._take(built)
         optimizer = TorchParameterLayerOptimizer(built, settings.clipping, self)
         self._records: dict[str, Records] = {}

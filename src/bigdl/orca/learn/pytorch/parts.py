@@ -24,7 +24,7 @@ from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.evaluation import Runner
+    from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 
 
 def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model") -> None:
@@ -85,12 +85,12 @@ class BuiltParts:
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
-    def step_scheduler(self, runner: Runner, figures: dict | None = None) -> None:
+    def step_scheduler(self, runner: TorchRunner, figures: dict | None = None) -> None:
         """Step the scheduler, if it is its turn.
 
         Parameters
         ----------
-        runner : Runner
+        runner : TorchRunner
         figures : dict, optional
             Of the epoch that ended; None after an update.
         """

@@ -12,7 +12,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
-from bigdl.orca.learn.pytorch.evaluation import Runner
+from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 from bigdl.orca.learn.pytorch.forward import call_model
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.training.state import precision_of, to_device
@@ -99,7 +99,7 @@ class _Predicting(torch.nn.Module):
         self.model = parts.build_model()
         # rows are predicted by many tasks that know nothing of each other
         alone: Any = SimpleNamespace(rank=0, world_size=1)
-        self._runner = Runner(alone, config, [main])
+        self._runner = TorchRunner(alone, config, [main])
         self._runner.model = self.model
 
     def forward(self, *features):

@@ -32,7 +32,7 @@ from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
-from bigdl.training.fit import Training
+from bigdl.training.fit import TrainingSession
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
@@ -223,7 +223,7 @@ class KerasEstimator(KerasFiles):
     def __init__(self, parts: KerasParts, options: EstimatorOptions):
         from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerTraining
 
-        training = KerasParameterLayerTraining if options.backend == "bigdl" else Training
+        training = KerasParameterLayerTraining if options.backend == "bigdl" else TrainingSession
         super().__init__(parts, training, options)
 
     def fit(

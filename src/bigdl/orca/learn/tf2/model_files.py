@@ -68,7 +68,7 @@ class KerasFiles(TrainingEstimator):
     ----------
     parts : KerasParts
     training : callable
-        Class of the Training.
+        Class of the TrainingSession.
         What is trained so far.
     """
 

@@ -12,7 +12,7 @@ from bigdl.common.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.orca.learn.pytorch.evaluation import Runner
+    from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 
 
 class OldHooks:
@@ -45,7 +45,7 @@ class OldHooks:
     def set_param(self, param: dict) -> None:
         self.params = param
 
-    def set_trainer(self, trainer: Runner) -> None:
+    def set_trainer(self, trainer: TorchRunner) -> None:
         self.trainer = trainer
 
 
@@ -59,7 +59,7 @@ def has_old_hooks(callback: Callback) -> bool:
     )
 
 
-def call_old_hooks(callback: Callback, hook: str, runner: Runner) -> None:
+def call_old_hooks(callback: Callback, hook: str, runner: TorchRunner) -> None:
     """Call the old hooks that belong to a hook of today."""
     if hook == "before_run":
         callback.set_trainer(runner)
@@ -112,58 +112,58 @@ class Callback(OldHooks):
     (True, True)
     """
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: TorchRunner) -> None:
         """Before the first epoch of a fit."""
 
-    def after_run(self, runner: Runner) -> None:
+    def after_run(self, runner: TorchRunner) -> None:
         """After the last epoch of a fit."""
 
-    def before_epoch(self, runner: Runner) -> None:
+    def before_epoch(self, runner: TorchRunner) -> None:
         """Before an epoch of any kind, unless the specific hook is overridden."""
 
-    def after_epoch(self, runner: Runner) -> None:
+    def after_epoch(self, runner: TorchRunner) -> None:
         """After an epoch of any kind, unless the specific hook is overridden."""
 
-    def before_iter(self, runner: Runner) -> None:
+    def before_iter(self, runner: TorchRunner) -> None:
         """Before a batch of any kind, unless the specific hook is overridden."""
 
-    def after_iter(self, runner: Runner) -> None:
+    def after_iter(self, runner: TorchRunner) -> None:
         """After a batch of any kind, unless the specific hook is overridden."""
 
-    def before_train_epoch(self, runner: Runner) -> None:
+    def before_train_epoch(self, runner: TorchRunner) -> None:
         self.before_epoch(runner)
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: TorchRunner) -> None:
         self.after_epoch(runner)
 
-    def before_val_epoch(self, runner: Runner) -> None:
+    def before_val_epoch(self, runner: TorchRunner) -> None:
         self.before_epoch(runner)
 
-    def after_val_epoch(self, runner: Runner) -> None:
+    def after_val_epoch(self, runner: TorchRunner) -> None:
         self.after_epoch(runner)
 
-    def before_pred_epoch(self, runner: Runner) -> None:
+    def before_pred_epoch(self, runner: TorchRunner) -> None:
         """Not called, since prediction is lazy."""
 
     after_pred_epoch = before_pred_iter = after_pred_iter = before_pred_epoch
 
-    def before_train_iter(self, runner: Runner) -> None:
+    def before_train_iter(self, runner: TorchRunner) -> None:
         self.before_iter(runner)
 
-    def after_train_iter(self, runner: Runner) -> None:
+    def after_train_iter(self, runner: TorchRunner) -> None:
         self.after_iter(runner)
 
-    def before_val_iter(self, runner: Runner) -> None:
+    def before_val_iter(self, runner: TorchRunner) -> None:
         self.before_iter(runner)
 
-    def after_val_iter(self, runner: Runner) -> None:
+    def after_val_iter(self, runner: TorchRunner) -> None:
         self.after_iter(runner)
 
-    def every_n_epoch(self, runner: Runner, n: int) -> bool:
+    def every_n_epoch(self, runner: TorchRunner, n: int) -> bool:
         """In ``after_*_epoch``: whether the epoch that just ended is a multiple of `n`."""
         return n > 0 and (runner.epochs + 1) % n == 0
 
-    def every_n_iter(self, runner: Runner, n: int) -> bool:
+    def every_n_iter(self, runner: TorchRunner, n: int) -> bool:
         """In ``after_train_iter``: whether the step that just ended is a multiple of `n`."""
         return n > 0 and runner.global_step % n == 0
 
@@ -220,32 +220,32 @@ class MainCallback(Callback):
     True
     """
 
-    def on_iter_forward(self, runner: Runner) -> None:
+    def on_iter_forward(self, runner: TorchRunner) -> None:
         """From ``runner.batch`` to ``runner.output``, ``runner.target`` and ``runner.loss``."""
         runner.forward()
 
-    def on_train_forward(self, runner: Runner) -> None:
+    def on_train_forward(self, runner: TorchRunner) -> None:
         """The forward pass of training."""
         self.on_iter_forward(runner)
 
-    def on_val_forward(self, runner: Runner) -> None:
+    def on_val_forward(self, runner: TorchRunner) -> None:
         """The forward pass of validation, without gradients."""
         self.on_iter_forward(runner)
 
-    def on_pred_forward(self, runner: Runner) -> Any:
+    def on_pred_forward(self, runner: TorchRunner) -> Any:
         """From ``runner.batch`` (the features) to ``runner.output``, or to what it returns.
 
         The output is a tensor or ndarray of as many rows, or a list, tuple or dict of them.
         """
         runner.output = runner.model(*runner.batch)
 
-    def on_iter_backward(self, runner: Runner) -> None:
+    def on_iter_backward(self, runner: TorchRunner) -> None:
         """From ``runner.loss`` to new weights."""
         runner.optimizer.zero_grad()
         runner.loss.backward()
         runner.optimizer.step()
 
-    def on_lr_adjust(self, runner: Runner) -> None:
+    def on_lr_adjust(self, runner: TorchRunner) -> None:
         """At the end of an epoch, or after every update with ``scheduler_step_freq="batch"``."""
         if runner.scheduler is not None:
             runner.scheduler.step()
@@ -286,7 +286,7 @@ class MaxstepsCallback(Callback):
     def __init__(self, max_step: int):
         self.max_step = check_positive("max_step", max_step)
 
-    def after_train_iter(self, runner: Runner) -> None:
+    def after_train_iter(self, runner: TorchRunner) -> None:
         if runner.global_step >= self.max_step:
             runner.stop = True
 

@@ -14,7 +14,7 @@ from bigdl.training.checkpoint import file_exists, remove_file
 from bigdl.training.figures import figure_of
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.evaluation import Runner
+    from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 
 __all__ = ["EarlyStopping", "ModelCheckpoint"]
 
@@ -65,7 +65,7 @@ class EarlyStopping(Callback):
         self.mode = check_choice("mode", mode, ("min", "max"))
         self.min_delta = check_number("min_delta", min_delta, 0)
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: TorchRunner) -> None:
         best, waited = None, 0
         for figures in runner.history:
             value = figure_of(figures, self.monitor, "callback EarlyStopping")
@@ -161,7 +161,7 @@ class ModelCheckpoint(Callback):
         """The file at the end of a fit."""
         return self._path("last.ckpt")
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: TorchRunner) -> None:
         steps = range(self.interval, runner.global_step + 1, self.interval) if self._by_step else ()
         self._written = [self.path_of(iter=step, epoch=runner.epochs + 1) for step in steps]
 
@@ -169,7 +169,7 @@ class ModelCheckpoint(Callback):
     def _by_step(self) -> bool:
         return not self.by_epoch and self.interval > 0
 
-    def after_train_iter(self, runner: Runner) -> None:
+    def after_train_iter(self, runner: TorchRunner) -> None:
         if not self._by_step or not runner.updated or runner.global_step % self.interval:
             return
         path = self.path_of(iter=runner.global_step, epoch=runner.epochs + 1)
@@ -178,7 +178,7 @@ class ModelCheckpoint(Callback):
         while self.num_to_keep is not None and len(self._written) > self.num_to_keep:
             self._remove(runner, self._written.pop(0))
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: TorchRunner) -> None:
         if not self.by_epoch or not runner.epoch_is_whole:
             return
         epoch = runner.epochs + 1
@@ -189,7 +189,7 @@ class ModelCheckpoint(Callback):
             if figures["epoch"] in before and figures["epoch"] not in kept:
                 self._remove(runner, self._file_of(figures))
 
-    def after_run(self, runner: Runner) -> None:
+    def after_run(self, runner: TorchRunner) -> None:
         self._write(runner, self.last_checkpoint)
 
     def _kept(self, history) -> set[int]:
@@ -214,7 +214,7 @@ class ModelCheckpoint(Callback):
     def path_of(self, **numbers: int) -> str:
         """The file of an epoch and step."""
         name = _FIELD.sub(
-            lambda found: f"{found[1]}={format(numbers[found[1]], (found[2] or ':')[1:])}",
+            lambda match: f"{match[1]}={format(numbers[match[1]], (match[2] or ':')[1:])}",
             self.filename,
         )
         return self._path(f"{name}.ckpt")

@@ -11,7 +11,7 @@ from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.evaluation import Runner
+    from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 
 __all__ = ["TensorBoardCallback", "open_writer", "writer_class"]
 
@@ -63,13 +63,13 @@ class TensorBoardCallback(Callback):
     def _steps(self) -> int:
         return self.freq if isinstance(self.freq, int) else {"epoch": 0, "batch": 1}[self.freq]
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: TorchRunner) -> None:
         if runner.rank:
             return
         self._opened = contextlib.ExitStack()
         self._writer = open_writer(self._opened, self.log_dir, **self.options)
 
-    def after_train_iter(self, runner: Runner) -> None:
+    def after_train_iter(self, runner: TorchRunner) -> None:
         if self._writer is None or not self._steps or runner.global_step % self._steps:
             return
         if runner.loss is not None:
@@ -77,14 +77,14 @@ class TensorBoardCallback(Callback):
         rate = runner.optimizer.param_groups[0]["lr"]
         self._writer.add_scalar("learning_rate", float(rate), runner.global_step)
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: TorchRunner) -> None:
         if self._writer is None:
             return
         for name, value in runner.epoch_stats.items():
             if isinstance(value, int | float) and name not in ("epoch", "global_step"):
                 self._writer.add_scalar(name, value, runner.epochs + 1)
 
-    def after_run(self, runner: Runner) -> None:
+    def after_run(self, runner: TorchRunner) -> None:
         if self._writer is not None:
             self._opened.close()
             self._writer = None

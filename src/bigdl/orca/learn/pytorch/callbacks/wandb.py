@@ -8,7 +8,7 @@ from bigdl.common.errors import MissingExtraError
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
 
 if TYPE_CHECKING:
-    from bigdl.orca.learn.pytorch.evaluation import Runner
+    from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 
 __all__ = ["WandbLoggerCallback"]
 
@@ -41,7 +41,7 @@ class WandbLoggerCallback(Callback):
         self.log_config, self.watch_model = log_config, watch_model
         self._run: Any = None
 
-    def before_run(self, runner: Runner) -> None:
+    def before_run(self, runner: TorchRunner) -> None:
         if runner.rank:
             return
         try:
@@ -55,12 +55,12 @@ class WandbLoggerCallback(Callback):
         if self.watch_model:
             self._run.watch(runner.model)
 
-    def after_train_epoch(self, runner: Runner) -> None:
+    def after_train_epoch(self, runner: TorchRunner) -> None:
         if self._run is not None:
             figures = runner.epoch_stats.items()
             self._run.log({k: v for k, v in figures if isinstance(v, int | float)})
 
-    def after_run(self, runner: Runner) -> None:
+    def after_run(self, runner: TorchRunner) -> None:
         if self._run is not None:
             self._run.finish()
             self._run = None
