@@ -293,7 +293,9 @@ class Channel:
 
 
 class AttemptChannel:
-    """Keys of one attempt of one job, from either end.
+    """The view of a channel that one attempt of a job has: keys with the attempt's prefix.
+
+    Driver and workers use the same class, over the store or over a connection to it.
 
     Parameters
     ----------

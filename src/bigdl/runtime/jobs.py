@@ -280,12 +280,12 @@ class Job(contextlib.AbstractContextManager):
         self._attempts = 0
         self._spools: list[dict] | None = None  # by rank, once all are known
         self._resources = contextlib.ExitStack()
-        self._ingest = InputPlan(None, None)
+        self._input_plan = InputPlan(None, None)
         program = pickled(fn)
         try:
             number = self._resources.enter_context(job_number())
-            self._resources.callback(lambda: self._ingest.close())
-            self._ingest = self._input()
+            self._resources.callback(lambda: self._input_plan.close())
+            self._input_plan = self._input()
             self._certificate = Certificate.make() if engine.is_encrypted else None
             self._channel = self._open_channel()
             self._resources.callback(self._channel.close)
@@ -306,8 +306,8 @@ class Job(contextlib.AbstractContextManager):
                 certificate=self._certificate,
                 are_collectives_clear=os.environ.get("BIGDL_CLEAR_COLLECTIVES") == "1",
                 keep_spools=keep_spools,
-                reader=self._ingest.reader,
-                accept=self._ingest.accept,
+                reader=self._input_plan.reader,
+                accept=self._input_plan.accept,
             )
         except BaseException:
             self.close()
@@ -329,9 +329,9 @@ class Job(contextlib.AbstractContextManager):
         if prepare is None:
             logger.info("The spooled input is gone; it is read again")
         else:
-            self._ingest.close()
-            self._ingest = prepare()
-            reader, accept = self._ingest.reader, self._ingest.accept
+            self._input_plan.close()
+            self._input_plan = prepare()
+            reader, accept = self._input_plan.reader, self._input_plan.accept
             self._spec = replace(
                 self._spec, world_size=self.num_workers, reader=reader, accept=accept
             )

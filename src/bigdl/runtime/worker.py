@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Worker:
-    """The worker that a program runs in.
+    """What a program sees of the process that it runs in: its rank, threads, input and channel.
 
     Attributes
     ----------

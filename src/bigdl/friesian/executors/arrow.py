@@ -158,7 +158,7 @@ class LocalWorkers(Host):
 
 
 def _caller() -> Callable[[tuple[str, Any]], Any]:
-    """In a worker: return what calls the function of a file, which is read once."""
+    """Return a caller for a worker: it loads the function of a file once and applies it."""
     pa.set_cpu_count(1)
     return lambda work: _read_function(work[0])(work[1])
 
@@ -170,7 +170,7 @@ def _read_function(path: str) -> Callable[[Any], Any]:
 
 
 def host_of(host: Any) -> AbstractContextManager[Host]:
-    """Return the host that a user named; one that is made for this call ends with it.
+    """Return the host that a user named; one that is made here is closed on exit.
 
     None means Spark if it runs, else this machine.
     """
@@ -259,7 +259,7 @@ def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.Parquet
     """A file, whose columns of text come as dictionaries; `names` are those columns if known."""
     fs, inside = open_file_system(path)
     is_local = is_local_path(path)
-    # threads of Arrow may hold a Python file for a moment too long for a process that ends
+    # Arrow's threads can still hold a Python file while the process exits
     options = {"filesystem": fs, "memory_map": is_local, "pre_buffer": is_local}
     try:
         file = pq.ParquetFile(
@@ -443,7 +443,7 @@ def _written(column: Any) -> pa.Array:
     values, codes = column.values, column.codes
     if not pa.types.is_string(values.type):
         return values.take(pa.array(codes))
-    if pc.count_distinct(values, mode="only_valid").as_py() < len(values):  # a null or a twin
+    if pc.count_distinct(values, mode="only_valid").as_py() < len(values):  # a null or a duplicate
         return values.take(pa.array(codes)).dictionary_encode()
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), values)
 
@@ -509,7 +509,7 @@ class Bucket:
     path : str
         The folder that :func:`_cut` wrote to.
     parts : dict of int to list of int
-        By the places of its files the row groups of the bucket in each.
+        Maps the number of each of its files to the row groups of this bucket in that file.
     step : AddHistSeq
     """
 
@@ -533,7 +533,7 @@ Rows = Piece | Bucket
 def _cut(
     fitted: Sequence[FittedOperator], step: AddHistSeq, count: int, path: str, rows: Rows
 ) -> list[int]:
-    """Write some rows in buckets, as they are in front of a step.
+    """Split rows into buckets, as they are before a step runs.
 
     Returns
     -------
@@ -604,5 +604,5 @@ def transformed(
             written = host.run(partial(_cut, rest[:at], step, count, place), rows)
             rest, rows = rest[at + 1 :], _buckets_of(place, step, written)
         counts = host.run(partial(_write_rows, rest, path), rows)
-    fs.touch(f"{folder}/_SUCCESS")  # as Spark says that all results are there
+    fs.touch(f"{folder}/_SUCCESS")  # as Spark marks complete output
     return sum(counts)

@@ -174,7 +174,7 @@ class FeatureMethods(CellMethods):
         method : str, default "md5"
             The name of a hash function of ``hashlib``; the result is ``int(digest, 16) % bins`` of
             the text that Python has for a value, which is ``"None"`` for a null.  ``"xxhash64"`` is
-            several times faster and leaves nulls alone in the bin of their own hash.
+            several times faster, and puts all nulls into one bin.
 
         Returns
         -------
@@ -250,7 +250,7 @@ class FeatureMethods(CellMethods):
         columns : str or list of str
         sizes : int or list of int, optional
             How many indicators each column gets; default: its largest value plus 1.  In a
-            pipeline a column that it made has one for each of its numbers.  A null or a
+            pipeline, a column that an earlier step encoded gets one for each category.  A null or a
             value outside has no indicator that is 1.
         prefix : str or list of str, optional
             The indicators are ``<prefix>_0`` and so on, which must not be there yet; default: the

@@ -3,8 +3,8 @@
 An :class:`Operator` holds the arguments of one method.  Given the fields of the columns before it
 and, if it learns, its state, :meth:`Operator.cells` lists what each new column is computed from and
 by which :class:`Function`, which computes an array of Arrow: the executors ``arrow`` and ``row``
-need nothing else.  :meth:`Operator.catalyst` is the same as a function of a DataFrame of Spark: by
-default a column for each cell, of the expression that its function has.
+need nothing else.  :meth:`Operator.catalyst` does the same on a DataFrame of Spark: by default it
+adds a column for each cell, by the expression of the cell's function.
 
 A :class:`FeatureTable` runs an operator at once.  A :class:`FeaturePipeline` records it, which
 checks its arguments; ``fit`` calls :meth:`Operator.requests`, has them answered together with those
@@ -63,7 +63,7 @@ class Function(ABC):
 
 
 class NumberFunction(Function):
-    """A function of numbers that NumPy computes, of an array of them as of a single one.
+    """A numeric function computed by NumPy, for arrays and for single values.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class OutputColumn:
     output : str
     field : Field
     function : Function or None
-        None if the column is only called differently.
+        None if the column is only renamed.
     """
 
     inputs: tuple[str, ...]
@@ -164,7 +164,7 @@ class Operator:
 
     @property
     def dropped(self) -> set[str]:
-        """The columns before it that are not behind it."""
+        """The input columns that the operator removes."""
         return set()
 
     def check(self, before: Schema) -> None:
@@ -272,7 +272,7 @@ def check_schema(known: Schema, wanted: Schema, needed: Sequence[str]) -> None:
 
 
 class TableOperator(Operator):
-    """An operator that looks at several rows or chooses some; the state has the fields behind."""
+    """An operator that needs several rows or filters rows; its state holds the output fields."""
 
     executors = ("catalyst",)
 
@@ -288,7 +288,7 @@ class TableOperator(Operator):
         return True
 
     def after(self, before: Schema, state: State | None) -> Schema:
-        known = cast("State", state)  # nothing asks before, as its columns are hidden
+        known = cast("State", state)  # not called before `fit`, since its columns are hidden
         return {
             name: Field(kind, self.cardinality(name, known))
             for name, kind in known["kinds"].items()

@@ -154,7 +154,7 @@ class ConnectJob(SparkJob):
         return poll
 
     def _rows(self, stage):
-        with self._server_errors(), sql_settings(self._spark, self._ingest.settings):
+        with self._server_errors(), sql_settings(self._spark, self._input_plan.settings):
             table = stage().toArrow()
         columns = (column.to_pylist() for column in table.columns)
         return list(zip(*columns, strict=True))
@@ -174,7 +174,7 @@ class ConnectJob(SparkJob):
         return self._empty().mapInArrow(self._task(self._next_spec()), ROWS, barrier=True)
 
     def _planned(self, spec):
-        frame = self._ingest.frame
+        frame = self._input_plan.frame
         source = self._empty() if frame is None else frame
         return source.mapInArrow(self._task(spec), ROWS, barrier=True)
 

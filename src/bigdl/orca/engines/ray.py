@@ -234,7 +234,7 @@ class RayJob(CalledJob):
     def close(self) -> None:
         super().close()
         # the input in Ray's object store is freed with the last reference
-        self._spec = self._ingest = cast("Any", None)
+        self._spec = self._input_plan = cast("Any", None)
 
     @contextlib.contextmanager
     def _calls(self, line):

@@ -283,10 +283,10 @@ class SparkJob(Job):
 
     def _planned(self, spec):
         """The stage over the input, planned under the settings that the input asks for."""
-        frame = self._ingest.frame
+        frame = self._input_plan.frame
         source = self._empty() if frame is None else frame
         stage = self._mapped(source, spec)
-        with sql_settings(self._spark, self._ingest.settings):
+        with sql_settings(self._spark, self._input_plan.settings):
             return stage.rdd  # plans it
 
     def _mapped(self, frame, spec):
@@ -307,7 +307,7 @@ class SparkJob(Job):
         if "refused" in outcomes:
             self._rdd = None
             owner = self._engine.cluster.job_owner
-            return self._read_again(lambda: SparkCall(owner, self._ingest.otherwise).wait())
+            return self._read_again(lambda: SparkCall(owner, self._input_plan.otherwise).wait())
         if gone:  # what others say is a symptom of that
             raise worker_lost(gone, *PROCESS_ENDED)
         raise worker_lost(gone, *(details[:1] or ("it left no result", "they left no result")))

@@ -20,7 +20,11 @@ _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
 
 class Backend:
-    """Workers are tasks of the active Spark, whose gradients meet by torch.distributed."""
+    """What a ``backend=`` of an Estimator stands for: its engine and its GradientSync.
+
+    This class is ``"spark"``: workers are tasks of the active Spark, and gradients meet by
+    torch.distributed. Subclasses are the others.
+    """
 
     def require(self) -> None:
         """Raise a MissingExtraError if a package is missing."""

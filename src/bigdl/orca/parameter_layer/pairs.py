@@ -222,14 +222,14 @@ class Rows:
             frame, specs, self._close = only.cells(0, self._pairs.partitions)
             cells = frame.rdd.map(tuple)
             return self._pairs.taken(cells, _send_cells), packed_reader([name], [specs])
-        ingest = only.prepare(cluster, self._pairs.partitions, name=name)
-        if ingest.frame is not None:
-            ingest.close()
+        plan = only.prepare(cluster, self._pairs.partitions, name=name)
+        if plan.frame is not None:
+            plan.close()
             raise UsageError(
                 f"A {only.kind} cannot feed transport='shuffle'; use transport='barrier'"
             )
-        self._close = ingest.close
-        return self._pairs.tokens(), ingest.reader
+        self._close = plan.close
+        return self._pairs.tokens(), plan.reader
 
     def renew(self) -> None:
         """Have the spools written again where they are needed next."""

@@ -16,7 +16,7 @@ from bigdl.common.errors import UsageError
 
 _BUCKET = 1 << 20  # elements of one all-reduce
 _PIECE = 1 << 20  # the same for arrays: small, so that copying overlaps with sending
-_ALIGNED = 64  # bytes: TensorFlow and XLA take memory that begins so as it is
+_ALIGNED = 64  # bytes: TensorFlow and XLA use memory with this alignment without a copy
 NONE, SPARSE, DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
 
 
@@ -47,7 +47,7 @@ class GradientGroups:
         self.dense = [FlatBuckets(members, start_sum) for members in kinds.values()]
 
     def are_of(self, parameters) -> bool:
-        """Return True if it was made of these very parameters; an optimizer may get more later."""
+        """Return True if it was made of these parameters; False once an optimizer has got more."""
         return tuple(map(id, parameters)) == self._ids
 
 
@@ -93,7 +93,7 @@ class FlatBuckets:
                 self._ends.append(start)
                 begin = start
         self._ends.append(self._flat.numel())  # with the flags, so it is sent last
-        # on a GPU the work of a hook would have to wait for streams; the whole is sent afterwards
+        # on a GPU a hook would have to synchronize streams: all is sent after the backward pass
         self._can_overlap = len(self._ends) > 1 and first.device.type == "cpu"
         self._reset()
 
@@ -143,7 +143,7 @@ class FlatBuckets:
     def all_reduce(self, weight: float) -> None:
         """Do :meth:`GradientSync.all_reduce_gradients` for these parameters."""
         self._reduce_rest(weight)
-        if self._flags[-1]:  # a backward pass that adds to its gradients, such as of checkpoints
+        if self._flags[-1]:  # a gradient changed after it was sent, as with activation checkpoints
             self._can_overlap = False
             self._reset()
             self._reduce_rest(weight)
@@ -222,7 +222,7 @@ def summed(arrays: Sequence, weight: float, start_sum: Callable) -> list:
 
 
 def _start_sums(arrays, weight, start_sum) -> tuple[list, list[Callable]]:
-    """The parts of a buffer that will be the sums, and what waits for them."""
+    """Return views that will hold the sums, and a function for each transfer that awaits it."""
     import numpy as np
     import torch
 

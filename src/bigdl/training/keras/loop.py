@@ -3,7 +3,7 @@
 Like the loop of PyTorch it knows neither which engine runs it nor what the input was.  The step is
 the model's own ``train_step``; gradients meet where it hands them to the optimizer
 (:mod:`~bigdl.training.keras.reducer`).  A rank without rows of a batch makes the step with a row of
-zeros that weighs nothing, and forgets what that has done to its own state.
+zeros that weighs nothing, and then restores its own state.
 """
 
 import numbers
@@ -155,7 +155,7 @@ class KerasEpochs(FitLoop):
         )
 
     def _open_callbacks(self, callbacks: Sequence[Any], **params: Any) -> WorkerCallbacks:
-        """Return the callbacks of this process; those of several may run in one of them."""
+        """Return the callbacks of this process; a subclass may run all processes' in one."""
         return WorkerCallbacks(callbacks, self.model, self.rank, **params)
 
     def _begin_fit(self) -> None:
@@ -210,8 +210,8 @@ class KerasEpochs(FitLoop):
 class KerasLoop(KerasEpochs, WorkerLoop):
     """The training loop of Keras in one worker.
 
-    Random numbers (also those of layers) and the metrics of an epoch that is not finished are kept
-    of every rank, the counters of callbacks of rank 0.
+    A checkpoint holds the random state of every rank (also that of layers), its metrics of an
+    unfinished epoch, and the callback counters of rank 0.
     """
 
     def __init__(
@@ -379,7 +379,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             self._validation.take_types(self._types, self._data)
 
     def _open(self, shard: Any) -> Rows:
-        """Return the rows of one of the worker's shards, which may come from elsewhere."""
+        """Return the rows of a shard; a subclass may read them from somewhere else."""
         return open_rows(self.worker, shard, self.settings, self._config, self.sync)
 
 
@@ -418,7 +418,7 @@ def figures_of(
 ) -> dict[str, float]:
     """Return the figures of an epoch, merged over the workers; a collective.
 
-    A model whose step returns figures of its own instead of its metrics has means of them.
+    Where a step returns figures other than the model's metrics, their means are returned.
 
     Parameters
     ----------

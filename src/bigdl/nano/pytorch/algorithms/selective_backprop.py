@@ -162,7 +162,7 @@ class SelectiveBackprop(pl.Callback):
         self.scale_factor, self.interrupt, self.loss_fn = scale_factor, interrupt, loss_fn
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Let batches of the module go through this."""
+        """Wrap the module's batch hook, so that its batches are pruned."""
         loss_fn = _per_sample(self._loss_of(pl_module))
         transfer = pl_module.on_after_batch_transfer
 
@@ -181,7 +181,9 @@ class SelectiveBackprop(pl.Callback):
     def _pruned(self, trainer: Any, module: Any, loss_fn: Callable, batch: Any) -> Any:
         if not trainer.training:
             return batch
-        place = trainer.fit_loop.epoch_loop.batch_idx + 1  # its counter is behind
+        place = (
+            trainer.fit_loop.epoch_loop.batch_idx + 1
+        )  # the loop's counter still shows the previous batch
         done = _part_done(trainer, place)
         if not should_selective_backprop(done, place, self.start, self.end, self.interrupt):
             return batch

@@ -251,21 +251,21 @@ def _on_ray(feed) -> Any:
 
     from bigdl.orca.cluster.ray import RayCluster
 
-    ingest = feed.prepare(RayCluster.of_program(), 1)
+    plan = feed.prepare(RayCluster.of_program(), 1)
     try:
         read: Any = ray.remote(_read).options(num_returns=2)
         names = feed.feature_cols, feed.label_cols, feed.name
-        rows, problem = read.remote(ingest.reader, *names)
+        rows, problem = read.remote(plan.reader, *names)
         message = ray.get(problem)  # before a trial begins
         if message is not None:
             raise UsageError(message)
         return rows
     finally:
-        ingest.close()
+        plan.close()
 
 
 def _read(reader, *names: Any) -> tuple[Rows | None, str | None]:
-    """Return the rows of an ingest for one worker, or what is wrong with them; a task of Ray."""
+    """Return the rows of a plan for one worker, or what is wrong with them; a task of Ray."""
     spec = SimpleNamespace(reader=reader, job=os.getpid(), active_jobs=(), world_size=1)
     with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
         try:

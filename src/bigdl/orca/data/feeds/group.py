@@ -51,15 +51,15 @@ class FeedGroup(Feed):
         return _combined([f.prepare(cluster, num_workers, name=k) for k, f in self.feeds.items()])
 
 
-def _combined(ingests: Sequence[InputPlan]) -> InputPlan:
+def _combined(plans: Sequence[InputPlan]) -> InputPlan:
     """Combine inputs that the workers read by themselves."""
     closing = contextlib.ExitStack()
-    for ingest in ingests:
-        closing.callback(ingest.close)
-    if any(ingest.frame is not None for ingest in ingests):
+    for plan in plans:
+        closing.callback(plan.close)
+    if any(plan.frame is not None for plan in plans):
         closing.close()
         raise UsageError("These inputs cannot be read together; pass inputs of one kind")
-    readers = [ingest.reader for ingest in ingests]
+    readers = [plan.reader for plan in plans]
 
     def read(batches, open_spool):
         shards = {}

@@ -241,10 +241,10 @@ def prepare_packed(feeds: Mapping[str, PackedFeed], cluster, num_workers: int) -
             return InputPlan(exchanged, reader, opened.pop_all().close)
         from bigdl.orca.data.ray_exchange import cells_to_ray
 
-        return blocks_ingest(reader, cells_to_ray(cells, cluster, num_workers))
+        return blocks_input(reader, cells_to_ray(cells, cluster, num_workers))
 
 
-def blocks_ingest(reader: Callable, blocks: Sequence[Sequence]) -> InputPlan:
+def blocks_input(reader: Callable, blocks: Sequence[Sequence]) -> InputPlan:
     """Of the cells of each worker, in tables in Ray's object store."""
 
     def read(batches, open_spool):

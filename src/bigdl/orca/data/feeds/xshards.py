@@ -15,7 +15,7 @@ from bigdl.orca.data.feeds.packing import (
     CELL,
     ColumnFeed,
     PackedFeed,
-    blocks_ingest,
+    blocks_input,
     cell_table,
     packed_reader,
     rows_packer,
@@ -113,7 +113,7 @@ class RayXShardsFeed(ShardsFeed):
             if num_workers == 1
             else [[p[rank] for p in packed] for rank in range(num_workers)]
         )
-        return blocks_ingest(packed_reader([name], [()]), blocks)
+        return blocks_input(packed_reader([name], [()]), blocks)
 
 
 class RayDatasetFeed(RayXShardsFeed):

@@ -43,7 +43,7 @@ class ModelBytes:
     Parameters
     ----------
     data : bytes
-        Of what :class:`ShippedModel` ships.
+        The pickled model, as :class:`ShippedModel` broadcasts it.
     """
 
     def __init__(self, data: bytes):
@@ -67,8 +67,8 @@ class ShippedModel:
     Parameters
     ----------
     model : object
-        It can be pickled; its ``ready(device)`` gives the model, in a process and on a device, as
-        something :class:`Ready`.
+        It can be pickled; its ``ready(device)`` loads it in a process on a device and returns a
+        :class:`Ready`.
     sc : pyspark.SparkContext
     origin : tuple
         What the model was made of, for :meth:`is_of`.
@@ -88,7 +88,7 @@ class ShippedModel:
         self.broadcast = sc.broadcast(data)
 
     def is_of(self, *origin) -> bool:
-        """Return True if it was made of the same, a SparkContext first."""
+        """Return True if it was made from these values, the first of which is a SparkContext."""
         return len(origin) == len(self._origin) and all(
             old is new or (isinstance(old, str | int) and old == new)
             for old, new in zip(self._origin, origin, strict=True)

@@ -197,7 +197,7 @@ class OptimizerStep:
         Parameters
         ----------
         counted, total : float
-            See :meth:`add`. The weights of the ranks' losses add up to 1, so gradients that an
+            See :meth:`backward`. The weights of the ranks' losses add up to 1, so gradients that an
             earlier pass has summed already stay what they are.
         """
         weight = float(counted > 0) if self._loss_is_sum else counted / total if total else 0.0
