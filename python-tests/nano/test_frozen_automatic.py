@@ -91,7 +91,9 @@ def test_it_is_not_built_for_a_few_steps():
 
 def test_a_small_part_is_left_alone():
     _, run = fitted(Program, frozen_prefix=None)
-    assert "ms of a step, too little to gain)" in run.settings[-1]
+    assert run.settings[-1].startswith("no frozen prefix (trunk: ")
+    # On a machine that others use its steps may seem long enough to be worth it.
+    assert run.settings[-1].endswith(("too little to gain)", "steps left do not repay it)"))
 
 
 def test_a_deterministic_training_has_to_ask_for_it():
