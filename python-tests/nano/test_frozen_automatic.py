@@ -79,6 +79,14 @@ def test_it_is_built_beside_the_training_where_many_steps_are_left(caplog):
     assert "openvino_fp32" in caplog.text
     assert any("frozen prefix" in setting for setting in run.settings)
     assert run.global_step > 4  # steps were made while it was built
+    rates = {row["phase"]: row for row in run.rates.rows()}
+    assert rates["as written"]["times"] in (None, 1)
+    if run.settings[-1].startswith("frozen prefix"):
+        row = rates["with the frozen prefix"]
+        assert row["steps_per_second"] == pytest.approx(1000 / row["milliseconds"])
+        assert str(row["steps"]) in str(run.rates)
+        if row["times"] is not None:
+            assert f"{row['times']:.2g} times as fast" in caplog.text
 
 
 def test_it_is_not_built_for_a_few_steps():

@@ -24,6 +24,7 @@ from bigdl.nano.pytorch.training.options import (
     precision_of_plugin,
     translated,
 )
+from bigdl.nano.pytorch.training.rates import StepRates
 from bigdl.nano.pytorch.training.strategies import (
     AutoLr,
     ProcessesStrategy,
@@ -199,6 +200,21 @@ class Trainer(pl.Trainer):
     def settings(self) -> tuple[str, ...]:
         """Settings of the last fit, as its report says; empty before."""
         return getattr(self.strategy, "settings", ())
+
+    @property
+    def rates(self) -> StepRates:
+        """Rates of the last fit's steps, before and after its frozen part was accelerated.
+
+        Printed, it is a table; ``rates.rows()`` returns the figures. A fit whose frozen part was
+        accelerated ends with a line of the log that says what it gained.
+
+        Examples
+        --------
+        >>> from bigdl.nano.pytorch import Trainer
+        >>> print(Trainer(logger=False, enable_checkpointing=False).rates)
+        There were fewer than three training steps
+        """
+        return getattr(self.strategy, "rates", None) or StepRates()
 
     @functools.wraps(pl.Trainer.fit, assigned=())
     def fit(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]

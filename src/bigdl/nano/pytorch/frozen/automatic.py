@@ -144,6 +144,11 @@ class AutomaticPrefix:
         self._thread: threading.Thread | None = None
         self._done = wanted is False or getattr(model, "_compiler_ctx", None) is not None
 
+    @property
+    def is_building(self) -> bool:
+        """True while another runtime is made beside the training."""
+        return self._thread is not None
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """Run a training step."""

@@ -38,6 +38,7 @@ from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import scale_rates, scale_schedule, warmup_factor
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import run_processes
+from bigdl.nano.pytorch.training.rates import StepRates
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps
 
@@ -148,6 +149,8 @@ class _FastStrategy(Strategy):
         What the last fit trained with, in a few words each.
     process_report : sequence of str
         What was done to the process, in a few words each.
+    rates : StepRates
+        Of the steps of the last fit.
     """
 
     options: TrainingOptions
@@ -155,6 +158,7 @@ class _FastStrategy(Strategy):
     prefix: AutomaticPrefix | None = None
     settings: tuple[str, ...] = ()
     process_report: Sequence[str] = ()
+    rates = StepRates()
 
     def setup(self, trainer: Trainer) -> None:
         # Before optimizers are made and gradients get their buckets.
@@ -166,6 +170,7 @@ class _FastStrategy(Strategy):
             self.settings = (*self.steps.report, *self._describe())
             rank_zero_info(f"Nano trains with {', '.join(self.settings)}")
             self.prefix = self._automatic_prefix(trainer)
+            self.rates = StepRates()
 
     def _automatic_prefix(self, trainer: Trainer) -> AutomaticPrefix:
         chosen = any(isinstance(each, FrozenPrefixCallback) for each in _callbacks(trainer))
@@ -186,13 +191,17 @@ class _FastStrategy(Strategy):
         return batch if self.steps is None else self.steps.batch(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        with cast("AutomaticPrefix", self.prefix).step():
+        prefix = cast("AutomaticPrefix", self.prefix)
+        self.rates.begin(prefix)
+        with prefix.step():
             return cast("FastSteps", self.steps).step(super().training_step, *args, **kwargs)
 
     def teardown(self) -> None:
         if self.prefix is not None:
             self.prefix.close()
             self.prefix = None
+            if self.rates.gain is not None:
+                rank_zero_info(f"Nano trained at {self.rates.gain}")
         if self.steps is not None:
             self.steps.undo()
             self.steps = None
@@ -381,6 +390,7 @@ def _packed(registry: ObjectRegistry, changes: Changes, trainer: Trainer) -> byt
         "max_epochs": trainer.fit_loop.max_epochs,
         "should_stop": trainer.should_stop,
         "settings": cast("ProcessesStrategy", trainer.strategy).settings,
+        "rates": cast("ProcessesStrategy", trainer.strategy).rates,
     }
     optimizers = (trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs)
     try:
@@ -404,7 +414,7 @@ def _restore(trainer: Trainer, state: dict[str, Any]) -> None:
     trainer.should_stop = state["should_stop"]
     strategy = cast("ProcessesStrategy", trainer.strategy)
     strategy.optimizers, strategy.lr_scheduler_configs = state["optimizers"]
-    strategy.settings = state["settings"]
+    strategy.settings, strategy.rates = state["settings"], state["rates"]
     trainer.state = state["state"]
 
 
