@@ -11,10 +11,10 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
+from bigdl.orca.inference.shipping import ShippedModel
 from bigdl.orca.learn.backends import BACKENDS, cluster_of
 from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
 from bigdl.orca.learn.prediction.sample import sample_of
-from bigdl.orca.learn.prediction.shipping import ShippedModel
 from bigdl.orca.learn.prediction.sql import sql_function
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.failure import FailurePolicy

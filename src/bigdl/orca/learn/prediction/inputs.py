@@ -26,7 +26,7 @@ from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
-from bigdl.orca.learn.prediction.shipping import Ready, ShippedModel
+from bigdl.orca.inference.shipping import Ready, ShippedModel
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
 from bigdl.runtime.shards.texts import takes_texts

@@ -2,7 +2,7 @@
 
 The function takes the model's inputs as arguments.  Spark hands it Arrow arrays; they become the
 model's arrays by the rules by which columns of Parquet files do.  Each Python worker loads the
-model once (:mod:`bigdl.orca.learn.prediction.shipping`).
+model once (:mod:`bigdl.orca.inference.shipping`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.feeds.arrow_types import in_type_of, spark_type
+from bigdl.orca.inference.shipping import ShippedModel
 from bigdl.orca.learn.prediction.inputs import (
     OutputColumns,
     PredictOptions,
@@ -24,7 +25,6 @@ from bigdl.orca.learn.prediction.inputs import (
     outputs_of_rows,
     predict_rows,
 )
-from bigdl.orca.learn.prediction.shipping import ShippedModel
 from bigdl.runtime.shards.columns import column_spec, decode, float_dtype
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.training.batches import zero_column

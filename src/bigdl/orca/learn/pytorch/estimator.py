@@ -14,6 +14,7 @@ import torch
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
+from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.arguments import (
     check_counts,
     check_layer_options,
@@ -28,7 +29,6 @@ from bigdl.orca.learn.metrics import Metric
 from bigdl.orca.learn.parameter_layer_fit.figures import draw_phases, phase_summaries
 from bigdl.orca.learn.prediction.inputs import PredictOptions
 from bigdl.orca.learn.prediction.sample import Sample, sample_of
-from bigdl.orca.learn.prediction.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
