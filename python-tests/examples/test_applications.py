@@ -1,6 +1,7 @@
 """The programs of examples/applications, on as little data as shows that they work."""
 
 import image_pipeline
+import streaming_speech
 
 
 def test_animals_are_found_described_and_found_again(orca_spark):
@@ -10,3 +11,9 @@ def test_animals_are_found_described_and_found_again(orca_spark):
     assert found["ids"] == list(range(60))
     assert found["found"] > 0.8
     assert found["again"] > 0.5
+
+
+def test_a_stream_of_sounds_is_answered(orca_spark):
+    found = streaming_speech.main(["--epochs", "3"])
+    assert found["keys"] == list(range(found["sounds"]))
+    assert found["right"] > 0.9

@@ -57,8 +57,8 @@ def map_batches(
     data : pyspark.sql.DataFrame
     function : callable
         ``function(batch, models)``: `batch` is a dict of the columns, each an ndarray with a row
-        per row (arrays of equal lengths as more dimensions; texts, bytes and anything else as an
-        ndarray of objects), `models` those of the worker. It returns a dict of the columns that
+        per row (arrays of equal lengths as more dimensions; times as datetime64 in UTC; texts,
+        bytes and anything else as an ndarray of objects), `models` those of the worker. It returns a dict of the columns that
         `returns` names, each an ndarray or a sequence with an entry per row.
     returns : str
         Names and types of the columns that the function makes, as Spark writes a schema:
@@ -372,7 +372,8 @@ def _called(worker: _Worker, taken: _Taken, names: list[str], schema: Any) -> li
 def values_of(name: str, array: Any) -> np.ndarray:
     """A column of Arrow as an ndarray with a row per row.
 
-    Arrays of equal lengths become more dimensions; what is no number is an object.
+    Arrays of equal lengths become more dimensions, times datetime64 in UTC; what is no number is
+    an object.
     """
     shape, inner = [len(array)], array
     while pa.types.is_list(inner.type) and not inner.null_count:
@@ -384,6 +385,8 @@ def values_of(name: str, array: Any) -> np.ndarray:
     is_number = pa.types.is_integer(inner.type) or pa.types.is_floating(inner.type)
     if (is_number or pa.types.is_boolean(inner.type)) and not inner.null_count:
         return np.ascontiguousarray(inner.to_numpy(zero_copy_only=False)).reshape(shape)
+    if pa.types.is_timestamp(array.type) and not array.null_count:
+        return array.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False)
     objects = np.empty(len(array), object)
     objects[:] = array.to_pylist()
     return objects

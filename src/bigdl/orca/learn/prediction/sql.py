@@ -18,6 +18,7 @@ from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.feeds.arrow_types import in_type_of, spark_type
 from bigdl.orca.inference.shipping import ShippedModel
 from bigdl.orca.learn.prediction.inputs import (
+    NOT_FITTED,
     OutputColumns,
     PredictOptions,
     chosen_outputs,
@@ -104,10 +105,7 @@ def sql_function(
     """
     if rows is None:
         if not options.inputs or not all(options.inputs):
-            raise UsageError(
-                "It is not known what the model takes, since it has not been fitted; pass sample=, "
-                "some rows of its inputs"
-            )
+            raise UsageError(NOT_FITTED)
         rows = [zero_column(leaves, 2) for leaves in options.inputs]
     outputs = outputs_of_rows(shipped.load(), rows)
     names = chosen_outputs([key for key, _ in outputs], options.output_cols)
