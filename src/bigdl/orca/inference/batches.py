@@ -58,8 +58,9 @@ def map_batches(
     function : callable
         ``function(batch, models)``: `batch` is a dict of the columns, each an ndarray with a row
         per row (arrays of equal lengths as more dimensions; times as datetime64 in UTC; texts,
-        bytes and anything else as an ndarray of objects), `models` those of the worker. It returns a dict of the columns that
-        `returns` names, each an ndarray or a sequence with an entry per row.
+        bytes and anything else as an ndarray of objects), `models` those of the worker. It returns
+        a dict of the columns that `returns` names, each an ndarray or a sequence with an entry per
+        row.
     returns : str
         Names and types of the columns that the function makes, as Spark writes a schema:
         ``"box array<int>, score float"``.
