@@ -34,7 +34,8 @@ def settings_of(servers: str, options: Mapping[str, str] | None = None) -> dict[
     """
     if not isinstance(servers, str) or not servers.strip():
         raise UsageError(f'servers must be addresses such as "kafka-1:9092", got {servers!r}')
-    return {"bootstrap.servers": servers, **{k: str(v) for k, v in (options or {}).items()}}
+    given = {key: str(value) for key, value in (options or {}).items()}
+    return {"bootstrap.servers": servers, **given}
 
 
 def is_passing(error: Any) -> bool:
@@ -82,6 +83,7 @@ def consumer_of(settings: tuple[tuple[str, str], ...], group: str) -> Any:
             "auto.offset.reset": "error",
             "enable.partition.eof": "true",
             "isolation.level": "read_committed",
+            "reconnect.backoff.ms": "500",  # each attempt leaves a line on stderr
             **dict(settings),
             "group.id": group,
         }

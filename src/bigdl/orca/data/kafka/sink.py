@@ -192,7 +192,7 @@ class _Writer:
         if self.producer is not None:
             return
         kafka = confluent_kafka()
-        defaults = {"linger.ms": "5", "transaction.timeout.ms": "60000"}
+        defaults = {"linger.ms": "5", "reconnect.backoff.ms": "500"}
         producer = kafka.Producer(
             {**defaults, **dict(self.sink.settings), "transactional.id": self.group}
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_choice, check_positive
@@ -86,7 +87,7 @@ def _by_jar(spark: Any, options: dict[str, str], may_miss: bool) -> DataFrame | 
     try:
         return spark.readStream.format("kafka").options(**options).load()
     except AnalysisException as error:
-        if "Failed to find data source" not in str(error):
+        if not re.search("Failed to find (the )?data source", str(error)):
             raise
     if may_miss and hasattr(spark, "dataSource"):
         return None
