@@ -42,7 +42,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples" / "applications"))
+sys.path[0] = str(ROOT / "examples" / "applications")  # this file has the name of one there
 
 import image_pipeline as program  # noqa: E402
 import scenes  # noqa: E402

@@ -37,7 +37,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples" / "applications"))
+sys.path[0] = str(ROOT / "examples" / "applications")  # this file has the name of one there
 
 import streaming_speech as program  # noqa: E402
 
