@@ -49,6 +49,7 @@ ELASTICSEARCH = ["elasticsearch>=8.15,<10"]
 ENCRYPTION = ["cryptography>=43"]
 DELTA = ["deltalake>=1.6,<2"]
 ICEBERG = ["pyiceberg>=0.12,<0.13"]
+KAFKA = ["confluent-kafka>=2.8,<3"]
 MLFLOW = ["mlflow-skinny>=3.17,<4"]
 INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
 JAX = ["jax>=0.10,<0.11", "keras>=3.12,<4"]
@@ -83,6 +84,7 @@ EXTRAS = {
     "encryption": ENCRYPTION,
     "delta": DELTA,
     "iceberg": ICEBERG,
+    "kafka": KAFKA,
     "mlflow": MLFLOW,
     "tf": TF,
     "jax": JAX,
@@ -101,6 +103,7 @@ EXTRAS = {
             *ENCRYPTION,
             *DELTA,
             *ICEBERG,
+            *KAFKA,
             *MLFLOW,
             *TF,
             *JAX,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.orca.inference.shipping import ModelBytes
 from bigdl.orca.learn.prediction.inputs import PredictOptions
-from bigdl.orca.learn.prediction.shipping import ModelBytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, require
 from bigdl.orca.inference.runtimes import (
+    accelerated_model,
     file_copies,
     module_copies,
     nano_copies,
     nano_files,
+    need_module,
     onnx_copies,
     openvino_copies,
     read_model,
     read_openvino,
+    saved_files,
 )
+from bigdl.orca.inference.shipping import ShippedModel
 
 
 class InferenceModel:
@@ -82,10 +88,54 @@ class InferenceModel:
         # the file is shipped: a script has no pickle
         return self._fill(file_copies, read_model(model_path), model_path, trust)
 
-    def load_module(self, module) -> InferenceModel:
-        """Take a module (or a ``TorchModel``); it is copied."""
+    def load_module(
+        self, module, *, accelerate: str | None = None, sample: Any = None
+    ) -> InferenceModel:
+        """Take a module (or a ``TorchModel``); it is copied.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+        accelerate : str, optional
+            A method of Nano, e.g. ``"openvino_int8"``: the module is converted, and calibrated for
+            int8, now and here.
+        sample : ndarray or sequence of ndarray
+            Some rows as :meth:`predict` takes them, for `accelerate`; 32 to 256 are good for int8.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.orca.inference import InferenceModel
+        >>> rows = np.array([[-1.0, 2.0], [3.0, -4.0]], dtype="float32")
+        >>> model = InferenceModel()
+        >>> model = model.load_module(torch.nn.ReLU(), accelerate="openvino_fp32", sample=rows)
+        >>> model.predict(rows)
+        array([[0., 2.],
+               [3., 0.]], dtype=float32)
+        """
         module = module.to_pytorch() if hasattr(module, "to_pytorch") else module
-        return self._fill(module_copies, module)
+        if accelerate is None:
+            return self._fill(module_copies, module)
+        from bigdl.nano.pytorch.methods import METHODS
+
+        if accelerate not in METHODS:
+            raise UsageError(
+                f"accelerate should be the name of a method ({', '.join(METHODS)}), got "
+                f"{accelerate!r}"
+            )
+        if sample is None:
+            raise UsageError(
+                f"accelerate={accelerate!r} needs some rows to convert the model with; pass sample="
+            )
+        torch = require("torch", "orca")
+        arguments = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in _as_arrays(sample))
+        need_module(module)
+        model = copy.deepcopy(module).eval()
+        converted = accelerated_model(model, accelerate, [arguments], None)
+        if converted is model:
+            return self._fill(module_copies, module)
+        return self._fill(nano_copies, saved_files(converted), model)
 
     def load_onnx(self, path: str) -> InferenceModel:
         """Read an ONNX model (needs onnxruntime)."""
@@ -141,11 +191,26 @@ class InferenceModel:
 
     def _fill(self, make_copies: Callable[..., list], *parts: Any) -> InferenceModel:
         """Take the copies ``make_copies(count, *parts)``; a worker of Spark makes its own so."""
+        return self._take(make_copies(self._count, *parts), (make_copies, *parts))
+
+    def _take(self, copies: list, origin: tuple) -> InferenceModel:
         idle: queue.LifoQueue[Any] = queue.LifoQueue()
-        for each in make_copies(self._count, *parts):
+        for each in copies:
             idle.put(each)
-        self._idle, self._origin = idle, (make_copies, *parts)
+        self._idle, self._origin = idle, origin
         return self
+
+    @property
+    def origin(self) -> tuple:
+        """What the copies are made of, which can be pickled, for :meth:`of_origin`."""
+        self._need_model()
+        return cast("tuple", self._origin)
+
+    @classmethod
+    def of_origin(cls, origin: tuple, threads: int | None = None) -> InferenceModel:
+        """Return the model in a worker of Spark, where each call computes with so many threads."""
+        make_copies, *parts = origin
+        return cls()._take(make_copies(1, *parts, threads=threads), origin)
 
     # -- prediction ----------------------------------------------------------------------------
 
@@ -188,18 +253,13 @@ class InferenceModel:
         pyspark.RDD
             The outputs, lazily and in the same order.
         """
-        import cloudpickle
-
-        self._need_model()
-        # a broadcast pickles without cloudpickle, which classes of __main__ need
-        shipped = (sc or inputs.context).broadcast(cloudpickle.dumps(self._origin))
+        shipped = ShippedModel(_Shipped(self.origin, 1), sc or inputs.context, ())
+        model_of_task = shipped.in_task(1)
 
         def predict(batches: Iterable) -> Iterator:
-            model = None
-            for batch in batches:
-                if model is None:
-                    model = InferenceModel()._fill(*cloudpickle.loads(shipped.value))
-                yield model.predict(batch)
+            with model_of_task() as model:
+                for batch in batches:
+                    yield model(batch)
 
         return inputs.mapPartitions(predict)
 
@@ -219,6 +279,28 @@ class InferenceModel:
                 "There is no model yet; call load_torch, load_onnx, load_openvino or load_nano "
                 "first"
             )
+
+
+@dataclass(frozen=True)
+class _Shipped:
+    """What the tasks make an InferenceModel of."""
+
+    origin: tuple
+    threads: int
+
+    def ready(self, device: Any) -> _Ready:
+        return _Ready(InferenceModel.of_origin(self.origin, self.threads))
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """An InferenceModel as tasks call it."""
+
+    model: InferenceModel
+    squeezes: bool = False
+
+    def __call__(self, batch: Any) -> Any:
+        return self.model.predict(batch)
 
 
 def _refuse(models: str, advice: str, path: str) -> NoReturn:

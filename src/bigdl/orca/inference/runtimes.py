@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import os
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,11 +58,9 @@ def network_copies(count: int, run: Copy, names: Sequence[str]) -> list[Copy]:
     return [checked] * count
 
 
-def module_copies(count: int, module: Any) -> list[Copy]:
-    """Return copies of a module."""
-    torch = require("torch", "orca")
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"A module of PyTorch is expected, got {type(module).__name__}")
+def module_copies(count: int, module: Any, *, threads: int | None = None) -> list[Copy]:
+    """Return copies of a module; they compute with the threads of the process."""
+    need_module(module)
     copies = [copy.deepcopy(module) for _ in range(count)]
     for each in copies:
         with contextlib.suppress(NotImplementedError):  # an exported program has one mode only
@@ -69,23 +68,34 @@ def module_copies(count: int, module: Any) -> list[Copy]:
     return [torch_copy(each) for each in copies]
 
 
-def file_copies(count: int, data: bytes, path: str, trust: bool) -> list[Copy]:
+def need_module(module: Any) -> None:
+    """Refuse what is no module of PyTorch."""
+    torch = require("torch", "orca")
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"A module of PyTorch is expected, got {type(module).__name__}")
+
+
+def file_copies(
+    count: int, data: bytes, path: str, trust: bool, *, threads: int | None = None
+) -> list[Copy]:
     """Return copies of the module in a file of PyTorch, see :func:`torch_module`."""
     return module_copies(count, torch_module(data, path, trust))
 
 
-def onnx_copies(count: int, data: bytes) -> list[Copy]:
+def onnx_copies(count: int, data: bytes, *, threads: int | None = None) -> list[Copy]:
     """Return the content of an ONNX file in ONNX Runtime, whose copies are one."""
     require("onnxruntime", "nano")
     from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork
 
     file = OnnxFile()
     file.path.write_bytes(data)
-    network = OnnxNetwork(file)
+    network = OnnxNetwork(file, threads=threads)
     return network_copies(count, network.infer, network.input_names)
 
 
-def openvino_copies(count: int, xml: bytes, weights: bytes, batch_size: int = 0) -> list[Copy]:
+def openvino_copies(
+    count: int, xml: bytes, weights: bytes, batch_size: int = 0, *, threads: int | None = None
+) -> list[Copy]:
     """Return the content of the two files of a network in OpenVINO, whose copies are one."""
     require("openvino", "nano")
     from bigdl.nano.openvino import CompiledNetwork
@@ -97,11 +107,13 @@ def openvino_copies(count: int, xml: bytes, weights: bytes, batch_size: int = 0)
         for position, port in enumerate(network.inputs)
         if batch_size
     }
-    compiled = CompiledNetwork(network, shapes=shapes or None)
+    compiled = CompiledNetwork(network, shapes=shapes or None, thread_num=threads)
     return network_copies(count, compiled.infer, compiled.input_names)
 
 
-def nano_copies(count: int, files: Mapping[str, bytes], module: Any) -> list:
+def nano_copies(
+    count: int, files: Mapping[str, bytes], module: Any, *, threads: int | None = None
+) -> list:
     """Return the files of a directory that ``InferenceOptimizer.save`` wrote, as copies.
 
     Threads share a network in another runtime, so its copies are one. Graphs of PyTorch run with
@@ -112,7 +124,7 @@ def nano_copies(count: int, files: Mapping[str, bytes], module: Any) -> list:
 
     def load():
         opened = {name: io.BytesIO(content) for name, content in files.items()}
-        return InferenceOptimizer.load(opened, module).eval()
+        return InferenceOptimizer.load(opened, module, thread_num=threads).eval()
 
     model = load()
     if isinstance(model, NetworkModel):
@@ -121,6 +133,40 @@ def nano_copies(count: int, files: Mapping[str, bytes], module: Any) -> list:
     for each in models:
         each.thread_num = None
     return [torch_copy(each) for each in models]
+
+
+def accelerated_model(
+    model: Any, method: str, batches: Sequence[tuple], threads: int | None
+) -> Any:
+    """Return a module as a method of Nano makes it.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    method : str
+    batches : sequence of tuple
+        Arguments of the model: the first to convert it with, all to calibrate int8.
+    threads : int, optional
+    """
+    from bigdl.nano.pytorch import InferenceOptimizer
+    from bigdl.nano.pytorch.methods import METHODS
+
+    options: dict[str, Any] = {}
+    if METHODS[method].precision == "int8":
+        options = {"calib_data": batches, "sample_size": sum(len(batch[0]) for batch in batches)}
+    return InferenceOptimizer.build(
+        model, method, input_sample=batches[0], thread_num=threads, **options
+    )
+
+
+def saved_files(accelerated: Any) -> dict[str, bytes]:
+    """The files of the directory that ``InferenceOptimizer.save`` writes for a model, by name."""
+    from bigdl.nano.pytorch import InferenceOptimizer
+
+    with tempfile.TemporaryDirectory(prefix="bigdl-accelerated-") as folder:
+        directory = Path(folder, "model")
+        InferenceOptimizer.save(accelerated, directory)
+        return nano_files(directory)
 
 
 def nano_files(path: str | os.PathLike) -> dict[str, bytes]:

@@ -11,10 +11,16 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
+from bigdl.orca.inference.shipping import ShippedModel
 from bigdl.orca.learn.backends import BACKENDS, cluster_of
-from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
+from bigdl.orca.learn.prediction.inputs import (
+    NOT_FITTED,
+    PredictOptions,
+    opened,
+    predict_any,
+    predict_dataframe,
+)
 from bigdl.orca.learn.prediction.sample import sample_of
-from bigdl.orca.learn.prediction.shipping import ShippedModel
 from bigdl.orca.learn.prediction.sql import sql_function
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.failure import FailurePolicy
@@ -236,6 +242,40 @@ class TrainingEstimator(ABC):
         outputs = None if output_cols is None else names_of(output_cols)
         options = PredictOptions(config, names, batch_size, outputs, inputs)
         return predict_any(data, shipped, options, cluster)
+
+    def _predict_stream(
+        self,
+        data: Any,
+        sample: Any,
+        config: dict | None,
+        feature_cols: Any,
+        batch_size: int,
+        output_cols: Any,
+        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
+    ) -> Any:
+        """Predict a streaming DataFrame, of which no row can be looked at before.
+
+        Parameters
+        ----------
+        sample : Sample, or an input of `predict`, or None
+        ship : callable
+            As of :meth:`_predict`; it gets the Sample.
+        """
+        if not getattr(data, "isStreaming", False):
+            raise UsageError(
+                f"predict_stream takes a streaming DataFrame, got {type(data).__name__}; use "
+                "predict for data that has an end"
+            )
+        names = names_of(feature_cols)
+        cluster: Any = cluster_of("spark", data, self._options.workers_per_node)
+        rows = self._sample(sample, config, names, cluster)
+        shipped, inputs = ship(rows, names, cluster, self._inputs())
+        if rows is None and not inputs:
+            raise UsageError(NOT_FITTED)
+        outputs = None if output_cols is None else names_of(output_cols)
+        options = PredictOptions(config, names, batch_size, outputs, inputs)
+        first = None if rows is None else rows.first(2)
+        return predict_dataframe(data, shipped, options, cluster.threads_per_task, first)
 
     def _sql_function(
         self,

@@ -15,8 +15,8 @@ from bigdl.nano.openvino.network import loose_shapes, port_name, read_network, r
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.data.feeds import kind_of, names_of
 from bigdl.orca.inference.runtimes import read_openvino
+from bigdl.orca.inference.shipping import shipped_of
 from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
-from bigdl.orca.learn.prediction.shipping import shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Network:
-    """A network as :class:`~bigdl.orca.learn.prediction.shipping.ShippedModel` broadcasts it.
+    """A network as :class:`~bigdl.orca.inference.shipping.ShippedModel` broadcasts it.
 
     Attributes
     ----------

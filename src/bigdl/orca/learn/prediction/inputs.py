@@ -26,7 +26,7 @@ from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
-from bigdl.orca.learn.prediction.shipping import Ready, ShippedModel
+from bigdl.orca.inference.shipping import Ready, ShippedModel
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
 from bigdl.runtime.shards.texts import takes_texts
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 pa = LazyModule("pyarrow", "orca")
 logger = logging.getLogger("bigdl.orca")
+
+NOT_FITTED = (
+    "It is not known what the model takes, since it has not been fitted; pass sample=, some rows "
+    "of its inputs"
+)
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,11 @@ def _joined(arrays):
 
 
 def predict_dataframe(
-    frame: DataFrame, shipped: ShippedModel, options: PredictOptions, threads: int = 1
+    frame: DataFrame,
+    shipped: ShippedModel,
+    options: PredictOptions,
+    threads: int = 1,
+    rows: list | None = None,
 ) -> DataFrame:
     """Return `frame` with a column ``prediction``, or one for each output that has a name.
 
@@ -224,6 +233,9 @@ def predict_dataframe(
     options : PredictOptions
     threads : int
         Threads of torch in each task.
+    rows : list, optional
+        The model's inputs for two rows, as it takes them, to see what it returns; by default they
+        are made up, or are those of `frame`.
     """
     specs, plain, converted = converted_columns(frame, options.config, options.feature_cols)
     kept = plain.columns
@@ -239,7 +251,10 @@ def predict_dataframe(
     known = options.inputs
     if known is None or len(known) != len(specs):
         known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
-    outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
+    if rows is None:
+        outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
+    else:
+        outputs = outputs_of_rows(shipped.load(), rows)
     names = chosen_outputs([key for key, _ in outputs], options.output_cols)
     columns = OutputColumns([shape for _, shape in outputs], *names)
     columns.check(frame.columns)

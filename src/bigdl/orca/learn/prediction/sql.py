@@ -2,7 +2,7 @@
 
 The function takes the model's inputs as arguments.  Spark hands it Arrow arrays; they become the
 model's arrays by the rules by which columns of Parquet files do.  Each Python worker loads the
-model once (:mod:`bigdl.orca.learn.prediction.shipping`).
+model once (:mod:`bigdl.orca.inference.shipping`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.feeds.arrow_types import in_type_of, spark_type
+from bigdl.orca.inference.shipping import ShippedModel
 from bigdl.orca.learn.prediction.inputs import (
+    NOT_FITTED,
     OutputColumns,
     PredictOptions,
     chosen_outputs,
@@ -24,7 +26,6 @@ from bigdl.orca.learn.prediction.inputs import (
     outputs_of_rows,
     predict_rows,
 )
-from bigdl.orca.learn.prediction.shipping import ShippedModel
 from bigdl.runtime.shards.columns import column_spec, decode, float_dtype
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.training.batches import zero_column
@@ -104,10 +105,7 @@ def sql_function(
     """
     if rows is None:
         if not options.inputs or not all(options.inputs):
-            raise UsageError(
-                "It is not known what the model takes, since it has not been fitted; pass sample=, "
-                "some rows of its inputs"
-            )
+            raise UsageError(NOT_FITTED)
         rows = [zero_column(leaves, 2) for leaves in options.inputs]
     outputs = outputs_of_rows(shipped.load(), rows)
     names = chosen_outputs([key for key, _ in outputs], options.output_cols)

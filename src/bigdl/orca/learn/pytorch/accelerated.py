@@ -9,7 +9,6 @@ import io
 import logging
 import os
 import pickle
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import relative_error
-from bigdl.orca.inference.runtimes import nano_files
-from bigdl.orca.learn.prediction.sample import SAMPLE_ROWS, Sample
+from bigdl.orca.inference.runtimes import accelerated_model, nano_files, saved_files
+from bigdl.orca.learn.prediction.sample import Sample
 from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot
 from bigdl.runtime.serialization import digest_of
 
@@ -159,24 +158,11 @@ def _directory_of(accelerate: Any) -> Path | None:
 
 def _saved(method: str, model, batches, compared, expected, threads) -> dict[str, bytes] | None:
     """The files of the accelerated model; None if it is the model itself."""
-    from bigdl.nano.pytorch import InferenceOptimizer
-    from bigdl.nano.pytorch.methods import METHODS
-
     if method == "auto":
         accelerated = _fastest(model, batches, compared, expected, threads)
     else:
-        options: dict[str, Any] = {}
-        if METHODS[method].precision == "int8":
-            options = {"calib_data": batches, "sample_size": SAMPLE_ROWS}
-        accelerated = InferenceOptimizer.build(
-            model, method, input_sample=batches[0], thread_num=threads, **options
-        )
-    if accelerated is model:
-        return None
-    with tempfile.TemporaryDirectory(prefix="bigdl-accelerated-") as folder:
-        directory = Path(folder, "model")
-        InferenceOptimizer.save(accelerated, directory)
-        return nano_files(directory)
+        accelerated = accelerated_model(model, method, batches, threads)
+    return None if accelerated is model else saved_files(accelerated)
 
 
 def _fastest(model, batches, compared, expected, threads):

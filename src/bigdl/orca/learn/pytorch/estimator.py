@@ -14,6 +14,7 @@ import torch
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
+from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.arguments import (
     check_counts,
     check_layer_options,
@@ -28,7 +29,6 @@ from bigdl.orca.learn.metrics import Metric
 from bigdl.orca.learn.parameter_layer_fit.figures import draw_phases, phase_summaries
 from bigdl.orca.learn.prediction.inputs import PredictOptions
 from bigdl.orca.learn.prediction.sample import Sample, sample_of
-from bigdl.orca.learn.prediction.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, TqdmCallback
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
@@ -693,6 +693,66 @@ RayXShards or a ray.data.Dataset
         config = self._parts.config
         return self._predict(data, config, feature_cols, batch_size, output_cols, ship)
 
+    def predict_stream(
+        self,
+        data: Any,
+        batch_size: int = 256,
+        feature_cols: str | Sequence[str] | None = None,
+        output_cols: str | Sequence[str] | None = None,
+        *,
+        accelerate: str | os.PathLike | None = None,
+        sample: Any = None,
+    ) -> Any:
+        """A streaming DataFrame with predictions.
+
+        The query that writes it goes on with the model as it is now. With
+        :func:`bigdl.orca.data.kafka.write_kafka` each row is answered exactly once, also when the
+        query is started again.
+
+        Parameters
+        ----------
+        data : pyspark.sql.DataFrame
+            Streaming.
+        batch_size, feature_cols, output_cols
+            As of :meth:`predict`.
+        accelerate : str, optional
+            As of :meth:`predict`; it needs a `sample`.
+        sample : optional
+            Some rows, up to 256 are taken: any input that :meth:`predict` takes. A model that was
+            not fitted needs them.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            Streaming, in the form of :meth:`predict`.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.pytorch import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> spark = OrcaContext.get_spark_session()
+        >>> rows = spark.createDataFrame([(1, [1.0, -2.0])], "id int, x array<double>")
+        >>> rows.write.parquet("rows")
+        >>> stream = spark.readStream.schema(rows.schema).parquet("rows")
+        >>> estimator = Estimator.from_torch(model=torch.nn.ReLU())
+        >>> answered = estimator.predict_stream(stream, feature_cols="x", sample=rows)
+        >>> query = answered.writeStream.format("memory").queryName("answers").start()
+        >>> query.processAllAvailable()
+        >>> query.stop()
+        >>> spark.table("answers").first()
+        Row(id=1, x=[1.0, -2.0], prediction=DenseVector([1.0, 0.0]))
+        """
+        self._need_model()
+        check_positive("batch_size", batch_size)
+        self._need_sample(sample, accelerate)
+        ship = self._shipping(self._parts, batch_size, accelerate)
+        config = self._parts.config
+        return self._predict_stream(
+            data, sample, config, feature_cols, batch_size, output_cols, ship
+        )
+
     def as_udf(
         self,
         feature_cols: str | Sequence[str] | None = None,
@@ -792,7 +852,7 @@ RayXShards or a ray.data.Dataset
         if accelerate is not None and sample is None:
             raise UsageError(
                 f"accelerate={accelerate!r} needs some rows to convert the model and to compare "
-                "its outputs with; pass sample= to as_udf, or input_example= to MLflow"
+                "its outputs with; pass sample=, or input_example= to MLflow"
             )
 
     def _shipping(self, parts: ModelParts, batch_size: int, accelerate: Any) -> Callable:

@@ -12,6 +12,7 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster.ray import is_alone
 from bigdl.orca.data.file import open_file_system
+from bigdl.orca.inference.shipping import ModelBytes, shipped_of
 from bigdl.orca.learn.arguments import (
     check_counts,
     check_layer_options,
@@ -24,7 +25,6 @@ from bigdl.orca.learn.backends import backend_of
 from bigdl.orca.learn.estimator import EstimatorOptions
 from bigdl.orca.learn.parameter_layer_fit.figures import PHASES
 from bigdl.orca.learn.prediction.inputs import PredictOptions
-from bigdl.orca.learn.prediction.shipping import ModelBytes, shipped_of
 from bigdl.orca.learn.prediction.typed import by_input
 from bigdl.orca.learn.tf2.model_files import KerasFiles
 from bigdl.orca.learn.tf2.parts import KerasParts, KerasSnapshot

@@ -182,7 +182,7 @@ def _is_named(value) -> bool:
 
 @dataclass(frozen=True)
 class KerasSnapshot:
-    """A Keras model as :class:`~bigdl.orca.learn.prediction.shipping.ShippedModel` broadcasts it.
+    """A Keras model as :class:`~bigdl.orca.inference.shipping.ShippedModel` broadcasts it.
 
     Attributes
     ----------

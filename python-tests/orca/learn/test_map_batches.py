@@ -1,0 +1,199 @@
+"""map_batches runs a program of several models over the rows of a DataFrame."""
+
+import io
+import os
+import signal
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.inference import InferenceModel, map_batches
+
+
+def picture(grey, form="JPEG", size=(64, 48)):
+    """A file with a gradient, of (width, height)."""
+    pixels = np.clip(np.linspace(0, 60, size[0])[None, :, None] + grey, 0, 255)
+    pixels = np.broadcast_to(pixels, (size[1], size[0], 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form)
+    return bytearray(file.getvalue())
+
+
+@pytest.fixture(scope="module")
+def pictures(orca_spark):
+    rows = [(i, picture(i)) for i in range(40)]
+    return orca_spark.createDataFrame(rows, "id long, picture binary").repartition(5).cache()
+
+
+def double(batch, models):
+    assert len(batch["x"]) <= 7
+    return {"y": models["double"].predict(batch["x"][:, None].astype(np.float32))[:, 0]}
+
+
+def linear(factor):
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(module.weight, factor)
+    return module
+
+
+@pytest.mark.parametrize("accelerate", [None, "openvino_fp32", "onnxruntime_fp32"])
+def test_rows_keep_their_order_and_columns(orca_spark, accelerate):
+    sample = np.ones((4, 1), np.float32)
+    model = InferenceModel().load_module(linear(2.0), accelerate=accelerate, sample=sample)
+    frame = orca_spark.range(0, 100, 1, 3).selectExpr("id as x", "string(id) as `a.b`")
+    done = map_batches(
+        frame, double, "y float", models={"double": model}, columns="x", batch_size=7
+    )
+    assert done.columns == ["x", "a.b", "y"]
+    assert [tuple(row) for row in done.collect()] == [(i, str(i), 2.0 * i) for i in range(100)]
+
+
+def test_a_worker_builds_its_models_once(orca_spark):
+    def which(batch, models):
+        rows = len(batch["id"])
+        return {"process": np.full(rows, os.getpid()), "model": np.full(rows, id(models["m"]))}
+
+    models = {"m": InferenceModel().load_module(linear(1.0))}
+    frame = orca_spark.range(0, 64, 1, 8)
+    done = map_batches(frame, which, "process long, model long", models=models, columns="id")
+    seen = done.select("process", "model").distinct().collect()
+    assert len(seen) == len({row.process for row in seen})
+
+
+def test_columns_come_as_arrays_and_go_as_types_of_spark(orca_spark):
+    rows = [
+        ("a", [1.0, 2.0], [[1], [2]], True, bytearray(b"x")),
+        ("b", [3.0, 4.0], [[3], [4]], False, None),
+    ]
+    frame = orca_spark.createDataFrame(
+        rows,
+        "text string, vector array<double>, matrix array<array<int>>, flag boolean, data binary",
+    ).coalesce(1)
+
+    def look(batch, models):
+        assert batch["text"].tolist() == ["a", "b"]
+        assert batch["vector"].tolist() == [[1, 2], [3, 4]]
+        assert batch["matrix"].shape == (2, 2, 1)
+        assert batch["flag"].dtype == bool
+        assert batch["data"].tolist() == [b"x", None]
+        return {
+            "matrix2": batch["vector"][:, None, :] * np.ones((1, 3, 1)),
+            "code": np.array([[1, 2], [3, 4]], np.uint8),
+            "name": ["n", None],
+        }
+
+    returns = "matrix2 array<array<float>>, code binary, name string"
+    done = map_batches(frame, look, returns, columns=frame.columns, keep=[]).collect()
+    assert done[1].matrix2 == [[3.0, 4.0]] * 3
+    assert [row.name for row in done] == ["n", None]
+    assert [bytes(row.code) for row in done] == [b"\1\2", b"\3\4"]
+
+
+def shown(batch, models):
+    return {"pixels": batch["picture"].reshape(len(batch["picture"]), -1)}
+
+
+def pixels_of(row, height, width):
+    return np.array(row.pixels, np.uint8).reshape(height, width, 3)
+
+
+def test_images_are_decoded_to_their_size(orca_spark):
+    frame = orca_spark.createDataFrame([(picture(9, "PNG"),)], "picture binary")
+    wanted = cv2.cvtColor(
+        cv2.imdecode(np.frombuffer(picture(9, "PNG"), np.uint8), 1), cv2.COLOR_BGR2RGB
+    )
+    options = {"returns": "pixels array<int>", "images": {"picture": (48, 64)}}
+    (row,) = map_batches(frame, shown, **options).collect()
+    assert np.array_equal(pixels_of(row, 48, 64), wanted)
+
+
+def test_a_reduced_jpeg_is_nearly_the_whole_one(orca_spark, pictures):
+    options = {"returns": "pixels array<int>", "images": {"picture": (12, 16)}}
+    small, whole = (
+        map_batches(pictures.limit(3), shown, reduced=reduced, **options).collect()
+        for reduced in (True, False)
+    )
+    for one, other in zip(small, whole, strict=True):
+        apart = np.abs(np.array(one.pixels) - np.array(other.pixels))
+        assert apart.max() <= 4
+
+
+def test_damaged_images_are_null_or_an_error(orca_spark):
+    rows = [(0, picture(5)), (1, bytearray(b"no image")), (2, None), (3, picture(7))]
+    frame = orca_spark.createDataFrame(rows, "id int, picture binary").coalesce(1)
+
+    def grey(batch, models):
+        return {"grey": batch["picture"][:, 0, 0, 0].astype(np.int32)}
+
+    options = {"returns": "grey int", "images": {"picture": (48, 64)}}
+    found = map_batches(frame, grey, damaged="null", **options).collect()
+    assert [(row.id, row.grey is None) for row in found] == [
+        (0, False), (1, True), (2, True), (3, False),
+    ]  # fmt: skip
+    with pytest.raises(Exception, match="An image of the batch cannot be decoded"):
+        map_batches(frame, grey, **options).collect()
+
+
+@pytest.mark.fault
+def test_no_row_is_lost_or_doubled_when_workers_are_killed(orca_spark, pictures, tmp_path):
+    def bright(batch, models):
+        for number in range(2):  # two workers, one after the other
+            try:
+                os.close(os.open(tmp_path / str(number), os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"bright": batch["picture"].mean((1, 2, 3)).astype(np.float32)}
+
+    done = map_batches(pictures, bright, "bright float", images={"picture": (6, 8)}, batch_size=4)
+    done.write.parquet(str(tmp_path / "done"))
+    rows = orca_spark.read.parquet(str(tmp_path / "done")).collect()
+    assert sorted(row.id for row in rows) == list(range(40))
+    assert {"0", "1"} <= {path.name for path in tmp_path.iterdir()}
+
+
+WRONG = {
+    "no function": ({"function": 3}, "function must be callable, got int"),
+    "no columns": ({"images": None}, "The function would get no column"),
+    "no schema": ({"returns": "a b c d"}, "is no schema of Spark"),
+    "empty schema": ({"returns": ""}, "returns must name the new columns"),
+    "a taken name": ({"returns": "ID int"}, "two columns 'ID'"),
+    "a module": ({"models": {"m": linear(1.0)}}, "must be an InferenceModel, got Linear"),
+    "one side": ({"images": {"picture": 4}}, r"\(height, width\)"),
+    "numbers": ({"images": {"id": (4, 4)}}, "must be binary"),
+    "another column": ({"columns": "other"}, "other"),
+    "damaged": ({"damaged": "drop"}, "damaged"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_told(pictures, case):
+    changed, message = WRONG[case]
+    arguments = {"function": shown, "returns": "pixels array<int>", "images": {"picture": (4, 4)}}
+    with pytest.raises(UsageError, match=message):
+        map_batches(pictures, **{**arguments, **changed})
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda batch, models: {"other": batch["id"]}, "must return a dict of"),
+        (lambda batch, models: {"y": batch["id"][:1]}, "must return a value for each row"),
+        (lambda batch, models: {"y": ["text"] * len(batch["id"])}, "Column 'y' cannot be"),
+    ],
+)
+def test_what_a_function_returns_is_checked(orca_spark, function, message):
+    frame = orca_spark.range(0, 9, 1, 1)
+    with pytest.raises(Exception, match=message):
+        map_batches(frame, function, "y int", columns="id").collect()
+
+
+def test_acceleration_needs_a_method_and_a_sample():
+    with pytest.raises(UsageError, match="name of a method"):
+        InferenceModel().load_module(linear(1.0), accelerate="faster")
+    with pytest.raises(UsageError, match="pass sample="):
+        InferenceModel().load_module(linear(1.0), accelerate="openvino_fp32")

@@ -1,0 +1,211 @@
+"""Kafka as a Python data source of Spark, for sessions without the JAR of Spark's connector.
+
+Spark calls the reader on the driver for the offsets of a micro-batch, and in a task for the records
+of each partition of Kafka. Offsets are written to the checkpoint of the query before the batch
+runs, so a batch that runs again has the same records.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from bigdl.common.errors import BigDLError, UsageError
+from bigdl.orca.data.kafka.client import (
+    PATIENCE_S,
+    confluent_kafka,
+    consumer_of,
+    ends_of,
+    partitions_of,
+    settings_of,
+)
+
+NAME = "bigdl-kafka"
+SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
+_ROWS = 1000  # of a batch of Arrow
+_POLL_S = 1.0
+
+Offsets = dict[str, dict[str, int]]
+"""The offset of the next record, by topic and number of the partition."""
+
+
+class KafkaDataSource(DataSource):
+    """Records of topics, as :func:`bigdl.orca.data.kafka.read_kafka` asks for them.
+
+    Options are those of Spark's connector: ``kafka.bootstrap.servers`` and other settings of the
+    client with this prefix, ``subscribe``, ``startingOffsets`` (``earliest`` or ``latest``) and
+    ``maxOffsetsPerTrigger``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return KafkaReader(dict(self.options))
+
+
+@dataclass
+class OffsetRange(InputPartition):
+    """Records of a partition from one offset to before another."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class KafkaReader(DataSourceStreamReader):
+    """Offsets on the driver, and records in the tasks."""
+
+    def __init__(self, options: dict[str, str]):
+        given = {key.lower(): value for key, value in options.items()}
+        client = {k.removeprefix("kafka."): v for k, v in given.items() if k.startswith("kafka.")}
+        self._settings = tuple(
+            sorted(settings_of(client.pop("bootstrap.servers", ""), client).items())
+        )
+        self._topics = [name.strip() for name in given.get("subscribe", "").split(",") if name]
+        if not self._topics:
+            raise UsageError("The option subscribe must name a topic of Kafka, or several: a,b")
+        self._starts = given.get("startingoffsets", "latest")
+        if self._starts not in ("earliest", "latest"):
+            raise UsageError(
+                f'startingOffsets must be "earliest" or "latest", got {self._starts!r}'
+            )
+        most = given.get("maxoffsetspertrigger")
+        self._most = None if most is None else int(most)
+
+    def initialOffset(self) -> Offsets:
+        which = 0 if self._starts == "earliest" else 1
+        return self._by_topic(lambda topic, number: self._ends(topic, number)[which])
+
+    def getDefaultReadLimit(self) -> Any:
+        from pyspark.sql.streaming import datasource
+
+        every = datasource.ReadAllAvailable()
+        return every if self._most is None else datasource.ReadMaxRows(self._most)
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> Offsets:
+        latest = self._by_topic(lambda topic, number: self._ends(topic, number)[1])
+        most = getattr(limit, "max_rows", None)
+        return latest if most is None or start is None else limited(start, latest, most)
+
+    def partitions(self, start: Any, end: Any) -> Sequence[OffsetRange]:
+        ranges = []
+        for topic, offsets in end.items():
+            for number, last in offsets.items():
+                first = start.get(topic, {}).get(number)
+                if first is None:  # the partition is new
+                    first = self._ends(topic, int(number))[0]
+                if first < last:
+                    ranges.append(OffsetRange(topic, int(number), first, last))
+        return ranges
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        yield from records(self._consumer(), partition)
+
+    def _consumer(self) -> Any:
+        return consumer_of(self._settings, "bigdl-kafka-source")
+
+    def _ends(self, topic: str, number: int) -> tuple[int, int]:
+        return ends_of(self._consumer(), topic, number)
+
+    def _by_topic(self, offset_of: Any) -> Offsets:
+        found: Offsets = {topic: {} for topic in self._topics}
+        for topic, number in partitions_of(self._consumer(), self._topics):
+            found[topic][str(number)] = offset_of(topic, number)
+        return found
+
+
+def limited(start: Offsets, latest: Offsets, most: int) -> Offsets:
+    """Offsets of at most so many records after `start`: each partition gives its share."""
+    waiting = {
+        (topic, number): max(0, last - start.get(topic, {}).get(number, 0))
+        for topic, offsets in latest.items()
+        for number, last in offsets.items()
+    }
+    total, left = sum(waiting.values()), most
+    if total <= most:
+        return latest
+    end: Offsets = {topic: {} for topic in latest}
+    for place, (topic, number) in enumerate(waiting):
+        lag = waiting[topic, number]
+        share = min(lag, left if place == len(waiting) - 1 else -(-lag * most // total), left)
+        left -= share
+        end[topic][number] = start.get(topic, {}).get(number, 0) + share
+    return end
+
+
+def records(consumer: Any, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+    """The records of a range, in batches.
+
+    Offsets of aborted transactions and their marks hold no record, also the last ones of a range.
+
+    Raises
+    ------
+    BigDLError
+        If the broker has deleted some, or none comes for two minutes.
+    """
+    kafka = confluent_kafka()
+    consumer.assign([kafka.TopicPartition(wanted.topic, wanted.partition, wanted.start)])
+    rows: list[tuple] = []
+    give_up = time.monotonic() + PATIENCE_S
+    try:
+        while True:
+            messages = consumer.consume(_ROWS, timeout=_POLL_S if not rows else 0.05)
+            for message in messages:
+                error = message.error()
+                if error is None and message.offset() < wanted.end:
+                    rows.append(row_of(message))
+                    if message.offset() < wanted.end - 1:
+                        continue
+                elif error is not None and error.code() != kafka.KafkaError._PARTITION_EOF:
+                    if error.retriable() or error.code() == kafka.KafkaError._TRANSPORT:
+                        continue
+                    raise BigDLError(
+                        f"Kafka cannot give records {wanted.start} to {wanted.end - 1} of topic "
+                        f"{wanted.topic!r}, partition {wanted.partition}: {error.str()}"
+                    )
+                if rows:
+                    yield batch_of(rows)
+                return
+            if messages:
+                give_up = time.monotonic() + PATIENCE_S
+            elif time.monotonic() > give_up:
+                raise BigDLError(
+                    f"Kafka gave no record of topic {wanted.topic!r}, partition "
+                    f"{wanted.partition}, for {PATIENCE_S:.0f} s"
+                )
+            if len(rows) >= _ROWS:
+                yield batch_of(rows)
+                rows = []
+    finally:
+        consumer.unassign()
+
+
+def row_of(message: Any) -> tuple:
+    _, milliseconds = message.timestamp()
+    place = message.topic(), message.partition(), message.offset()
+    return message.key(), message.value(), *place, milliseconds * 1000
+
+
+def batch_of(rows: list[tuple]) -> pa.RecordBatch:
+    kinds = [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+    ]
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(c, kind) for c, (_, kind) in zip(columns, kinds, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))

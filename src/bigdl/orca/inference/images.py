@@ -1,0 +1,83 @@
+"""Columns of encoded images as arrays of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+
+
+def decode_images(
+    contents: Any,
+    size: tuple[int, int],
+    reduced: bool = True,
+    threads: ThreadPoolExecutor | None = None,
+    skips: bool = False,
+) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+    """Begin to decode the images of a column and to bring them to one size.
+
+    Parameters
+    ----------
+    contents : pyarrow.Array
+        Of binary.
+    size : (int, int)
+        Height and width of the result; proportions are not kept.
+    reduced : bool
+        Decode a JPEG at a fraction of its size where that is still large enough.
+    threads : ThreadPoolExecutor, optional
+        They decode; by default the thread that asks for the result does.
+    skips : bool
+        Leave out what is no image, instead of a UsageError.
+
+    Returns
+    -------
+    callable
+        It waits, and returns the images, uint8 of shape ``(rows, height, width, 3)``, and of shape
+        ``(rows,)`` True for those that are one.
+    """
+    height, width = size
+    pixels = np.zeros((len(contents), height, width, 3), np.uint8)
+    decode = _decoder(size, reduced)
+
+    def into(row: int) -> bool:
+        data = contents[row].as_py()
+        try:
+            if data is None:
+                raise UsageError("it is null")
+            decode(data, pixels[row])
+        except UsageError as error:
+            if not skips:
+                raise UsageError(f"An image of the batch cannot be decoded: {error}") from error
+            return False
+        return True
+
+    running = map(into, range(len(contents)))
+    if threads is not None:
+        running = threads.map(into, range(len(contents)))
+    return lambda: (pixels, np.fromiter(running, bool, len(contents)))
+
+
+def _decoder(size: tuple[int, int], reduced: bool) -> Callable[[bytes, np.ndarray], None]:
+    import cv2
+
+    from bigdl.nano.pytorch.vision.datasets.decoding import decode
+
+    height, width = size
+
+    def enough(rows: int, columns: int) -> tuple[int, int]:
+        return size
+
+    def into(data: bytes, target: np.ndarray) -> None:
+        image = decode(data, enough if reduced else None)
+        if image.shape[:2] == size:
+            target[...] = image
+            return
+        shrinks = image.shape[0] > height or image.shape[1] > width
+        how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+        cv2.resize(image, (width, height), dst=target, interpolation=how)
+
+    return into
