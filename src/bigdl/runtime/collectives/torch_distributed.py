@@ -6,6 +6,9 @@ from datetime import timedelta
 from bigdl.common.environment import EnvContext
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
 
+_ASK_AT_ONCE = "GLOO_ENABLE_STORE_V2_API"
+"""Variable that lets gloo ask for the addresses of all workers at once, and not one by one."""
+
 
 class TorchDistributedSync(GradientSync):
     """A process group over the job's channel: gloo, and nccl for workers with a GPU each.
@@ -47,6 +50,7 @@ class TorchDistributedSync(GradientSync):
             dist.destroy_process_group()
         self._worker.line.barrier("group", self.world_size)
         store = self._meeting_place()
+        os.environ.setdefault(_ASK_AT_ONCE, "1")  # also for groups that the program makes
         with _interface(self._worker.host), as_peer_lost():
             dist.init_process_group(
                 "gloo",
