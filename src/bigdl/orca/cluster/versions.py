@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError, require
@@ -229,6 +229,52 @@ def _spark_hash(value: int) -> int:
     found = (found ^ found >> 13) * 0xC2B2AE35 & mask
     found ^= found >> 16
     return found - (1 << 32) if found >> 31 else found
+
+
+def by_sets(
+    frame: DataFrame, keys: Sequence[str], sets: Sequence[Sequence[str]], figures: Sequence[Column]
+) -> DataFrame:
+    """Group rows by each of several sets of columns, in one pass.
+
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+    keys : sequence of str
+        All columns of the sets; null in the groups of a set without them.
+    sets : sequence of sequence of str
+    figures : sequence of pyspark.sql.Column
+        What is computed of each group, of other columns.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        The keys, ``source`` (Spark's grouping id: a bit for each key, from the first one down, set
+        if it is left out) and the figures.
+    """
+    from pyspark.sql import functions as F
+
+    if hasattr(type(frame), "groupingSets"):
+        columns = [[F.col(name) for name in each] for each in sets]
+        grouped = frame.groupingSets(columns, *map(F.col, keys))
+        return grouped.agg(F.grouping_id().alias("source"), *figures)
+    bits = {key: 1 << place for place, key in enumerate(reversed(keys))}
+    left_out = [sum(bits[key] for key in keys if key not in each) for each in sets]
+    sources = F.explode(F.array(*(F.lit(each).cast("bigint") for each in left_out)))
+    copies = frame.withColumn("source", sources)
+    for key, bit in bits.items():
+        is_there = F.col("source").bitwiseAND(F.lit(bit)) == 0
+        copies = copies.withColumn(key, F.when(is_there, F.col(key)))
+    return copies.groupBy(*keys, "source").agg(*figures)
+
+
+def shuffle(value: Column, seed: int) -> Column:
+    """The elements of arrays in an order drawn by a seed, which is another one in Spark 3.5."""
+    from pyspark.sql import functions as F
+
+    if "seed" in inspect.signature(F.shuffle).parameters:
+        return F.shuffle(value, seed)
+    drawn = F.transform(value, lambda each: F.struct(F.rand(seed), each.alias("value")))
+    return F.transform(F.array_sort(drawn), lambda each: each["value"])
 
 
 def try_cast(value: Column, kind: str | DataType) -> Column:
