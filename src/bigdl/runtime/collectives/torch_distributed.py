@@ -6,9 +6,6 @@ from datetime import timedelta
 from bigdl.common.environment import EnvContext
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
 
-_ASK_AT_ONCE = "GLOO_ENABLE_STORE_V2_API"
-"""Variable that lets gloo ask for the addresses of all workers at once, and not one by one."""
-
 
 class TorchDistributedSync(GradientSync):
     """A process group over the job's channel: gloo, and nccl for workers with a GPU each.
@@ -50,8 +47,7 @@ class TorchDistributedSync(GradientSync):
             dist.destroy_process_group()
         self._worker.line.barrier("group", self.world_size)
         store = self._meeting_place()
-        os.environ.setdefault(_ASK_AT_ONCE, "1")  # also for groups that the program makes
-        with _interface(self._worker.host), as_peer_lost():
+        with _meeting(self._worker.host), as_peer_lost():
             dist.init_process_group(
                 "gloo",
                 store=store,
@@ -118,8 +114,13 @@ class TorchDistributedSync(GradientSync):
         return tensor
 
 
-def _interface(host: str) -> EnvContext:
-    """Let gloo use the network interface of `host` for the time of the block."""
+def _meeting(host: str) -> EnvContext:
+    """Let gloo use the network interface of `host`, and ask for all addresses at once.
+
+    It would ask for one after another, which takes seconds from a hundred workers on.
+    """
     name = interface_of(host)
-    is_chosen = "GLOO_SOCKET_IFNAME" in os.environ
-    return EnvContext({} if is_chosen or not name else {"GLOO_SOCKET_IFNAME": name})
+    variables = {"GLOO_ENABLE_STORE_V2_API": "1"}
+    if name and "GLOO_SOCKET_IFNAME" not in os.environ:
+        variables["GLOO_SOCKET_IFNAME"] = name
+    return EnvContext(variables)
