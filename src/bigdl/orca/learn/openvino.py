@@ -100,7 +100,7 @@ class Network:
         UsageError
             If a size is not known.
         """
-        features = dict.fromkeys(self.order)
+        features: dict[int, np.ndarray] = {}
         for place, port in zip(self.order, read_network(self.files).inputs, strict=True):
             shape = port.partial_shape
             if shape.rank.is_dynamic or any(size.is_dynamic for size in list(shape)[1:]):
