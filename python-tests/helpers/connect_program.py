@@ -197,6 +197,7 @@ def interrupted():
     """Ctrl-C while workers wait in a collective that never ends."""
     from bigdl.orca.engine import ConnectEngine
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     start()
 
     def program(worker):
