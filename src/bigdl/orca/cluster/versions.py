@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -319,9 +320,11 @@ def arrow_udf(function: Callable, kind: str, *, iterates: bool = False) -> Any:
         return F.arrow_udf(function, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
     from pyspark.sql.functions import PandasUDFType
 
-    if iterates:
-        return F.pandas_udf(_iterates_pandas(function), kind, PandasUDFType.SCALAR_ITER)
-    made = F.pandas_udf(_by_pandas(function), kind, PandasUDFType.SCALAR)
+    with warnings.catch_warnings():  # type hints would say the same
+        warnings.simplefilter("ignore", UserWarning)
+        if iterates:
+            return F.pandas_udf(_iterates_pandas(function), kind, PandasUDFType.SCALAR_ITER)
+        made = F.pandas_udf(_by_pandas(function), kind, PandasUDFType.SCALAR)
 
     def apply(*columns: Column) -> Column:
         return made(*[each for column in columns for each in (column, F.typeof(column))])
