@@ -351,6 +351,7 @@ class OpenvinoEstimator:
 
         Examples
         --------
+        >>> import numpy as np
         >>> import openvino
         >>> import torch
         >>> from bigdl.orca import OrcaContext, init_orca_context
@@ -391,6 +392,21 @@ class OpenvinoEstimator:
         -------
         function
             For DataFrames.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import openvino
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.openvino import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> network = openvino.convert_model(torch.nn.ReLU(), example_input=torch.zeros(1, 2))
+        >>> openvino.save_model(network, "relu.xml")
+        >>> estimator = Estimator.from_openvino(model_path="relu.xml")
+        >>> relu = estimator.register("relu", sample=np.zeros((1, 2), "float32"))
+        >>> OrcaContext.get_spark_session().sql("select relu(array(-1.0, 2.0)) as y").first()
+        Row(y=[0.0, 2.0])
         """
         return active_spark().spark.udf.register(name, self.as_udf(**options))
 
