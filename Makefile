@@ -81,16 +81,18 @@ test-clusters: install ## the tests on real clusters, one cluster after another
 	$(BIN)/python -m pytest -m "yarn or kubernetes or hosts" python-tests/clusters
 
 # An environment of its own with another Spark, and links to the other packages of .venv: a path in a .pth
-# would come first in Spark's workers. Spark 3.5 wants NumPy 1 and pandas 2, and NumPy 1 an older pyarrow.
+# would come first in Spark's workers. Spark 3.5 wants NumPy 1 and pandas 2, and NumPy 1 an older pyarrow and
+# no JAX, which TensorFlow would import.
 SPARK ?= 3.5.7
 SPARK_VENV := .venv-spark-$(SPARK)
+NUMPY_1 := "numpy>=1.26,<2" "pandas>=2.2,<3" "pyarrow>=18,<19"
 $(SPARK_VENV)/.installed: $(VENV)/.installed
 	$(PYTHON) -m venv $(SPARK_VENV)
 	$(SPARK_VENV)/bin/python -m pip install --disable-pip-version-check pyspark==$(SPARK) \
-	    $(if $(filter 3.%,$(SPARK)),"numpy>=1.26,<2" "pandas>=2.2,<3" "pyarrow>=18,<19")
+	    $(if $(filter 3.%,$(SPARK)),$(NUMPY_1))
 	-ln -s $(CURDIR)/$(VENV)/lib/python3.*/site-packages/* $(SPARK_VENV)/lib/python3.*/site-packages/ 2> /dev/null
 	find $(SPARK_VENV)/lib -maxdepth 3 -type l \( -name 'pyspark-*' -o -name 'py4j-*' -o -name 'numpy-*' \
-	    -o -name 'pandas-*' -o -name 'pyarrow-*' \) -delete
+	    -o -name 'pandas-*' -o -name 'pyarrow-*' $(if $(filter 3.%,$(SPARK)),-o -name 'jax*') \) -delete
 	touch $@
 
 test-spark: $(SPARK_VENV)/.installed ## the tests of Orca on another Spark: make test-spark SPARK=3.5.7

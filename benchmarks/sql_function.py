@@ -8,6 +8,7 @@ of ``array<float>`` on a Spark of two cores, in batches of 256 rows:
 * by ``pyspark.ml.functions.predict_batch_udf`` whose function reads and compiles the network by
   OpenVINO, as users write it;
 * by ``Estimator.as_udf(accelerate="openvino_fp32")``;
+* by ``as_udf`` of an Estimator of the same network of OpenVINO;
 * by ``Estimator.as_udf()``, which computes with torch.
 
 All sides are interleaved; medians and ranges. The memory is the largest resident size of a Python
@@ -32,6 +33,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+from bigdl.orca.learn.openvino import Estimator as OpenvinoEstimator
 from bigdl.orca.learn.pytorch import Estimator
 
 WIDTH, OUTPUTS, BATCH = 512, 16, 256
@@ -130,6 +132,9 @@ def main() -> None:
             "`as_udf`, OpenVINO": estimator.as_udf(
                 "features", BATCH, accelerate="openvino_fp32", sample=frame
             ),
+            "`as_udf`, network of OpenVINO": OpenvinoEstimator.from_openvino(
+                model_path=path
+            ).as_udf("features", BATCH),
             "`as_udf`, torch": estimator.as_udf("features", BATCH, sample=frame),
         }
         rows = [

@@ -12,6 +12,7 @@ from table_reference import assert_same
 
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.ops import kinds
+from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
 
 # Every example runs jobs of Spark: few of them, and none to shrink what failed.
 FEW = settings(
@@ -77,7 +78,7 @@ class Executors:
         self.spark, self.folder = spark, folder
 
     def frame(self, table):
-        return self.spark.createDataFrame(table).coalesce(2)
+        return frame_of_arrow(self.spark, table).coalesce(2)
 
     def write(self, table, name="src"):
         folder = self.folder / name
@@ -95,7 +96,7 @@ class Executors:
     def assert_equal(self, pipeline, fitted_on, table, tolerance=0.0):
         """All executors make the same table of `table`; returns it."""
         pipeline.fit(self.frame(fitted_on))
-        wanted = pipeline.transform(self.frame(table)).df.toArrow()
+        wanted = to_arrow(pipeline.transform(self.frame(table)).df)
         by_files = self.by_files(pipeline, table)
         rows = [pipeline.transform_row(row) for row in table.to_pylist()]
         assert by_files.column_names == wanted.column_names

@@ -8,6 +8,7 @@ import pytest
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.ops import vocabulary
+from bigdl.orca.cluster.versions import to_arrow
 
 TEXTS = [f"t{i}" for i in range(8)]
 
@@ -52,7 +53,7 @@ def pipeline(**options):
 
 
 def sorted_rows(table):
-    return sorted(table.df.toArrow().to_pylist(), key=lambda row: row["price"])
+    return sorted(to_arrow(table.df).to_pylist(), key=lambda row: row["price"])
 
 
 def goes_through_arrow(table):

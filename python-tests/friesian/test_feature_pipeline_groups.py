@@ -10,6 +10,7 @@ import pytest
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline, LocalWorkers
+from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
 
 
 def visits(count=400):
@@ -46,7 +47,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def table(orca_spark, folder):
     paths = [f"{folder}/a.parquet", f"{folder}/b.parquet"]
-    return FeatureTable(orca_spark.createDataFrame(pa.concat_tables(map(pq.read_table, paths))))
+    return FeatureTable(frame_of_arrow(orca_spark, pa.concat_tables(map(pq.read_table, paths))))
 
 
 def rows_of(table, key="row"):
@@ -68,7 +69,7 @@ def test_histories_of_files_are_those_of_a_table(table, folder, tmp_path, user, 
         return FeaturePipeline().add_hist_seq(["item", "word", "tags"], user, time, **options)
 
     pipeline, target = record(), str(tmp_path / "out")
-    wanted = pipeline.fit_transform(table).df.toArrow()
+    wanted = to_arrow(pipeline.fit_transform(table).df)
     by_files = record().fit_files(folder, host="here")
     assert by_files.transform_files(folder, target, host="here") == wanted.num_rows
     found = pq.read_table(target)
@@ -90,7 +91,7 @@ def encoded():
 
 @pytest.mark.parametrize("host", ["spark", "local"])
 def test_steps_in_front_and_behind_run_on_every_host(table, folder, tmp_path, host):
-    wanted = encoded().fit_transform(table).df.toArrow()
+    wanted = to_arrow(encoded().fit_transform(table).df)
     target = str(tmp_path / "out")
     runner = LocalWorkers(2) if host == "local" else host
     try:
@@ -116,7 +117,7 @@ def test_histories_can_be_made_of_histories(table, folder, tmp_path):
             .add_hist_seq("time", "number", "row", max_len=2)
         )
 
-    wanted = record().fit_transform(table).df.toArrow()
+    wanted = to_arrow(record().fit_transform(table).df)
     target = str(tmp_path / "out")
     record().fit_files(folder, host="here").transform_files(folder, target, host="here")
     assert rows_of(pq.read_table(target)) == rows_of(wanted)
@@ -183,7 +184,7 @@ def test_columns_in_the_names_of_folders_are_those_of_spark(orca_spark, tmp_path
     by_spark = record().fit_files(source, executor="catalyst")
     by_files = record().fit_files(source, host="here")
     assert by_files.transform_files(source, str(tmp_path / "out"), host="here") == 60
-    wanted = by_spark.transform(FeatureTable.read_parquet(source)).df.toArrow()
+    wanted = to_arrow(by_spark.transform(FeatureTable.read_parquet(source)).df)
     found = pq.read_table(tmp_path / "out")
     assert found.schema.equals(wanted.schema)
     assert rows_of(found) == rows_of(wanted)

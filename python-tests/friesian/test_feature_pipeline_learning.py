@@ -14,6 +14,7 @@ import pytest
 from bigdl.common.errors import UsageError
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline, LocalWorkers
+from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_files_keep_the_order_of_their_rows_wherever_they_are_computed(
     assert rows == len(clicks)
     found = pq.read_table(tmp_path / "out")
     assert found["time"].to_pylist() == clicks["time"].to_pylist()
-    assert found.to_pylist() == pipeline.transform(table).df.toArrow().to_pylist()
+    assert found.to_pylist() == to_arrow(pipeline.transform(table).df).to_pylist()
     assert (tmp_path / "out" / "_SUCCESS").exists()
 
 
@@ -174,12 +175,12 @@ def test_many_columns_are_encoded_as_few_are(orca_spark, oov_buckets):
     drawn = {name: rng.zipf(1.5, 80).clip(0, 30) for name in names}
     text = {name: pa.array([f"v{v}" for v in drawn[name]], mask=drawn[name] == 2) for name in names}
     table = pa.table(text | {"c7": pa.array(drawn["c7"], mask=drawn["c7"] == 3)})
-    frame = orca_spark.createDataFrame(table)
+    frame = frame_of_arrow(orca_spark, table)
     many = FeaturePipeline().category_encode(names, freq_limit=2, oov_buckets=oov_buckets)
     few = FeaturePipeline()
     for name in names:
         few = few.category_encode(name, freq_limit=2, oov_buckets=oov_buckets)
-    found, wanted = (each.fit_transform(frame).df.toArrow() for each in (many, few))
+    found, wanted = (to_arrow(each.fit_transform(frame).df) for each in (many, few))
     assert found.to_pylist() == wanted.to_pylist()
     assert found.to_pylist() == [many.transform_row(row) for row in table.to_pylist()]
 

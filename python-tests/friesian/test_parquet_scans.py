@@ -15,6 +15,7 @@ from bigdl.friesian.executors import scans
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.ops.batches import flat
+from bigdl.orca.cluster.versions import to_arrow
 
 SCHEMA = pa.schema(
     [
@@ -79,7 +80,7 @@ def df(orca_spark, folder):
 def assert_equal(found, wanted):
     """The same rows in the same order, NaN being equal to itself, and the same types."""
     assert found.schema.simpleString() == wanted.schema.simpleString()
-    found, wanted = found.toArrow(), wanted.toArrow()
+    found, wanted = to_arrow(found), to_arrow(wanted)
     assert found.num_rows == wanted.num_rows
     for name in wanted.column_names:
         pair = found[name].to_pylist(), wanted[name].to_pylist()

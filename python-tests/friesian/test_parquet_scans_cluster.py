@@ -6,6 +6,7 @@ import pytest
 
 from bigdl.friesian.executors import scans
 from bigdl.friesian.ops.batches import flat
+from bigdl.orca.cluster.versions import to_arrow
 
 
 def same(batch):
@@ -21,4 +22,4 @@ def test_executors_look_into_files_and_read_them(local_cluster, tmp_path):
         pq.write_table(table, tmp_path / f"{part}.parquet", row_group_size=20)
     df = local_cluster.read.parquet(str(tmp_path))
     found = scans.from_files(df, same, df.schema)
-    assert found.toArrow().equals(df.toArrow())
+    assert to_arrow(found).equals(to_arrow(df))

@@ -99,7 +99,7 @@ def shards():
         "read": read.collect(),
         "by b": read.partition_by("b", 2).collect(),
         "frame": sorted(map(tuple, read.to_spark_df().collect())),
-        "sorted": [frame.reset_index(drop=True) for frame in read.sort_values("c").collect()],
+        "sorted": pd.concat(read.sort_values("c").collect(), ignore_index=True),
         "unique": sorted(read["b"].unique()),
         "sums": sorted(
             row
@@ -144,7 +144,7 @@ def tables():
     found = {name: sorted(map(str, each.df.collect())) for name, each in made.items()}
     torch.manual_seed(0)
     stage = NNEstimator(torch.nn.Linear(1, 1), torch.nn.MSELoss())
-    stage.setBatchSize(16).setMaxEpoch(2)
+    stage.setBatchSize(16).setMaxEpoch(2).setSeed(3)
     frame = spark.range(0, 64, 1, 2).selectExpr("array(float(id / 64)) features", "float(id) label")
     model = Pipeline(stages=[stage]).fit(frame)
     found["stage"] = [row.prediction for row in model.transform(frame).collect()]
@@ -197,6 +197,7 @@ def interrupted():
     """Ctrl-C while workers wait in a collective that never ends."""
     from bigdl.orca.engine import ConnectEngine
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     start()
 
     def program(worker):

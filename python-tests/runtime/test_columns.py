@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.shards.columns import (
     ColumnSpec,
@@ -57,7 +58,7 @@ def spool(frame, names, directory, config=None):
     """The shard of a whole frame, made without an engine."""
     feed = as_feed(frame, names, config=config)
     writer = SpoolWriter(str(directory), 0, "test", feed.specs)
-    (batch,) = project(frame, feed.specs).toArrow().combine_chunks().to_batches()
+    (batch,) = to_arrow(project(frame, feed.specs)).combine_chunks().to_batches()
     writer.append(0, 0, batch.num_rows, *decode_batch(feed.specs, batch))
     return Shard(writer.finish())
 

@@ -43,6 +43,38 @@ def test_a_table_of_arrow_becomes_a_frame_and_comes_back(orca_spark):
     assert empty.num_rows == 0
 
 
+def test_sets_of_columns_are_grouped_alike_on_every_spark(orca_spark, monkeypatch):
+    from pyspark.sql import functions as F
+
+    frame = orca_spark.range(12).selectExpr("id % 2 as a", "if(id < 4, null, id % 3) as b", "id")
+    sets, figures = [["a"], ["a", "b"], ["b"]], [F.count("id").alias("n"), F.sum("id").alias("s")]
+    grouped = versions.by_sets(frame, ["a", "b"], sets, figures)
+    assert grouped.columns == ["a", "b", "source", "n", "s"]
+    rows = sorted(map(str, grouped.collect()))
+    assert len(rows) == 2 + 8 + 4
+    kind = type(frame)
+    for each in (each for each in kind.__mro__ if "groupingSets" in vars(each)):
+        monkeypatch.delattr(each, "groupingSets")
+    again = versions.by_sets(frame, ["a", "b"], sets, figures)
+    assert sorted(map(str, again.collect())) == rows
+
+
+def test_arrays_are_shuffled_by_a_seed_on_every_spark(orca_spark, monkeypatch):
+    from pyspark.sql import functions as F
+
+    original = F.shuffle
+    frame = orca_spark.range(50).select(F.sequence(F.lit(0), F.lit(9)).alias("a"))
+    for function in (original, lambda col: original(col)):
+        monkeypatch.setattr(F, "shuffle", function)
+        first, again, other = (
+            [row.a for row in frame.select(versions.shuffle(F.col("a"), s).alias("a")).collect()]
+            for s in (3, 3, 4)
+        )
+        assert first == again != other
+        assert all(sorted(each) == list(range(10)) for each in first)
+        assert len(set(map(tuple, first))) > 45
+
+
 def test_a_value_that_cannot_be_cast_is_null(orca_spark):
     from pyspark.sql import functions as F
 

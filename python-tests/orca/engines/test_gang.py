@@ -5,11 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 
+import executors_by_demand
 import faults
 import pytest
-from quick_jvm import QUICK_JVM
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
@@ -102,88 +101,12 @@ def test_a_second_run_waits_for_the_first():
 
 # From no executor to two ------------------------------------------
 
-CLUSTER = """
-    import json, logging, sys, time
-    from pathlib import Path
-
-    sys.path.insert(0, sys.argv[1])
-    folder = Path(sys.argv[2])
-    from pyspark.sql import SparkSession
-    from bigdl.common.errors import UsageError
-    from bigdl.orca.cluster.spark import SparkCluster
-    from bigdl.orca.cluster.standalone import StandaloneCluster
-    from bigdl.orca.learn.trigger import SeveralIteration
-
-    import faults
-
-    facts = {}
-    cluster = StandaloneCluster.start(1, "700m", 2)
-    conf = {
-        "spark.authenticate": "true",
-        "spark.authenticate.secret": cluster.secret,
-        "spark.executor.cores": "1",
-        "spark.executor.memory": "600m",
-        "spark.executor.extraJavaOptions": sys.argv[3],
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.dynamicAllocation.enabled": "true",
-        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
-        "spark.dynamicAllocation.minExecutors": "0",
-        "spark.dynamicAllocation.maxExecutors": "2",
-        "spark.dynamicAllocation.executorIdleTimeout": "3s",
-        "spark.dynamicAllocation.shuffleTracking.timeout": "3s",
-        "spark.decommission.enabled": "true",
-        "spark.executorEnv.PYTHONPATH": ":".join(sys.path),
-        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-    }
-    builder = SparkSession.builder.master(cluster.master)
-    for name, value in conf.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    executors = lambda: SparkCluster.from_active().slots()
-    data = faults.frame(spark)
-    every = SeveralIteration(5)
-
-    def growing():
-        facts["at first"] = executors()
-        facts["expected"] = faults.fit(faults.estimator(workers_per_node=1), data)
-        facts["grown to"] = executors()
-        end = time.monotonic() + 60
-        while executors() and time.monotonic() < end:
-            time.sleep(0.2)
-        facts["idle"] = executors()
-        attempts = faults.Attempts(folder / "attempts")
-        kill = faults.KillExecutor(folder / "killed", 1, 17)
-        est = faults.estimator(workers_per_node=1)
-        facts["found"] = faults.fit(est, data, attempts, kill, checkpoint_trigger=every)
-        facts["starts"] = attempts.starts()
-
-    def decommissioned():
-        facts["expected"] = faults.fit(faults.estimator(workers_per_node=1), data)
-        attempts = faults.Attempts(folder / "attempts")
-        leave = faults.Decommission(folder / "left", 1, 8)
-        est = faults.estimator(workers_per_node=1)
-        facts["found"] = faults.fit(est, data, attempts, leave, max_failures=0)
-        facts["starts"] = attempts.starts()
-        facts["told at"] = leave.last_step()
-
-    try:
-        {"growing": growing, "decommissioned": decommissioned}[sys.argv[4]]()
-    finally:
-        spark.stop()
-        cluster.stop()
-    print(json.dumps(facts))
-"""
-
 
 def on_a_cluster(story, folder):
     """What happened in a process of its own, whose cluster starts without executors."""
-    helpers = os.path.dirname(faults.__file__)
-    command = [sys.executable, "-c", textwrap.dedent(CLUSTER), helpers, str(folder), QUICK_JVM]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([helpers, *filter(None, sys.path)])}
-    command, options = [*command, story], {"capture_output": True, "text": True, "timeout": 580}
+    command = [sys.executable, executors_by_demand.__file__, story, str(folder), "{}"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    options = {"capture_output": True, "text": True, "timeout": 580}
     run = subprocess.run(command, env=environment, **options)
     assert run.returncode == 0, run.stderr[-5000:]
     return json.loads(run.stdout.splitlines()[-1])
@@ -194,7 +117,7 @@ def on_a_cluster(story, folder):
 @pytest.mark.timeout(600)
 def test_a_cluster_grows_for_a_training_and_loses_an_executor(tmp_path):
     facts = on_a_cluster("growing", tmp_path)
-    assert (facts["at first"], facts["grown to"], facts["idle"]) == (0, 2, 0)
+    assert (facts["before"], facts["grown to"], facts["idle"]) == (0, 2, 0)
     assert facts["found"] == facts["expected"]
     assert facts["starts"] == [0, 15]
 

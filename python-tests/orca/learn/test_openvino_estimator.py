@@ -90,6 +90,30 @@ def test_input_cols_say_which_feature_is_which_input(double, orca_spark):
     np.testing.assert_allclose(found, first, atol=1e-6)
 
 
+def test_a_function_of_sql_gives_what_predict_gives(single, double, frame, orca_spark):
+    function = single.as_udf("x", batch_size=3)
+    predicted = single.predict(frame, feature_cols=["x"]).collect()
+    scored = frame.select("id", function("x").alias("y")).collect()
+    found = {row.id: row.y for row in scored}
+    assert found == {row.id: np.float32(row.prediction.toArray()).tolist() for row in predicted}
+    double.register("both", input_cols=["b", "a"], sample=[Y, X])
+    frame.createOrReplaceTempView("rows")
+    scored = orca_spark.sql("select id, both(y, x) as z from rows")
+    assert scored.schema["z"].dataType.simpleString() == "struct<sum:array<float>,first:float>"
+    for row in scored.collect():
+        np.testing.assert_allclose(row.z["sum"], X[row.id] + 10 * Y[row.id], rtol=1e-4, atol=1e-5)
+        assert row.z["first"] == pytest.approx(X[row.id, 0] - Y[row.id, 0], abs=1e-5)
+
+
+def test_a_function_of_inputs_of_any_size_needs_a_sample(orca_spark, tmp_path):
+    x = ops.parameter([-1, -1], np.float32, name="x")
+    network = openvino.Model([ops.relu(x)], [x])
+    estimator = Estimator.from_openvino(model_path=save(network, tmp_path))
+    with pytest.raises(UsageError, match=r"'x' takes arrays of any size .*pass sample="):
+        estimator.as_udf()
+    assert estimator.as_udf(sample=X) is not None
+
+
 def test_load_replaces_the_network(frame, tmp_path):
     (tmp_path / "other").mkdir()
     est = Estimator.from_openvino(model_path=save(doubled(), tmp_path))

@@ -361,14 +361,16 @@ class AttemptChannel:
     def delete(self, key: str) -> None:
         self.store.delete(self._prefix + key)
 
-    def barrier(self, key: str, world_size: int, longest: float = 0.1) -> None:
+    def barrier(self, key: str, world_size: int, longest: float | None = None) -> None:
         """Wait until all workers are here, looking for failures every `longest` seconds.
 
+        The default is 0.1, and a hundredth for each of more workers than ten: one thread answers.
         Unlike a collective this ends by itself when one of them fails: with PeerLost.
         """
         if self.count(f"meet/{key}", 1) >= world_size:
             self.set(f"met/{key}", "")
             return
+        longest = max(0.1, world_size / 100) if longest is None else longest
         while not self.await_key(f"met/{key}", longest):
             if self.has("abort") or self.count("failed"):
                 raise PeerLost("another worker failed before all had met")

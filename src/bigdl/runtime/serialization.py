@@ -44,7 +44,12 @@ class _PlainUnpickler(pickle.Unpickler):
                 f"The pickle holds a {module}.{name}, which is more than plain data; pass the "
                 "digest that was returned when it was written, or trust=True if you know its writer"
             )
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        if module.startswith(("numpy.core.", "numpy._core.")):  # NumPy 2 has moved it
+            import numpy
+
+            core = "numpy.core" if numpy.__version__.startswith("1.") else "numpy._core"
+            module = f"{core}.{module.rpartition('.')[2]}"
+        return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise UsageError("The pickle refers to objects that are not in it and cannot be read")

@@ -29,7 +29,7 @@ from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, sc
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode, TargetStatistics, without_twins
 from bigdl.friesian.ops.vocabulary import Dictionary, number_column
 from bigdl.orca.cluster.spark_calls import silent_when_closed
-from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow, try_cast
+from bigdl.orca.cluster.versions import frame_of_arrow, shuffle, to_arrow, try_cast
 from bigdl.orca.data.pandas.readers import paths_for_spark
 from bigdl.orca.data.tables import is_lake, open_table
 
@@ -1958,7 +1958,7 @@ class FeatureTable(FeatureMethods, Table):
             long_enough = spark.or_error(long_enough, equal, message, "boolean")
         rows = self.df.filter(long_enough)
         rows = rows.withColumn(draw, F.explode(F.sequence(F.lit(1), F.lit(num_sampled_list))))
-        shuffled = F.shuffle(F.sequence(F.lit(0), F.size(col(names[0])) - 1), seed)
+        shuffled = shuffle(F.sequence(F.lit(0), F.size(col(names[0])) - 1), seed)
         rows = rows.withColumn(places, F.slice(shuffled, 1, num_sampled_item))
 
         def at_places(name: str) -> Column:

@@ -28,7 +28,7 @@ from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kin
 from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
-from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow
+from bigdl.orca.cluster.versions import by_sets, frame_of_arrow, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -190,10 +190,7 @@ class TargetStatistics:
         keys = [self._key_of[name] for name in columns]
         sets = [[*(self._key_of[name] for name in e.categories), "fold"] for e in self.encodings]
         distinct = [list(each) for each in dict.fromkeys(map(tuple, sets))]
-        grouped = rows.groupingSets(
-            [[F.col(name) for name in each] for each in distinct], *map(F.col, keys), F.col("fold")
-        )
-        return grouped.agg(F.grouping_id().alias("source"), *figures)
+        return by_sets(rows, [*keys, "fold"], distinct, figures)
 
     def _source(self, encoding: Encoding) -> int:
         """The grouping id: a bit for each key, from the first one down, set if it is left out."""

@@ -9,7 +9,8 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError, require
@@ -231,6 +232,52 @@ def _spark_hash(value: int) -> int:
     return mixture - (1 << 32) if mixture >> 31 else mixture
 
 
+def by_sets(
+    frame: DataFrame, keys: Sequence[str], sets: Sequence[Sequence[str]], figures: Sequence[Column]
+) -> DataFrame:
+    """Group rows by each of several sets of columns, in one pass.
+
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+    keys : sequence of str
+        All columns of the sets; null in the groups of a set without them.
+    sets : sequence of sequence of str
+    figures : sequence of pyspark.sql.Column
+        What is computed of each group, of other columns.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        The keys, ``source`` (Spark's grouping id: a bit for each key, from the first one down, set
+        if it is left out) and the figures.
+    """
+    from pyspark.sql import functions as F
+
+    if hasattr(type(frame), "groupingSets"):
+        columns = [[F.col(name) for name in each] for each in sets]
+        grouped = frame.groupingSets(columns, *map(F.col, keys))
+        return grouped.agg(F.grouping_id().alias("source"), *figures)
+    bits = {key: 1 << place for place, key in enumerate(reversed(keys))}
+    left_out = [sum(bits[key] for key in keys if key not in each) for each in sets]
+    sources = F.explode(F.array(*(F.lit(each).cast("bigint") for each in left_out)))
+    copies = frame.withColumn("source", sources)
+    for key, bit in bits.items():
+        is_there = F.col("source").bitwiseAND(F.lit(bit)) == 0
+        copies = copies.withColumn(key, F.when(is_there, F.col(key)))
+    return copies.groupBy(*keys, "source").agg(*figures)
+
+
+def shuffle(value: Column, seed: int) -> Column:
+    """The elements of arrays in an order drawn by a seed, which is another one in Spark 3.5."""
+    from pyspark.sql import functions as F
+
+    if "seed" in inspect.signature(F.shuffle).parameters:
+        return F.shuffle(value, seed)
+    drawn = F.transform(value, lambda each: F.struct(F.rand(seed), each.alias("value")))
+    return F.transform(F.array_sort(drawn), lambda each: each["value"])
+
+
 def try_cast(value: Column, kind: str | DataType) -> Column:
     """A column in another type; null where that cannot be."""
     if hasattr(type(value), "try_cast"):
@@ -273,9 +320,11 @@ def arrow_udf(function: Callable, kind: str, *, iterates: bool = False) -> Any:
         return F.arrow_udf(function, kind)  # type: ignore[call-overload]  # pyspark's stubs lack a default
     from pyspark.sql.functions import PandasUDFType
 
-    if iterates:
-        return F.pandas_udf(_iterates_pandas(function), kind, PandasUDFType.SCALAR_ITER)
-    made = F.pandas_udf(_by_pandas(function), kind, PandasUDFType.SCALAR)
+    with warnings.catch_warnings():  # type hints would say the same
+        warnings.simplefilter("ignore", UserWarning)
+        if iterates:
+            return F.pandas_udf(_iterates_pandas(function), kind, PandasUDFType.SCALAR_ITER)
+        made = F.pandas_udf(_by_pandas(function), kind, PandasUDFType.SCALAR)
 
     def apply(*columns: Column) -> Column:
         return made(*[each for column in columns for each in (column, F.typeof(column))])

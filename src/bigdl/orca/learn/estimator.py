@@ -20,7 +20,7 @@ from bigdl.orca.learn.prediction.inputs import (
     predict_any,
     predict_dataframe,
 )
-from bigdl.orca.learn.prediction.sample import sample_of
+from bigdl.orca.learn.prediction.sample import needed_sample
 from bigdl.orca.learn.prediction.sql import sql_function
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.failure import FailurePolicy
@@ -331,15 +331,8 @@ class TrainingEstimator(ABC):
 
     def _sample(self, sample: Any, config: dict | None, names: list[str], cluster: Any) -> Any:
         """Return the Sample of an input of `predict`; None without one."""
-        if sample is None:
-            return None
-        rows = sample_of(opened(sample, cluster), config or {}, names)
-        if rows is None:
-            raise UsageError(
-                "sample must be some rows that predict takes, such as a DataFrame, a pandas "
-                f"DataFrame or arrays; got {type(sample).__name__} without rows"
-            )
-        return rows
+        rows = None if sample is None else opened(sample, cluster)
+        return None if rows is None else needed_sample(rows, config or {}, names)
 
     def _inputs(self) -> list | None:
         """Return the types of the model's inputs in the training, if they are known."""

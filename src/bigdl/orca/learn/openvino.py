@@ -17,6 +17,8 @@ from bigdl.orca.data.feeds import kind_of, names_of
 from bigdl.orca.inference.runtimes import read_openvino
 from bigdl.orca.inference.shipping import shipped_of
 from bigdl.orca.learn.prediction.inputs import PredictOptions, opened, predict_any
+from bigdl.orca.learn.prediction.sample import needed_sample
+from bigdl.orca.learn.prediction.sql import sql_function
 from bigdl.orca.learn.prediction.typed import by_input
 
 __all__ = [
@@ -89,6 +91,26 @@ class Network:
             )
         order = tuple(names.index(name) for name in self.inputs)
         return replace(self, config=renamed_properties(config or {}), order=order, threads=threads)
+
+    def two_rows(self) -> list[np.ndarray]:
+        """Two rows of zeros of every feature.
+
+        Raises
+        ------
+        UsageError
+            If a size is not known.
+        """
+        features: dict[int, np.ndarray] = {}
+        for place, port in zip(self.order, read_network(self.files).inputs, strict=True):
+            shape = port.partial_shape
+            if shape.rank.is_dynamic or any(size.is_dynamic for size in list(shape)[1:]):
+                raise UsageError(
+                    f"The network's input '{port_name(port)}' takes arrays of any size ({shape}); "
+                    "pass sample=, some rows of the inputs"
+                )
+            sizes = [size.get_length() for size in list(shape)[1:]]
+            features[place] = np.zeros((2, *sizes), port.element_type.to_dtype())
+        return [features[place] for place in sorted(features)]
 
     def ready(self, device) -> _Ready:
         """The compiled network; it computes on the CPU wherever it is."""
@@ -287,15 +309,114 @@ class OpenvinoEstimator:
         data = opened(data, cluster)
         if isinstance(data, list):
             data = tuple(data)
-        names = None if input_cols is None else names_of(input_cols)
-        network = self._network.for_call(names, config, cluster.threads_per_task)
+        network = self._ship(input_cols, config, cluster)
         outputs = None if output_cols is None else names_of(output_cols)
         if outputs is None and len(network.outputs) > 1 and kind_of(data) == "Spark DataFrame":
             outputs = list(network.outputs)
         options = PredictOptions({}, names_of(feature_cols), batch_size, outputs)
+        return predict_any(data, self._shipped, options, cluster)
+
+    def as_udf(
+        self,
+        feature_cols: str | Sequence[str] | None = None,
+        batch_size: int = 256,
+        input_cols: str | Sequence[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        *,
+        output_cols: str | Sequence[str] | None = None,
+        sample: Any = None,
+    ) -> Any:
+        """The network as a user-defined function of Spark, for DataFrames and for SQL.
+
+        Its arguments are the features, and its values those of :meth:`predict`. It keeps the
+        network as it is now; each Python worker of Spark compiles it once.
+
+        Parameters
+        ----------
+        feature_cols : str or list of str, optional
+            Names of the features: of the columns of `sample`, and for messages.
+        batch_size, input_cols, config
+            As of :meth:`predict`.
+        output_cols : str or list of str, optional
+            Names for the outputs of a network with several; default its own.
+        sample : optional
+            Some rows that :meth:`predict` takes. They are needed only where a dimension of an
+            input has no size.
+
+        Returns
+        -------
+        function
+            Of type ``float`` for one number per row, ``array<float>`` for several, nested arrays
+            for more dimensions, and a struct for several outputs.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import openvino
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.openvino import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> network = openvino.convert_model(torch.nn.ReLU(), example_input=torch.zeros(1, 2))
+        >>> openvino.save_model(network, "relu.xml")
+        >>> estimator = Estimator.from_openvino(model_path="relu.xml")
+        >>> frame = OrcaContext.get_spark_session().createDataFrame([([-1.0, 2.0],)], ["x"])
+        >>> relu = estimator.as_udf(sample=np.zeros((1, 2), "float32"))
+        >>> frame.select(relu("x").alias("y")).first()
+        Row(y=[0.0, 2.0])
+        """
+        check_positive("batch_size", batch_size)
+        cluster, columns = active_spark(), names_of(feature_cols)
+        network = self._ship(input_cols, config, cluster)
+        if sample is None:
+            rows = network.two_rows()
+        else:
+            rows = needed_sample(opened(sample, cluster), {}, columns).first(2)
+        outputs = None if output_cols is None else names_of(output_cols)
+        if outputs is None and len(network.outputs) > 1:
+            outputs = list(network.outputs)
+        options = PredictOptions({}, columns, batch_size, outputs)
+        return sql_function(self._shipped, options, network.threads, rows)
+
+    def register(self, name: str, **options: Any) -> Any:
+        """Make the network a function of SQL in the Spark session that is active.
+
+        Parameters
+        ----------
+        name : str
+            Of the function.
+        **options
+            Of :meth:`as_udf`.
+
+        Returns
+        -------
+        function
+            For DataFrames.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import openvino
+        >>> import torch
+        >>> from bigdl.orca import OrcaContext, init_orca_context
+        >>> from bigdl.orca.learn.openvino import Estimator
+        >>> sc = init_orca_context("local", cores=2)
+        >>> network = openvino.convert_model(torch.nn.ReLU(), example_input=torch.zeros(1, 2))
+        >>> openvino.save_model(network, "relu.xml")
+        >>> estimator = Estimator.from_openvino(model_path="relu.xml")
+        >>> relu = estimator.register("relu", sample=np.zeros((1, 2), "float32"))
+        >>> OrcaContext.get_spark_session().sql("select relu(array(-1.0, 2.0)) as y").first()
+        Row(y=[0.0, 2.0])
+        """
+        return active_spark().spark.udf.register(name, self.as_udf(**options))
+
+    def _ship(self, input_cols: Any, config: Mapping | None, cluster: Any) -> Network:
+        """Broadcast the network for the arguments of ``predict``, and return it."""
+        names = None if input_cols is None else names_of(input_cols)
+        network = self._network.for_call(names, config, cluster.threads_per_task)
         origin = (repr(sorted(network.config.items())), str(network.order), network.threads)
         self._shipped = shipped_of(lambda: network, self._shipped, cluster.broadcaster, *origin)
-        return predict_any(data, self._shipped, options, cluster)
+        return network
 
     def shutdown(self) -> None:
         """Let go of what prediction has broadcast; frames that were predicted stay valid."""

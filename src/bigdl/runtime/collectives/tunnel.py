@@ -18,7 +18,7 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 from bigdl.runtime.certificate import Certificate
@@ -253,16 +253,13 @@ class TunnelStore(GroupStore):
             value = value + _MARK + said
         super().set(key, value)
 
-    def get(self, key: str) -> bytes:
-        value, mark, said = super().get(key).partition(_MARK)
+    def _read(self, key: str, value: bytes) -> bytes:
+        value, mark, said = value.partition(_MARK)
         if not mark:
             return value
         if key not in self._seen:
             self._seen[key] = self._through_tunnel(_folder(key), value, *json.loads(said))
         return self._seen[key]
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
 
     def _through_tunnel(
         self, folder: str, value: bytes, rank: int, host: str, port: int, led_to: int

@@ -136,6 +136,23 @@ pandas.DataFrame or arrays
     )
 
 
+def needed_sample(data: Any, config: dict, feature_cols: Sequence[str]) -> Sample:
+    """The same, where there must be rows.
+
+    Raises
+    ------
+    UsageError
+        If there are none.
+    """
+    rows = sample_of(data, config, feature_cols)
+    if rows is None:
+        raise UsageError(
+            "sample must be some rows that predict takes, such as a DataFrame, a pandas "
+            f"DataFrame or arrays; got {type(data).__name__} without rows"
+        )
+    return rows
+
+
 def _rows_of(data, config, names, partitions: int) -> list:
     """Return the columns of some rows of each of the first partitions, or an error as a text."""
     input_type = kind_of(data)
