@@ -296,11 +296,8 @@ class _Watch:
     def wait_for_tasks(self) -> None:
         """Wait for the end of the tasks: those of a cancelled job end later than it."""
         until = time.monotonic() + _CANCEL_S
-        with contextlib.suppress(Exception):  # an internal API, or the SparkContext was stopped
-            while time.monotonic() < until and any(
-                stage.numActiveTasks for stage in _stages(self._sc, self._tag)
-            ):
-                time.sleep(LOOK_S)
+        while time.monotonic() < until and is_busy(self._sc, self._tag):
+            time.sleep(LOOK_S)
 
     def _run(self) -> None:
         try:
@@ -328,6 +325,13 @@ class _Watch:
                         return failure
                     seen.add(once)
         return None
+
+
+def is_busy(sc: SparkContext, tag: str) -> bool:
+    """Return True if a task of a job with a tag runs."""
+    with contextlib.suppress(Exception):  # an internal API, or the SparkContext was stopped
+        return any(stage.numActiveTasks for stage in _stages(sc, tag))
+    return False
 
 
 def _stages(sc: SparkContext, tag: str) -> list[Any]:
