@@ -164,7 +164,9 @@ class LaunchedSpark:
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
             ship_modules(sc)
-            if is_local(properties.get("spark.master", "")) and will_fit():
+            is_own = properties.get("spark.python.daemon.module") == DAEMON
+            # with one core the program's own first job would wait for it
+            if is_own and is_local(sc.master) and sc.defaultParallelism > 1 and will_fit():
                 cleanup.callback(warm_worker(sc, gateway.proc.pid, DAEMON))
             if not archive and properties.get("spark.driver.host") == LOOPBACK:
                 suggest_archive(java.home)
