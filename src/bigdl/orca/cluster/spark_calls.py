@@ -221,7 +221,12 @@ def failed_function(text: str) -> BigDLError | None:
     found = _TRACEBACK.search(text)
     if found is None:
         return None
-    return error_of(re.sub(r"\s+SQLSTATE: \w+$", "", found[1].strip()), "a task of Spark")
+    return error_of(_without_state(found[1]), "a task of Spark")
+
+
+def _without_state(cause: str) -> str:
+    """A traceback without what Spark writes behind it."""
+    return re.sub(r"\s+SQLSTATE: \w+$", "", cause.strip())
 
 
 def error_of(cause: str, place: str, rank: int = -1) -> BigDLError:
@@ -422,7 +427,7 @@ def job_error(error: BaseException, vanished: list[dict], in_pod: bool = False) 
                 return worker_lost(vanished, *(f"{reason}{said}" for reason in reasons))
         if _CANCELLED.search(text):
             return JobCancelled("The Spark job was cancelled before it was done")
-    cause = (found.group(1) if found else text.split("\n\tat ")[0]).strip()
+    cause = _without_state(found[1]) if found else text.split("\n\tat ")[0].strip()
     failure = WorkerError(-1, type(error).__name__, cause)
     failure.args = (f"The input could not be computed:\n{short_traceback(cause)}",)
     return failure
