@@ -8,6 +8,9 @@ Each start is a process of its own, and the sides take turns.  Sides:
 ``bigdl, prepared``   the same after ``bigdl-prepare``.
 
 The job runs ``mapInArrow`` over two partitions; its tasks import torch, as those of a fit do.
+
+With ``--fit SRC`` it measures a session of a program instead, from its first line to the end of its
+first fit on a CSV file, with this BigDL and with that in the folder ``SRC``, which takes turns.
 """
 
 import argparse
@@ -17,6 +20,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
 
 from bigdl.orca.cluster.class_archive import make_class_archive
 
@@ -43,6 +50,41 @@ session.stop()
 print(json.dumps({"context": context - start, "first job": job - context, "both": job - start}))
 """
 SIDES = ("pyspark", "bigdl", "bigdl, prepared")
+SESSION = """
+import json, os, sys, tempfile, time
+
+start = time.perf_counter()
+import torch
+from torch import nn
+from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+from bigdl.orca.learn.pytorch import Estimator
+
+marks = {"imports": time.perf_counter()}
+init_orca_context("local", cores=2)
+marks["init"] = time.perf_counter()
+from pyspark.sql import functions as F
+
+spark = OrcaContext.get_spark_session()
+rows = spark.read.csv(sys.argv[1], header=True, inferSchema=True)
+rows = rows.select(F.array("a", "b", "c").alias("features"), F.array("y").alias("label"))
+marks["read"] = time.perf_counter()
+estimator = Estimator.from_torch(
+    model=lambda config: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)),
+    optimizer=lambda model, config: torch.optim.Adam(model.parameters()),
+    loss=nn.MSELoss(),
+)
+columns = {"feature_cols": ["features"], "label_cols": ["label"]}
+for name in ("first fit", "second fit"):
+    estimator.fit(rows, epochs=1, batch_size=64, **columns)
+    marks[name] = time.perf_counter()
+stop_orca_context()
+took = {}
+for name, mark in marks.items():
+    took[name] = mark - start
+    start = mark
+took["to the first fit's end"] = sum(took.values()) - took["second fit"]
+print(json.dumps(took))
+"""
 
 
 def run(side: str, cold: str) -> dict[str, float]:
@@ -55,11 +97,50 @@ def run(side: str, cold: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def session(source: str | None, rows: Path) -> dict[str, float]:
+    """Seconds of the parts of a session, with the BigDL in a folder or that of this program."""
+    environment = dict(os.environ)
+    if source is not None:
+        environment["PYTHONPATH"] = source
+    command = [sys.executable, "-c", SESSION, str(rows)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare_sessions(before: str, repeats: int) -> None:
+    """Print a table of sessions with two versions, which take turns."""
+    found: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder, "rows.csv")
+        numbers = np.random.default_rng(0).normal(size=(20000, 4))
+        pd.DataFrame(numbers, columns=["a", "b", "c", "y"]).to_csv(rows, index=False)
+        for _ in range(repeats):
+            for side, source in (("before", before), ("now", None)):
+                found[side].append(session(source, rows))
+    print("| part | before, s | now, s | before to now |\n|---|---|---|---|")
+    for part in found["now"][0]:
+        old, new = ([result[part] for result in results] for results in found.values())
+        ratios = [a / b for a, b in zip(old, new, strict=True)]
+        print(f"| {part} | {spread(old, 1)} | {spread(new, 1)} | {spread(ratios, 2)} |")
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Median and range."""
+    middle, low, high = (
+        f"{each:.{digits}f}" for each in (statistics.median(values), min(values), max(values))
+    )
+    return f"{middle} ({low}–{high})"
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--fit", metavar="SRC", help="folder with another version of bigdl")
     options = parser.parse_args(argv)
     make_class_archive()
+    if options.fit:
+        compare_sessions(options.fit, options.repeats)
+        return
     found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as cold:
         for _ in range(options.repeats):
@@ -69,15 +150,10 @@ def main(argv: list[str] | None = None) -> None:
     print(f"| side | {' | '.join(f'{figure}, s' for figure in figures)} | pyspark to side |")
     print("|---" * (len(figures) + 2) + "|")
     for side, results in found.items():
-        cells = []
-        for figure in figures:
-            values = [result[figure] for result in results]
-            middle = statistics.median(values)
-            cells.append(f"{middle:.1f} ({min(values):.1f}–{max(values):.1f})")
+        cells = [spread([result[figure] for result in results], 1) for figure in figures]
         pairs = zip(found["pyspark"], results, strict=True)
         ratios = [base["both"] / result["both"] for base, result in pairs]
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-        print(f"| {side} | {' | '.join(cells)} | {ratio} |")
+        print(f"| {side} | {' | '.join(cells)} | {spread(ratios, 2)} |")
 
 
 if __name__ == "__main__":

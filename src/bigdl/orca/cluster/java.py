@@ -125,9 +125,28 @@ def _named(origin: str, java: Path) -> str:
 
 
 def _probe(java: Path) -> tuple[int, Path, bool] | str:
-    """Start `java`; return its version and home, and True if it has the module, or what failed."""
+    """Return the version and home of `java`, and True if it has the module, or what failed."""
     if not os.access(java, os.X_OK):
         return "has no executable bin/java"
+    return _released(java) or _started(java)
+
+
+def _released(java: Path) -> tuple[int, Path, bool] | None:
+    """What the file ``release`` beside a `java` tells, which takes no start of a JVM."""
+    home = Path(os.path.realpath(java)).parent.parent
+    try:
+        text = (home / "release").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    version = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', text, re.M)
+    modules = re.search(r'^MODULES="([^"]*)"', text, re.M)
+    if version is None or modules is None or not (home / "lib" / "modules").is_file():
+        return None
+    return int(version[1]), home, VECTOR_MODULE in modules[1].split()
+
+
+def _started(java: Path) -> tuple[int, Path, bool] | str:
+    """Start `java` and ask it for what :func:`_probe` returns."""
     for modules in ([f"--add-modules={VECTOR_MODULE}"], []):
         command = [str(java), *modules, "-XshowSettings:properties", "-version"]
         try:

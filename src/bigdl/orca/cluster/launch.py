@@ -9,6 +9,7 @@ this module only.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -28,7 +29,9 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
+from bigdl.orca.cluster.spark import is_local
 from bigdl.orca.cluster.standalone import LOGGING, LOOPBACK, QUICK_JVM, spark_home
+from bigdl.orca.cluster.warm import warm_worker, will_fit
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.jobs import PYSPARK_CONTEXT
 from bigdl.runtime.launch import Output
@@ -58,6 +61,9 @@ TASK_ATTEMPTS = 4
 START_ATTEMPTS = 3
 """Times a SparkContext is made where Spark's own threads get in each other's way."""
 
+DAEMON = "bigdl.orca.cluster.python_daemon"
+"""The module that forks Spark's Python workers on this machine."""
+
 EXIT_GRACE_S = 10.0
 """Seconds that a JVM has to end by itself before it is killed."""
 
@@ -69,6 +75,10 @@ _START_LINES = ("WARNING: Using incubator modules: jdk.incubator.vector",)
 
 _EXECUTOR_OPTIONS = "spark.executor.extraJavaOptions"
 _SOCKETS = "spark.python.unix.domain.socket"
+_OF_TABLES = ("pandas", "pyarrow", "pyspark.sql", "pyspark.testing.utils")
+"""Modules that PySpark 4.3 imports for its first list that goes to the JVM."""
+
+_SHORT_TRACEBACK = "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
 SECRET = "spark.authenticate.secret"
 
 
@@ -141,7 +151,8 @@ class LaunchedSpark:
                 options = properties.get(_EXECUTOR_OPTIONS, "")
                 conf.set(_EXECUTOR_OPTIONS, f"{archive} {options}".strip())
             with EnvContext({**environment, **_java_environment(java.home, archive)}):
-                gateway = _launch_gateway(shown, cleanup, log_output)
+                with _importing(_OF_TABLES):
+                    gateway = _launch_gateway(shown, cleanup, log_output)
                 cleanup.callback(_shut_down, gateway)
                 if prepare is not None:
                     conf.setAll(list(prepare(gateway.jvm).items()))
@@ -153,6 +164,10 @@ class LaunchedSpark:
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
             ship_modules(sc)
+            is_own = properties.get("spark.python.daemon.module") == DAEMON
+            # with one core the program's own first job would wait for it
+            if is_own and is_local(sc.master) and sc.defaultParallelism > 1 and will_fit():
+                cleanup.callback(warm_worker(sc, gateway.proc.pid, DAEMON))
             if not archive and properties.get("spark.driver.host") == LOOPBACK:
                 suggest_archive(java.home)
             return cls(sc, cleanup.pop_all())
@@ -160,6 +175,23 @@ class LaunchedSpark:
     def stop(self) -> None:
         """Stop the context, the JVM and the cluster; no process is left when this returns."""
         self._cleanup.close()
+
+
+@contextlib.contextmanager
+def _importing(names: Sequence[str]) -> Iterator[None]:
+    """Import modules in another thread for the time of a block, which waits for something else."""
+
+    def run() -> None:
+        for name in names:
+            with suppress(Exception):  # whoever needs it says so
+                importlib.import_module(name)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()  # two threads that import the same packages can get in each other's way
 
 
 @contextlib.contextmanager
@@ -297,7 +329,7 @@ def loopback_properties(conf: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "true" if "spark.ui.port" in conf else "false",
         # A worker is another process of this machine: it can import what the driver can.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(user_import_path()),
-        **_daemon_properties(),
+        **_daemon_properties(conf),
         **_socket_properties(conf.get(f"{_SOCKETS}.dir") or tempfile.gettempdir()),
     }
 
@@ -321,16 +353,23 @@ def _logging_option(options: str) -> str:
     return f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"
 
 
-def _daemon_properties() -> dict[str, str]:
+def _daemon_properties(conf: Mapping[str, str]) -> dict[str, str]:
     """Properties that make Spark fork workers from ``bigdl.orca.cluster.python_daemon``.
 
     The daemon imports for all of them what tasks of ours need, torch if this process uses it.
     """
     modules = ["numpy", "pandas", "pyarrow", "pyspark.worker"]
     modules += ["torch"] * ("torch" in sys.modules)
+    if "bigdl.orca.learn.pytorch" in sys.modules:
+        # the first optimizer of a process imports the compiler of torch
+        modules += ["bigdl.orca.learn.pytorch.loop", "torch._dynamo"]
+    # Tasks of tables have it by default, and with other variables those of RDDs would get a daemon
+    # of their own.
+    short = {} if conf.get(_SHORT_TRACEBACK) == "false" else {"SPARK_SIMPLIFIED_TRACEBACK": "1"}
+    variables = {"BIGDL_PRELOAD": ",".join(modules), **short}
     return {
-        "spark.python.daemon.module": "bigdl.orca.cluster.python_daemon",
-        "spark.executorEnv.BIGDL_PRELOAD": ",".join(modules),
+        "spark.python.daemon.module": DAEMON,
+        **{f"spark.executorEnv.{name}": value for name, value in variables.items()},
     }
 
 

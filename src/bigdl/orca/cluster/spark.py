@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import kubernetes, plan
-from bigdl.orca.cluster.spark_calls import users_errors
+from bigdl.orca.cluster.spark_calls import TaskWatch, users_errors
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -132,6 +132,10 @@ class SparkCluster:
     def users_errors(self) -> contextlib.AbstractContextManager[None]:
         """Raise for a user's function that fails in a job of a block its own error."""
         return users_errors(self.sc)
+
+    def task_watch(self) -> Any:
+        """What cancels the jobs of a block when a task fails by the same error again; see there."""
+        return contextlib.nullcontext() if plan.is_switched_off() else TaskWatch(self.sc)
 
     def quiet(self) -> contextlib.AbstractContextManager[None]:
         """Keep the driver's JVM from printing stack traces of failed tasks, for a block."""

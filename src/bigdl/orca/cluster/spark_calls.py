@@ -221,7 +221,12 @@ def failed_function(text: str) -> BigDLError | None:
     match = _TRACEBACK.search(text)
     if match is None:
         return None
-    return error_of(re.sub(r"\s+SQLSTATE: \w+$", "", match[1].strip()), "a task of Spark")
+    return error_of(_without_state(match[1]), "a task of Spark")
+
+
+def _without_state(cause: str) -> str:
+    """A traceback without what Spark writes behind it."""
+    return re.sub(r"\s+SQLSTATE: \w+$", "", cause.strip())
 
 
 def error_of(cause: str, place: str, rank: int = -1) -> BigDLError:
@@ -252,7 +257,7 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
     WorkerError
         With the lines of the user's code.
     """
-    watch = None if sc is None or plan.is_switched_off() else _Watch(sc)
+    watch = None if sc is None or plan.is_switched_off() else TaskWatch(sc)
     with contextlib.ExitStack() as stack:
         if sc is not None:
             stack.enter_context(plan.quiet(sc))
@@ -272,21 +277,34 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
             raise failure from None
 
 
-class _Watch:
+class TaskWatch:
     """Cancels the jobs of a block once one of their tasks has failed twice by the same error.
 
     It is one of a function of the user; what fails once, such as a network, is for Spark's retries.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext
+
+    Attributes
+    ----------
+    text : str
+        What Spark says of the task.
+    failure : BigDLError or None
+        The error of the user's function.
     """
 
     def __init__(self, sc: SparkContext):
         self._sc = sc
         self._tag = f"bigdl-{secrets.token_hex(6)}"
         self._ended = threading.Event()
+        self.text = ""
         self.failure: BigDLError | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> TaskWatch:
         self._sc.addJobTag(self._tag)
         versions.spark_thread(self._run).start()
+        return self
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
@@ -296,11 +314,8 @@ class _Watch:
     def wait_for_tasks(self) -> None:
         """Wait for the end of the tasks: those of a cancelled job end later than it."""
         until = time.monotonic() + _CANCEL_S
-        with contextlib.suppress(Exception):  # an internal API, or the SparkContext was stopped
-            while time.monotonic() < until and any(
-                stage.numActiveTasks for stage in _stages(self._sc, self._tag)
-            ):
-                time.sleep(LOOK_S)
+        while time.monotonic() < until and is_busy(self._sc, self._tag):
+            time.sleep(LOOK_S)
 
     def _run(self) -> None:
         try:
@@ -314,20 +329,30 @@ class _Watch:
     def _look(self) -> BigDLError | None:
         """Return an error of the user's function with which a task failed twice."""
         for stage in _stages(self._sc, self._tag):
-            if not stage.numFailedTasks:
+            # a barrier stage is tried again as a whole
+            if not (stage.numFailedTasks or stage.currentAttemptId):
                 continue
             seen = set()
             for task in _tasks(self._sc._jsc.sc(), stage):
                 message = task.errorMessage()
                 text = message.get() if message.isDefined() else ""
                 files = re.findall(r'^ +File "([^"]+)"', text, re.MULTILINE)
-                if files and f"{os.sep}pyspark{os.sep}" not in files[-1]:  # is none of Spark's own
+                is_own = _REPORT in text or (files and f"{os.sep}pyspark{os.sep}" in files[-1])
+                if files and not is_own:
                     failure = failed_function(text)
                     once = task.index(), str(failure)
                     if once in seen:
+                        self.text = text
                         return failure
                     seen.add(once)
         return None
+
+
+def is_busy(sc: SparkContext, tag: str) -> bool:
+    """Return True if a task of a job with a tag runs."""
+    with contextlib.suppress(Exception):  # an internal API, or the SparkContext was stopped
+        return any(stage.numActiveTasks for stage in _stages(sc, tag))
+    return False
 
 
 def _stages(sc: SparkContext, tag: str) -> list[Any]:
@@ -339,9 +364,10 @@ def _stages(sc: SparkContext, tag: str) -> list[Any]:
 
 
 def _tasks(jvm: Any, stage: Any) -> Iterator[Any]:
-    """Yield what Spark knows of the tasks of a stage."""
-    tasks = jvm.statusStore().taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
-    return map(tasks.apply, range(tasks.size()))
+    """Yield what Spark knows of the tasks of a stage, in all its attempts."""
+    for attempt in range(stage.currentAttemptId + 1):
+        tasks = jvm.statusStore().taskList(stage.stageId, attempt, _MOST_TASKS)
+        yield from map(tasks.apply, range(tasks.size()))
 
 
 _REPORT = "bigdl-report:"
@@ -401,7 +427,7 @@ def job_error(error: BaseException, vanished: list[dict], in_pod: bool = False) 
                 return worker_lost(vanished, *(f"{reason}{said}" for reason in reasons))
         if _CANCELLED.search(text):
             return JobCancelled("The Spark job was cancelled before it was done")
-    cause = (match.group(1) if match else text.split("\n\tat ")[0]).strip()
+    cause = _without_state(match[1]) if match else text.split("\n\tat ")[0].strip()
     failure = WorkerError(-1, type(error).__name__, cause)
     failure.args = (f"The input could not be computed:\n{short_traceback(cause)}",)
     return failure

@@ -248,7 +248,14 @@ class SparkJob(Job):
         """Return the rows of a stage: rank, kind, detail and data."""
         # travels with the Spark job: the stage is the same in all attempts
         self._sc.setLocalProperty(_ATTEMPT, str(self._attempts))
-        return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
+        watch = self._engine.cluster.task_watch()
+        try:
+            with watch:
+                return [(*row[:3], row[3] and bytes(row[3])) for row in stage().collect()]
+        except Exception:
+            if getattr(watch, "failure", None) is None:
+                raise
+            raise RuntimeError(watch.text) from None  # of a function that makes rows
 
     def _collect(self, call, stage, line):
         """Run the stage; returns when no worker is left, also when one was lost."""
