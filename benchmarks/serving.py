@@ -303,10 +303,15 @@ def one_request(folder, store, index, redis_port, options):
         recommender = stack.enter_context(
             Recommender(store, recall, model, candidates=options.candidates)
         )
+        recommender.warm_up()
+        whole = stack.enter_context(
+            Recommender(store, recall, model, candidates=options.candidates, split=False)
+        )
         sides = {
             "search": lambda user: by_hand.search(queries[user : user + 1]),
             "network": lambda user: by_hand.score(columns),
             "Recommender": lambda user: recommender.recommend([user], BEST),
+            "the same, model not split": lambda user: whole.recommend([user], BEST),
             "by hand": lambda user: by_hand.recommend([user]),
         }
         if address:

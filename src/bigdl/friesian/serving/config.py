@@ -49,6 +49,8 @@ _KEYS: dict[str, dict[str, Any]] = {
         "max_batch_size": int,
         "max_delay_ms": float,
         "instances": int,
+        "split": bool,
+        "item_memory_mb": int,
     },
     "recommender": {
         "candidates": int,

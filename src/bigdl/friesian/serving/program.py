@@ -378,11 +378,14 @@ class Serving:
                     deadline=None if deadline is None else deadline / 1000,
                     threads=config.get("recommender.threads", 8),
                     metrics=self.metrics,
+                    split=config.get("ranking.split", True),
+                    item_memory=config.get("ranking.item_memory_mb", 1024) << 20,
                     **functions,
                 ),
             )
             if "features.url" not in config.values and not self._is_routed:
                 config.checked("ranking.inputs", recommender.check)
+                recommender.warm_up()
             return recommender
 
         return self._once("recommender", make)

@@ -31,8 +31,8 @@ from bigdl.friesian.serving.recommender import (
     Recall,
     Recommender,
     ServedRanker,
-    as_numpy,
 )
+from bigdl.friesian.serving.rows import as_numpy
 from bigdl.nano.serving.access import (
     check_token,
     is_loopback,
