@@ -74,6 +74,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "max_k": int,
         "max_bytes": int,
         "max_requests": int,
+        "workers": int,
         **{f"{name}_port": int for name in SERVICES},
     },
     "init": {

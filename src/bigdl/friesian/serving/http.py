@@ -107,6 +107,8 @@ class HttpServer:
         Recommendations that are worked on at the same time.
     service : InferenceService, optional
         Of models that answer the Open Inference Protocol here.
+    shares_port : bool, default False
+        Other processes listen on the port, too.
 
     Attributes
     ----------
@@ -137,6 +139,7 @@ class HttpServer:
         metrics: ServingMetrics | None = None,
         threads: int = 8,
         service: InferenceService | None = None,
+        shares_port: bool = False,
     ):
         security, limits = security or Security(), limits or Limits()
         metrics = metrics or (recommender.metrics if recommender else ServingMetrics())
@@ -159,7 +162,7 @@ class HttpServer:
             routes["GET", "/recommend/{user}"] = self._routes.get
         app = HttpApp(self._service, routes, {} if recommender is None else PATHS)
         try:
-            self._thread = HttpThread(app, security.host, port, security.files())
+            self._thread = HttpThread(app, security.host, port, security.files(), shares_port)
         except BaseException:
             self._end()
             raise

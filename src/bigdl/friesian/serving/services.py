@@ -573,6 +573,8 @@ class GrpcServer:
     limits : Limits, optional
     threads : int, default 16
         Requests that are worked on at the same time.
+    shares_port : bool, default False
+        Other processes listen on the port, too.
 
     Examples
     --------
@@ -594,6 +596,7 @@ class GrpcServer:
         security: Security | None = None,
         limits: Limits | None = None,
         threads: int = 16,
+        shares_port: bool = False,
     ):
         security, limits = security or Security(), limits or Limits()
         check_integer("port", port, 0, 65535)
@@ -608,6 +611,7 @@ class GrpcServer:
             check_access=security.check_access,
             open_methods=OPEN_METHODS,
             pem=read_pem(security.files()),
+            shares_port=shares_port,
         )
         self.port: int = self._port.port
         self._port.start()
