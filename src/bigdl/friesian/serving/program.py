@@ -77,6 +77,7 @@ from bigdl.nano.serving.service import InferenceService, ServingLimits
 
 logger = logging.getLogger("bigdl.friesian.serving")
 
+_SWITCH = 0.0005  # seconds
 _LOOK = 2.0  # seconds between looks at the files of index and models
 _BATCHING = ("max_batch_size", "max_delay_ms", "instances")
 
@@ -617,6 +618,8 @@ def _serve(options: argparse.Namespace) -> int:
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
+    # A thread that comes back from Faiss or OpenVINO waits for so long for another one in Python.
+    sys.setswitchinterval(_SWITCH)
     workers = config.checked(
         "server.workers", check_integer, "workers", config.get("server.workers", 1), 1, 256
     )

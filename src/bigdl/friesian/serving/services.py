@@ -301,9 +301,12 @@ class RecallService(Service):
         found = self._recall.candidates(np.array([request.userID], np.int64), k)
         if not len(found.ids):
             raise Refused("NOT_FOUND", f"There are no candidates for the user {request.userID}")
-        scores = found.scores if "bigdl-scores" in _headers(context) else ()
+        scores = found.scores.tolist() if "bigdl-scores" in _headers(context) else ()
         return self._message(
-            "Candidates", candidate=_as_int32(found.ids), score=scores, partial=found.partial
+            "Candidates",
+            candidate=_as_int32(found.ids).tolist(),
+            score=scores,
+            partial=found.partial,
         )
 
     def _add(self, request: Any, context: Any) -> Any:
@@ -447,8 +450,8 @@ class RecommenderService(Service):
         lists = [
             self._message(
                 "IDProbs",
-                ID=_as_int32(each.item_ids),
-                prob=each.scores,
+                ID=_as_int32(each.item_ids).tolist(),
+                prob=each.scores.tolist(),
                 source="" if each.source == RANKED else each.source,
                 partial=each.partial,
             )
