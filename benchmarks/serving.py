@@ -67,7 +67,7 @@ from bigdl.nano.serving import ServedModel
 
 SIDES = Path(__file__).parent / "serving_sides"
 USERS, PARTS, SEARCHED = 5000, 400, 8
-SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+SHARES = (0.5, 0.7, 0.85)
 BOUNDS = (20, 50)  # milliseconds of p99
 REDIS = []  # the number of its process
 METHOD = "/recommender.Recommender/getRecommendIDs"

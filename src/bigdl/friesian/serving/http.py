@@ -88,7 +88,7 @@ class _Routes:
             answers = await asyncio.get_running_loop().run_in_executor(self._pool, work)
         finally:
             self._working -= 1
-        return json_answer({"recommendations": [_shown(each) for each in answers]})
+        return json_answer({"recommendations": [shown(each) for each in answers]})
 
 
 class HttpServer:
@@ -200,7 +200,7 @@ def _whole(name: str, text: str) -> int:
         raise UsageError(f"{name} should be a whole number, got {text!r}") from None
 
 
-def _shown(answer: Recommendation) -> dict[str, Any]:
+def shown(answer: Recommendation) -> dict[str, Any]:
     """Return an answer as values of JSON."""
     shown = {
         "user": answer.user_id,

@@ -317,8 +317,5 @@ def _sides(
 
 
 def _leased(ranker: Any) -> AbstractContextManager[ServedModel | None]:
-    """Return the model of a ranker for the time of a request; None where it cannot be split."""
-    if isinstance(ranker, ServedModel):
-        return nullcontext(ranker)
-    leased = getattr(ranker, "leased", None)
-    return nullcontext(None) if leased is None else leased()
+    """Return the model of a ranker for the time of a request; None where it has to be whole."""
+    return nullcontext(ranker) if isinstance(ranker, ServedModel) else ranker.leased()

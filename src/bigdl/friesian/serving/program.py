@@ -92,6 +92,8 @@ class Serving:
         Serve a shard of the items instead of what the section ``server`` says.
     worker : Worker, optional
         This process is one of several that share the ports.
+    listens : bool, default True
+        False opens no port; see :attr:`recommender`.
 
     Attributes
     ----------
@@ -110,6 +112,7 @@ class Serving:
         shard: int | None = None,
         replica: int = 0,
         worker: Worker | None = None,
+        listens: bool = True,
     ):
         self._is_shard = shard is not None
         config = config if shard is None else config.of_shard(shard, replica)
@@ -122,13 +125,23 @@ class Serving:
         self.ports: dict[str, int] = {}
         self._closing: list[Callable[[], Any]] = []
         self._siblings: Siblings | None = None
+        self._watcher: threading.Thread | None = None
         self._ended = threading.Event()
         self._made: dict[str, Any] = {}
         try:
-            self._start()
+            if listens:
+                self._start()
+            self._begin_watching()
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def recommender(self) -> Recommender:
+        """The recommender of the configuration, whether a port answers for it or not."""
+        recommender = self._recommender
+        self._begin_watching()
+        return recommender
 
     def _start(self) -> None:
         config = self.config
@@ -138,8 +151,7 @@ class Serving:
             listed = ", ".join(f"{name}_port" for name in SERVICES)
             raise UsageError(f"{config.path}: the section server should have a port: {listed}")
         security = _security(config)
-        given = {name: server[name] for name in vars(Limits()) if name in server}
-        limits = config.checked("server", lambda: Limits(**given))
+        limits = limits_of(config)
         threads = server.get("threads", 16)
         shares_port = self._worker is not None
         self._join_siblings()
@@ -176,9 +188,12 @@ class Serving:
             )
             self.ports["http"] = web.port
             self._closing.append(partial(web.stop, server.get("grace_s", 5.0)))
-        if self._watched():
-            watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
-            watcher.start()
+
+    def _begin_watching(self) -> None:
+        """Look for new files from now on, if there are some that can be replaced."""
+        if self._watcher is None and self._watched():
+            self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+            self._watcher.start()
 
     def _join_siblings(self) -> None:
         """Let the other workers of this server ask, and ask them."""
@@ -514,6 +529,13 @@ def _stamp(path: str) -> tuple | None:
         return tuple((name, os.stat(name).st_mtime_ns, os.stat(name).st_ino) for name in names)
     except OSError:
         return None
+
+
+def limits_of(config: Config) -> Limits:
+    """Return what one request may ask for."""
+    server = config.section("server")
+    given = {name: server[name] for name in vars(Limits()) if name in server}
+    return config.checked("server", lambda: Limits(**given))
 
 
 def _token(config: Config) -> str | None:

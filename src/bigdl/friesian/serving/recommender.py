@@ -429,7 +429,9 @@ class Recommender:
         self._starting = threading.Lock()
         self._told: dict[str, float] = {}  # when, by stage
         self._item_memory = check_integer("item_memory", item_memory, 0)
-        self._may_split = split and prepare is None and not hasattr(features, "read_found")
+        is_model = isinstance(ranker, ServedModel | ServedRanker)
+        in_shards = hasattr(features, "read_found")
+        self._may_split = split and is_model and prepare is None and not in_shards
         self._split: tuple[tuple[list[str], list[str]], PairScores | None] | None = None
 
     # -- answers --------------------------------------------------------------------------------
@@ -538,6 +540,7 @@ class Recommender:
 
     def _scores_of_pairs(self, request: _Request, found: Candidates) -> np.ndarray | None:
         """Return the scores by the parts of the model; None if the whole one has to be used."""
+        request.stage = "features"
         pairs = self._pairs()
         if pairs is None:
             return None
