@@ -174,31 +174,40 @@ class PairScores:
     # -- scores -----------------------------------------------------------------------------------
 
     def scores(
-        self, users: Features, found: Candidates, whole: Callable[[], np.ndarray]
+        self,
+        found: Candidates,
+        read: Callable[[], Features],
+        whole: Callable[[], np.ndarray],
+        stage: Callable[[str], AbstractContextManager[None]],
     ) -> np.ndarray | None:
         """Return a score for each candidate; None if the whole model has to be used.
 
         Parameters
         ----------
-        users : Features
-            A row for each user.
         found : Candidates
+        read : callable
+            Returns the features of the users.
         whole : callable
             Returns the scores of the whole model, which the first ones are compared with.
+        stage : callable
+            Begins a stage of the request.
         """
         with _leased(self._ranker) as model:
             split = None if model is None else self._split_of(model)
             if model is None or split is None:
                 return None
-            if split.is_checked:
-                return self._computed(model, split, users, found)
-            expected = whole()
-            try:
-                self._check(split, self._computed(model, split, users, found), expected)
-            except Exception as error:
-                logger.warning("The model is used as a whole: %s", one_line(error))
-                self._models[model] = None
-            return expected
+            with stage("features"):
+                users = read()
+            with stage("ranking"):
+                if split.is_checked:
+                    return self._computed(model, split, users, found)
+                expected = whole()
+                try:
+                    self._check(split, self._computed(model, split, users, found), expected)
+                except Exception as error:
+                    logger.warning("The model is used as a whole: %s", one_line(error))
+                    self._models[model] = None
+                return expected
 
     def _check(self, split: _SplitModel, scores: np.ndarray, expected: np.ndarray) -> None:
         scale = float(np.abs(expected).max(initial=1e-6))

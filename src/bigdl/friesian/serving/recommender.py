@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -544,14 +545,14 @@ class Recommender:
         pairs = self._pairs()
         if pairs is None:
             return None
-        with self._begun(request, "features"):
-            users = self.features.read(self._user_table, request.users, self._needed()[0])
+
+        def read() -> Features:
+            return self.features.read(self._user_table, request.users, self._needed()[0])
 
         def whole() -> np.ndarray:
             return self._scores(self._columns(request.users, found)[0], len(found.ids))
 
-        with self._begun(request, "ranking"):
-            return pairs.scores(users, found, whole)
+        return pairs.scores(found, read, whole, partial(self._begun, request))
 
     def _pairs(self) -> PairScores | None:
         """Return what computes scores by parts of the model, for the columns that there are."""
