@@ -236,7 +236,7 @@ class PairScores:
 
     def _score(self, model: ServedModel, results: list[np.ndarray]) -> np.ndarray:
         place = 0
-        if len(results) > 1:
+        if self._output is not None and len(results) > 1:
             place = [each.name for each in model.signature.outputs].index(self._output)
         return np.asarray(results[place], np.float32).reshape(-1)
 

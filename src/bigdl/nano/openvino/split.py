@@ -129,13 +129,15 @@ class SplitNetwork:
     def __init__(self, network: CompiledNetwork, common: Sequence[int]):
         try:
             parts = _Graph(network.network, frozenset(common)).parts()
-            how = {"precision": network.precision, "thread_num": network.thread_num}
-            config = network.final_config
+            how: dict[str, Any] = {
+                "precision": network.precision,
+                "thread_num": network.thread_num,
+                "config": network.final_config,
+            }
+            kinds = (ShapedNetwork, CompiledNetwork, ShapedNetwork)
             made = [
-                kind(part, network.device, config=config, **how)
-                for kind, part in zip(
-                    (ShapedNetwork, CompiledNetwork, ShapedNetwork), parts.networks, strict=True
-                )
+                kind(part, network.device, **how)
+                for kind, part in zip(kinds, parts.networks, strict=True)
             ]
         except SplitError:
             raise
@@ -233,22 +235,21 @@ class _Graph:
         """
         ops, columns, sizes = self._ops, [], []
         for out, _ in own:
-            shape = _sizes(out)
-            if None in shape[1:] or shape[0] is not None:
+            shape = _fixed(_sizes(out))
+            if shape is None:
                 raise SplitError("A part of the network has rows of various sizes")
-            sizes.append(int(np.prod(shape[1:], dtype=np.int64)))
+            sizes.append(int(np.prod(shape, dtype=np.int64)))
             flat = ops.reshape(out, ops.constant(np.array([-1, sizes[-1]])), False)
             is_float = out.get_element_type() == openvino.Type.f32
             columns.append(flat if is_float else ops.convert(flat, "f32"))
         self._packed.set_partial_shape(openvino.PartialShape([-1, sum(sizes)]))
         cuts = ops.variadic_split(self._packed, 1, ops.constant(np.array(sizes)))
         for place, (out, twin) in enumerate(own):
-            shape = [-1, *_sizes(out)[1:]]
-            part = ops.reshape(cuts.output(place), ops.constant(np.array(shape)), False)
+            part = self._with_rows(cuts.output(place), _fixed(_sizes(out)) or ())
             if out.get_element_type() != openvino.Type.f32:
-                part = ops.convert(part, out.get_element_type().get_type_name())
+                part = ops.convert(part, out.get_element_type().get_type_name()).output(0)
             for each in list(twin.get_target_inputs()):
-                each.replace_source_output(part.output(0))
+                each.replace_source_output(part)
         return sum(sizes), ops.concat(columns, 1)
 
     # -- values -----------------------------------------------------------------------------------
@@ -462,8 +463,8 @@ class _Graph:
                     if np.array_equal(own, places):
                         return _Plain(side, out)
                     order = np.argsort(own)
-                    at = order[np.searchsorted(own[order], places)]
-                    return _Plain(side, self._gather(out, at, axis))
+                    found = order[np.searchsorted(own[order], places)]
+                    return _Plain(side, self._gather(out, found, axis))
         assert isinstance(value, _Plain)
         shape = _sizes(value.output)
         at = axis - (rank - len(shape))
@@ -500,10 +501,10 @@ class _Graph:
 
     def _gathered(self, node: Any, values: list[_Value]) -> _Value | None:
         data, indices, at = values
-        axis = _constant(at)
-        if axis is None or node.get_attributes().get("batch_dims"):
+        given = _constant(at)
+        if given is None or node.get_attributes().get("batch_dims"):
             return None
-        axis = int(axis.ravel()[0])
+        axis = int(given.ravel()[0])
         if isinstance(indices, _Pieces):  # a look-up in a table
             if not (isinstance(data, _Plain) and data.side == _CONSTANT and axis == 0):
                 return None
@@ -547,14 +548,14 @@ class _Graph:
         rank = len(node.input(0).get_partial_shape())
         at = int(axis.ravel()[0])
         at += rank if at < 0 else 0
-        lengths = [_sizes(out)[at] for out in node.outputs()]
-        if at != data.axis or None in lengths:
-            return None
-        ends = np.cumsum(lengths)
-        return [
-            self._chosen(data, np.arange(end - size, end))
-            for end, size in zip(ends, lengths, strict=True)
-        ]
+        parts, end = [], 0
+        for out in node.outputs():
+            size = _sizes(out)[at]
+            if at != data.axis or size is None:
+                return None
+            parts.append(self._chosen(data, np.arange(end, end + size)))
+            end += size
+        return parts
 
     def _reduced(self, node: Any, values: list[_Value]) -> _Value | None:
         data, axes = values[0], _constant(values[1])
@@ -600,45 +601,44 @@ class _Graph:
 
     def _reshaped_value(self, value: _Value, node: Any) -> _Value | None:
         """Give a value another shape of its rows, which the network itself says."""
-        after = _sizes(node.output(0))
-        if not after or after[0] is not None or None in after[1:]:
+        after = _fixed(_sizes(node.output(0)))
+        if after is None:
             return None
         if isinstance(value, _Plain):
-            return _Plain(value.side, self._with_rows(value.output, after[1:]))
+            return _Plain(value.side, self._with_rows(value.output, after))
         if isinstance(value, _Sum):
             if not _are_even(node, value):
                 return None
             return self._summed(
-                [(side, self._with_rows(out, after[1:])) for side, out in value.terms.items()]
+                [(side, self._with_rows(out, after)) for side, out in value.terms.items()]
             )
-        before = _sizes_of(value)
-        if None in before[1:] or np.prod(before[1:]) > _MOST_VALUES:
+        before = _fixed(_sizes_of(value))
+        if before is None or np.prod(before) > _MOST_VALUES:
             return None
-        numbers = np.arange(np.prod(before[1:], dtype=np.int64)).reshape(before[1:])
-        label = np.zeros(before[1:], np.int64)
+        numbers = np.arange(np.prod(before, dtype=np.int64)).reshape(before)
+        label = np.zeros(before, np.int64)
         for number, (_, _, places) in enumerate(value.pieces):
             label[(slice(None),) * (value.axis - 1) + (places,)] = number
-        if numbers.size != np.prod(after[1:]):
+        if numbers.size != np.prod(after):
             return None
-        numbers_after, label_after = numbers.reshape(after[1:]), label.reshape(after[1:])
-        for axis in range(len(after) - 1):
-            line = np.moveaxis(label_after, axis, 0).reshape(after[axis + 1], -1)
+        numbers_after, label_after = numbers.reshape(after), label.reshape(after)
+        for axis, size in enumerate(after):
+            line = np.moveaxis(label_after, axis, 0).reshape(size, -1)
             if not (line == line[:, :1]).all():
                 continue
             pieces = []
             for number, (side, out, places) in enumerate(value.pieces):
                 to = np.flatnonzero(line[:, 0] == number)
-                shape = [*after[1:]]
-                shape[axis] = len(to)
+                shape = [*after[:axis], len(to), *after[axis + 1 :]]
                 moved = numbers.take(places, value.axis - 1).reshape(shape)
                 if not np.array_equal(moved, numbers_after.take(to, axis)):
                     break
                 pieces.append((side, self._with_rows(out, shape), to))
             else:
-                return self._joined(axis + 1, after[axis + 1], pieces)
+                return self._joined(axis + 1, size, pieces)
         return None
 
-    def _with_rows(self, output: Any, shape: Sequence[int | None]) -> Any:
+    def _with_rows(self, output: Any, shape: Sequence[int]) -> Any:
         target = self._ops.constant(np.array([-1, *shape], np.int64))
         return self._ops.reshape(output, target, False).output(0)
 
@@ -730,6 +730,12 @@ def _sizes(port: Any) -> list[int | None]:
     if shape.rank.is_dynamic:
         raise SplitError("A value of the network may have any number of axes")
     return [_length(each) for each in shape]
+
+
+def _fixed(sizes: list[int | None]) -> list[int] | None:
+    """The sizes of a row; None if the first axis has no rows, or a row has no fixed size."""
+    row = [each for each in sizes[1:] if each is not None]
+    return row if sizes and sizes[0] is None and len(row) == len(sizes) - 1 else None
 
 
 def _sizes_of(value: _Pieces) -> list[int | None]:
