@@ -90,6 +90,7 @@ EXTRAS = {
     "jax": JAX,
     "friesian": FRIESIAN,
     "serving": SERVING,
+    "serving-ray": [*SERVING, "ray[serve]>=2.59,<3"],
     "all": sorted(
         {
             *ORCA,

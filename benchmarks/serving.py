@@ -8,12 +8,16 @@
 items, 500 candidates for a user, the 10 best are the answer.  All sides have the same network of
 OpenVINO in fp32 with one thread a call, and the same index of Faiss.  Each is asked by gRPC:
 
-``one process``   bigdl-friesian-serve with all stages;
+``two workers``   bigdl-friesian-serve with all stages in two processes on one port;
+``one process``   the same in one process, also with the model as a whole (``not split``);
 ``four services`` bigdl-friesian-serve four times, one stage each;
 ``pytriton``      Faiss, rows in Redis and the network, in two processes behind Triton;
 ``Ray Serve``     the same in two replicas;
-``plain gRPC``    the same in threads of one process behind grpc.server, without limits, metrics,
-                  deadlines or reload.
+``plain gRPC``    the same in threads of one process, or of two on one port, behind grpc.server,
+                  without limits, metrics, deadlines or reload.
+
+Our side splits the model: what depends on the user is computed once, what depends on an item is
+kept.  By hand the whole model scores each pair.
 
 A PYTHON is one of an environment of its own with the other library (nvidia-pytriton; ray[serve];
 feast[redis]; each with faiss-cpu, openvino and redis).  That of ``--load`` may have
@@ -63,10 +67,15 @@ from bigdl.nano.serving import ServedModel
 
 SIDES = Path(__file__).parent / "serving_sides"
 USERS, PARTS, SEARCHED = 5000, 400, 8
-SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+SHARES = (0.5, 0.7, 0.85)
 BOUNDS = (20, 50)  # milliseconds of p99
 REDIS = []  # the number of its process
 METHOD = "/recommender.Recommender/getRecommendIDs"
+OWN = {
+    "two workers": {"workers": 2},
+    "one process": {},
+    "one process, not split": {"split": False},
+}
 STAGES = ("feature", "ranking", "recall", "recommender")
 
 
@@ -176,17 +185,17 @@ def served(stack, folder, name, sections):
     return Program(stack, command, folder / f"{name}.log")
 
 
-def one_process(stack, folder, candidates):
-    """Start all stages in one process; returns it and its port."""
+def one_server(stack, folder, candidates, name="one", workers=1, split=True):
+    """Start all stages in one server; returns it and its port."""
     (port,) = free_ports(1)
     sections = {
         "store": str(folder / "store"),
         "recall": {"index": str(folder / "index")},
-        "ranking": {"model": str(folder / "model"), "inputs": NAMES},
+        "ranking": {"model": str(folder / "model"), "inputs": NAMES, "split": split},
         "recommender": {"candidates": candidates},
-        "server": {"recommender_port": port},
+        "server": {"recommender_port": port, "workers": workers, "threads": 4},
     }
-    return served(stack, folder, "one", sections), port
+    return served(stack, folder, name, sections), port
 
 
 def four_services(stack, folder, candidates):
@@ -245,20 +254,25 @@ def start_sides(stack, folder, redis_port, options):
         ("pytriton", options.pytriton, "by_pytriton.py"),
         ("Ray Serve", options.ray, "by_ray_serve.py"),
         ("plain gRPC", sys.executable, "by_grpc.py"),
+        ("plain gRPC, two processes", sys.executable, "by_grpc.py"),
     ):
         if python:
             command = [python, SIDES / script, *arguments]
+            command += [2] if "two" in name else []
             begun[name] = Program(stack, command, folder / f"{script}.log")
-    one, port = one_process(stack, folder, options.candidates)
-    one.line()
-    services, recommender_port = four_services(stack, folder, options.candidates)
-    for name, at in (("one process", port), ("four services", recommender_port)):
+    own = {}
+    for name, how in OWN.items():
+        program, port = one_server(stack, folder, options.candidates, name.replace(" ", "-"), **how)
+        program.line()
+        own[name] = [program], port
+    own["four services"] = four_services(stack, folder, options.candidates)
+    for name, (_, at) in own.items():
         told[name] = {"address": f"127.0.0.1:{at}", "method": METHOD, "requests": ours}
     for name, program in begun.items():
         told[name] = json.loads(program.line().removeprefix("ready "))
     processes = {name: [each.process.pid, *REDIS] for name, each in begun.items()}
-    processes["one process"] = [one.process.pid]
-    processes["four services"] = [each.process.pid for each in services]
+    for name, (programs, _) in own.items():
+        processes[name] = [each.process.pid for each in programs]
     return told, processes
 
 
@@ -303,10 +317,15 @@ def one_request(folder, store, index, redis_port, options):
         recommender = stack.enter_context(
             Recommender(store, recall, model, candidates=options.candidates)
         )
+        recommender.warm_up()
+        whole = stack.enter_context(
+            Recommender(store, recall, model, candidates=options.candidates, split=False)
+        )
         sides = {
             "search": lambda user: by_hand.search(queries[user : user + 1]),
             "network": lambda user: by_hand.score(columns),
             "Recommender": lambda user: recommender.recommend([user], BEST),
+            "the same, model not split": lambda user: whole.recommend([user], BEST),
             "by hand": lambda user: by_hand.recommend([user]),
         }
         if address:
@@ -447,7 +466,7 @@ def memory_mb(process):
 
 def soak(folder, load, options, stack):
     """70 % of the peak for some minutes; fails if an answer is an error or the memory grows."""
-    program, port = one_process(stack, folder, options.candidates)
+    program, port = one_server(stack, folder, options.candidates, workers=options.workers)
     program.line()
     ours = requests_of(folder, "ours", recommend_request(options.candidates))
     side = {"address": f"127.0.0.1:{port}", "method": METHOD, "requests": ours}
@@ -459,7 +478,10 @@ def soak(folder, load, options, stack):
     print(f"{rate:.0f} requests/s for {options.soak} minutes")
     print("\n| minute | requests/s | p50 ms | p99 ms | errors | MB | descriptors | threads |")
     print("|---" * 8 + "|")
-    process, rows, begin = psutil.Process(program.process.pid), [], time.monotonic()
+    processes = [psutil.Process(program.process.pid)]
+    if options.workers > 1:
+        processes = processes[0].children()
+    rows, begin = [], time.monotonic()
     while time.monotonic() - begin < 60 * options.soak:
         answer = load.ask(json.dumps({"run": "ours", "rate": rate, "seconds": 60}))
         errors = sum(answer["errors"].values())
@@ -467,9 +489,9 @@ def soak(folder, load, options, stack):
             "minute": (time.monotonic() - begin) / 60,
             **{name: answer[name] for name in ("requests_per_s", "p50_ms", "p99_ms")},
             "errors": errors,
-            "mb": memory_mb(process),
-            "descriptors": process.num_fds(),
-            "threads": process.num_threads(),
+            "mb": sum(map(memory_mb, processes)),
+            "descriptors": sum(each.num_fds() for each in processes),
+            "threads": sum(each.num_threads() for each in processes),
         }
         rows.append(row)
         print("|", " | ".join(f"{v:.1f}" if isinstance(v, float) else f"{v}" for v in row.values()),
@@ -500,6 +522,7 @@ def main(argv=None):
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--soak", type=float, metavar="MINUTES")
+    parser.add_argument("--workers", type=int, default=2, help="of the soak")
     parser.add_argument("--rate", type=float, help="of the soak; default: 70 %% of the peak")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
@@ -520,11 +543,11 @@ def main(argv=None):
             expected = by_hand.recommend(list(range(20)))[:, :BEST]
             with ExitStack() as running:
                 sides, processes = start_sides(running, folder, redis_port, options)
-                options.address = sides["one process"]["address"]
+                options.address = sides["two workers"]["address"]
                 results["load"] = under_load(sides, processes, load, expected, options)
         if not options.soak and "one-request" in options.only:
             with ExitStack() as running:
-                program, port = one_process(running, folder, options.candidates)
+                program, port = one_server(running, folder, options.candidates)
                 program.line()
                 options.address = f"127.0.0.1:{port}"
                 results["one request"] = one_request(folder, store, index, redis_port, options)

@@ -39,6 +39,7 @@ IMPORTS = {
     "tf": ["bigdl.nano.tf.keras", "tensorflow", "tf2onnx"],
     "jax": ["bigdl.orca.learn.tf2", "jax", "keras"],
     "friesian": ["bigdl.friesian.feature", "bigdl.friesian.models"],
+    "serving-ray": ["bigdl.friesian.serving", "ray.serve"],
     "all": ["bigdl.orca.learn.pytorch", "bigdl.nano.pytorch.trainer", "bigdl.friesian.feature"],
 }
 """What is imported where only this extra is installed; extras of developers are not users'."""

@@ -1,5 +1,7 @@
-"""The parts behind plain gRPC: ``by_grpc.py FOLDER REDIS_PORT CANDIDATES SEARCHED``."""
+"""The parts behind plain gRPC: ``by_grpc.py FOLDER REDIS_PORT CANDIDATES SEARCHED [PROCESSES]``."""
 
+import socket
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +13,17 @@ from say import ready, requests_of
 METHOD = "/hand.Recommender/ask"
 
 
-def main(folder, *numbers):
-    parts = Parts(folder, *map(int, numbers))
+def main(folder, redis_port, candidates, searched, processes="1", port="0"):
+    parts = Parts(folder, int(redis_port), int(candidates), int(searched))
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", int(port)))
+        port = holder.getsockname()[1]
+        serve(parts, port, folder, redis_port, candidates, searched, int(processes))
+
+
+def serve(parts, port, folder, redis_port, candidates, searched, processes):
+    """Answer on a port that other processes share."""
 
     def answer(content, context):
         return parts.recommend([int(content)]).tobytes()
@@ -21,8 +32,12 @@ def main(folder, *numbers):
     handlers = {"ask": grpc.unary_unary_rpc_method_handler(answer)}
     generic = grpc.method_handlers_generic_handler("hand.Recommender", handlers)
     server.add_generic_rpc_handlers([generic])
-    port = server.add_insecure_port("127.0.0.1:0")
+    server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
+    for _ in range(processes - 1):
+        again = [sys.executable, __file__, folder, redis_port, candidates, searched, "1", str(port)]
+        other = subprocess.Popen(again, stdout=subprocess.PIPE, text=True)
+        other.stdout.readline()
     ready(port, METHOD, requests_of(folder, "grpc", lambda user: str(user).encode()))
     threading.Event().wait()
 

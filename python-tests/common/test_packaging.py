@@ -120,6 +120,7 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
         "jax",
         "friesian",
         "serving",
+        "serving-ray",
         "automl",
         "xgboost",
         "all",

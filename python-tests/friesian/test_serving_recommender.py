@@ -1,6 +1,8 @@
 """Answers of the recommender: equal to those of frames alone, in one process and by services."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 
@@ -266,6 +268,33 @@ def test_a_column_of_both_tables_has_to_be_named_apart(tmp_path, catalogue, inde
     store.replace({"user": catalogue[0], "item": items})
     with pytest.raises(UsageError, match="\\['age'\\] are columns of user and of item"):
         recommender_of(store, index).check()
+
+
+def test_stages_are_spans_where_opentelemetry_is_set_up():
+    program = """
+import sys
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+exporter = InMemorySpanExporter()
+trace.set_tracer_provider(TracerProvider())
+trace.get_tracer_provider().add_span_processor(SimpleSpanProcessor(exporter))
+from bigdl.friesian.serving import ServingMetrics
+metrics = ServingMetrics()
+try:
+    with metrics.time("request"), metrics.time("ranking"):
+        raise OSError
+except OSError:
+    pass
+ranking, request = exporter.get_finished_spans()
+assert (ranking.name, request.name) == ("ranking", "request")
+assert ranking.parent.span_id == request.context.span_id
+assert not ranking.status.is_ok
+assert [each["name"] for each in metrics.summary()] == ["ranking", "request"]
+"""
+    pytest.importorskip("opentelemetry.sdk.trace")
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_stages_are_measured(store, index):

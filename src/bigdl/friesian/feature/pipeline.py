@@ -250,6 +250,29 @@ class FeaturePipeline(FeatureMethods):
         """The columns that have to be there when it runs: those that some operator reads."""
         return inputs_of(self._known())
 
+    def sources(self, column: str) -> set[str]:
+        """Return the columns of the data that a column of the result is computed from.
+
+        Parameters
+        ----------
+        column : str
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from bigdl.friesian.feature import FeaturePipeline
+        >>> pd.DataFrame({"city": ["Oslo"], "kind": ["a"]}).to_parquet("users.parquet")
+        >>> pipeline = FeaturePipeline().cross_columns([["city", "kind"]], [10])
+        >>> pipeline = pipeline.fit_files("users.parquet", host="here")
+        >>> sorted(pipeline.sources("city_kind")), pipeline.sources("kind")
+        (['city', 'kind'], {'kind'})
+        """
+        wanted = {column}
+        for each in reversed(self._known()):
+            made = {cell.output: cell.inputs for cell in each.cells}
+            wanted = {name for known in wanted for name in made.get(known, (known,))}
+        return wanted
+
     # -- tables of Spark -----------------------------------------------------------------------
 
     def fit(self, table: Table | DataFrame) -> Self:

@@ -39,6 +39,7 @@ _HOMES = {
     "ShardedFeatures": "shards",
     "ShardedRecall": "shards",
     "open_store": "redis_store",
+    "ray_application": "ray_serve",
 }
 
 __all__ = sorted([*_HOMES, "ServingRun"])

@@ -14,8 +14,8 @@ import pyarrow as pa
 from bigdl.common.errors import UsageError, require
 from bigdl.friesian.serving import wire
 from bigdl.friesian.serving.index import Candidates
-from bigdl.friesian.serving.recommender import RANKED, Recommendation, as_numpy
-from bigdl.friesian.serving.rows import Features, ids_of
+from bigdl.friesian.serving.recommender import RANKED, Recommendation
+from bigdl.friesian.serving.rows import Features, as_numpy, ids_of
 
 _AT_ONCE = 32  # calls for the users of one request; a service takes a few hundred in all
 _SCORES = (("bigdl-scores", "1"),)

@@ -49,6 +49,8 @@ _KEYS: dict[str, dict[str, Any]] = {
         "max_batch_size": int,
         "max_delay_ms": float,
         "instances": int,
+        "split": bool,
+        "item_memory_mb": int,
     },
     "recommender": {
         "candidates": int,
@@ -72,6 +74,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "max_k": int,
         "max_bytes": int,
         "max_requests": int,
+        "workers": int,
         **{f"{name}_port": int for name in SERVICES},
     },
     "init": {

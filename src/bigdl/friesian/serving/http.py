@@ -88,7 +88,7 @@ class _Routes:
             answers = await asyncio.get_running_loop().run_in_executor(self._pool, work)
         finally:
             self._working -= 1
-        return json_answer({"recommendations": [_shown(each) for each in answers]})
+        return json_answer({"recommendations": [shown(each) for each in answers]})
 
 
 class HttpServer:
@@ -107,6 +107,8 @@ class HttpServer:
         Recommendations that are worked on at the same time.
     service : InferenceService, optional
         Of models that answer the Open Inference Protocol here.
+    shares_port : bool, default False
+        Other processes listen on the port, too.
 
     Attributes
     ----------
@@ -137,6 +139,7 @@ class HttpServer:
         metrics: ServingMetrics | None = None,
         threads: int = 8,
         service: InferenceService | None = None,
+        shares_port: bool = False,
     ):
         security, limits = security or Security(), limits or Limits()
         metrics = metrics or (recommender.metrics if recommender else ServingMetrics())
@@ -159,7 +162,7 @@ class HttpServer:
             routes["GET", "/recommend/{user}"] = self._routes.get
         app = HttpApp(self._service, routes, {} if recommender is None else PATHS)
         try:
-            self._thread = HttpThread(app, security.host, port, security.files())
+            self._thread = HttpThread(app, security.host, port, security.files(), shares_port)
         except BaseException:
             self._end()
             raise
@@ -197,7 +200,7 @@ def _whole(name: str, text: str) -> int:
         raise UsageError(f"{name} should be a whole number, got {text!r}") from None
 
 
-def _shown(answer: Recommendation) -> dict[str, Any]:
+def shown(answer: Recommendation) -> dict[str, Any]:
     """Return an answer as values of JSON."""
     shown = {
         "user": answer.user_id,

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,22 +40,47 @@ class _Stage:
 class _Timed(AbstractContextManager[None]):
     """One call of a stage."""
 
-    __slots__ = ("_begin", "_metrics", "_stage")
+    __slots__ = ("_begin", "_metrics", "_span", "_stage")
 
     def __init__(self, metrics: ServingMetrics, stage: str):
         self._metrics, self._stage = metrics, stage
+        self._span: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> None:
+        if self._metrics.tracer is not None:
+            self._span = self._metrics.tracer.start_as_current_span(self._stage)
+            self._span.__enter__()
         self._begin = time.perf_counter()
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        seconds = time.perf_counter() - self._begin
+        if self._span is not None:
+            self._span.__exit__(kind, error, trace)
         if kind is not None:
             self._metrics.failed(self._stage)
-        self._metrics.took(self._stage, time.perf_counter() - self._begin)
+        self._metrics.took(self._stage, seconds)
+
+
+def _tracer() -> Any:
+    """Return a tracer of OpenTelemetry if the program has set up its traces."""
+    try:
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+    except ImportError:
+        return None
+    has_traces = isinstance(trace.get_tracer_provider(), TracerProvider)
+    return trace.get_tracer("bigdl.friesian.serving") if has_traces else None
 
 
 class ServingMetrics:
     """Times, errors and fallbacks of a recommender and its services.
+
+    Stages are spans of OpenTelemetry, too, where its SDK has been set up before.
 
     Parameters
     ----------
@@ -73,6 +99,7 @@ class ServingMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None):
         self.registry = registry
+        self.tracer = _tracer()
         self._stages: dict[str, _Stage] = {}
         self._lock = threading.Lock()
         self._histogram: Any = None

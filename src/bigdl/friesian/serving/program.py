@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +30,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from bigdl.common.checks import check_integer
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.clients import (
@@ -60,6 +62,13 @@ from bigdl.friesian.serving.services import (
     Service,
 )
 from bigdl.friesian.serving.shards import Shard, ShardedFeatures, ShardedRecall
+from bigdl.friesian.serving.workers import (
+    Siblings,
+    Worker,
+    Workers,
+    joined_metrics,
+    worker_command,
+)
 from bigdl.nano.serving.access import read_token
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.grpc_service import InferenceHandlers
@@ -68,6 +77,7 @@ from bigdl.nano.serving.service import InferenceService, ServingLimits
 
 logger = logging.getLogger("bigdl.friesian.serving")
 
+_SWITCH = 0.0005  # seconds
 _LOOK = 2.0  # seconds between looks at the files of index and models
 _BATCHING = ("max_batch_size", "max_delay_ms", "instances")
 
@@ -80,6 +90,10 @@ class Serving:
     config : Config
     shard, replica : int, optional
         Serve a shard of the items instead of what the section ``server`` says.
+    worker : Worker, optional
+        This process is one of several that share the ports.
+    listens : bool, default True
+        False opens no port; see :attr:`recommender`.
 
     Attributes
     ----------
@@ -92,20 +106,42 @@ class Serving:
         If something cannot be read or started.  Nothing is left running then.
     """
 
-    def __init__(self, config: Config, shard: int | None = None, replica: int = 0):
+    def __init__(
+        self,
+        config: Config,
+        shard: int | None = None,
+        replica: int = 0,
+        worker: Worker | None = None,
+        listens: bool = True,
+    ):
         self._is_shard = shard is not None
-        self.config = config = config if shard is None else config.of_shard(shard, replica)
+        config = config if shard is None else config.of_shard(shard, replica)
+        if worker is not None:
+            ports = {f"server.{key}": port for key, port in worker.ports.items()}
+            config = replace(config, values={**config.values, **ports})
+        self.config, self._worker = config, worker
         prometheus = require("prometheus_client", "serving")
         self.metrics = ServingMetrics(prometheus.CollectorRegistry())
         self.ports: dict[str, int] = {}
         self._closing: list[Callable[[], Any]] = []
+        self._siblings: Siblings | None = None
+        self._watcher: threading.Thread | None = None
         self._ended = threading.Event()
         self._made: dict[str, Any] = {}
         try:
-            self._start()
+            if listens:
+                self._start()
+            self._begin_watching()
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def recommender(self) -> Recommender:
+        """The recommender of the configuration, whether a port answers for it or not."""
+        recommender = self._recommender
+        self._begin_watching()
+        return recommender
 
     def _start(self) -> None:
         config = self.config
@@ -115,9 +151,10 @@ class Serving:
             listed = ", ".join(f"{name}_port" for name in SERVICES)
             raise UsageError(f"{config.path}: the section server should have a port: {listed}")
         security = _security(config)
-        given = {name: server[name] for name in vars(Limits()) if name in server}
-        limits = config.checked("server", lambda: Limits(**given))
+        limits = limits_of(config)
         threads = server.get("threads", 16)
+        shares_port = self._worker is not None
+        self._join_siblings()
         for name in wanted:
             services = [getattr(self, f"_{name}_service")(limits)]
             if name == "ranking":
@@ -130,6 +167,7 @@ class Serving:
                 security,
                 limits,
                 threads,
+                shares_port,
             )
             self.ports[name] = started.port
             self._closing.append(partial(started.stop, server.get("grace_s", 5.0)))
@@ -145,13 +183,39 @@ class Serving:
                     self.metrics,
                     threads,
                     self._models,
+                    shares_port,
                 ),
             )
             self.ports["http"] = web.port
             self._closing.append(partial(web.stop, server.get("grace_s", 5.0)))
-        if self._watched():
-            watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
-            watcher.start()
+
+    def _begin_watching(self) -> None:
+        """Look for new files from now on, if there are some that can be replaced."""
+        if self._watcher is None and self._watched():
+            self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+            self._watcher.start()
+
+    def _join_siblings(self) -> None:
+        """Let the other workers of this server ask, and ask them."""
+        if self._worker is None:
+            return
+        own, number = self._models.metrics, self._worker.number
+        siblings = Siblings(
+            self._worker,
+            {
+                "metrics": lambda _: generate_latest(own.registry),
+                "add": self._added_elsewhere,
+            },
+        )
+        generate_latest = require("prometheus_client", "serving").generate_latest
+        self._closing.append(siblings.close)
+        self._siblings = siblings
+        own.join = lambda text: joined_metrics({number: text, **siblings.ask("metrics")})
+
+    def _added_elsewhere(self, content: bytes) -> bytes:
+        told = json.loads(content)
+        self._index.add_items(told["ids"], told["vectors"])
+        return b""
 
     # -- services -------------------------------------------------------------------------------
 
@@ -163,7 +227,10 @@ class Serving:
     def _recall_service(self, limits: Limits) -> Service:
         if self._is_routed:
             return RecallService(self._recall, self._recall, self.metrics, limits)
-        return RecallService(self._local_recall, self._index, self.metrics, limits)
+        index: Any = self._index
+        if self._siblings is not None:
+            index = _SharedIndex(index, self._siblings)
+        return RecallService(self._local_recall, index, self.metrics, limits)
 
     def _ranking_service(self, limits: Limits) -> Service:
         return RankingService(self._local_ranker, self.metrics, limits)
@@ -378,11 +445,14 @@ class Serving:
                     deadline=None if deadline is None else deadline / 1000,
                     threads=config.get("recommender.threads", 8),
                     metrics=self.metrics,
+                    split=config.get("ranking.split", True),
+                    item_memory=config.get("ranking.item_memory_mb", 1024) << 20,
                     **functions,
                 ),
             )
             if "features.url" not in config.values and not self._is_routed:
                 config.checked("ranking.inputs", recommender.check)
+                recommender.warm_up()
             return recommender
 
         return self._once("recommender", make)
@@ -429,10 +499,27 @@ class Serving:
         self.stop()
 
 
+class _SharedIndex:
+    """The index of all workers of a server, for items that come one by one."""
+
+    def __init__(self, index: ItemIndex, siblings: Siblings):
+        self._index, self._siblings = index, siblings
+
+    def add_item(self, item_id: int, vector: Any) -> None:
+        self._index.add_item(item_id, vector)
+        told = {"ids": [int(item_id)], "vectors": [np.asarray(vector, np.float32).tolist()]}
+        self._siblings.ask("add", json.dumps(told).encode())
+
+
 def _started(
-    services: list[Any], port: int, security: Security, limits: Limits, threads: int
+    services: list[Any],
+    port: int,
+    security: Security,
+    limits: Limits,
+    threads: int,
+    shares_port: bool,
 ) -> GrpcServer:
-    return GrpcServer(services, port, security, limits, threads)
+    return GrpcServer(services, port, security, limits, threads, shares_port)
 
 
 def _stamp(path: str) -> tuple | None:
@@ -442,6 +529,13 @@ def _stamp(path: str) -> tuple | None:
         return tuple((name, os.stat(name).st_mtime_ns, os.stat(name).st_ino) for name in names)
     except OSError:
         return None
+
+
+def limits_of(config: Config) -> Limits:
+    """Return what one request may ask for."""
+    server = config.section("server")
+    given = {name: server[name] for name in vars(Limits()) if name in server}
+    return config.checked("server", lambda: Limits(**given))
 
 
 def _token(config: Config) -> str | None:
@@ -546,9 +640,36 @@ def _serve(options: argparse.Namespace) -> int:
     ending = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
-    with Serving(config, options.shard, options.replica) as serving:
+    # A thread that comes back from Faiss or OpenVINO waits for so long for another one in Python.
+    sys.setswitchinterval(_SWITCH)
+    workers = config.checked(
+        "server.workers", check_integer, "workers", config.get("server.workers", 1), 1, 256
+    )
+    if options.worker is None and workers > 1:
+        return _serve_by_workers(config, workers, options, ending)
+    worker = None if options.worker is None else Worker.from_json(options.worker)
+    with Serving(config, options.shard, options.replica, worker) as serving:
         listed = ", ".join(f"{name} {port}" for name, port in serving.ports.items())
         print(f"ready on {config.get('server.host', '127.0.0.1')}: {listed}", flush=True)
+        ending.wait()
+        print("ending", flush=True)
+    return 0
+
+
+def _serve_by_workers(
+    config: Config, count: int, options: argparse.Namespace, ending: threading.Event
+) -> int:
+    more: list[str] = []
+    if options.shard is not None:
+        config = config.of_shard(options.shard, options.replica)
+        more = ["--shard", str(options.shard), "--replica", str(options.replica)]
+    keys = [*(f"{name}_port" for name in SERVICES), "http_port"]
+    ports = {key: config.get(f"server.{key}") for key in keys if f"server.{key}" in config.values}
+    host = _security(config).host
+    command = worker_command(options.config, *more)
+    with Workers(command, count, host, ports, config.get("server.grace_s", 5.0)) as workers:
+        listed = ", ".join(f"{key.removesuffix('_port')} {p}" for key, p in workers.ports.items())
+        print(f"ready on {host}: {listed}; {count} workers", flush=True)
         ending.wait()
         print("ending", flush=True)
     return 0
@@ -637,6 +758,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--shard", type=int, help="one of the section shards, from 0")
         if name == "serve":
             command.add_argument("--replica", type=int, default=0, help="of the shard, from 0")
+            command.add_argument("--worker", help=argparse.SUPPRESS)
     client = commands.add_parser("client", help="ask a recommender, once or many times")
     client.add_argument("--address", default="127.0.0.1:8980")
     client.add_argument("--users", default="1", help="numbers, as in 1,2,3")

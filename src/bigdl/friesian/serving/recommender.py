@@ -17,11 +17,12 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -32,7 +33,10 @@ from bigdl.common.errors import BigDLError, UsageError, one_line
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.index import Candidates, ItemIndex, best_first
 from bigdl.friesian.serving.metrics import ServingMetrics
-from bigdl.friesian.serving.rows import Features, ids_of
+from bigdl.friesian.serving.pairs import PairScores
+from bigdl.friesian.serving.rows import Features, as_numpy, ids_of
+from bigdl.nano.openvino.split import SplitError
+from bigdl.nano.serving.model import ServedModel
 from bigdl.nano.serving.repository import ModelRepository
 
 logger = logging.getLogger(__name__)
@@ -236,6 +240,16 @@ class ServedRanker:
         """The columns that the model takes, in its order."""
         return [each.name for each in self._repository.find(self._name).model.signature.inputs]
 
+    @contextmanager
+    def leased(self) -> Iterator[ServedModel | None]:
+        """Keep a version of the model for the time of a request; None if it has a shadow.
+
+        A shadow computes what the model itself is asked for.
+        """
+        with self._repository.lease(self._name) as deployed:
+            has_shadow = self._repository.traffic(self._name).shadow is not None
+            yield None if has_shadow else deployed.model
+
     def predict(self, inputs: Mapping[str, np.ndarray], version: str | None = None) -> Any:
         """Return a score for each row; see :class:`Ranker`.
 
@@ -346,6 +360,14 @@ class Recommender:
     threads : int, default 8
         For requests with a deadline.
     metrics : ServingMetrics, optional
+    split : bool, default True
+        Compute what the ranker makes of a user once for all candidates, and keep what it makes of
+        an item.  A :class:`ServedModel` or :class:`ServedRanker` in OpenVINO is split if it can be
+        and its scores stay equal up to rounding; not with `prepare`, and not if a step of the
+        pipeline reads columns of both tables.
+    item_memory : int, default 1 GiB
+        Bytes that what is kept of the items may take, for each model and file of the store; items
+        that need more are computed with each request.
 
     Examples
     --------
@@ -388,6 +410,8 @@ class Recommender:
         rerank: Callable[[int, np.ndarray, np.ndarray], Any] | None = None,
         threads: int = 8,
         metrics: ServingMetrics | None = None,
+        split: bool = True,
+        item_memory: int = 1 << 30,
     ):
         self.features, self.recall, self.ranker = features, recall, ranker
         self._inputs = _inputs_of(ranker, inputs)
@@ -405,6 +429,11 @@ class Recommender:
         self._pool: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
         self._told: dict[str, float] = {}  # when, by stage
+        self._item_memory = check_integer("item_memory", item_memory, 0)
+        is_model = isinstance(ranker, ServedModel | ServedRanker)
+        in_shards = hasattr(features, "read_found")
+        self._may_split = split and is_model and prepare is None and not in_shards
+        self._split: tuple[tuple[list[str], list[str]], PairScores | None] | None = None
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -496,17 +525,58 @@ class Recommender:
         request.recalled, request.partial = found, found.partial
         if not len(found.ids):
             return self._fallback(request, "")
-        with self._begun(request, "features"):
-            columns, lost = self._columns(request.users, found)
-            if lost is not None:
-                found, request.partial = _without(found, lost), True
-                request.recalled = found
-                if not len(found.ids):
-                    return self._fallback(request, "the features are lost")
-        with self._begun(request, "ranking"):
-            scores = self._scores(columns, len(found.ids))
+        scores = self._scores_of_pairs(request, found)
+        if scores is None:
+            with self._begun(request, "features"):
+                columns, lost = self._columns(request.users, found)
+                if lost is not None:
+                    found, request.partial = _without(found, lost), True
+                    request.recalled = found
+                    if not len(found.ids):
+                        return self._fallback(request, "the features are lost")
+            with self._begun(request, "ranking"):
+                scores = self._scores(columns, len(found.ids))
         request.stage = "sorting"
         return self._sorted(request, found, scores)
+
+    def _scores_of_pairs(self, request: _Request, found: Candidates) -> np.ndarray | None:
+        """Return the scores by the parts of the model; None if the whole one has to be used."""
+        request.stage = "features"
+        pairs = self._pairs()
+        if pairs is None:
+            return None
+
+        def read() -> Features:
+            return self.features.read(self._user_table, request.users, self._needed()[0])
+
+        def whole() -> np.ndarray:
+            return self._scores(self._columns(request.users, found)[0], len(found.ids))
+
+        return pairs.scores(found, read, whole, partial(self._begun, request))
+
+    def _pairs(self) -> PairScores | None:
+        """Return what computes scores by parts of the model, for the columns that there are."""
+        if not self._may_split:
+            return None
+        needed = self._needed()
+        if self._split is None or self._split[0] != needed:
+            tables = self._user_table, self._item_table
+            how = needed, self._inputs, self._pipeline, self._output, self._item_memory
+            try:
+                pairs = PairScores(self.ranker, self.features, tables, *how)
+            except SplitError as error:
+                logger.info("The model is used as a whole: %s", error)
+                pairs = None
+            self._split = needed, pairs
+        return self._split[1]
+
+    def warm_up(self) -> None:
+        """Split the model, and compute what it makes of the items, before the first request.
+
+        Otherwise the requests until that is done are computed by the whole model.
+        """
+        if (pairs := self._pairs()) is not None:
+            pairs.warm_up()
 
     def _begun(self, request: _Request, name: str) -> AbstractContextManager[None]:
         """Begin a stage of a request, unless the request is late."""
@@ -682,31 +752,6 @@ def _inputs_of(ranker: Ranker, inputs: Sequence[str] | None) -> list[str]:
     if signature is not None:
         return [each.name for each in signature.inputs]
     raise UsageError(f"{type(ranker).__name__} does not say its columns; name them by inputs")
-
-
-def as_numpy(column: Any, name: str) -> np.ndarray:
-    """Return a column as an array of NumPy; lists of one length become a matrix."""
-    if isinstance(column, np.ndarray):
-        return column
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if not isinstance(column, pa.Array):
-        return np.asarray(column)
-    if column.null_count:
-        raise UsageError(f"The column {name} has nulls, which a ranker does not take; fill them")
-    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
-        rows = len(column)
-        values = column.flatten().to_numpy(zero_copy_only=False)
-        if not rows or len(values) % rows or not _is_even(column, len(values) // rows):
-            raise UsageError(f"The lists in {name} have different lengths; pad them")
-        return values.reshape(rows, -1)
-    return column.to_numpy(zero_copy_only=False)
-
-
-def _is_even(column: pa.Array, length: int) -> bool:
-    if pa.types.is_fixed_size_list(column.type):
-        return True
-    return bool((np.diff(column.offsets.to_numpy()) == length).all())
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -431,6 +431,31 @@ def _to_arrow(column: Column) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), column.shape[1])
 
 
+def as_numpy(column: Any, name: str) -> np.ndarray:
+    """Return a column as an array of NumPy; lists of one length become a matrix."""
+    if isinstance(column, np.ndarray):
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not isinstance(column, pa.Array):
+        return np.asarray(column)
+    if column.null_count:
+        raise UsageError(f"The column {name} has nulls, which a ranker does not take; fill them")
+    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        rows = len(column)
+        values = column.flatten().to_numpy(zero_copy_only=False)
+        if not rows or len(values) % rows or not _is_even(column, len(values) // rows):
+            raise UsageError(f"The lists in {name} have different lengths; pad them")
+        return values.reshape(rows, -1)
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _is_even(column: pa.Array, length: int) -> bool:
+    if pa.types.is_fixed_size_list(column.type):
+        return True
+    return bool((np.diff(column.offsets.to_numpy()) == length).all())
+
+
 def gathered(
     layout: Layout, parts: Sequence[Rows], ids: np.ndarray, names: Sequence[str] | None
 ) -> Features:

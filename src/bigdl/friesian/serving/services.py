@@ -31,8 +31,8 @@ from bigdl.friesian.serving.recommender import (
     Recall,
     Recommender,
     ServedRanker,
-    as_numpy,
 )
+from bigdl.friesian.serving.rows import as_numpy
 from bigdl.nano.serving.access import (
     check_token,
     is_loopback,
@@ -301,9 +301,12 @@ class RecallService(Service):
         found = self._recall.candidates(np.array([request.userID], np.int64), k)
         if not len(found.ids):
             raise Refused("NOT_FOUND", f"There are no candidates for the user {request.userID}")
-        scores = found.scores if "bigdl-scores" in _headers(context) else ()
+        scores = found.scores.tolist() if "bigdl-scores" in _headers(context) else ()
         return self._message(
-            "Candidates", candidate=_as_int32(found.ids), score=scores, partial=found.partial
+            "Candidates",
+            candidate=_as_int32(found.ids).tolist(),
+            score=scores,
+            partial=found.partial,
         )
 
     def _add(self, request: Any, context: Any) -> Any:
@@ -447,8 +450,8 @@ class RecommenderService(Service):
         lists = [
             self._message(
                 "IDProbs",
-                ID=_as_int32(each.item_ids),
-                prob=each.scores,
+                ID=_as_int32(each.item_ids).tolist(),
+                prob=each.scores.tolist(),
                 source="" if each.source == RANKED else each.source,
                 partial=each.partial,
             )
@@ -573,6 +576,8 @@ class GrpcServer:
     limits : Limits, optional
     threads : int, default 16
         Requests that are worked on at the same time.
+    shares_port : bool, default False
+        Other processes listen on the port, too.
 
     Examples
     --------
@@ -594,6 +599,7 @@ class GrpcServer:
         security: Security | None = None,
         limits: Limits | None = None,
         threads: int = 16,
+        shares_port: bool = False,
     ):
         security, limits = security or Security(), limits or Limits()
         check_integer("port", port, 0, 65535)
@@ -608,6 +614,7 @@ class GrpcServer:
             check_access=security.check_access,
             open_methods=OPEN_METHODS,
             pem=read_pem(security.files()),
+            shares_port=shares_port,
         )
         self.port: int = self._port.port
         self._port.start()

@@ -323,6 +323,14 @@ class EmbeddedStore(FeatureStore):
         except KeyError:
             raise no_table(name, list(tables)) from None
 
+    def parts(self, table: str) -> tuple[Layout, list[Rows]]:
+        """Return the layout of a table and its rows: a base, and behind it those that changed.
+
+        Rows never change: others are other objects.
+        """
+        each = self._table(table)
+        return each.layout, each.parts
+
     @property
     def version(self) -> int:
         self._current()

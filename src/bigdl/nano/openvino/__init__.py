@@ -2,5 +2,6 @@
 
 from bigdl.nano.openvino.model import OpenVINOModel
 from bigdl.nano.openvino.network import CompiledNetwork
+from bigdl.nano.openvino.split import SplitError, SplitNetwork
 
-__all__ = ["CompiledNetwork", "OpenVINOModel"]
+__all__ = ["CompiledNetwork", "OpenVINOModel", "SplitError", "SplitNetwork"]

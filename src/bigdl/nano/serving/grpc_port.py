@@ -41,6 +41,8 @@ class GrpcPort:
         usual health service are.
     pem : (bytes, bytes), optional
         Key and certificate, for TLS.
+    shares_port : bool, default False
+        Other processes listen on the port, too; the system gives each connection to one of them.
 
     Attributes
     ----------
@@ -64,6 +66,7 @@ class GrpcPort:
         check_access: Callable[[str | None], None],
         open_methods: Sequence[str] = (),
         pem: tuple[bytes, bytes] | None = None,
+        shares_port: bool = False,
     ):
         grpc = require("grpc", "serving")
         self._gate = _gate(grpc, check_access, frozenset(open_methods))
@@ -77,7 +80,7 @@ class GrpcPort:
                 ("grpc.max_receive_message_length", most_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", _MOST_HEADER_BYTES),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shares_port)),
             ],
         )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

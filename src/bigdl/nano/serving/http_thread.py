@@ -30,6 +30,8 @@ class HttpThread:
         0 takes a free one.
     tls : (path, path), optional
         Files of a certificate and of its key, in PEM.
+    shares_port : bool, default False
+        Other processes listen on the port, too; the system gives each connection to one of them.
 
     Attributes
     ----------
@@ -41,7 +43,14 @@ class HttpThread:
         If the port or the certificate cannot be used.
     """
 
-    def __init__(self, app: Any, host: str, port: int, tls: tuple[Any, Any] | None = None):
+    def __init__(
+        self,
+        app: Any,
+        host: str,
+        port: int,
+        tls: tuple[Any, Any] | None = None,
+        shares_port: bool = False,
+    ):
         uvicorn = require("uvicorn", "serving")
         require("httptools", "serving")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -49,6 +58,8 @@ class HttpThread:
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shares_port:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             self._socket.bind((host, port))
             self._socket.listen(2048)
         except (OSError, OverflowError) as error:

@@ -40,6 +40,8 @@ class ServingMetrics:
         self.registry = prometheus.CollectorRegistry() if registry is None else registry
         self._text = prometheus.generate_latest
         self.content_type: str = prometheus.CONTENT_TYPE_LATEST
+        # Where several processes are one server, it adds the metrics of the others.
+        self.join: Callable[[bytes], bytes] = lambda own: own
         make: dict[str, Any] = {"registry": self.registry}
         model = ["model", "version"]
         self._requests = prometheus.Counter(
@@ -76,7 +78,7 @@ class ServingMetrics:
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
-        return self._text(self.registry)
+        return self.join(self._text(self.registry))
 
     @contextmanager
     def request(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from bigdl.nano.openvino.split import SplitError, SplitNetwork
 from bigdl.nano.serving.batching import BatchingOptions, BatchReport, MicroBatcher
 from bigdl.nano.serving.runners import make_runner
 from bigdl.nano.serving.signature import Signature
@@ -97,7 +98,7 @@ class ServedModel:
         self._observers: list[Callable[[BatchReport], None]] = []
         self._lock = threading.Lock()
         self._batcher = MicroBatcher(
-            self._runner.run, self.batching, joins=self._runner.joins, observe=self._report
+            self._runner.run, self.batching, joins=self._runner.joins, observe=self.report
         )
 
     @property
@@ -187,6 +188,46 @@ class ServedModel:
         names = (spec.name for spec in self.signature.outputs)
         return dict(zip(names, results, strict=True))
 
+    def split(self, common: Sequence[str]) -> SplitNetwork:
+        """Return the model split for rows that are equal in some inputs, such as those of a user.
+
+        Its inputs are those of the model in their order, of each kind alone; it does not join
+        requests.
+
+        Parameters
+        ----------
+        common : sequence of str
+            Inputs that are equal in all rows.
+
+        Raises
+        ------
+        SplitError
+            If the model cannot be split.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import torch
+        >>> from bigdl.friesian.models import NCF
+        >>> from bigdl.nano.serving import ServedModel
+        >>> sample = torch.tensor([1, 2]), torch.tensor([3, 4])
+        >>> with ServedModel(NCF(10, 20), sample=sample) as model:
+        ...     split = model.split(["user"])
+        ...     items = split.own([np.array([3, 4, 5])])
+        ...     user = split.common([np.array([1])])
+        ...     alone = model.predict({"user": np.array([1] * 3), "item": np.array([3, 4, 5])})
+        ...     np.allclose(split.joint(user, items)[0], alone, atol=1e-6)
+        True
+        """
+        names = [each.name for each in self.signature.inputs]
+        if unknown := [name for name in common if name not in names]:
+            raise SplitError(f"The model has no inputs {unknown}, only {names}")
+        if self._runner.network is None:
+            raise SplitError(f"A model in {self.platform} is not split, only one in OpenVINO")
+        if not self._runner.joins:
+            raise SplitError("The rows of the model depend on each other")
+        return SplitNetwork(self._runner.network, [names.index(name) for name in common])
+
     def observe(self, observer: Callable[[BatchReport], None]) -> None:
         """Have a function called with a report of each batch, in the thread that computed it."""
         with self._lock:
@@ -213,6 +254,7 @@ class ServedModel:
     ) -> None:
         self.close()
 
-    def _report(self, report: BatchReport) -> None:
+    def report(self, report: BatchReport) -> None:
+        """Tell the observers of a batch that was computed; for one of :meth:`split`, too."""
         for observer in self._observers:
             observer(report)

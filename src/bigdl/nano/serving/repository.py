@@ -247,7 +247,7 @@ class ModelRepository:
     def _take(self, name: str, version: str | None, key: str | None) -> Deployment:
         with self._changed:
             if not version:
-                chosen = self._traffic.get(name, _ALL_TO_LATEST).chosen(key)
+                chosen = self.traffic(name).chosen(key)
                 version = chosen if chosen in self._models.get(name, {}) else None
             deployed = self.find(name, version)
             deployed.leases += 1
@@ -258,6 +258,10 @@ class ModelRepository:
             deployed.leases -= 1
             if not deployed.leases:
                 self._changed.notify_all()
+
+    def traffic(self, name: str) -> Traffic:
+        """Return which versions of a model get the requests that name none."""
+        return self._traffic.get(name, _ALL_TO_LATEST)
 
     def mirror(self, deployed: Deployment, arrays: list, done: Callable[[bool], None]) -> None:
         """Send a request to the shadow of a model as well, if it has one; nobody waits for it.
@@ -270,7 +274,7 @@ class ModelRepository:
         done : callable
             Called with True, or False after an error, when the shadow has answered.
         """
-        shadow = self._traffic.get(deployed.name, _ALL_TO_LATEST).shadow
+        shadow = self.traffic(deployed.name).shadow
         if shadow is None or shadow == deployed.version:
             return
         try:

@@ -53,6 +53,8 @@ class Runner:
     joins : bool
         True if the result of a row does not depend on the other rows of the call; see
         :meth:`tried`.
+    network : CompiledNetwork, optional
+        What runs it, if that is OpenVINO.
     """
 
     run: Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -61,6 +63,7 @@ class Runner:
     method: str = ""
     sample: list[np.ndarray] | None = None
     joins: bool = False
+    network: CompiledNetwork | None = None
 
     def arrays_of(self, rows: int) -> list[np.ndarray]:
         """Return arrays that fit the signature: of the sample, or random ones."""
@@ -299,7 +302,7 @@ def _of_openvino(
     inputs = [TensorSpec(port_name(each), *_port_facts(each)) for each in ports.inputs]
     outputs = [TensorSpec(port_name(each), *_port_facts(each)) for each in ports.outputs]
     signature = _with_ends(inputs, outputs, ends)
-    return Runner(network.infer, signature, "openvino", method)
+    return Runner(network.infer, signature, "openvino", method, network=network)
 
 
 def _port_facts(port: Any) -> tuple[np.dtype, tuple[int, ...]]:

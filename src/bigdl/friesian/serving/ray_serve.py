@@ -1,0 +1,110 @@
+"""The recommender of a configuration as a deployment of Ray Serve, where a Ray cluster is there.
+
+Each replica has all stages in its process, as ``bigdl-friesian-serve`` has; Ray Serve shares the
+requests among the replicas and starts another for one that is lost.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from bigdl.common.checks import check_integer
+from bigdl.common.errors import UsageError, require
+from bigdl.friesian.serving.config import read_config
+from bigdl.friesian.serving.http import shown
+from bigdl.friesian.serving.program import Serving, limits_of
+
+__all__ = ["ray_application"]
+
+
+class _Replica:
+    """One process of the deployment."""
+
+    def __init__(self, path: str):
+        config = read_config(path)
+        self._serving = Serving(config, listens=False)
+        self._recommender = self._serving.recommender
+        self._limits = limits_of(config)
+
+    def recommend(
+        self, users: list[int], k: int = 10, candidates: int | None = None, deadline_ms: Any = None
+    ) -> list[dict[str, Any]]:
+        """Return for each user the items, as ``POST /recommend`` answers them."""
+        self._limits.check_ids(users)
+        self._limits.check_k("k", k)
+        if candidates is not None:
+            self._limits.check_k("candidates", candidates)
+        deadline = None if deadline_ms is None else float(deadline_ms) / 1000
+        return [shown(each) for each in self._recommender.recommend(users, k, candidates, deadline)]
+
+    async def __call__(self, request: Any) -> Any:
+        """Answer a request of HTTP with the body of ``POST /recommend``."""
+        import asyncio
+
+        from starlette.responses import JSONResponse
+
+        try:
+            content = await request.json()
+            if not isinstance(content, dict) or not isinstance(content.get("users"), list):
+                raise UsageError("The body should be an object with a list of users")
+            if strange := set(content) - {"users", "k", "candidates", "deadline_ms"}:
+                raise UsageError(f"The body has {sorted(strange)}, which are not known")
+            answers = await asyncio.to_thread(self.recommend, **content)
+        except (UsageError, ValueError, TypeError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"recommendations": answers})
+
+    def __del__(self) -> None:
+        serving = getattr(self, "_serving", None)
+        if serving is not None:
+            serving.stop()
+
+
+def ray_application(
+    config: str | os.PathLike, replicas: int = 1, cpus: float = 1.0, max_requests: int = 32
+) -> Any:
+    """Return an application for ``ray.serve.run``.
+
+    Parameters
+    ----------
+    config : str or path-like
+        The file of ``bigdl-friesian-serve``, and what it names, on every machine of the cluster.
+        Ports of it are not used.
+    replicas : int, default 1
+    cpus : float, default 1.0
+        Cores that a replica takes of the cluster.
+    max_requests : int, default 32
+        That a replica answers at the same time; others wait.
+
+    Returns
+    -------
+    ray.serve.Application
+        Its handle has a method ``recommend(users, k, candidates, deadline_ms)``; by HTTP it
+        answers the body of ``POST /recommend``.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving import ray_application
+    >>> try:
+    ...     ray_application("none.yaml")
+    ... except ValueError as error:
+    ...     print(str(error)[:29])
+    none.yaml cannot be read: [Er
+    """
+    read_config(config)
+    check_integer("replicas", replicas, 1)
+    serve = require("ray.serve", "serving-ray")
+    deployment = serve.deployment(
+        _Replica,
+        name="recommender",
+        num_replicas=replicas,
+        max_ongoing_requests=check_integer("max_requests", max_requests, 1),
+        ray_actor_options={"num_cpus": cpus},
+    )
+    return deployment.bind(os.path.abspath(config))

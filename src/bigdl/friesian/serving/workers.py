@@ -1,0 +1,303 @@
+"""Several processes of one server behind the same ports, and the parent that keeps them.
+
+Each worker is a whole server that listens on the same ports (``SO_REUSEPORT``); the system gives
+each connection to one of them.  The parent answers nothing: it starts the workers, starts another
+for one that ends, and ends all at SIGTERM after the requests that run.
+
+Workers know each other by sockets in a folder of their own.  So each can show the metrics of all,
+and an item that one was told of reaches the index of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from typing import Any, Self
+
+from bigdl.common.environment import scratch_home
+from bigdl.common.errors import BigDLError, UsageError, require
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_PAUSE = 1.0  # seconds before another worker for one that did not live longer
+_ANSWER_SECONDS = 2.0  # that another worker has to answer
+_END_SECONDS = 10.0  # more than the grace, until a worker is killed
+
+
+class WorkerError(BigDLError, RuntimeError):
+    """A worker did not start, or does not answer.
+
+    Examples
+    --------
+    >>> from bigdl.friesian.serving.workers import WorkerError
+    >>> issubclass(WorkerError, RuntimeError)
+    True
+    """
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Which of several workers a process is.
+
+    Attributes
+    ----------
+    number, count : int
+    folder : str
+        Where the sockets of all workers are.
+    ports : dict of str to int
+        By the key in the section ``server``.
+    """
+
+    number: int
+    count: int
+    folder: str
+    ports: dict[str, int]
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Worker:
+        return cls(**json.loads(text))
+
+
+class Siblings:
+    """What a worker tells the others, and is told by them.
+
+    Parameters
+    ----------
+    worker : Worker
+    functions : dict of str to callable
+        By the name of the question; each gets the bytes of one and returns those of an answer.
+    """
+
+    def __init__(self, worker: Worker, functions: Mapping[str, Callable[[bytes], bytes]]):
+        self.worker = worker
+        self._functions = dict(functions)
+        path = self._path(worker.number)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # of a worker that was killed
+        self._listener = Listener(path, "AF_UNIX", backlog=16)
+        self._is_open = True
+        threading.Thread(target=self._listen, name="siblings", daemon=True).start()
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.worker.folder, f"worker-{number}")
+
+    def _listen(self) -> None:
+        while self._is_open:
+            try:
+                with self._listener.accept() as line:
+                    name = line.recv_bytes().decode()
+                    line.send_bytes(self._functions[name](line.recv_bytes(1 << 20)))
+            except (OSError, EOFError):
+                continue
+            except Exception:
+                logger.exception("A question of another worker failed")
+
+    def ask(self, name: str, content: bytes = b"") -> dict[int, bytes]:
+        """Ask all others; returns the answers of those that are there, by their numbers."""
+        answers = {}
+        for number in range(self.worker.count):
+            if number == self.worker.number:
+                continue
+            with contextlib.suppress(OSError, EOFError), Client(self._path(number)) as line:
+                line.send_bytes(name.encode())
+                line.send_bytes(content)
+                if line.poll(_ANSWER_SECONDS):
+                    answers[number] = line.recv_bytes()
+        return answers
+
+    def close(self) -> None:
+        """Take no more questions."""
+        self._is_open = False
+        self._listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(self.worker.number))
+
+
+def joined_metrics(texts: Mapping[int, bytes]) -> bytes:
+    """Return the metrics of all workers as one text, each with a label ``worker``.
+
+    Parameters
+    ----------
+    texts : dict of int to bytes
+        Of each worker, in the format of Prometheus.
+    """
+    parser = require("prometheus_client.parser", "serving")
+    core = require("prometheus_client.core", "serving")
+    families: dict[str, Any] = {}
+    for number, text in sorted(texts.items()):
+        for family in parser.text_string_to_metric_families(text.decode()):
+            known = families.setdefault(
+                family.name, core.Metric(family.name, family.documentation, family.type)
+            )
+            for each in family.samples:
+                labels = {**each.labels, "worker": str(number)}
+                known.add_sample(each.name, labels, each.value, each.timestamp)
+
+    class Joined:
+        def collect(self) -> Any:
+            return families.values()
+
+    return require("prometheus_client", "serving").generate_latest(Joined())
+
+
+class Workers:
+    """The parent of several workers; a context manager that ends them.
+
+    Parameters
+    ----------
+    command : sequence of str
+        What starts a worker, but for ``--worker`` and what it is told behind it.  It prints a line
+        with ``ready`` when it answers.
+    count : int
+    host : str
+    ports : dict of str to int
+        By the key in the section ``server``; 0 takes a free one.
+    grace : float
+        Seconds that requests have at the end.
+
+    Raises
+    ------
+    UsageError
+        If a port cannot be used.
+    WorkerError
+        If a worker does not start; the others are ended.
+    """
+
+    def __init__(
+        self, command: Sequence[str], count: int, host: str, ports: Mapping[str, int], grace: float
+    ):
+        self._command, self._count, self._grace = list(command), count, grace
+        self._ended = threading.Event()
+        self._reserved: list[socket.socket] = []
+        self._processes: list[subprocess.Popen] = []
+        self._folder = tempfile.mkdtemp(prefix="bigdl-workers-", dir=scratch_home())
+        self.ports: dict[str, int] = {}
+        try:
+            for key, port in ports.items():
+                self._reserved.append(_reserved(host, port, key))
+                self.ports[key] = self._reserved[-1].getsockname()[1]
+            self._processes = [self._started(number) for number in range(count)]
+            for number, process in enumerate(self._processes):
+                _wait_ready(process, number)
+        except BaseException:
+            self.stop()
+            raise
+        self._keeper = threading.Thread(target=self._keep, name="workers", daemon=True)
+        self._keeper.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes."""
+        return [each.pid for each in self._processes]
+
+    def _started(self, number: int) -> subprocess.Popen:
+        worker = Worker(number, self._count, self._folder, self.ports)
+        libc = ctypes.CDLL(None)
+        parent = os.getpid()
+
+        def end_with_the_parent() -> None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        return subprocess.Popen(
+            [*self._command, "--worker", worker.to_json()],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=end_with_the_parent,
+        )
+
+    def _keep(self) -> None:
+        """Start another worker for each that ends.
+
+        The system ends a worker when the thread that started it ends, so it is this one that lasts.
+        """
+        begun = [time.monotonic()] * self._count
+        while not self._ended.wait(0.05):
+            for number, process in enumerate(self._processes):
+                status = process.poll()
+                if status is None or self._ended.is_set():
+                    continue
+                logger.warning("The worker %s ended with %s; another is started", number, status)
+                if time.monotonic() - begun[number] < 2 * _PAUSE and self._ended.wait(_PAUSE):
+                    return
+                if process.stdout is not None:
+                    process.stdout.close()
+                self._processes[number] = self._started(number)
+                begun[number] = time.monotonic()
+
+    def stop(self) -> None:
+        """Let the workers answer what was asked, and end them."""
+        self._ended.set()
+        keeper = getattr(self, "_keeper", None)
+        if keeper is not None:
+            keeper.join()
+        for process in self._processes:
+            process.terminate()
+        end = time.monotonic() + self._grace + _END_SECONDS
+        for process in self._processes:
+            try:
+                process.wait(max(end - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        for each in self._reserved:
+            each.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+
+def _wait_ready(process: subprocess.Popen, number: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("ready"):
+            return
+    raise WorkerError(f"The worker {number} did not start and ended with {process.wait()}")
+
+
+def _reserved(host: str, port: int, key: str) -> socket.socket:
+    """Return a socket that holds a port for the workers; it does not listen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        if port:  # one that somebody else shares with SO_REUSEPORT is refused here
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+        holder = socket.socket(family)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"server.{key}: {host}:{port} cannot be used: {error}") from None
+    return holder
+
+
+def worker_command(config: str | Path, *options: str) -> list[str]:
+    """Return what starts a worker of ``bigdl-friesian-serve``."""
+    program = [sys.executable, "-m", "bigdl.friesian.serving.program", "serve"]
+    return [*program, "--config", str(config), *options]
