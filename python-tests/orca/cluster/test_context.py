@@ -551,43 +551,6 @@ KILLED = """
 """
 
 
-WARM = """
-    import json, os, time
-    import psutil
-    import bigdl.orca.learn.pytorch
-    from bigdl.orca import init_orca_context, stop_orca_context
-
-    def daemons():
-        found = []
-        for process in psutil.Process().children(recursive=True):
-            try:
-                found += [process.pid] * ("python_daemon" in " ".join(process.cmdline()))
-            except psutil.Error:
-                pass
-        return found
-
-    init_orca_context("local", cores=2, memory="512m")
-    stop_orca_context()
-    after_stop = len(psutil.Process().children(recursive=True))
-    sc = init_orca_context("local", cores=2, memory="512m")
-    while len(daemons()) < 2:  # the daemon and the worker that it has forked
-        time.sleep(0.05)
-    before = daemons()
-    parent = sc.range(1).map(lambda _: os.getppid()).first()
-    stop_orca_context()
-    left = len(psutil.Process().children(recursive=True))
-    print(json.dumps([after_stop, parent in before, left]))
-"""
-
-
-def test_a_program_that_will_fit_finds_a_worker_that_has_started(tmp_path):
-    process = start(tmp_path / "warm.py", WARM)
-    out, err = process.communicate(timeout=150)
-    assert json.loads(out) == [0, True, 0], err
-    assert "Exception" not in err
-    assert "WARN" not in err
-
-
 @pytest.mark.fault
 def test_a_killed_driver_leaves_no_process(tmp_path):
     driver = start(tmp_path / "killed.py", KILLED)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.resources import files
@@ -33,31 +34,41 @@ ARROW, JSON = "arrow", "json"
 _JAVA = b"\xac\xed"
 
 
+_making = threading.Lock()
+
+
 @cache
-def _pool() -> Any:
+def _loaded() -> tuple[Any, dict[str, Any]]:
+    """Return the pool of the descriptors, and the classes of all messages by their names."""
     require("google.protobuf", "serving")
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClassesForFiles
 
     pool = DescriptorPool()
     content = files("bigdl.friesian.serving").joinpath("protos", "services.binpb").read_bytes()
-    for each in FileDescriptorSet.FromString(content).file:
+    listed = FileDescriptorSet.FromString(content).file
+    for each in listed:
         pool.Add(each)
-    return pool
+    return pool, GetMessageClassesForFiles([each.name for each in listed], pool)
+
+
+def _pool_and_classes() -> tuple[Any, dict[str, Any]]:
+    # Two threads that make the class of one message get two, which do not fit each other.
+    with _making:
+        return _loaded()
 
 
 @cache
 def message(name: str) -> Any:
     """Return the class of a message, such as ``recall.Query``."""
-    from google.protobuf.message_factory import GetMessageClass
-
-    return GetMessageClass(_pool().FindMessageTypeByName(name))
+    return _pool_and_classes()[1][name]
 
 
 @cache
 def _methods(service: str) -> dict[str, tuple[Any, Any]]:
     """Return the classes of request and answer of each method of a service."""
-    descriptor = _pool().FindServiceByName(service)
+    descriptor = _pool_and_classes()[0].FindServiceByName(service)
     return {
         each.name: (message(each.input_type.full_name), message(each.output_type.full_name))
         for each in descriptor.methods

@@ -29,9 +29,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
-from bigdl.orca.cluster.spark import is_local
 from bigdl.orca.cluster.standalone import LOGGING, LOOPBACK, QUICK_JVM, spark_home
-from bigdl.orca.cluster.warm import warm_worker, will_fit
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.jobs import PYSPARK_CONTEXT
 from bigdl.runtime.launch import Output
@@ -164,10 +162,6 @@ class LaunchedSpark:
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
             ship_modules(sc)
-            is_own = properties.get("spark.python.daemon.module") == DAEMON
-            # with one core the program's own first job would wait for it
-            if is_own and is_local(sc.master) and sc.defaultParallelism > 1 and will_fit():
-                cleanup.callback(warm_worker(sc, gateway.proc.pid, DAEMON))
             if not archive and properties.get("spark.driver.host") == LOOPBACK:
                 suggest_archive(java.home)
             return cls(sc, cleanup.pop_all())
