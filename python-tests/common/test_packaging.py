@@ -115,6 +115,7 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
         "encryption",
         "delta",
         "iceberg",
+        "kafka",
         "mlflow",
         "tf",
         "jax",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,9 +55,8 @@ def decode_images(
             return False
         return True
 
-    running = map(into, range(len(contents)))
-    if threads is not None:
-        running = threads.map(into, range(len(contents)))
+    rows = range(len(contents))
+    running: Iterator[bool] = map(into, rows) if threads is None else threads.map(into, rows)
     return lambda: (pixels, np.fromiter(running, bool, len(contents)))
 
 
