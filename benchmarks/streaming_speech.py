@@ -31,7 +31,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -71,17 +70,23 @@ def start(servers, model, folder, connector, most=2000):
 
 
 class Reader(threading.Thread):
-    """Collects the answers to sounds by number, with the time at which each came."""
+    """Collects the answers to sounds by number, with the time at which each came, until it is
+    closed."""
 
-    def __init__(self, servers, count):
+    def __init__(self, servers):
         super().__init__(daemon=True)
-        self._servers, self._count = servers, count
+        self._servers, self._over = servers, threading.Event()
         self.came, self.lags, self.doubled = {}, {}, 0
 
     def run(self):
-        for key, answer, now in program.received(self._servers, self._count, 120.0):
+        answers = program.received(self._servers, float("inf"), float("inf"), self._over.is_set)
+        for key, answer, now in answers:
             self.doubled += int(key) in self.came
             self.came[int(key)], self.lags[int(key)] = now, now - answer["sound"]
+
+    def close(self):
+        self._over.set()
+        self.join()
 
     def wait_for(self, numbers, seconds):
         give_up = time.monotonic() + seconds
@@ -102,7 +107,7 @@ def sent(servers, sounds, count, rate, first):
 def measure(servers, model, sounds, options):
     report, first = {}, 0
     program.make_topics(servers)
-    reader = Reader(servers, 10**9)
+    reader = Reader(servers)
     reader.start()
     with tempfile.TemporaryDirectory() as folder:
         query = start(servers, model, folder, options.connector)
@@ -140,6 +145,7 @@ def measure(servers, model, sounds, options):
         }
         report["doubled"] = reader.doubled
         query.stop()
+    reader.close()
     return report
 
 
@@ -163,7 +169,7 @@ def restarts(servers, control, model, sounds, options):
     """Sounds lost and doubled while the program is killed again and again, the broker once."""
     import cloudpickle
 
-    reader = Reader(servers, 10**9)
+    reader = Reader(servers)
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder, "model")
         saved.write_bytes(cloudpickle.dumps(model.origin))
@@ -185,7 +191,7 @@ def restarts(servers, control, model, sounds, options):
             )
             try:
                 assert any(line == b"started\n" for line in served.stdout), "it did not start"
-                time.sleep(3 + attempt % 4)  # somewhere in a micro-batch
+                time.sleep(9 + attempt % 4 * 0.7)  # somewhere in a micro-batch
                 if control is not None and attempt == options.restarts // 2:
                     control("kill")
                     control("start")
@@ -193,17 +199,18 @@ def restarts(servers, control, model, sounds, options):
                 if attempt == options.restarts:
                     stop.set()
                     sender.join()
-                    reader.wait_for(numbers, 240)
+                    reader.wait_for(numbers, 150)
                     time.sleep(3)  # for what comes twice
             finally:
                 os.killpg(served.pid, signal.SIGKILL)
                 served.wait()
-    keys = Counter(i for i in reader.came if i >= begun)
+    reader.close()
+    keys = reader.came.keys()
     return {
         "restarts": options.restarts,
         "restarts of the broker": int(control is not None),
         "sounds": len(numbers),
-        "lost": len(numbers - keys.keys()),
+        "lost": len(numbers - keys),
         "doubled": reader.doubled,
     }
 

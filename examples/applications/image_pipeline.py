@@ -35,6 +35,11 @@ BITS = 64
 RETURNS = "box array<int>, score float, feature array<float>, code binary"
 
 
+def block(given, width, kernel, **options):
+    """A convolution, normalised; the runtimes make one operation of the three."""
+    return nn.Conv2d(given, width, kernel, **options), nn.BatchNorm2d(width), nn.ReLU()
+
+
 class Detector(nn.Module):
     """Pictures as bytes to a score and a box for each cell of 8 x 8 pixels.
 
@@ -45,16 +50,11 @@ class Detector(nn.Module):
     def __init__(self, config=None):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(3, 24, 4, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(24, 48, 3, stride=2, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(48, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, padding=1),
-            nn.ReLU(),
+            *block(3, 24, 4, stride=4),
+            *block(24, 48, 3, stride=2, padding=1),
+            *block(48, 64, 3, padding=1),
+            *block(64, 64, 3, padding=1),
+            *block(64, 64, 3, padding=1),
             nn.Conv2d(64, 5, 1),
         )
 
@@ -68,12 +68,9 @@ class Describer(nn.Module):
     def __init__(self, config=None):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(3, 24, 4, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(24, 64, 3, stride=2, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(64, 128, 3, stride=2, padding=1),
-            nn.ReLU(),
+            *block(3, 24, 4, stride=4),
+            *block(24, 64, 3, stride=2, padding=1),
+            *block(64, 128, 3, stride=2, padding=1),
             nn.Flatten(),
             nn.Linear(128 * 16, BITS),
         )
@@ -136,7 +133,7 @@ def pairs_of(images, boxes, seed):
     return pairs
 
 
-def trained(model, loss, x, y, epochs, lr=2e-3, batch_size=64):
+def trained(model, loss, x, y, epochs, batch_size, lr=3e-3):
     est = Estimator.from_torch(
         model=model,
         optimizer=lambda model, config: torch.optim.Adam(model.parameters(), lr=lr),
@@ -151,9 +148,11 @@ def trained(model, loss, x, y, epochs, lr=2e-3, batch_size=64):
 def networks(animals, count=1500, epochs=12):
     """The detector and the describer, trained on small scenes with these animals."""
     images, boxes = scenes.small_scenes(animals, count, HEIGHT, WIDTH, seed=1)
-    detector = trained(Detector, detection_loss, images, boxes, epochs)
+    detector = trained(Detector, detection_loss, images, boxes, epochs, batch_size=16)
     pairs = pairs_of(images, boxes, seed=2)
-    pairs = trained(Pairs, description_loss, pairs, np.zeros(count, np.float32), epochs)
+    pairs = trained(
+        Pairs, description_loss, pairs, np.zeros(count, np.float32), epochs, batch_size=64
+    )
     return detector, pairs.describer, images, boxes
 
 

@@ -238,7 +238,7 @@ def send(servers, sounds, rate, first=0):
     producer.flush()
 
 
-def received(servers, count, quiet_s=60.0):
+def received(servers, count, quiet_s=60.0, is_over=lambda: False):
     """Yield key, answer and time of `count` answers, or of as many as come."""
     from confluent_kafka import Consumer
 
@@ -252,7 +252,7 @@ def received(servers, count, quiet_s=60.0):
     )
     consumer.subscribe([ANSWERS])
     last = time.monotonic()
-    while count > 0 and time.monotonic() - last < quiet_s:
+    while count > 0 and time.monotonic() - last < quiet_s and not is_over():
         message = consumer.poll(0.5)
         if message is not None and message.error() is None:
             last, count = time.monotonic(), count - 1

@@ -40,7 +40,9 @@ def linear(factor):
     return module
 
 
-@pytest.mark.parametrize("accelerate", [None, "openvino_fp32", "onnxruntime_fp32"])
+@pytest.mark.parametrize(
+    "accelerate", [None, "openvino_fp32", pytest.param("onnxruntime_fp32", marks=pytest.mark.slow)]
+)
 def test_rows_keep_their_order_and_columns(orca_spark, accelerate):
     sample = np.ones((4, 1), np.float32)
     model = InferenceModel().load_module(linear(2.0), accelerate=accelerate, sample=sample)
