@@ -356,7 +356,7 @@ def test_a_deadline_of_the_caller_is_kept(stages):
     with (
         recommender,
         GrpcServer([RecommenderService(recommender)]) as server,
-        RecommenderClient(f"127.0.0.1:{server.port}", timeout=1.0) as client,
+        RecommenderClient(f"127.0.0.1:{server.port}", timeout=4.0) as client,
     ):
         (answer,) = client.recommend([1], 3)
         assert (answer.source, len(answer.item_ids)) == ("recalled", 3)

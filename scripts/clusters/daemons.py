@@ -50,6 +50,12 @@ class Daemons:
         """Those that were started and not stopped."""
         return sorted(path.name for path in self._pids.glob("*"))
 
+    def tail(self, name: str, lines: int = 15) -> str:
+        """Return the last lines that a daemon has printed."""
+        with contextlib.suppress(FileNotFoundError):
+            return "\n".join((self.logs / name).read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
     def process(self, name: str) -> psutil.Process | None:
         """The process of a daemon that runs."""
         try:

@@ -552,12 +552,27 @@ def start(folder: Path, count: str = "2") -> None:
         kubectl(folder, "delete", "nodes", "--all")  # which an earlier start has left in etcd
         for name in names:
             node_start(folder, name)
-        rows = ("get", "nodes", "--no-headers")
-        _until("ready nodes", lambda: kubectl(folder, *rows).count(" Ready") == len(names))
+        try:
+            _until("ready nodes", lambda: not _unready(folder, names), 60)
+        except SystemExit:  # a node that came up wrong stays so: it is started once more
+            for name in _unready(folder, names):
+                node_stop(folder, name)
+                node_start(folder, name)
+            _until("ready nodes", lambda: not _unready(folder, names))
+    except SystemExit as error:
+        logs = "".join(f"\n-- {name}\n{Daemons(folder).tail(name)}" for name in names)
+        stop(folder)
+        raise SystemExit(f"{error}{logs}") from None
     except BaseException:
         stop(folder)
         raise
     print(f"KUBECONFIG={folder / 'admin.conf'}")
+
+
+def _unready(folder: Path, names: list[str]) -> list[str]:
+    rows = kubectl(folder, "get", "nodes", "--no-headers").splitlines()
+    ready = {row.split()[0] for row in rows if row.split()[1] == "Ready"}
+    return [name for name in names if name not in ready]
 
 
 def _running_cluster() -> str | None:
