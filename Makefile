@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # Two processes: a test waits for Spark more than it computes. One that dies ends the run: its tests
 # are lost, and the rest can wait for it without end.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
@@ -96,7 +96,7 @@ $(SPARK_VENV)/.installed: $(VENV)/.installed
 	touch $@
 
 test-spark: $(SPARK_VENV)/.installed ## the tests of Orca on another Spark: make test-spark SPARK=3.5.7
-	$(SPARK_VENV)/bin/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 -m "not slow" \
+	$(SPARK_VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "not slow" \
 	    python-tests/orca/engines python-tests/orca/learn python-tests/orca/data python-tests/friesian
 
 # An environment of its own that sees the packages of .venv. timm and segmentation_models_pytorch

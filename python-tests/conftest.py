@@ -73,8 +73,9 @@ def pytest_testnodedown(node, error):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Tests on executors come last, and with them the files that hold any: of several pytest
-    processes each runs whole files, in this order."""
+    """Tests on executors come last, and with them the files that hold any; each real cluster, which
+    takes long and much of the machine, has a place of its own before. Of several pytest processes
+    each runs whole files in this order (``--no-loadscope-reorder``)."""
     late = {item.location[0] for item in items if needs_local_cluster(item)}
 
     def place(item):
@@ -82,6 +83,18 @@ def pytest_collection_modifyitems(items):
         return path in late, path if path in late else "", needs_local_cluster(item)
 
     items.sort(key=place)  # a stable sort
+    files: dict[str, list] = {}
+    for item in items:
+        files.setdefault(item.location[0], []).append(item)
+    on_clusters = [path for path in files if on_real_cluster(files[path][0])]
+    order = [path for path in files if path not in on_clusters]
+    for number, path in enumerate(on_clusters):
+        order.insert(number * len(order) // len(on_clusters), path)
+    items[:] = [item for path in order for item in files[path]]
+
+
+def on_real_cluster(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("yarn", "kubernetes", "hosts"))
 
 
 def needs_local_cluster(item: pytest.Item) -> bool:

@@ -281,6 +281,9 @@ def test_a_killed_writer_leaves_all_of_a_batch_or_nothing(kind, tmp_path, reques
             command = [sys.executable, "-c", WRITER, where, "killed_"]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
                 assert writer.stdout.readline() == b"begin\n"
+                end = time.monotonic() + 60  # of a machine that is busy
+                while store.read("user", [0])["mark"][0] <= before and time.monotonic() < end:
+                    time.sleep(0.01)
                 time.sleep(wait)
                 writer.send_signal(signal.SIGKILL)
             if kind == "redis":  # the lock of the one that died
