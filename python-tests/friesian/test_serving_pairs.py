@@ -3,14 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from served_catalogue import BEST, CANDIDATES, items_frame, random_users, users_frame
+from served_catalogue import (
+    BEST,
+    CANDIDATES,
+    catalogue_index,
+    catalogue_store,
+    items_frame,
+    random_users,
+    users_frame,
+)
 
 from bigdl.friesian.feature import FeaturePipeline
 from bigdl.friesian.models import DIEN, NCF, DeepFM, MMoE, Tower, TwoTower, WideAndDeep
 from bigdl.friesian.serving import (
     EmbeddedStore,
     IndexRecall,
-    ItemIndex,
     Recommender,
     ServedRanker,
 )
@@ -53,14 +60,12 @@ def catalogue():
 
 @pytest.fixture(scope="module")
 def index(catalogue):
-    return ItemIndex(catalogue[1]["item"], np.stack(catalogue[1]["vector"]))
+    return catalogue_index(catalogue)
 
 
 @pytest.fixture
 def store(catalogue, tmp_path):
-    made = EmbeddedStore(tmp_path / "store")
-    made.replace({"user": catalogue[0], "item": catalogue[1].drop(columns="vector")})
-    return made
+    return catalogue_store(tmp_path / "store", catalogue)
 
 
 def both(store, index, ranker, **options):

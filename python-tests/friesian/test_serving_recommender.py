@@ -15,6 +15,8 @@ from served_catalogue import (
     CANDIDATES,
     Linear,
     assert_equal_offline,
+    catalogue_index,
+    catalogue_store,
     items_frame,
     offline,
     random_users,
@@ -30,7 +32,6 @@ from bigdl.friesian.serving import (
     FeatureService,
     GrpcServer,
     IndexRecall,
-    ItemIndex,
     RankingService,
     RecallService,
     Recommender,
@@ -53,14 +54,12 @@ def catalogue():
 
 @pytest.fixture(scope="module")
 def index(catalogue):
-    return ItemIndex(catalogue[1]["item"], np.stack(catalogue[1]["vector"]))
+    return catalogue_index(catalogue)
 
 
 @pytest.fixture(scope="module")
 def store(catalogue, tmp_path_factory):
-    made = EmbeddedStore(tmp_path_factory.mktemp("store"))
-    made.replace({"user": catalogue[0], "item": catalogue[1].drop(columns="vector")})
-    return made
+    return catalogue_store(tmp_path_factory.mktemp("store"), catalogue)
 
 
 def recommender_of(store, index, ranker=None, **options):

@@ -7,6 +7,8 @@ import time
 import numpy as np
 import pandas as pd
 
+from bigdl.friesian.serving import EmbeddedStore, ItemIndex
+
 USERS, ITEMS, DIM = 300, 400, 8
 CANDIDATES, BEST = 40, 5
 
@@ -117,3 +119,14 @@ def start_redis(folder, *options, port=None):
             time.sleep(0.02)
     process.kill()
     raise AssertionError("Redis did not start within 20 s")
+
+
+def catalogue_store(folder, catalogue):
+    """The frames of users and items as a store in a folder."""
+    made = EmbeddedStore(folder)
+    made.replace({"user": catalogue[0], "item": catalogue[1].drop(columns="vector")})
+    return made
+
+
+def catalogue_index(catalogue):
+    return ItemIndex(catalogue[1]["item"], np.stack(catalogue[1]["vector"]))

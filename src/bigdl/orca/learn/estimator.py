@@ -3,7 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -266,14 +266,11 @@ class TrainingEstimator(ABC):
                 f"predict_stream takes a streaming DataFrame, got {type(data).__name__}; use "
                 "predict for data that has an end"
             )
-        names = names_of(feature_cols)
         cluster: Any = cluster_of("spark", data, self._options.workers_per_node)
-        rows = self._sample(sample, config, names, cluster)
-        shipped, inputs = ship(rows, names, cluster, self._inputs())
-        if rows is None and not inputs:
+        columns = feature_cols, batch_size, output_cols
+        rows, shipped, options = self._ship(cluster, sample, config, *columns, ship)
+        if rows is None and not options.inputs:
             raise UsageError(NOT_FITTED)
-        outputs = None if output_cols is None else names_of(output_cols)
-        options = PredictOptions(config, names, batch_size, outputs, inputs)
         first = None if rows is None else rows.first(2)
         return predict_dataframe(data, shipped, options, cluster.threads_per_task, first)
 
@@ -294,15 +291,11 @@ class TrainingEstimator(ABC):
         ship : callable
             As of :meth:`_predict`; it gets the Sample.
         """
-        names = names_of(feature_cols)
         cluster = cluster_of("spark", None, self._options.workers_per_node)
-        outputs = None if output_cols is None else names_of(output_cols)
-        rows = self._sample(sample, config, names, cluster)
-        shipped, inputs = ship(rows, names, cluster, self._inputs())
-        options = PredictOptions(config, names, batch_size, outputs, inputs)
-        return sql_function(
-            shipped, options, cluster.threads_per_task, None if rows is None else rows.first(2)
-        )
+        columns = feature_cols, batch_size, output_cols
+        rows, shipped, options = self._ship(cluster, sample, config, *columns, ship)
+        first = None if rows is None else rows.first(2)
+        return sql_function(shipped, options, cluster.threads_per_task, first)
 
     #: its package in requirements
     framework: ClassVar[str]
@@ -320,19 +313,29 @@ class TrainingEstimator(ABC):
 
         The arguments are those of :meth:`_sql_function`.
         """
-        machine, names = LocalMachine(), names_of(feature_cols)
-        outputs = None if output_cols is None else names_of(output_cols)
-        rows = self._sample(sample, config, names, machine)
-        shipped, inputs = ship(rows, names, machine, self._inputs())
+        columns = feature_cols, batch_size, output_cols
+        _, shipped, options = self._ship(LocalMachine(), sample, config, *columns, ship)
         kept = {"dtype": float_dtype(config)}
         kept = with_texts(kept) if takes_texts(config) else kept
-        options = PredictOptions(kept, names, batch_size, outputs, inputs)
-        return shipped.broadcast.value, options
+        return shipped.broadcast.value, replace(options, config=kept)
 
-    def _sample(self, sample: Any, config: dict | None, names: list[str], cluster: Any) -> Any:
-        """Return the Sample of an input of `predict`; None without one."""
+    def _ship(
+        self,
+        cluster: Any,
+        sample: Any,
+        config: dict | None,
+        feature_cols: Any,
+        batch_size: int,
+        output_cols: Any,
+        ship: Callable[[Any, list[str], Any, list | None], tuple[ShippedModel, list | None]],
+    ) -> tuple[Any, ShippedModel, PredictOptions]:
+        """Return the Sample of an input of `predict` (None without one), model and options."""
+        names = names_of(feature_cols)
         rows = None if sample is None else opened(sample, cluster)
-        return None if rows is None else needed_sample(rows, config or {}, names)
+        rows = None if rows is None else needed_sample(rows, config or {}, names)
+        shipped, inputs = ship(rows, names, cluster, self._inputs())
+        outputs = None if output_cols is None else names_of(output_cols)
+        return rows, shipped, PredictOptions(config, names, batch_size, outputs, inputs)
 
     def _inputs(self) -> list | None:
         """Return the types of the model's inputs in the training, if they are known."""
