@@ -9,10 +9,10 @@ themselves, and from then on it runs in training steps. Between steps the model 
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from bigdl.nano.pytorch.training.steps import bf16_instructions
 
 _ROWS = 8  # of the sample
 _CLOSE = 2e-6  # relative distance of results in fp32
+_ROUNDING = 1e-3  # relative distance of results in bf16, at least; less: the modules stay in fp32
 _CHANCE = 1.25  # of the largest distance of a row in bf16: two equally good ways differ by rounding
 _LEAST_SECONDS = 0.004  # a step, below which checks and copies cost what there is to gain
 _SHARE_SAVED = 0.3  # of what the modules take; less than usual
@@ -41,53 +42,62 @@ _ROUNDS = 4  # of finding and building
 _RUNTIMES = {True: ("openvino_bf16", "openvino_fp32"), False: ("openvino_fp32",)}
 
 
-@dataclass(frozen=True)
 class Accuracy:
     """How far the modules themselves are from exact results, and how far another way may be.
+
+    Parameters
+    ----------
+    module : Module
+        Nobody else uses it.
+    sample : Tensor
+        Its input.
+    bf16 : bool
+        True if the training may use bfloat16.
 
     Attributes
     ----------
     expected : Tensor
         What the modules give in fp32.
-    fp32 : float
-        The largest distance to it of a runtime in fp32: that of the modules to exact numbers, with
-        some room for another order of sums.
     bf16, bf16_row : float
         Distances of the modules under autocast: of all, and the largest of a row, with some
         room for chance. 0 where there must be no bf16.
     """
 
-    expected: torch.Tensor
-    fp32: float
-    bf16: float
-    bf16_row: float
-
-    @classmethod
-    def of(cls, module: nn.Module, sample: torch.Tensor, bf16: bool) -> Accuracy:
-        """Measure a module that nobody else uses."""
+    def __init__(self, module: nn.Module, sample: torch.Tensor, bf16: bool):
+        self._module, self._sample = module, sample
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            expected = module(sample)
-            lowered = expected
+            self.expected = lowered = module(sample)
             if bf16:
                 with torch.autocast("cpu", torch.bfloat16):
                     lowered = module(sample)
-            exact = _in_double(module, sample)
-        own = 0.0 if exact is None else distance(expected, exact)
-        bf16_error, row = distance(lowered, expected), _CHANCE * _largest_row(lowered, expected)
-        return cls(expected, max(_CLOSE, 4 * own), bf16_error, row)
+        self.bf16 = distance(lowered, self.expected)
+        self.bf16_row = _CHANCE * _largest_row(lowered, self.expected)
+
+    @functools.cached_property
+    def fp32(self) -> float:
+        """The largest distance of a runtime in fp32: that of the modules to exact numbers.
+
+        There is some room for another order of sums.
+        """
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            exact = _in_double(self._module, self._sample)
+        own = 0.0 if exact is None else distance(self.expected, exact)
+        return max(_CLOSE, 4 * own)
 
     def why_not(self, result: torch.Tensor) -> str | None:
         """Return why a result is not good enough."""
         if result.shape != self.expected.shape or not bool(torch.isfinite(result).all()):
             return "gives no such result"
         error = distance(result, self.expected)
-        if error <= self.fp32:
-            return None
-        row = _largest_row(result, self.expected)
-        if error <= self.bf16 and row <= self.bf16_row:
+        is_close = error <= self.bf16 and _largest_row(result, self.expected) <= self.bf16_row
+        if error <= _CLOSE or is_close or error <= self.fp32:
             return None
         allowed = max(self.fp32, self.bf16)
         return f"has a relative error of {error:.2g}, and {allowed:.2g} is allowed"
+
+    def bound(self, error: float) -> float:
+        """Return how far the results of other batches may be, given that of the sample."""
+        return 2 * (error + self.bf16) + 4 * (_CLOSE if self.bf16 > _ROUNDING else self.fp32)
 
 
 def _in_double(module: nn.Module, sample: torch.Tensor) -> torch.Tensor | None:
@@ -467,7 +477,7 @@ class _Build:
         import openvino  # noqa: F401 - takes long
 
         lowered = bf16 or self.segment.autocast is not None
-        self._accuracy = Accuracy.of(self._module, self.segment.sample, lowered)
+        self._accuracy = Accuracy(self._module, self.segment.sample, lowered)
 
     def convert(self) -> None:
         """Make a network. It sets warnings of the process, so no step may run meanwhile."""
@@ -490,8 +500,7 @@ class _Build:
                 reason = self._accuracy.why_not(result)
                 if reason is None:
                     error = distance(result, self._accuracy.expected)
-                    allowed = self._accuracy
-                    self.segment.bound = 2 * (error + allowed.bf16) + 4 * allowed.fp32
+                    self.segment.bound = self._accuracy.bound(error)
                     self.segment.use(method.name, run, error)
                     self.reason = None
                     return
@@ -500,7 +509,7 @@ class _Build:
         except Exception as error:  # runtimes raise whatever they like
             self.reason = f"it cannot be built ({one_line(error)})"
         finally:
-            self._network = self._source = self._module = None
+            self._network = self._source = self._module = self._accuracy = None
 
 
 class _Run:
