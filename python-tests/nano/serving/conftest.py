@@ -8,7 +8,7 @@ import pytest
 from bigdl.nano.acceleration.saved import write_directory
 from bigdl.nano.openvino.network import SAVED_NAME, write_network
 from bigdl.nano.serving import ModelRepository, ServedModel, Signature, TensorSpec
-from bigdl.nano.serving.runners import Runner
+from bigdl.nano.serving.runners import ModelRunner
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ class SlowModel:
         self.open.set()
         spec = TensorSpec("x", np.dtype("float32"), (-1, 3))
         signature = Signature((spec,), (TensorSpec("y", spec.dtype, spec.shape),))
-        self.runner = Runner(self._run, signature, "python")
+        self.runner = ModelRunner(self._run, signature, "python")
 
     def _run(self, arrays):
         self.entered.release()

@@ -30,7 +30,7 @@ from bigdl.nano.serving import (
     TensorSpec,
 )
 from bigdl.nano.serving.messages import SERVICE
-from bigdl.nano.serving.runners import Runner
+from bigdl.nano.serving.runners import ModelRunner
 
 ROWS = np.array([[1, 2, 3], [4, 5, 6]], "float32")
 GOOD = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
@@ -47,12 +47,12 @@ def join_runner():
         texts[:] = [bytes(name) * int(count) for name, count in zip(names, counts, strict=True)]
         return [texts, counts + halves.astype("float64") + flags]
 
-    return Runner(run, Signature(tuple(inputs), tuple(outputs)), "python")
+    return ModelRunner(run, Signature(tuple(inputs), tuple(outputs)), "python")
 
 
 def double_runner():
     x, y = TensorSpec.parsed("x: FP32[-1,3]; y: FP32[-1,3]")
-    return Runner(lambda arrays: [arrays[0] * 2], Signature((x,), (y,)), "python")
+    return ModelRunner(lambda arrays: [arrays[0] * 2], Signature((x,), (y,)), "python")
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_json_may_be_nested_and_carries_an_id(server):
 
 def test_versions_are_chosen_by_shares_keys_and_headers(repository_of):
     x, y = TensorSpec.parsed("x: FP32[-1,3]; y: FP32[-1,3]")
-    triple = Runner(lambda arrays: [arrays[0] * 3], Signature((x,), (y,)), "python")
+    triple = ModelRunner(lambda arrays: [arrays[0] * 3], Signature((x,), (y,)), "python")
     repository = repository_of(double=double_runner())
     repository.add("double", ServedModel(triple), "2")
     with ModelServer(repository, http_port=0, grpc_port=0) as server:

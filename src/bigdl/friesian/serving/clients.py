@@ -215,7 +215,7 @@ class RemoteRecall(Client):
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
         """Return up to `k` items for each user; some users are asked about at the same time."""
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        answered: list[tuple[np.ndarray, np.ndarray]] = []
         partial = False
         for start in range(0, len(user_ids), _AT_ONCE):
             calls = [
@@ -223,9 +223,9 @@ class RemoteRecall(Client):
                 for user in user_ids[start : start + _AT_ONCE]
             ]
             answers = [self._found(call) for call in calls]
-            found += [each[:2] for each in answers]
+            answered += [each[:2] for each in answers]
             partial = partial or any(each[2] for each in answers)
-        return Candidates.joined(found, partial)
+        return Candidates.joined(answered, partial)
 
     def _found(self, call: Any) -> tuple[np.ndarray, np.ndarray, bool]:
         try:

@@ -267,7 +267,7 @@ class ItemIndex:
             return _among(state, users, k, seen, np.unique(ids_of(allowed, "allowed")))
         longest = max(map(len, seen), default=0) if seen else 0
         fetch = min(k + longest + len(state.hidden) + _SLACK, len(state.ids))
-        found = []
+        best = []
         for start in range(0, len(users), _FEW_QUERIES):
             part = users[start : start + _FEW_QUERIES]
             rows = self._search_base(state, part, fetch)
@@ -283,8 +283,8 @@ class ItemIndex:
                 if len(state.fresh_ids):
                     ids = np.concatenate([ids, state.fresh_ids])
                     vectors = np.concatenate([vectors, state.fresh_vectors])
-                found.append(_best(state, query, ids, vectors, k, seen and seen[start + place]))
-        return Candidates.joined(found)
+                best.append(_best(state, query, ids, vectors, k, seen and seen[start + place]))
+        return Candidates.joined(best)
 
     def _search_base(self, state: _State, users: np.ndarray, fetch: int) -> np.ndarray:
         if not fetch:

@@ -175,7 +175,7 @@ class PairScores:
 
     def scores(
         self,
-        found: Candidates,
+        candidates: Candidates,
         read: Callable[[], Features],
         whole: Callable[[], np.ndarray],
         stage: Callable[[str], AbstractContextManager[None]],
@@ -184,7 +184,7 @@ class PairScores:
 
         Parameters
         ----------
-        found : Candidates
+        candidates : Candidates
         read : callable
             Returns the features of the users.
         whole : callable
@@ -200,10 +200,10 @@ class PairScores:
                 users = read()
             with stage("ranking"):
                 if split.is_checked:
-                    return self._computed(model, split, users, found)
+                    return self._computed(model, split, users, candidates)
                 expected = whole()
                 try:
-                    self._check(split, self._computed(model, split, users, found), expected)
+                    self._check(split, self._computed(model, split, users, candidates), expected)
                 except Exception as error:
                     logger.warning("The model is used as a whole: %s", one_line(error))
                     self._models[model] = None
@@ -218,20 +218,20 @@ class PairScores:
         split.is_checked = True
 
     def _computed(
-        self, model: ServedModel, split: _SplitModel, users: Features, found: Candidates
+        self, model: ServedModel, split: _SplitModel, users: Features, candidates: Candidates
     ) -> np.ndarray:
         begin = time.perf_counter()
-        items = self._items(model, split, found.ids)
+        items = self._items(model, split, candidates.ids)
         of_user = self._inputs(model, self._of_user, users.columns, 0)
         scores, start = [], 0
-        for place, count in enumerate(found.counts.tolist()):
+        for place, count in enumerate(candidates.counts.tolist()):
             if not count:
                 continue
             common = split.network.common([each[place : place + 1] for each in of_user])
             rows = items[start : start + count]
             start += count
             scores.append(self._score(model, split.network.joint(common, rows)))
-        model.report(BatchReport(len(found.ids), [0.0], time.perf_counter() - begin))
+        model.report(BatchReport(len(candidates.ids), [0.0], time.perf_counter() - begin))
         return scores[0] if len(scores) == 1 else np.concatenate(scores)
 
     def _score(self, model: ServedModel, results: list[np.ndarray]) -> np.ndarray:

@@ -95,8 +95,8 @@ class IndexRecall:
     >>> users = pd.DataFrame({"user": [1], "prediction": [[1.0, 0.5]], "seen": [[10]]})
     >>> _ = store.replace({"user": users})
     >>> recall = IndexRecall(store, ItemIndex([10, 20], np.eye(2)), seen_col="seen")
-    >>> found = recall.candidates(np.array([1, 2]), 5)
-    >>> found.ids.tolist(), found.counts.tolist()  # the user 2 is unknown
+    >>> candidates = recall.candidates(np.array([1, 2]), 5)
+    >>> candidates.ids.tolist(), candidates.counts.tolist()  # the user 2 is unknown
     ([20], [1, 0])
     """
 
@@ -127,12 +127,12 @@ class IndexRecall:
             lists = users[self._seen_col]
             rows = lists.take(pa.array(known)) if isinstance(lists, pa.Array) else lists[known]
             seen = [_items_of(each) for each in rows]
-        found = self.index.search(vectors[known], k, exclude=seen)
+        candidates = self.index.search(vectors[known], k, exclude=seen)
         if len(known) == len(users):
-            return found
+            return candidates
         counts = np.zeros(len(users), np.int64)
-        counts[known] = found.counts
-        return Candidates(found.ids, found.scores, counts, found.partial)
+        counts[known] = candidates.counts
+        return Candidates(candidates.ids, candidates.scores, counts, candidates.partial)
 
 
 def _items_of(value: Any) -> np.ndarray:
@@ -521,25 +521,25 @@ class Recommender:
 
     def _ranked(self, request: _Request) -> list[Recommendation]:
         with self._begun(request, "recall"):
-            found = self.recall.candidates(request.users, request.candidates)
-        request.recalled, request.partial = found, found.partial
-        if not len(found.ids):
+            candidates = self.recall.candidates(request.users, request.candidates)
+        request.recalled, request.partial = candidates, candidates.partial
+        if not len(candidates.ids):
             return self._fallback(request, "")
-        scores = self._scores_of_pairs(request, found)
+        scores = self._scores_of_pairs(request, candidates)
         if scores is None:
             with self._begun(request, "features"):
-                columns, lost = self._columns(request.users, found)
+                columns, lost = self._columns(request.users, candidates)
                 if lost is not None:
-                    found, request.partial = _without(found, lost), True
-                    request.recalled = found
-                    if not len(found.ids):
+                    candidates, request.partial = _without(candidates, lost), True
+                    request.recalled = candidates
+                    if not len(candidates.ids):
                         return self._fallback(request, "the features are lost")
             with self._begun(request, "ranking"):
-                scores = self._scores(columns, len(found.ids))
+                scores = self._scores(columns, len(candidates.ids))
         request.stage = "sorting"
-        return self._sorted(request, found, scores)
+        return self._sorted(request, candidates, scores)
 
-    def _scores_of_pairs(self, request: _Request, found: Candidates) -> np.ndarray | None:
+    def _scores_of_pairs(self, request: _Request, candidates: Candidates) -> np.ndarray | None:
         """Return the scores by the parts of the model; None if the whole one has to be used."""
         request.stage = "features"
         pairs = self._pairs()
@@ -550,9 +550,9 @@ class Recommender:
             return self.features.read(self._user_table, request.users, self._needed()[0])
 
         def whole() -> np.ndarray:
-            return self._scores(self._columns(request.users, found)[0], len(found.ids))
+            return self._scores(self._columns(request.users, candidates)[0], len(candidates.ids))
 
-        return pairs.scores(found, read, whole, partial(self._begun, request))
+        return pairs.scores(candidates, read, whole, partial(self._begun, request))
 
     def _pairs(self) -> PairScores | None:
         """Return what computes scores by parts of the model, for the columns that there are."""
@@ -586,11 +586,11 @@ class Recommender:
         return self.metrics.time(name)
 
     def _sorted(
-        self, request: _Request, found: Candidates, scores: np.ndarray
+        self, request: _Request, candidates: Candidates, scores: np.ndarray
     ) -> list[Recommendation]:
         answers, start = [], 0
-        for user, count in zip(request.users.tolist(), found.counts.tolist(), strict=True):
-            ids, own = found.ids[start : start + count], scores[start : start + count]
+        for user, count in zip(request.users.tolist(), candidates.counts.tolist(), strict=True):
+            ids, own = candidates.ids[start : start + count], scores[start : start + count]
             start += count
             if not count:
                 answers.append(self._most_popular(user, request.k, "the user has no candidates"))
@@ -610,12 +610,12 @@ class Recommender:
         return answers
 
     def _fallback(self, request: _Request, reason: str) -> list[Recommendation]:
-        found = request.recalled
-        parts = found.split() if found is not None else [None] * len(request.users)
+        candidates = request.recalled
+        parts = candidates.split() if candidates is not None else [None] * len(request.users)
         answers = []
         for user, part in zip(request.users.tolist(), parts, strict=True):
             if part is None or not len(part[0]):
-                why = reason if found is None else "the user has no candidates"
+                why = reason if candidates is None else "the user has no candidates"
                 answers.append(self._most_popular(user, request.k, why))
             else:
                 ids, scores = (each[: request.k] for each in part)
@@ -642,7 +642,9 @@ class Recommender:
 
     # -- inputs of the ranker -------------------------------------------------------------------
 
-    def _columns(self, users: np.ndarray, found: Candidates) -> tuple[Columns, np.ndarray | None]:
+    def _columns(
+        self, users: np.ndarray, candidates: Candidates
+    ) -> tuple[Columns, np.ndarray | None]:
         """Return the columns that the ranker takes, with a row for each candidate.
 
         Candidates whose rows are of a lost shard have no row; the second value is True for them, or
@@ -651,16 +653,16 @@ class Recommender:
         read_found = getattr(self.features, "read_found", None)
         lost = None
         of_user, of_item = self._needed()
-        repeated = np.repeat(np.arange(len(users)), found.counts)
+        repeated = np.repeat(np.arange(len(users)), candidates.counts)
         columns: Columns = {}
         if of_user:
             read = self.features.read(self._user_table, users, of_user)
             columns.update(read.take(repeated).columns)
         if of_item:
             if read_found is None:
-                rows = self.features.read(self._item_table, found.ids, of_item)
+                rows = self.features.read(self._item_table, candidates.ids, of_item)
             else:
-                rows, is_lost = read_found(self._item_table, found.ids, of_item)
+                rows, is_lost = read_found(self._item_table, candidates.ids, of_item)
                 if is_lost.any():
                     lost, kept = is_lost, np.flatnonzero(~is_lost)
                     rows = rows.take(kept)
@@ -731,11 +733,11 @@ def _taken(column: Any, places: np.ndarray) -> Any:
     return column.take(pa.array(places)) if isinstance(column, pa.Array) else column[places]
 
 
-def _without(found: Candidates, lost: np.ndarray) -> Candidates:
+def _without(candidates: Candidates, lost: np.ndarray) -> Candidates:
     """Return candidates without some of them."""
-    owner = np.repeat(np.arange(len(found.counts)), found.counts)[~lost]
-    counts = np.bincount(owner, minlength=len(found.counts)).astype(np.int64)
-    return Candidates(found.ids[~lost], found.scores[~lost], counts, True)
+    owner = np.repeat(np.arange(len(candidates.counts)), candidates.counts)[~lost]
+    counts = np.bincount(owner, minlength=len(candidates.counts)).astype(np.int64)
+    return Candidates(candidates.ids[~lost], candidates.scores[~lost], counts, True)
 
 
 def _inputs_of(ranker: Ranker, inputs: Sequence[str] | None) -> list[str]:

@@ -241,13 +241,13 @@ class FeatureService(Service):
         kind = header.get(wire.PAYLOAD, wire.JSON)
         if kind == wire.ARROW:
             batch = features.to_arrow()
-            found = pa.array(features.found)
-            content = [wire.encoded(batch.append_column("__found__", found))]
+            is_known = pa.array(features.found)
+            content = [wire.encoded(batch.append_column("__found__", is_known))]
         elif kind == wire.JSON:
             rows = features.to_arrow().to_pylist()
             content = [
-                wire.encoded_json(list(row.values())) if found else ""
-                for row, found in zip(rows, features.found.tolist(), strict=True)
+                wire.encoded_json(list(row.values())) if is_known else ""
+                for row, is_known in zip(rows, features.found.tolist(), strict=True)
             ]
         else:
             raise UsageError(f"{wire.PAYLOAD} should be arrow or json, got {kind!r}")
@@ -300,15 +300,15 @@ class RecallService(Service):
 
     def _search(self, request: Any, context: Any) -> Any:
         k = self.limits.check_k("k", request.k)
-        found = self._recall.candidates(np.array([request.userID], np.int64), k)
-        if not len(found.ids):
+        candidates = self._recall.candidates(np.array([request.userID], np.int64), k)
+        if not len(candidates.ids):
             raise Refused("NOT_FOUND", f"There are no candidates for the user {request.userID}")
-        scores = found.scores.tolist() if "bigdl-scores" in _headers(context) else ()
+        scores = candidates.scores.tolist() if "bigdl-scores" in _headers(context) else ()
         return self._message(
             "Candidates",
-            candidate=_as_int32(found.ids).tolist(),
+            candidate=_as_int32(candidates.ids).tolist(),
             score=scores,
-            partial=found.partial,
+            partial=candidates.partial,
         )
 
     def _add(self, request: Any, context: Any) -> Any:

@@ -349,13 +349,13 @@ class ModelRepository:
         UsageError
             If there is no model, or one cannot be loaded.
         """
-        found = self._on_disk()
-        if not found:
+        models = self._on_disk()
+        if not models:
             raise UsageError(
                 f"{str(self.root)!r} holds no model; give a directory that InferenceOptimizer.save "
                 "wrote, or one of such directories"
             )
-        for name in found:
+        for name in models:
             self.load(name, force=False)
 
     def load(self, name: str, *, force: bool = True) -> None:
@@ -377,20 +377,20 @@ class ModelRepository:
             If a version cannot be loaded; the others are.
         """
         with self._loading:
-            found = self._on_disk().get(name)
-            if not found:
+            versions = self._on_disk().get(name)
+            if not versions:
                 raise UnknownModelError(f"There is no model {name!r} in {str(self.root)!r}")
             problems = []
-            for version, path in found.items():
+            for version, path in versions.items():
                 try:
                     self._load(name, version, path, force)
                 except UsageError as error:
                     problems.append(f"Version {version} of model {name!r}: {error}")
             for deployed in list(self._models.get(name, {}).values()):
-                if deployed.path is not None and deployed.version not in found:
+                if deployed.path is not None and deployed.version not in versions:
                     self._remove(name, deployed.version)
             for known in [key for key in self._failures if key[0] == name]:
-                if known[1] not in found:
+                if known[1] not in versions:
                     self._failures.pop(known, None)
             if problems:
                 raise UsageError("; ".join(problems))
@@ -471,13 +471,13 @@ class ModelRepository:
         versions = _versions_in(self.root)
         if versions:
             return {self._name or self.root.resolve().name: versions}
-        found = {}
+        models = {}
         for path in sorted(self.root.iterdir()):
             if path.is_dir() and not path.name.startswith("."):
                 inside = {"1": path} if _is_model(path) else _versions_in(path)
                 if inside:
-                    found[path.name] = inside
-        return found
+                    models[path.name] = inside
+        return models
 
     # -- changes on disk -----------------------------------------------------------------------
 
@@ -486,14 +486,14 @@ class ModelRepository:
 
         Problems are logged, and stand in :meth:`index`.
         """
-        found = self._on_disk()
-        for name in found:
+        models = self._on_disk()
+        for name in models:
             try:
                 self.load(name, force=False)
             except UsageError as error:
                 _log.warning("%s; what was loaded before goes on", error)
         for deployed in self.deployments():
-            if deployed.path is not None and deployed.name not in found:
+            if deployed.path is not None and deployed.name not in models:
                 self._remove(deployed.name, deployed.version)
 
     def watch(self, seconds: float = 2.0) -> None:

@@ -28,7 +28,7 @@ from bigdl.nano.openvino.model import OpenVINOFacade
 from bigdl.nano.openvino.network import CompiledNetwork, ShapedNetwork, port_name
 from bigdl.nano.serving.signature import Signature, TensorSpec
 
-__all__ = ["Runner", "make_runner"]
+__all__ = ["ModelRunner", "make_runner"]
 
 _FLOAT = np.dtype("float32")
 _OPEN_SIZE = 8
@@ -37,7 +37,7 @@ MODEL_FILES = ("model.onnx", "model.xml", "ov_saved_model.xml", "model.keras")
 
 
 @dataclass(frozen=True)
-class Runner:
+class ModelRunner:
     """A model that takes and returns flat lists of arrays; any number of threads may call it.
 
     Attributes
@@ -86,7 +86,7 @@ class Runner:
                 arrays.append(np.zeros(shape, spec.dtype))
         return arrays
 
-    def tried(self) -> Runner:
+    def tried(self) -> ModelRunner:
         """Run the model on a few rows; return a runner that knows its outputs and whether it joins.
 
         Raises
@@ -145,7 +145,7 @@ def make_runner(
     thread_num: int | None = None,
     device: str | None = None,
     **arguments: Any,
-) -> Runner:
+) -> ModelRunner:
     """Return a runner of a model.
 
     Parameters
@@ -178,7 +178,7 @@ def make_runner(
     """
     if thread_num is not None:
         check_positive("thread_num", thread_num)
-    if isinstance(model, Runner):
+    if isinstance(model, ModelRunner):
         runner = model
     elif isinstance(model, str | os.PathLike):
         if method is not None or arguments:
@@ -193,7 +193,7 @@ def make_runner(
     return replace(runner, signature=runner.signature.renamed(names)).tried()
 
 
-def _column_names(model: Any, runner: Runner) -> Sequence[str] | None:
+def _column_names(model: Any, runner: ModelRunner) -> Sequence[str] | None:
     """The columns of a table that a recommender takes, where they are as many as its inputs."""
     model = getattr(model, "nano_source", None) or model
     columns = getattr(model, "feature_cols", None)
@@ -207,7 +207,7 @@ def _column_names(model: Any, runner: Runner) -> Sequence[str] | None:
 
 def _of_path(
     path: Path, sample: Any, inputs: str | None, thread_num: int | None, device: str | None
-) -> Runner:
+) -> ModelRunner:
     if not path.exists():
         raise UsageError(f"There is no model at {str(path)!r}")
     if path.is_dir() and not (path / META_FILE).exists():
@@ -246,7 +246,7 @@ def _rewind(files: Mapping[str, io.BytesIO]) -> None:
         file.seek(0)
 
 
-def _of_file(path: Path, thread_num: int | None, device: str | None) -> Runner:
+def _of_file(path: Path, thread_num: int | None, device: str | None) -> ModelRunner:
     if path.suffix == ".onnx":
         require("onnxruntime", "nano")
         return _of_onnx(OnnxNetwork(OnnxFile.read(path), threads=thread_num))
@@ -269,7 +269,7 @@ def _of_file(path: Path, thread_num: int | None, device: str | None) -> Runner:
     )
 
 
-def _of_network_files(directory: Path, meta: Mapping[str, Any], device: str | None) -> Runner:
+def _of_network_files(directory: Path, meta: Mapping[str, Any], device: str | None) -> ModelRunner:
     ends = None
     if "inputs" in meta:
         names: Sequence[str]
@@ -289,7 +289,7 @@ Ends = tuple[Sequence[str], Structure]
 """Names of a network's inputs, and how its outputs are nested."""
 
 
-def _of_network(network: OnnxNetwork | CompiledNetwork, ends: Ends, method: str) -> Runner:
+def _of_network(network: OnnxNetwork | CompiledNetwork, ends: Ends, method: str) -> ModelRunner:
     if isinstance(network, OnnxNetwork):
         return _of_onnx(network, ends, method)
     return _of_openvino(network, ends, method)
@@ -297,12 +297,12 @@ def _of_network(network: OnnxNetwork | CompiledNetwork, ends: Ends, method: str)
 
 def _of_openvino(
     network: CompiledNetwork, ends: Ends | None = None, method: str = "openvino_fp32"
-) -> Runner:
+) -> ModelRunner:
     ports = network.compiled
     inputs = [TensorSpec(port_name(each), *_port_facts(each)) for each in ports.inputs]
     outputs = [TensorSpec(port_name(each), *_port_facts(each)) for each in ports.outputs]
     signature = _with_ends(inputs, outputs, ends)
-    return Runner(network.infer, signature, "openvino", method, network=network)
+    return ModelRunner(network.infer, signature, "openvino", method, network=network)
 
 
 def _port_facts(port: Any) -> tuple[np.dtype, tuple[int, ...]]:
@@ -316,11 +316,11 @@ def _port_facts(port: Any) -> tuple[np.dtype, tuple[int, ...]]:
 
 def _of_onnx(
     network: OnnxNetwork, ends: Ends | None = None, method: str = "onnxruntime_fp32"
-) -> Runner:
+) -> ModelRunner:
     known = {each.name: _onnx_spec(each) for each in network.session.get_inputs()}
     inputs = [known.get(name, TensorSpec(name, _FLOAT, (-1,))) for name in network.input_names]
     outputs = [_onnx_spec(each) for each in network.session.get_outputs()]
-    return Runner(network.infer, _with_ends(inputs, outputs, ends), "onnxruntime", method)
+    return ModelRunner(network.infer, _with_ends(inputs, outputs, ends), "onnxruntime", method)
 
 
 _ONNX_TYPES = {"float": "f4", "double": "f8", "float16": "f2"}
@@ -365,7 +365,7 @@ def _of_model(
     thread_num: int | None,
     device: str | None,
     arguments: dict[str, Any],
-) -> Runner:
+) -> ModelRunner:
     framework = _framework_of(model)
     accelerated = hasattr(model, "nano_method")
     if accelerated and (method is not None or arguments):
@@ -420,7 +420,7 @@ def _of_module(
     inputs: str | None = None,
     method: str = "original",
     specs: list[TensorSpec] | None = None,
-) -> Runner:
+) -> ModelRunner:
     """A module of PyTorch, accelerated or not."""
     method = getattr(module, "nano_method", None) or method
     network = getattr(module, "nano_network", None)
@@ -462,7 +462,7 @@ def _of_module(
             names.extend(output_names(structure))
         return [np.asarray(as_array(leaf)) for leaf in leaves]
 
-    runner = Runner(run, Signature(tuple(specs), ()), "pytorch", method, arrays)
+    runner = ModelRunner(run, Signature(tuple(specs), ()), "pytorch", method, arrays)
     with refusing("The model does not run on a sample of its input"):
         results = run(runner.arrays_of(1))
     outputs = tuple(
@@ -496,7 +496,7 @@ def _graph_specs(meta: Mapping[str, Any]) -> list[TensorSpec] | None:
     ]
 
 
-def _of_keras(model: Any, kind: str) -> Runner:
+def _of_keras(model: Any, kind: str) -> ModelRunner:
     """A model of Keras, accelerated or not."""
     network = getattr(model, "nano_network", None)
     if network is None:
@@ -518,7 +518,7 @@ def _of_keras(model: Any, kind: str) -> Runner:
         replace(_port_spec(port), name=name)
         for port, name in zip(ports, output_names(structure), strict=True)
     )
-    return Runner(infer, Signature(inputs, outputs), "tensorflow", method or kind)
+    return ModelRunner(infer, Signature(inputs, outputs), "tensorflow", method or kind)
 
 
 def _port_spec(port: Any) -> TensorSpec:
