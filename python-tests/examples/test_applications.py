@@ -2,7 +2,9 @@
 
 import image_pipeline
 import nowcasting
+import numpy as np
 import pytest
+import sequence_recommender
 import streaming_speech
 
 
@@ -30,3 +32,17 @@ def test_rain_is_forecast_better_than_by_no_change(orca_spark, tmp_path):
         mean = {name: found[name, threshold].mean() for name in ("ConvLSTM", "persistence")}
         assert mean["ConvLSTM"] > mean["persistence"]
     assert picture.stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_what_comes_next_is_recommended_by_the_sequence_of_clicks(orca_spark):
+    result = sequence_recommender.main(["--users", "100", "--epochs", "3"])
+    assert result["ndcg@10 of the transformers"] > result["ndcg@10 of two towers"]
+    assert result["ndcg@10 of two towers"] > result["ndcg@10 of what is popular"]
+    last = result["last"]
+    for user, seen, scores in zip(last["user"], last["seen"], result["scores"], strict=True):
+        scores[[0, *seen]] = -np.inf
+        best = np.sort(scores)[::-1][: sequence_recommender.BEST]
+        served = scores[result["answers"][user]]
+        assert (np.diff(served) <= 1e-4).all()  # by the transformers' scores, best first
+        np.testing.assert_allclose(served, best, rtol=1e-3, atol=1e-3)
