@@ -79,7 +79,7 @@ def executors():
 
 def await_idle():
     """Wait until Spark has taken all executors back; returns how many it has."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while executors() and time.monotonic() < end:
         time.sleep(0.2)
     return executors()

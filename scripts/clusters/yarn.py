@@ -59,7 +59,7 @@ _OF_SHUFFLE = (  # what SparkShuffleAux runs on
     "guava",
     "failureaccess",
 )
-_START_S = 120
+_START_S = 300
 
 
 def _jars_of_spark(*names: str) -> list[str]:
