@@ -43,6 +43,7 @@ from bigdl.orca.learn.pytorch.parts import (
     snapshot_of,
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
+from bigdl.orca.learn.pytorch.sharded import NOWHERE, cut_tables, placed, whole
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
@@ -899,7 +900,8 @@ RayXShards or a ray.data.Dataset
 
     def get_state_dict(self) -> dict:
         """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
-        return full_state(self.get_model(), self._training.snapshot)
+        snapshot = self._training.snapshot
+        return full_state(self.get_model(), None if snapshot is None else whole(snapshot))
 
     def load_state_dict(self, state_dict: dict, blocking: bool = True) -> None:
         """Take over what :meth:`get_state_dict` gave, or the state dict of a module.
@@ -975,8 +977,11 @@ RayXShards or a ray.data.Dataset
         self._take(snapshot, parts, f"weights in {path!r}")
 
     def _take(self, snapshot, parts, what):
-        with isolated_rng(0):
+        place = None if snapshot.slices is None else NOWHERE
+        with isolated_rng(0), placed(place):
             model = parts.build_model()
+        if place is not None:
+            cut_tables(model, None, place)
         load_into(model, snapshot.files["model.pt"], what)
         self._parts = parts
         self._training.take(snapshot)
@@ -1012,6 +1017,10 @@ RayXShards or a ray.data.Dataset
         """
         self._need_model()
         self._take(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
+
+    def _weights(self):
+        snapshot = self._training.snapshot
+        return super()._weights() if snapshot is None else whole(snapshot).files["model.pt"]
 
     def _first_weights(self):
         with isolated_rng(self._training.seed):
