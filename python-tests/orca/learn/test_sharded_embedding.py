@@ -12,7 +12,7 @@ from plain_workers import Crew
 from reference_training import largest_difference, rows_of, train_alone
 from torch import nn
 
-from bigdl.common.errors import UsageError, WorkerError
+from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
@@ -374,6 +374,21 @@ def test_evaluation_and_prediction_are_those_of_the_whole_model(trained, data, t
     assert other.evaluate(data)["val_loss"] == pytest.approx(loss, rel=1e-5)
 
 
+def test_tasks_read_rows_of_large_tables_from_the_checkpoint(trained, data, monkeypatch):
+    expected = trained.predict(data[0])
+    monkeypatch.setattr("bigdl.orca.learn.pytorch.estimator.BROADCAST", 0)
+    assert np.array_equal(trained.predict(data[0]), expected)
+    (slices,) = [trained._training.snapshot.slices]
+    path = Path(slices.url, "rows.pair.weight.00001.npy")
+    away = path.rename(path.with_suffix(".away"))
+    try:
+        trained._shipped = None
+        with pytest.raises(UsageError, match="keep more of them with num_to_keep="):
+            trained.predict(data[0])
+    finally:
+        away.rename(path)
+
+
 def test_a_checkpoint_is_loaded_by_another_number_of_workers(trained, data, tmp_path):
     (latest,) = (tmp_path_of(trained)).glob("run-*")
     other = estimator(tmp_path / "models", workers=1)
@@ -397,5 +412,5 @@ def test_a_worker_does_not_write_a_part_of_the_model(data, tmp_path):
         def after_train_epoch(self, runner):
             runner.save_checkpoint(str(tmp_path / "part"))
 
-    with pytest.raises(WorkerError, match="rows of a ShardedEmbedding lie on all workers"):
+    with pytest.raises(UsageError, match="rows of a ShardedEmbedding lie on all workers"):
         estimator(tmp_path).fit(data, batch_size=4, callbacks=[Save()])

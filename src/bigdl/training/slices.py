@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.common.storage import open_file_system
+from bigdl.common.storage import is_local_storage, open_file_system
 from bigdl.runtime.collectives.rows import rows_of_rank
 
 _PIECE = 1 << 24  # bytes that are read or written at once
@@ -83,6 +83,38 @@ class SavedSlices:
         """Return how many rows an array has."""
         return sum(each["shape"][0] for each in self._described[name])
 
+    def _path(self, name: str, rank: int) -> str:
+        return f"{self._root}/{file_name(name, rank)}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all arrays."""
+        return sum(each["size"] for slices in self._described.values() for each in slices)
+
+    @property
+    def is_local(self) -> bool:
+        """True if :meth:`mapped` works, on machines that have the folder."""
+        return is_local_storage(self._fs)
+
+    def mapped(self, name: str) -> list[np.ndarray]:
+        """Return the slices of an array, mapped to memory and not checked.
+
+        Raises
+        ------
+        UsageError
+            If a file is missing.
+        """
+        paths = [
+            f"{self._root}/{file_name(name, rank)}" for rank in range(len(self._described[name]))
+        ]
+        try:
+            return [np.load(path, mmap_mode="r") for path in paths]
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"Rows of the model cannot be read from its checkpoint ({error}); it must be there "
+                "until a prediction is computed, so keep more of them with num_to_keep="
+            ) from error
+
     def read(
         self, name: str, rank: int = 0, world_size: int = 1, into: np.ndarray | None = None
     ) -> np.ndarray:
@@ -106,7 +138,7 @@ class SavedSlices:
         for owner, each in enumerate(slices):
             if len(slices) == world_size and owner != rank:
                 continue
-            path = f"{self._root}/{file_name(name, owner)}"
+            path = self._path(name, owner)
             try:
                 for first, block in _blocks(self._fs, path, each):
                     ids = np.arange(first, first + len(block)) * len(slices) + owner

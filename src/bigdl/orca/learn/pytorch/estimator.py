@@ -43,7 +43,7 @@ from bigdl.orca.learn.pytorch.parts import (
     snapshot_of,
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
-from bigdl.orca.learn.pytorch.sharded import NOWHERE, cut_tables, placed, whole
+from bigdl.orca.learn.pytorch.sharded import BROADCAST, NOWHERE, whole
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
@@ -862,11 +862,12 @@ RayXShards or a ray.data.Dataset
         def ship(data, names, cluster, inputs):
             from bigdl.orca.learn.pytorch.accelerated import Acceleration
 
-            weights, sc = self._weights(), cluster.broadcaster
-            origin = parts, digest_of(weights)
+            weights, slices = self._predicting_weights(accelerate)
+            url = b"" if slices is None else slices["url"].encode()
+            sc, origin = cluster.broadcaster, (parts, digest_of(weights + url))
 
             def snapshot():
-                return TorchSnapshot.of(parts, weights, self._precision)
+                return TorchSnapshot.of(parts, weights, self._precision, slices)
 
             if accelerate is not None:
                 given = isinstance(data, Sample)
@@ -978,10 +979,8 @@ RayXShards or a ray.data.Dataset
 
     def _take(self, snapshot, parts, what):
         place = None if snapshot.slices is None else NOWHERE
-        with isolated_rng(0), placed(place):
-            model = parts.build_model()
-        if place is not None:
-            cut_tables(model, None, place)
+        with isolated_rng(0):
+            model = parts.build_model(place)
         load_into(model, snapshot.files["model.pt"], what)
         self._parts = parts
         self._training.take(snapshot)
@@ -1021,6 +1020,16 @@ RayXShards or a ray.data.Dataset
     def _weights(self):
         snapshot = self._training.snapshot
         return super()._weights() if snapshot is None else whole(snapshot).files["model.pt"]
+
+    def _predicting_weights(self, accelerate) -> tuple[bytes, dict | None]:
+        """Return weights for tasks, and the slices that they read rows of large tables from."""
+        snapshot = self._training.snapshot
+        slices = None if snapshot is None else snapshot.slices
+        if snapshot is None or slices is None:
+            return self._weights(), None
+        if accelerate is not None or slices.size <= BROADCAST or not slices.is_local:
+            return self._weights(), None
+        return snapshot.files["model.pt"], slices.to_json()
 
     def _first_weights(self):
         with isolated_rng(self._training.seed):

@@ -186,15 +186,25 @@ class ModelParts:
         """True if the model is a module rather than a creator."""
         return isinstance(self.model, torch.nn.Module)
 
-    def build_model(self) -> torch.nn.Module:
-        """A model of its own: a deep copy of an instance, or what the creator returns."""
+    def build_model(self, place: Place | None = None) -> torch.nn.Module:
+        """A model of its own: a deep copy of an instance, or what the creator returns.
+
+        Parameters
+        ----------
+        place : Place, optional
+            Where sharded embeddings are made; None makes them whole.
+        """
         if self.is_instance:
-            return copy.deepcopy(self.model)
-        model = self.model(self.config)
+            model = copy.deepcopy(self.model)
+        else:
+            with placed(place):
+                model = self.model(self.config)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
                 f"The model creator must return an nn.Module, it returned {type(model).__name__}"
             )
+        if place is not None:
+            cut_tables(model, None, place)
         return model
 
     def build(self, *, training: bool, place: Place | None = None) -> BuiltParts:
@@ -209,8 +219,7 @@ class ModelParts:
         """
         if self.initialize is not None:
             self.initialize()
-        with placed(place):
-            model = self.model if self.is_instance else self.build_model()
+        model = self.model if self.is_instance else self.build_model(place)
         built = BuiltParts(model, criterion=self.build_loss())
         if place is not None:
             cut_tables(model, self.optimizer, place)

@@ -30,6 +30,7 @@ from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads, mixed_seed
 
 _CHUNK = 1 << 16  # rows that are initialized under one seed
+BROADCAST = 1 << 30  # bytes of tables that travel with a model that predicts
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ _place: ContextVar[Place | None] = ContextVar("place", default=None)
 
 @contextlib.contextmanager
 def placed(place: Place | None) -> Iterator[None]:
-    """Make models for a place within the block; None makes them whole."""
-    token = _place.set(place)
+    """Make models for a place within the block; None leaves it to a block around this one."""
+    token = _place.set(place or _place.get())
     try:
         yield
     finally:
@@ -230,8 +231,11 @@ class ShardedEmbedding(torch.nn.Module):
 
     def connect(self, exchange: RowExchange) -> None:
         """Fetch rows from the other workers from now on."""
-        self._number = exchange.add(self.weight, self.num_embeddings)
-        self.exchange = exchange
+        self.read_from(exchange, exchange.add(self.weight, self.num_embeddings))
+
+    def read_from(self, exchange: RowExchange, number: int) -> None:
+        """Fetch rows as the table of this number."""
+        self.exchange, self._number = exchange, number
 
     def _apply(self, fn: Callable, recurse: bool = True) -> ShardedEmbedding:
         if not self.is_placed:
@@ -315,6 +319,15 @@ def _mapped(shape: Sequence[int], dtype: torch.dtype, folder: str | None) -> tor
         os.unlink(path)
 
 
+def tables_of(model: torch.nn.Module) -> dict[str, ShardedEmbedding]:
+    """Return the sharded embeddings of a model, by the names of their weights."""
+    return {
+        f"{name}.weight" if name else "weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, ShardedEmbedding)
+    }
+
+
 def cut_tables(model: torch.nn.Module, optimizer: Any, place: Place) -> None:
     """Keep a worker's rows of the tables of a model that came whole, and of its optimizer."""
     for table in model.modules():
@@ -338,11 +351,7 @@ class ShardedTables:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: Any = None):
-        self._tables = {
-            f"{name}.weight" if name else "weight": module
-            for name, module in model.named_modules()
-            if isinstance(module, ShardedEmbedding)
-        }
+        self._tables = tables_of(model)
         self._optimizer = optimizer
         exchanges = [table.exchange for table in self._tables.values()]
         self._exchange = exchanges[0] if exchanges else None
@@ -461,6 +470,35 @@ class ShardedTables:
             raise UsageError(
                 f"The checkpoint has {rows} rows of {name}, the model has {table.num_embeddings}"
             )
+
+
+class SavedRows:
+    """Rows that a model reads from the files of a checkpoint, as they are asked for.
+
+    Parameters
+    ----------
+    slices : SavedSlices
+        On storage that is mapped to memory.
+    model : torch.nn.Module
+        Made :data:`NOWHERE`; its sharded embeddings read here from now on.
+    """
+
+    def __init__(self, slices: SavedSlices, model: torch.nn.Module):
+        self._tables: list[list[np.ndarray]] = []
+        for name, table in tables_of(model).items():
+            table.read_from(cast("Any", self), len(self._tables))
+            self._tables.append(slices.mapped(name))
+
+    def fetch(self, table: int, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows and places as :meth:`RowExchange.fetch`."""
+        slices = self._tables[table]
+        keys, places = torch.unique(ids, return_inverse=True)
+        numbers = keys.numpy()
+        rows = np.empty((len(numbers), *slices[0].shape[1:]), slices[0].dtype)
+        for owner, array in enumerate(slices):
+            own = numbers % len(slices) == owner
+            rows[own] = array[numbers[own] // len(slices)]
+        return torch.from_numpy(rows), places
 
 
 def whole(snapshot: Checkpoint) -> Checkpoint:
