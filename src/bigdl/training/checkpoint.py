@@ -105,7 +105,7 @@ class CheckpointDirectory:
     Attributes
     ----------
     start : str or None
-        Name of a checkpoint that stays, too: the slices that a fit started from lie there.
+        Name of a checkpoint that stays, too.
     """
 
     start: str | None = None

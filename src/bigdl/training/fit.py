@@ -70,6 +70,8 @@ class RunSettings:
         Folder for checkpoints; None sends them to the driver.
     keep : int
         How many checkpoints stay in that folder.
+    start : str or None
+        Name of a checkpoint that stays there, too: the Estimator has its slices until the fit ends.
     data_version : object
         What the Feed says of its version; checkpoints name it.
     layer : bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerOptions, optional
@@ -85,6 +87,7 @@ class RunSettings:
     end_trigger: Trigger | None = field(default=None, kw_only=True)
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)
+    start: str | None = field(default=None, kw_only=True)
     data_version: Any = field(default=None, kw_only=True)
     layer: Any = field(default=None, kw_only=True)
 
@@ -188,6 +191,8 @@ class TrainingSession:
             settings = replace(settings, goal=goal, seed=self.seed, data_version=version)
             if self._run is not None:
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
+                if start is not None and start.slices is not None:
+                    settings = replace(settings, start=checkpoint_name(start))
             elif policy.max_failures == 0:
                 # nobody would use the checkpoints
                 settings = replace(settings, checkpoint_trigger=None)
@@ -505,6 +510,7 @@ class WorkerLoop(FitLoop):
         settings, rank = self.settings, self.sync.rank
         if settings.run_url is not None:
             self._directory = CheckpointDirectory(settings.run_url, settings.keep)
+            self._directory.start = settings.start
             if rank == 0 and not self._directory.is_shared():
                 raise UsageError(
                     f"The worker on {self.worker.host} does not see model_dir "
@@ -515,8 +521,6 @@ class WorkerLoop(FitLoop):
         self._load(files)
         if snapshot.slices is not None:
             self._load_slices(snapshot.slices)
-            if self._directory is not None and snapshot.url is not None:
-                self._directory.start = snapshot.url.rpartition("/")[2]
         self._restore_own(files.get("rng.pt"), self._put_own)
         self.position, self._sums = snapshot.position, EpochSums()
         if "windows" in manifest and manifest.get("rows") == list(self._layout.rows):

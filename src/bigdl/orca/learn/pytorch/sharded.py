@@ -24,7 +24,7 @@ from torch.nn import functional
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.runtime.collectives.rows import RowExchange, rows_of_rank
+from bigdl.runtime.collectives.rows import Distinct, RowExchange, rows_of_rank
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads, mixed_seed
@@ -181,8 +181,7 @@ class ShardedEmbedding(torch.nn.Module):
         device = ids.device
         ids = self._rows_of(ids.to("cpu", torch.int64))
         if self.exchange is not None:
-            rows, places = self.exchange.fetch(self._number, ids)
-            return functional.embedding(places, rows).to(device)
+            return self.exchange.fetch(self._number, ids).to(device)
         if self._place is not None:
             raise UsageError("A ShardedEmbedding was called before its workers have met")
         return functional.embedding(ids.to(self.weight.device), self.weight, sparse=True).to(device)
@@ -340,7 +339,7 @@ def cut_tables(model: torch.nn.Module, optimizer: Any, place: Place) -> None:
 
 
 class ShardedTables:
-    """The sharded embeddings of a model, and what the optimizer keeps of their rows.
+    """The sharded embeddings of a worker's model, and what the optimizer keeps of their rows.
 
     Without any, all methods do nothing.
 
@@ -351,7 +350,8 @@ class ShardedTables:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: Any = None):
-        self._tables = tables_of(model)
+        tables = tables_of(model).items()
+        self._tables = {name: table for name, table in tables if table.is_placed}
         self._optimizer = optimizer
         exchanges = [table.exchange for table in self._tables.values()]
         self._exchange = exchanges[0] if exchanges else None
@@ -408,7 +408,7 @@ class ShardedTables:
         for name, table in self._tables.items():
             number = state["tables"][name] = numbers.get(id(table.weight))
             of_table = state["state"].get(number, {})
-            for key in _of_rows(of_table, len(table.weight)) if table.is_placed else ():
+            for key in _of_rows(of_table, len(table.weight)):
                 of_table = state["state"][number] = {**of_table}
                 del of_table[key]
         return state
@@ -432,9 +432,8 @@ class ShardedTables:
             if id(table.weight) not in {id(p) for p in _parameters(self._optimizer)}:
                 continue
             state = self._optimizer.state[table.weight]
-            if table.is_placed:
-                for key, value in _of_rows(state, table.num_embeddings).items():
-                    state[key] = table.own(value).clone()
+            for key, value in _of_rows(state, table.num_embeddings).items():
+                state[key] = table.own(value).clone()
             if state:
                 self._optimizer.state[table.weight] = {**kept[id(table.weight)], **state}
             elif kept[id(table.weight)]:
@@ -489,16 +488,15 @@ class SavedRows:
             table.read_from(cast("Any", self), len(self._tables))
             self._tables.append(slices.mapped(name))
 
-    def fetch(self, table: int, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows and places as :meth:`RowExchange.fetch`."""
-        slices = self._tables[table]
-        keys, places = torch.unique(ids, return_inverse=True)
-        numbers = keys.numpy()
+    def fetch(self, table: int, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of some ids."""
+        slices, distinct = self._tables[table], Distinct(ids)
+        numbers = distinct.keys.numpy()
         rows = np.empty((len(numbers), *slices[0].shape[1:]), slices[0].dtype)
         for owner, array in enumerate(slices):
             own = numbers % len(slices) == owner
             rows[own] = array[numbers[own] // len(slices)]
-        return torch.from_numpy(rows), places
+        return distinct.spread(torch.from_numpy(rows))
 
 
 def whole(snapshot: Checkpoint) -> Checkpoint:
