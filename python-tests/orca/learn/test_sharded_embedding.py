@@ -412,3 +412,13 @@ def test_a_worker_does_not_write_a_part_of_the_model(data, tmp_path):
 
     with pytest.raises(UsageError, match="rows of a ShardedEmbedding lie on all workers"):
         estimator(tmp_path).fit(data, batch_size=4, callbacks=[Save()])
+
+
+def test_a_whole_model_can_be_traced_and_exported():
+    model, ids = lookup().eval(), torch.tensor([1, 2, 9])
+    expected, other = model(ids), model(ids.flip(0))
+    traced = torch.jit.trace(model, ids)
+    exported = torch.export.export(model, (ids,)).module()
+    for each in (traced, exported):
+        assert torch.equal(each(ids), expected)
+        assert torch.equal(each(ids.flip(0)), other)

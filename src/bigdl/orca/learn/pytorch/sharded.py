@@ -143,6 +143,8 @@ class ShardedEmbedding(torch.nn.Module):
         self.num_embeddings = sum(self._fields)
         self.embedding_dim = check_positive("embedding_dim", embedding_dim)
         self.storage = check_choice("storage", storage, ("memory", "mmap"))
+        self._starts: torch.Tensor
+        self._sizes: torch.Tensor
         self._place = _place.get()
         self.exchange: RowExchange | None = None
         self._number = 0
@@ -158,7 +160,8 @@ class ShardedEmbedding(torch.nn.Module):
         _initialize(weight, self.num_embeddings, place, init, seed)
         self.weight = torch.nn.Parameter(weight)
         starts = list(itertools.accumulate(self._fields, initial=0))[:-1]
-        self._starts, self._sizes = torch.tensor(starts), torch.tensor(self._fields)
+        self.register_buffer("_starts", torch.tensor(starts), persistent=False)
+        self.register_buffer("_sizes", torch.tensor(self._fields), persistent=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of some ids.
@@ -178,16 +181,20 @@ class ShardedEmbedding(torch.nn.Module):
         UsageError
             For an id that is not in the table.
         """
-        device = ids.device
-        ids = self._rows_of(ids.to("cpu", torch.int64))
+        rows = self._rows_of(ids.to(torch.int64))
         if self.exchange is not None:
-            return self.exchange.fetch(self._number, ids).to(device)
+            return self.exchange.fetch(self._number, rows.cpu()).to(ids.device)
         if self._place is not None:
             raise UsageError("A ShardedEmbedding was called before its workers have met")
-        return functional.embedding(ids.to(self.weight.device), self.weight, sparse=True).to(device)
+        return functional.embedding(rows, self.weight, sparse=True)
 
     def _rows_of(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the numbers of rows in the whole table."""
+        if not (torch.jit.is_tracing() or torch.compiler.is_compiling()):  # no values are known
+            self._check(ids)
+        return ids + self._starts if self._has_fields else ids
+
+    def _check(self, ids: torch.Tensor) -> None:
         if self._has_fields and (not ids.dim() or ids.shape[-1] != len(self._fields)):
             raise UsageError(
                 f"The ids of a ShardedEmbedding of {len(self._fields)} fields need a last "
@@ -202,7 +209,6 @@ class ShardedEmbedding(torch.nn.Module):
                 f"A ShardedEmbedding of {self._fields[field]} rows{where} was asked for row "
                 f"{int(ids[tuple(place)])}"
             )
-        return ids + self._starts if self._has_fields else ids
 
     # -- what Estimators do ----------------------------------------------------------------------
 
@@ -243,6 +249,7 @@ class ShardedEmbedding(torch.nn.Module):
         dtype = fn(self.weight.detach()[:0]).dtype
         if dtype != self.weight.dtype:
             self.weight.data = self.weight.detach().to(dtype)
+        self._starts, self._sizes = fn(self._starts), fn(self._sizes)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
