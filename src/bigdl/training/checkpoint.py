@@ -84,6 +84,11 @@ class Checkpoint:
         return doc, b"".join(self.files.values())
 
     @classmethod
+    def unpack_head(cls, doc: dict) -> Checkpoint:
+        """Return the checkpoint of a message without its files."""
+        return cls(doc["manifest"], url=doc.get("url"))
+
+    @classmethod
     def unpack(cls, doc: dict, blob: bytes) -> Checkpoint:
         files, start = {}, 0
         for name, size in doc["sizes"].items():
@@ -163,14 +168,19 @@ class CheckpointDirectory:
 
     def prepare(self, name: str) -> str:
         """Return a new folder in which the files of a checkpoint are written first."""
-        final = f"{self._root}/{name}"
-        local = is_local_storage(self._fs)
-        aside = f"{self._root}/.{name}-{secrets.token_hex(4)}" if local else final
-        if self._fs.exists(final):  # an attempt that was repeated from an earlier point
-            self._fs.rm(final, recursive=True)
+        aside = f"{self._root}/{name}"
+        if is_local_storage(self._fs):
+            aside = f"{self._root}/.{name}-{secrets.token_hex(4)}"
+        else:
+            self._remove(name)
         self._fs.makedirs(aside, exist_ok=True)
         make_private(self._fs, aside)
         return aside
+
+    def _remove(self, name: str) -> None:
+        """Remove a checkpoint that an attempt from an earlier point writes again."""
+        if self._fs.exists(f"{self._root}/{name}"):
+            self._fs.rm(f"{self._root}/{name}", recursive=True)
 
     def write_slices(self, aside: str, arrays: dict, rank: int) -> dict[str, dict]:
         """Write the slices of one rank to a folder that :meth:`prepare` made.
@@ -214,6 +224,7 @@ class CheckpointDirectory:
             self._fs.pipe_file(f"{aside}/{file}", data)
             make_private(self._fs, f"{aside}/{file}", 0o600)
         if aside != f"{self._root}/{name}":
+            self._remove(name)
             self._fs.mv(aside, f"{self._root}/{name}", recursive=True)
         complete, listed = self.names(), _names_in(self._fs, self._root)
         unfinished = [n for n in listed if n.startswith(".checkpoint-")]  # of a dead writer

@@ -46,7 +46,7 @@ def write_slice(fs: Any, path: str, rows: np.ndarray) -> dict:
     checksum, size = zlib.crc32(header), len(header)
     with fs.open(path, "wb") as file:
         file.write(header)
-        content = memoryview(rows.reshape(-1).view(np.uint8))
+        content = rows.reshape(-1).view(np.uint8).data
         for start in range(0, len(content), _PIECE):
             piece = content[start : start + _PIECE]
             file.write(piece)

@@ -826,7 +826,7 @@ RayXShards or a ray.data.Dataset
         """
         self._need_model()
         self._need_sample(sample, accelerate)
-        ship = self._shipping(self._parts, batch_size, accelerate)
+        ship = self._shipping(self._parts, batch_size, accelerate, is_whole=True)
         config = self._parts.config
         return self._pack_model(sample, config, feature_cols, batch_size, output_cols, ship)
 
@@ -856,13 +856,21 @@ RayXShards or a ray.data.Dataset
                 "its outputs with; pass sample=, or input_example= to MLflow"
             )
 
-    def _shipping(self, parts: ModelParts, batch_size: int, accelerate: Any) -> Callable:
-        """Return what ships the model to the tasks, as ``_predict`` takes it."""
+    def _shipping(
+        self, parts: ModelParts, batch_size: int, accelerate: Any, *, is_whole: bool = False
+    ) -> Callable:
+        """Return what ships the model to the tasks, as ``_predict`` takes it.
+
+        Parameters
+        ----------
+        is_whole : bool
+            Whether the model outlives its checkpoint, so that it has to hold large tables itself.
+        """
 
         def ship(data, names, cluster, inputs):
             from bigdl.orca.learn.pytorch.accelerated import Acceleration
 
-            weights, slices = self._predicting_weights(accelerate)
+            weights, slices = self._predicting_weights(is_whole or accelerate is not None)
             url = b"" if slices is None else slices["url"].encode()
             sc, origin = cluster.broadcaster, (parts, digest_of(weights + url))
 
@@ -1021,13 +1029,13 @@ RayXShards or a ray.data.Dataset
         snapshot = self._training.snapshot
         return super()._weights() if snapshot is None else whole(snapshot).files["model.pt"]
 
-    def _predicting_weights(self, accelerate) -> tuple[bytes, dict | None]:
+    def _predicting_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
         """Return weights for tasks, and the slices that they read rows of large tables from."""
         snapshot = self._training.snapshot
         slices = None if snapshot is None else snapshot.slices
         if snapshot is None or slices is None:
             return self._weights(), None
-        if accelerate is not None or slices.size <= BROADCAST or not slices.is_local:
+        if is_whole or slices.size <= BROADCAST or not slices.is_local:
             return self._weights(), None
         return snapshot.files["model.pt"], slices.to_json()
 

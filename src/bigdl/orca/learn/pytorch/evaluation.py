@@ -402,8 +402,8 @@ class EvaluateProgram:
     def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
         settings, config = self.settings, self.parts.config
-        place = Place(worker.rank, worker.world_size, worker.local_dir)
-        built, sync = self.parts.build(training=False, place=place), self.sync(worker)
+        built = self.parts.build(training=False, place=Place.of(worker))
+        sync = self.sync(worker)
         sync.start()
         built.tables.connect(sync)
         load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))

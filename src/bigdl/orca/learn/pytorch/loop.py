@@ -376,8 +376,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
-        place = Place(self.rank, self.size, worker.local_dir)
-        self._built = built = parts.build(training=True, place=place)
+        self._built = built = parts.build(training=True, place=Place.of(worker))
         self._check_tables()
         self._take(built)
         self._forward_pass = settings.forward_pass(built)

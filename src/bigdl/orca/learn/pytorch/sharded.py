@@ -25,6 +25,7 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.rows import Distinct, RowExchange, rows_of_rank
+from bigdl.runtime.worker import Worker
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads, mixed_seed
@@ -43,11 +44,22 @@ class Place:
         Of the worker.
     folder : str or None
         Where it may write files.
+    is_loaded : bool
+        True if rows come from a checkpoint, so that they need no first values.
     """
 
     rank: int = 0
     world_size: int = 1
     folder: str | None = None
+    is_loaded: bool = False
+
+    @classmethod
+    def of(cls, worker: Worker) -> Place:
+        """Return the place of a worker."""
+        options = worker.options
+        has_slices = "snapshot" in options and Checkpoint.unpack_head(options["snapshot"]).slices
+        is_loaded = bool(has_slices or options.get("slices"))
+        return cls(worker.rank, worker.world_size, worker.local_dir, is_loaded)
 
 
 NOWHERE = Place(0, 0)  # a model without the rows of its tables
@@ -157,7 +169,8 @@ class ShardedEmbedding(torch.nn.Module):
         weight = torch.empty(shape, dtype=dtype)
         if self.storage == "mmap" and self._place is not None and rows:
             weight = _mapped(shape, dtype, place.folder)
-        _initialize(weight, self.num_embeddings, place, init, seed)
+        if not place.is_loaded:
+            _initialize(weight, self.num_embeddings, place, init, seed)
         self.weight = torch.nn.Parameter(weight)
         starts = list(itertools.accumulate(self._fields, initial=0))[:-1]
         self.register_buffer("_starts", torch.tensor(starts), persistent=False)
