@@ -14,6 +14,8 @@ vectors between them. Every side has the same model, batch size, learning rate a
 ``plain``           one process with all cores: one ``nn.Embedding(sparse=True)`` of all fields, the
                     row-wise Adagrad of its sparse gradient by hand, ``torch.optim.Adagrad`` for the
                     rest; batches are slices of tensors in memory
+``fbgemm``          the same with FBGEMM's tables, which TorchRec uses, and the row-wise Adagrad of
+                    their backward pass (``pip install fbgemm-gpu-cpu``; 1.8 goes with torch 2.13)
 ``plain, Adagrad``  the same with ``torch.optim.Adagrad`` for the table, too: a state as large as
                     the table
 ==================  =============================================================================
@@ -25,6 +27,7 @@ side with tables of a few rows, as a multiple of table and state.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -94,6 +97,33 @@ class Fields(nn.Module):
 
     def forward(self, ids):
         return self.rows(ids + self.starts)
+
+
+class Fused(nn.Module):
+    """Tables of FBGEMM, which update themselves in the backward pass."""
+
+    def __init__(self, fields, lr):
+        super().__init__()
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            EmbeddingLocation,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        self.rows = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in fields],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=lr,
+            eps=1e-10,
+        )
+        for weight in self.rows.split_embedding_weights():
+            nn.init.normal_(weight, std=0.05)
+
+    def forward(self, ids):
+        by_field = ids.t().contiguous().flatten()
+        vectors = self.rows(by_field, torch.arange(len(by_field) + 1))
+        return vectors.view(len(ids), len(CRITEO), WIDTH)
 
 
 def small_values(rows):
@@ -186,11 +216,13 @@ def bigdl_side(options, side, numbers, ids, labels):
 def plain_side(options, kind, numbers, ids, labels):
     torch.manual_seed(options.seed)
     torch.set_num_threads(os.cpu_count())
-    table = Fields(options.fields, sparse=True)
+    is_fused, by_hand = kind == "fbgemm", kind == "plain"
+    table = Fused(options.fields, options.lr) if is_fused else Fields(options.fields, sparse=True)
     model = Interactions(table, options.hidden)
-    weight, rest = table.rows.weight, [*model.bottom.parameters(), *model.top.parameters()]
-    by_hand = kind == "plain"
-    optimizer = torch.optim.Adagrad(rest if by_hand else model.parameters(), lr=options.lr)
+    rest = [*model.bottom.parameters(), *model.top.parameters()]
+    trained = rest if is_fused or by_hand else model.parameters()
+    optimizer = torch.optim.Adagrad(trained, lr=options.lr)
+    weight = table.rows.weight if by_hand else None
     squares = torch.zeros(len(weight)) if by_hand else None
     numbers, ids, labels = map(torch.from_numpy, (numbers, ids, labels))
     loss_of, seconds = nn.BCEWithLogitsLoss(), []
@@ -218,7 +250,7 @@ def run_side(options, side):
     """Run one side in this process; its figures."""
     data = make_data(options.samples, options.fields, options.seed)
     with Watch() as watch:
-        run = plain_side if side.startswith("plain") else bigdl_side
+        run = bigdl_side if "×" in side else plain_side
         seconds, cpu, model = run(options, side, *data)
     figures = {
         "samples_s": options.samples / seconds[-1],
@@ -283,6 +315,7 @@ def in_child(options, side, **changes):
 def speed(options):
     sides = [f"bigdl, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
     sides += ["plain"] if options.rows > 2e7 else ["plain", "plain, Adagrad"]
+    sides += ["fbgemm"] if importlib.util.find_spec("fbgemm_gpu") else []
     found = {side: [] for side in sides}
     for repeat in range(options.repeats):
         for side in sides:
@@ -290,13 +323,14 @@ def speed(options):
             print(f"  {side}: {found[side][-1]}", file=sys.stderr)
     small = {s: in_child(options, s, rows=1000, epochs=1)["peak"] for s in sides}
     rows = sum(fields_of(options.rows))
-    best = max(statistics.median(f["samples_s"] for f in found[s]) for s in sides if "plain" in s)
+    others = [side for side in sides if "×" not in side]
+    best = max(statistics.median(f["samples_s"] for f in found[side]) for side in others)
     print(
         f"\n{rows:,} rows of {WIDTH}, batches of {options.batch_size:,}, MLPs of {options.hidden}"
     )
     print(
-        "| side | samples/s (range) | ratio to the faster plain | CPU seconds for a million | "
-        "memory / table and state |\n|---|---|---|---|---|"
+        "| side | samples/s (range) | ratio to the fastest of one process | "
+        "CPU seconds for a million | memory / table and state |\n|---|---|---|---|---|"
     )
     for side in sides:
         rates = sorted(each["samples_s"] for each in found[side])
