@@ -19,6 +19,7 @@ from bigdl.friesian.models import (
     TwoTower,
     WideAndDeep,
 )
+from bigdl.orca.torch import ShardedEmbedding
 
 STEPS = 6
 SCHEMA = FeatureSchema(
@@ -48,17 +49,19 @@ SEQUENCE = {
 }
 NEGATIVES = ["neg_item_history", "neg_category_history"]
 MODELS = {
-    "ncf": lambda: NCF.from_schema(SCHEMA, factors=4, hidden=(16, 8)),
-    "wide and deep": lambda: WideAndDeep.from_schema(
-        SCHEMA, ["cross", "user"], CATEGORIES, NUMBERS, dim=4, hidden=(16,), dropout=0.0
+    "ncf": lambda **o: NCF.from_schema(SCHEMA, factors=4, hidden=(16, 8), **o),
+    "wide and deep": lambda **o: WideAndDeep.from_schema(
+        SCHEMA, ["cross", "user"], CATEGORIES, NUMBERS, dim=4, hidden=(16,), dropout=0.0, **o
     ),
-    "deepfm": lambda: DeepFM.from_schema(SCHEMA, CATEGORIES, NUMBERS, dim=4, hidden=(16,)),
-    "deepfm without numbers": lambda: DeepFM.from_schema(SCHEMA, CATEGORIES, dim=4, hidden=(16,)),
-    "dien": lambda: DIEN.from_schema(SCHEMA, **SEQUENCE, dim=4, hidden=(16,)),
-    "mmoe": lambda: MMoE.from_schema(
-        SCHEMA, CATEGORIES, NUMBERS, ["click", "like"], dim=4, expert_hidden=(16,)
+    "deepfm": lambda **o: DeepFM.from_schema(SCHEMA, CATEGORIES, NUMBERS, dim=4, hidden=(16,), **o),
+    "deepfm without numbers": lambda **o: DeepFM.from_schema(
+        SCHEMA, CATEGORIES, dim=4, hidden=(16,), **o
     ),
-    "two towers": lambda: TwoTower.from_schema(
+    "dien": lambda **o: DIEN.from_schema(SCHEMA, **SEQUENCE, dim=4, hidden=(16,), **o),
+    "mmoe": lambda **o: MMoE.from_schema(
+        SCHEMA, CATEGORIES, NUMBERS, ["click", "like"], dim=4, expert_hidden=(16,), **o
+    ),
+    "two towers": lambda **o: TwoTower.from_schema(
         SCHEMA,
         ["user"],
         ["item", "category"],
@@ -66,6 +69,7 @@ MODELS = {
         user_sequences=["item_history"],
         dim=8,
         hidden=(16,),
+        **o,
     ),
 }
 
@@ -316,3 +320,19 @@ def test_what_does_not_fit_is_named(call, message):
     with pytest.raises(UsageError) as caught:
         call()
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_with_sharded_tables_is_the_same_model(name):
+    """A file of one is read by the other, so what serves a model needs no sharded tables."""
+    torch.manual_seed(0)
+    sharded, ordinary = MODELS[name](sharded=True).eval(), MODELS[name]().eval()
+    assert any(isinstance(each, ShardedEmbedding) for each in sharded.modules())
+    ordinary.load_state_dict(sharded.state_dict())
+    inputs = columns(ordinary.feature_cols, 5)
+    for a, b in zip(tensors(sharded(*inputs)), tensors(ordinary(*inputs)), strict=True):
+        assert torch.equal(a, b)
+    model = sharded.train()
+    sum(each.sum() for each in tensors(model(*inputs))).backward()
+    tables = [each for each in model.modules() if isinstance(each, ShardedEmbedding)]
+    assert all(table.weight.grad.is_sparse for table in tables)

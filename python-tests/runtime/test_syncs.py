@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import syncs
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_workers import Crew
 
@@ -63,6 +63,21 @@ def test_all_reduce_adds_up_or_takes_the_largest(together, operation, expected):
         return sync.all_reduce(torch.tensor([sync.rank, sync.rank + 3]), operation).tolist()
 
     assert together(use) == [expected] * 3
+
+
+@given(counts=st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=3, max_size=3))
+@settings(max_examples=15, deadline=None)
+def test_all_to_all_gives_every_rank_its_pieces(crew, sync_class, counts):
+    def program(worker):
+        sync = sync_class(worker)
+        sync.start()
+        send = counts[sync.rank]
+        pieces = [torch.full((n,), 10.0 * sync.rank + other) for other, n in enumerate(send)]
+        return sync.all_to_all(torch.cat(pieces), send, [row[sync.rank] for row in counts]).tolist()
+
+    found, _ = crew.run(program, [{}] * 3)
+    for rank, pieces in enumerate(found):
+        assert pieces == [10.0 * r + rank for r in range(3) for _ in range(counts[r][rank])]
 
 
 def parameters_with(gradients, dtype=torch.float64):

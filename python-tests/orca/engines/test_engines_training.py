@@ -23,6 +23,7 @@ from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration
+from bigdl.orca.torch import RowwiseAdagrad, ShardedEmbedding
 
 COLUMNS = {"feature_cols": "x", "label_cols": "y"}
 PER_EPOCH = faults.STEPS // faults.EPOCHS
@@ -151,6 +152,50 @@ def test_the_number_of_workers_does_not_matter(orca_spark, way):
     assert largest_difference(*found) <= 1e-12
     assert figures[0] == pytest.approx(figures[1], rel=1e-6)
     assert figures[0]["num_samples"] == 30
+
+
+class Looked(nn.Module):
+    """Looks up a row for each number of `x`."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = ShardedEmbedding(10, 3, dtype=torch.float64)
+        self.last = nn.Linear(12, 1, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.last(self.table((3 * x.abs()).long().clamp(max=9)).flatten(1))
+
+
+@slow_on_ray
+@pytest.mark.parametrize("sizes", [[7, 4], [9, 0]], ids=["uneven", "one has none"])
+def test_rows_on_their_owners_equal_those_of_one_process(orca_spark, way, sizes, tmp_path):
+    def made(config=None):
+        torch.manual_seed(1)
+        return Looked()
+
+    def optimizer(model, config=None):
+        return RowwiseAdagrad(model.parameters(), lr=0.1)
+
+    config = {"dtype": "float64"}
+    frame = in_partitions(orca_spark, rows_of(sizes))
+    if way.reads_spark:
+        feed = (SparkDataFrameFeed if way.on_ray else AsItIs)(frame, ["x"], ["y"], config)
+    else:
+        feed = as_feed(way.data(frame), ["x"], ["y"], config)
+    est = Estimator.from_torch(
+        model=made,
+        optimizer=optimizer,
+        loss=nn.MSELoss(),
+        backend=way.backend,
+        workers_per_node=2,
+        config=config,
+        model_dir=str(tmp_path),
+    )
+    est.fit(feed, epochs=2, batch_size=4, seed=5)
+    expected, _ = train_alone(
+        made(), optimizer, squared, shards_of(way, feed), epochs=2, batch_size=4, seed=5
+    )
+    assert largest_difference(est.get_model().state_dict(), expected.state_dict()) <= 1e-12
 
 
 def test_every_way_gives_the_same_weights(orca_spark, way, undisturbed):

@@ -16,6 +16,7 @@ from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.loop import FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
+from bigdl.orca.torch import RowwiseAdagrad
 from bigdl.training.position import Goal
 from bigdl.training.state import dumps
 
@@ -324,27 +325,32 @@ def test_labels_of_integers_meet_a_loss_over_elements(crew):
 
 
 class Lookup(nn.Module):
-    def __init__(self, sparse):
+    def __init__(self, sparse, is_bag=False):
         super().__init__()
-        self.table = nn.Embedding(10, 3, sparse=sparse)
+        cls = nn.EmbeddingBag if is_bag else nn.Embedding
+        self.table = cls(10, 3, sparse=sparse)
         self.last = nn.Linear(3, 1)
+        self.is_bag = is_bag
 
     def forward(self, i):
-        return self.last(self.table(i))
+        # a bag of two rows, one of which many bags have
+        return self.last(self.table(torch.stack([i, i // 4], 1) if self.is_bag else i))
 
 
 @shards_param
-@pytest.mark.parametrize("kind", ["sparse SGD", "SparseAdam"])
-def test_sparse_gradients(crew, sizes, kind):
+@pytest.mark.parametrize("is_bag", [False, True], ids=["rows", "bags"])
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "RowwiseAdagrad", "SparseAdam"])
+def test_sparse_gradients(crew, sizes, kind, is_bag):
     def model(config=None):
         torch.manual_seed(1)
-        return Lookup(sparse=True).double()
+        return Lookup(sparse=True, is_bag=is_bag).double()
 
     def optimizer(model, config=None):
         if kind == "SparseAdam":
             model.last.requires_grad_(False)
             return torch.optim.SparseAdam(list(model.table.parameters()), lr=0.1)
-        return torch.optim.SGD(model.parameters(), lr=0.1)
+        cls = RowwiseAdagrad if kind == "RowwiseAdagrad" else getattr(torch.optim, kind)
+        return cls(model.parameters(), lr=0.1)
 
     equals_one_process(
         crew,

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reference_training import largest_difference
 from torch import nn
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn import optimizers as orca
 from bigdl.orca.learn.optimizers import schedule
+from bigdl.orca.torch import RowwiseAdagrad
 
 
 def net():
@@ -145,3 +148,47 @@ def test_what_a_schedule_cannot_be(make, message):
     with pytest.raises(UsageError) as refused:
         make()
     assert message in str(refused.value)
+
+
+# -- row-wise Adagrad ----------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    batches=st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=4),
+    start=st.sampled_from([0.0, 0.5]),
+)
+def test_rowwise_adagrad_divides_a_rows_rate_by_the_root_of_its_mean_squares(batches, start):
+    torch.manual_seed(0)
+    table = nn.Embedding(6, 3, sparse=True, dtype=torch.float64)
+    optimizer = RowwiseAdagrad(table.parameters(), lr=0.1, initial_accumulator_value=start)
+    weight, sums = table.weight.detach().numpy().copy(), np.full(6, start)
+    for ids in batches:
+        factors = torch.randn(len(ids), 3, dtype=torch.float64)
+        gradient = np.zeros((6, 3))
+        np.add.at(gradient, ids, factors.numpy())
+        sums += (gradient**2).mean(1)
+        weight -= 0.1 * gradient / (np.sqrt(sums) + 1e-10)[:, None]
+        optimizer.zero_grad()
+        (table(torch.tensor(ids, dtype=torch.int64)) * factors).sum().backward()
+        optimizer.step()
+    assert np.allclose(table.weight.detach(), weight, rtol=0, atol=1e-12)
+    assert np.allclose(optimizer.state[table.weight]["sum"], sums, rtol=1e-12)
+
+
+def test_rowwise_adagrad_is_adagrad_where_gradients_are_dense():
+    found, _ = trained(lambda model: RowwiseAdagrad(model.parameters(), lr=0.1))
+    expected, _ = trained(lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1))
+    assert largest_difference(found, expected) <= 1e-12
+
+
+def test_rowwise_adagrad_goes_on_by_row_when_a_gradient_is_dense():
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = RowwiseAdagrad(table.parameters(), lr=0.1)
+    for dense in (False, True):
+        optimizer.zero_grad()
+        table(torch.tensor([1])).sum().backward()
+        if dense:
+            table.weight.grad = table.weight.grad.to_dense()
+        optimizer.step()
+    assert optimizer.state[table.weight]["sum"].tolist() == [0, 2, 0, 0]

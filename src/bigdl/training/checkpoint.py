@@ -7,6 +7,7 @@ directory holds one folder per run and in it one folder per checkpoint::
     <model_dir>/run-20261121T070000.123456-1f2e3d/checkpoint-000002-00000150/
         manifest.json     position, seed, history, size and checksum of the files
         model.pt  optimizer.pt  scheduler.pt  rng.pt
+        rows.*.npy        of tables that lie in slices on the workers (bigdl.training.slices)
 
 The numbers are the finished epochs and the finished steps of the epoch after them.
 A checkpoint is written aside and renamed; on stores without a rename the manifest is written last.
@@ -35,6 +36,7 @@ from typing import TypeVar
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import is_local_storage, open_file_system
 from bigdl.training.position import Position
+from bigdl.training.slices import SavedSlices, file_name, write_slice
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -55,10 +57,21 @@ class Checkpoint:
         JSON-able: the fields of :class:`~bigdl.training.position.Position`, ``seed``, and what
         the batches depend on.
     files : dict of str to bytes
+    url : str or None
+        The folder that it was read from, where the slices lie that its manifest names.
     """
 
     manifest: dict
     files: dict[str, bytes] = field(default_factory=dict)
+    url: str | None = None
+
+    @property
+    def slices(self) -> SavedSlices | None:
+        """The rows of tables that lie in slices, if it has any."""
+        described = self.manifest.get("slices")
+        if not described or self.url is None:
+            return None
+        return SavedSlices(self.url, described)
 
     @property
     def position(self) -> Position:
@@ -67,7 +80,13 @@ class Checkpoint:
     def pack(self) -> tuple[dict, bytes]:
         """Return it as one message: a JSON-able description and one blob."""
         sizes = {name: len(data) for name, data in self.files.items()}
-        return {"manifest": self.manifest, "sizes": sizes}, b"".join(self.files.values())
+        doc = {"manifest": self.manifest, "sizes": sizes, "url": self.url}
+        return doc, b"".join(self.files.values())
+
+    @classmethod
+    def unpack_head(cls, doc: dict) -> Checkpoint:
+        """Return the checkpoint of a message without its files."""
+        return cls(doc["manifest"], url=doc.get("url"))
 
     @classmethod
     def unpack(cls, doc: dict, blob: bytes) -> Checkpoint:
@@ -75,7 +94,7 @@ class Checkpoint:
         for name, size in doc["sizes"].items():
             files[name] = blob[start : start + size]
             start += size
-        return cls(doc["manifest"], files)
+        return cls(doc["manifest"], files, doc.get("url"))
 
 
 class CheckpointDirectory:
@@ -87,7 +106,14 @@ class CheckpointDirectory:
         Folder of the run; a local path or any fsspec URL.
     keep : int
         How many of the newest checkpoints stay.
+
+    Attributes
+    ----------
+    start : str or None
+        Name of a checkpoint that stays, too.
     """
+
+    start: str | None = None
 
     def __init__(self, url: str, keep: int = 2):
         self._fs, self._root = open_file_system(url)
@@ -140,30 +166,70 @@ class CheckpointDirectory:
         """Name of the newest complete checkpoint, or an empty string."""
         return (self.names() or [""])[-1]
 
-    def write(self, snapshot: Checkpoint) -> str:
-        """Write a checkpoint and remove the oldest ones; returns its name."""
+    def prepare(self, name: str) -> str:
+        """Return a new folder in which the files of a checkpoint are written first."""
+        aside = f"{self._root}/{name}"
+        if is_local_storage(self._fs):
+            aside = f"{self._root}/.{name}-{secrets.token_hex(4)}"
+        else:
+            self._remove(name)
+        self._fs.makedirs(aside, exist_ok=True)
+        make_private(self._fs, aside)
+        return aside
+
+    def _remove(self, name: str) -> None:
+        """Remove a checkpoint that an attempt from an earlier point writes again."""
+        if self._fs.exists(f"{self._root}/{name}"):
+            self._fs.rm(f"{self._root}/{name}", recursive=True)
+
+    def write_slices(self, aside: str, arrays: dict, rank: int) -> dict[str, dict]:
+        """Write the slices of one rank to a folder that :meth:`prepare` made.
+
+        Parameters
+        ----------
+        aside : str
+        arrays : dict of str to ndarray
+        rank : int
+
+        Returns
+        -------
+        dict
+            What the manifest says of each.
+        """
+        described = {}
+        for name, rows in arrays.items():
+            path = f"{aside}/{file_name(name, rank)}"
+            described[name] = write_slice(self._fs, path, rows)
+            make_private(self._fs, path, 0o600)
+        return described
+
+    def write(self, snapshot: Checkpoint, aside: str | None = None) -> str:
+        """Write a checkpoint and remove the oldest ones; returns its name.
+
+        Parameters
+        ----------
+        snapshot : Checkpoint
+        aside : str, optional
+            What :meth:`prepare` returned, where the slices lie already.
+        """
         manifest = dict(snapshot.manifest, format=FORMAT, saved_at=time.time())
         manifest["files"] = {
             name: {"size": len(data), "crc32": zlib.crc32(data)}
             for name, data in snapshot.files.items()
         }
         name = checkpoint_name(snapshot)
-        final = f"{self._root}/{name}"
-        local = is_local_storage(self._fs)
-        aside = f"{self._root}/.{name}-{secrets.token_hex(4)}" if local else final
-        if self._fs.exists(final):  # an attempt that was repeated from an earlier point
-            self._fs.rm(final, recursive=True)
-        self._fs.makedirs(aside, exist_ok=True)
-        make_private(self._fs, aside)
+        aside = self.prepare(name) if aside is None else aside
         content = {**snapshot.files, _MANIFEST: json.dumps(manifest).encode()}  # the manifest last
         for file, data in content.items():
             self._fs.pipe_file(f"{aside}/{file}", data)
             make_private(self._fs, f"{aside}/{file}", 0o600)
-        if local:
-            self._fs.mv(aside, final, recursive=True)
+        if aside != f"{self._root}/{name}":
+            self._remove(name)
+            self._fs.mv(aside, f"{self._root}/{name}", recursive=True)
         complete, listed = self.names(), _names_in(self._fs, self._root)
         unfinished = [n for n in listed if n.startswith(".checkpoint-")]  # of a dead writer
-        for old in [*unfinished, *complete[: -self.keep]]:
+        oldest = [n for n in complete[: -self.keep] if n != self.start]
+        for old in [*unfinished, *oldest]:
             self._fs.rm(f"{self._root}/{old}", recursive=True)
         return name
 
@@ -184,7 +250,7 @@ class CheckpointDirectory:
                 if len(data) != expected["size"] or zlib.crc32(data) != expected["crc32"]:
                     raise ValueError(f"{file} is damaged")
                 files[file] = data
-        return Checkpoint(manifest, files)
+        return Checkpoint(manifest, files, f"{self.url}/{name}")
 
     def position(self, name: str) -> Position:
         """Return the position of a checkpoint, without reading its files."""

@@ -17,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.runtime.collectives.base import GradientSync
@@ -36,7 +36,11 @@ from bigdl.training.checkpoint import (
 from bigdl.training.figures import EpochSums, headline
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
 from bigdl.training.progress import Progress, progress_of
+from bigdl.training.slices import SavedSlices
 from bigdl.training.state import RunningState, dumps, loads
+
+if TYPE_CHECKING:
+    import numpy as np
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -66,6 +70,8 @@ class RunSettings:
         Folder for checkpoints; None sends them to the driver.
     keep : int
         How many checkpoints stay in that folder.
+    start : str or None
+        Name of a checkpoint that stays there, too: the Estimator has its slices until the fit ends.
     data_version : object
         What the Feed says of its version; checkpoints name it.
     layer : bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerOptions, optional
@@ -81,6 +87,7 @@ class RunSettings:
     end_trigger: Trigger | None = field(default=None, kw_only=True)
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)
+    start: str | None = field(default=None, kw_only=True)
     data_version: Any = field(default=None, kw_only=True)
     layer: Any = field(default=None, kw_only=True)
 
@@ -178,12 +185,14 @@ class TrainingSession:
                 self._seed = seed
             start = self.snapshot
             if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
-                start = Checkpoint({**start.manifest, "partial": None}, start.files)
+                start = replace(start, manifest={**start.manifest, "partial": None})
             self._choose_run()
             version = None if feed is None else feed.version
             settings = replace(settings, goal=goal, seed=self.seed, data_version=version)
             if self._run is not None:
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
+                if start is not None and start.slices is not None:
+                    settings = replace(settings, start=checkpoint_name(start))
             elif policy.max_failures == 0:
                 # nobody would use the checkpoints
                 settings = replace(settings, checkpoint_trigger=None)
@@ -454,6 +463,13 @@ class WorkerLoop(FitLoop):
     def _put_own(self, state: dict) -> None:
         """The inverse of :meth:`_own`."""
 
+    def _slices(self) -> "dict[str, np.ndarray]":
+        """Return this rank's rows of tables that lie in slices; of the same names on all ranks."""
+        return {}
+
+    def _load_slices(self, slices: SavedSlices) -> None:
+        """Take over this rank's rows of tables that lie in slices."""
+
     def _facts(self) -> dict:
         """Return what the manifest of a checkpoint says of the input, JSON-able."""
         return input_facts(self.settings, self._types and self._types[0])
@@ -494,6 +510,7 @@ class WorkerLoop(FitLoop):
         settings, rank = self.settings, self.sync.rank
         if settings.run_url is not None:
             self._directory = CheckpointDirectory(settings.run_url, settings.keep)
+            self._directory.start = settings.start
             if rank == 0 and not self._directory.is_shared():
                 raise UsageError(
                     f"The worker on {self.worker.host} does not see model_dir "
@@ -502,6 +519,8 @@ class WorkerLoop(FitLoop):
         snapshot = self._agree_on_start()
         files, manifest = snapshot.files, snapshot.manifest
         self._load(files)
+        if snapshot.slices is not None:
+            self._load_slices(snapshot.slices)
         self._restore_own(files.get("rng.pt"), self._put_own)
         self.position, self._sums = snapshot.position, EpochSums()
         if "windows" in manifest and manifest.get("rows") == list(self._layout.rows):
@@ -574,17 +593,36 @@ class WorkerLoop(FitLoop):
 
         The state is copied here and written by a thread; the next checkpoint waits for it.
         """
-        directory, snapshot = self._directory, self._snapshot()
+        directory, aside, slices = self._directory, None, self._slices()
+        if slices and directory is not None:
+            aside, described = self._write_slices(directory, slices)
+        snapshot = self._snapshot()
         self._saved = self.position.to_json()
+        if aside is not None and snapshot is not None:
+            snapshot.manifest["slices"] = described
 
         def write():
-            self._checkpoint = directory.write(snapshot)
+            self._checkpoint = directory.write(snapshot, aside)
 
         if snapshot is not None:
             if directory is not None:
                 self._writer.start(write)
             else:
                 self.worker.send(topic, *snapshot.pack())
+
+    def _write_slices(
+        self, directory: CheckpointDirectory, slices: "dict[str, np.ndarray]"
+    ) -> tuple[str, dict[str, list[dict]]]:
+        """Write the slices of all ranks at once; returns the folder and their descriptions."""
+        aside = None
+        if self.sync.rank == 0:
+            self._writer.wait()  # it removes folders that are not finished
+            name = checkpoint_name(Checkpoint(self.position.to_json()))
+            aside = directory.prepare(name).encode()
+        folder = cast("bytes", self.sync.broadcast(aside)).decode()
+        described = directory.write_slices(folder, slices, self.sync.rank)
+        everyone = all_gather_json(self.sync, described)
+        return folder, {name: [each[name] for each in everyone] for name in slices}
 
     def _finish(self) -> dict:
         """Leave the final state where the driver finds it, and say where."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, islice, pairwise
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +27,28 @@ class FieldEmbeddings(nn.Module):
         How many numbers each column has.
     dim : int
         Length of a vector.
+    sharded : bool
+        True makes the table a :class:`~bigdl.orca.torch.ShardedEmbedding`, whose weights have the
+        same name and shape.
     """
 
     if TYPE_CHECKING:  # TorchScript would read them
         sizes: Tensor
         begins: Tensor
 
-    def __init__(self, sizes: Iterable[int], dim: int):
+    def __init__(self, sizes: Iterable[int], dim: int, sharded: bool = False):
         super().__init__()
         sizes = [max(1, size) for size in sizes]
-        self.table = nn.Embedding(sum(sizes), dim)
-        nn.init.normal_(self.table.weight, std=0.05)
+        small = partial(nn.init.normal_, std=0.05)
+        table: Any
+        if sharded:
+            from bigdl.orca.torch import ShardedEmbedding
+
+            table = ShardedEmbedding(sum(sizes), dim, init=small)
+        else:
+            table = nn.Embedding(sum(sizes), dim)
+            small(table.weight)
+        self.table = table
         self.register_buffer("sizes", torch.tensor(sizes, dtype=torch.int64), persistent=False)
         begins = torch.tensor([0, *accumulate(sizes)][:-1], dtype=torch.int64)
         self.register_buffer("begins", begins, persistent=False)
@@ -113,6 +125,9 @@ class TabularInput(nn.Module):
         Length of an embedding.
     sequences : mapping of str to int
         Columns of arrays of whole numbers, of which 0 is padding: their embeddings are averaged.
+    sharded : bool, default False
+        Whether workers of an Estimator hold the tables in slices, see
+        :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Attributes
     ----------
@@ -128,6 +143,7 @@ class TabularInput(nn.Module):
         numbers: Sequence[str] = (),
         dim: int = 16,
         sequences: Mapping[str, int] | None = None,
+        sharded: bool = False,
     ):
         super().__init__()
         sequences = sequences or {}
@@ -136,8 +152,10 @@ class TabularInput(nn.Module):
         self.feature_cols = [*categories, *sequences, *numbers]
         self.width = (len(categories) + len(sequences)) * dim + len(numbers)
         self._counts = (len(categories), len(sequences))
-        self.fields = FieldEmbeddings(categories.values(), dim) if categories else None
-        self.bags = nn.ModuleList(FieldEmbeddings([size], dim) for size in sequences.values())
+        self.fields = FieldEmbeddings(categories.values(), dim, sharded) if categories else None
+        self.bags = nn.ModuleList(
+            FieldEmbeddings([size], dim, sharded) for size in sequences.values()
+        )
 
     def forward(self, columns: Sequence[Tensor]) -> Tensor:
         """A matrix ``(n, width)`` for the columns."""
@@ -177,6 +195,9 @@ class NCF(TableModel):
     dropout : float, default 0.0
     user, item : str
         Names of the columns.
+    sharded : bool, default False
+        Whether workers of an Estimator hold the tables in slices, see
+        :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
     --------
@@ -198,11 +219,12 @@ class NCF(TableModel):
         dropout: float = 0.0,
         user: str = "user",
         item: str = "item",
+        sharded: bool = False,
     ):
         super().__init__([user, item])
         sizes, half = (user_size, item_size), hidden[0] // 2
-        self.product = FieldEmbeddings(sizes, factors)
-        self.network = FieldEmbeddings(sizes, half)
+        self.product = FieldEmbeddings(sizes, factors, sharded)
+        self.network = FieldEmbeddings(sizes, half, sharded)
         self.hidden = mlp(2 * half, hidden, dropout)
         self.head = nn.Linear(factors + hidden[-1], 1)
 
@@ -250,6 +272,9 @@ class WideAndDeep(TableModel):
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
+    sharded : bool, default False
+        Whether workers of an Estimator hold the tables in slices, see
+        :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
     --------
@@ -270,13 +295,14 @@ class WideAndDeep(TableModel):
         dim: int = 16,
         hidden: Sequence[int] = (128, 64),
         dropout: float = 0.0,
+        sharded: bool = False,
     ):
         if not wide:
             raise UsageError("wide has no columns; name those of the linear part")
         super().__init__(dict.fromkeys([*wide, *categories, *numbers]))
-        self.linear = FieldEmbeddings(wide.values(), 1)
+        self.linear = FieldEmbeddings(wide.values(), 1, sharded)
         nn.init.zeros_(self.linear.table.weight)
-        self.input = TabularInput(categories, numbers, dim)
+        self.input = TabularInput(categories, numbers, dim, sharded=sharded)
         self.hidden = mlp(self.input.width, hidden, dropout)
         self.head = nn.Linear(hidden[-1], 1)
         self._wide = [self.feature_cols.index(name) for name in wide]
@@ -329,6 +355,9 @@ class DeepFM(TableModel):
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
+    sharded : bool, default False
+        Whether workers of an Estimator hold the tables in slices, see
+        :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
     --------
@@ -348,14 +377,15 @@ class DeepFM(TableModel):
         dim: int = 16,
         hidden: Sequence[int] = (128, 64),
         dropout: float = 0.0,
+        sharded: bool = False,
     ):
         if not categories:
             raise UsageError("categories has no columns; name those that are embedded")
         super().__init__([*categories, *numbers])
         self._categories = len(categories)
-        self.linear = FieldEmbeddings(categories.values(), 1)
+        self.linear = FieldEmbeddings(categories.values(), 1, sharded)
         nn.init.zeros_(self.linear.table.weight)
-        self.fields = FieldEmbeddings(categories.values(), dim)
+        self.fields = FieldEmbeddings(categories.values(), dim, sharded)
         if numbers:
             self.slopes = nn.Parameter(torch.zeros(len(numbers)))
             self.directions = nn.Parameter(torch.randn(len(numbers), dim) * 0.05)
@@ -422,6 +452,9 @@ class MMoE(TableModel):
     tower_hidden : sequence of int, default (32,)
         Widths of the network of every task.
     dropout : float, default 0.0
+    sharded : bool, default False
+        Whether workers of an Estimator hold the tables in slices, see
+        :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
     --------
@@ -445,10 +478,11 @@ class MMoE(TableModel):
         expert_hidden: Sequence[int] = (64,),
         tower_hidden: Sequence[int] = (32,),
         dropout: float = 0.0,
+        sharded: bool = False,
     ):
         if isinstance(tasks, str) or not tasks:
             raise UsageError(f"tasks should be a list of names, got {tasks!r}")
-        table = TabularInput(categories, numbers, dim)
+        table = TabularInput(categories, numbers, dim, sharded=sharded)
         super().__init__(table.feature_cols)
         self.tasks = list(tasks)
         self.input = table
@@ -560,6 +594,9 @@ class Tower(TableModel):
     hidden : sequence of int, default (64,)
     sequences : mapping of str to int
         Columns of arrays of whole numbers, of which 0 is padding; their embeddings are averaged.
+    sharded : bool, default False
+        Whether workers of an Estimator hold the tables in slices, see
+        :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Examples
     --------
@@ -578,8 +615,9 @@ class Tower(TableModel):
         dim: int = 32,
         hidden: Sequence[int] = (64,),
         sequences: Mapping[str, int] | None = None,
+        sharded: bool = False,
     ):
-        table = TabularInput(categories, numbers, dim, sequences)
+        table = TabularInput(categories, numbers, dim, sequences, sharded)
         super().__init__(table.feature_cols)
         self.input = table
         self.hidden = mlp(table.width, hidden)
@@ -810,6 +848,9 @@ class DIEN(TableModel):
     dim : int, default 16
         Length of an embedding.
     hidden : sequence of int, default (80, 40)
+    sharded : bool, default False
+        Whether workers of an Estimator hold the tables in slices, see
+        :class:`~bigdl.orca.torch.ShardedEmbedding`.
 
     Attributes
     ----------
@@ -839,6 +880,7 @@ class DIEN(TableModel):
         profile: Mapping[str, int] | None = None,
         dim: int = 16,
         hidden: Sequence[int] = (80, 40),
+        sharded: bool = False,
     ):
         profile = profile or {}
         if len(histories) != len(targets) or (negatives and len(negatives) != len(targets)):
@@ -851,8 +893,8 @@ class DIEN(TableModel):
         self.predict_cols = predict_cols
         self._counts = [len(profile), len(targets), len(histories), 1, len(negatives)]
         width = len(targets) * dim
-        self.items = FieldEmbeddings(targets.values(), dim)
-        self.profile = FieldEmbeddings(profile.values(), dim) if profile else None
+        self.items = FieldEmbeddings(targets.values(), dim, sharded)
+        self.profile = FieldEmbeddings(profile.values(), dim, sharded) if profile else None
         self.interests = nn.GRU(width, width, batch_first=True)
         self.compare = nn.Linear(width, width, bias=False)
         self.evolution = AUGRU(width)

@@ -212,10 +212,17 @@ class TrainingEstimator(ABC):
     ) -> Any:
         """Return what a program gives for the rows of a Feed; None where there are no rows."""
         policy = FailurePolicy.of(max_failures, self._backend)
-        weights = self._weights()
+        snapshot, options = self._training.snapshot, {}
+        slices = None if snapshot is None else snapshot.slices
+        if snapshot is None or slices is None:
+            weights = self._weights()
+        else:  # workers read the rows of tables themselves
+            weights, options = snapshot.files["model.pt"], {"slices": slices.to_json()}
         with self._engine().open(program, feed) as job:
             try:
-                return policy.run(lambda: job.attempt(state=weights or None)[0], "evaluating again")
+                return policy.run(
+                    lambda: job.attempt(options, weights or None)[0], "evaluating again"
+                )
             except NoRows:
                 return None
 

@@ -1,7 +1,8 @@
-"""Wrappers around PyTorch's objects, which programs for BigDL 2.x make before training.
+"""Parts of models for PyTorch: sharded embeddings and their optimizer, and old wrappers.
 
-BigDL 2.x needed them to hand a model to the JVM.  Here they carry what they were given to whoever
-takes a model, a loss or an optimizer.
+Programs for BigDL 2.x make a TorchModel, TorchLoss or TorchOptim before training.  BigDL 2.x needed
+them to hand a model to the JVM.  Here they carry what they were given to whoever takes a model, a
+loss or an optimizer.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from bigdl.common.errors import UsageError, require
-from bigdl.training.state import dumps
 
-__all__ = ["TorchLoss", "TorchModel", "TorchOptim"]
+require("torch", "orca")  # this module is about nothing else
+
+from bigdl.orca.learn.optimizers.rowwise_adagrad import RowwiseAdagrad  # noqa: E402
+from bigdl.orca.learn.pytorch.sharded import ShardedEmbedding  # noqa: E402
+from bigdl.training.state import dumps  # noqa: E402
+
+__all__ = ["RowwiseAdagrad", "ShardedEmbedding", "TorchLoss", "TorchModel", "TorchOptim"]
 
 _DECAYS = {"EpochDecay": "epoch", "IterationDecay": "batch", "EpochDecayByScore": "epoch"}
 

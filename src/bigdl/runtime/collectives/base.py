@@ -67,6 +67,10 @@ class GradientSync(ABC):
     def _sum_sparse(self, tensor):
         """The sum of coalesced sparse tensors."""
 
+    @abstractmethod
+    def _all_to_all(self, tensor, send: list[int], receive: list[int]) -> Any:
+        """Exchange consecutive pieces of a flat tensor; see :meth:`all_to_all`."""
+
     # -- what is made of it -----------------------------------------------------------------------
 
     def start(self) -> None:
@@ -125,6 +129,25 @@ class GradientSync(ABC):
         sizes = [int(size) for (size,) in self.all_gather([len(data)])]
         with as_peer_lost():
             return self._gather(data, sizes)
+
+    def all_to_all(self, tensor, send: Sequence[int], receive: Sequence[int]):
+        """Send every rank its piece of a tensor, and get one from each.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Of one dimension, on the CPU; of one dtype on all ranks.
+        send, receive : sequence of int
+            Elements of the piece for each rank and of each rank; together they lie in rank order.
+
+        Returns
+        -------
+        torch.Tensor
+        """
+        if self.world_size == 1:
+            return tensor
+        with as_peer_lost():
+            return self._all_to_all(tensor, list(send), list(receive))
 
     def all_reduce(self, tensor, operation: Literal["sum", "max"] = "sum"):
         """Combine a tensor of one shape and dtype over the ranks, in place; returns it."""

@@ -149,6 +149,16 @@ class HorovodSync(GradientSync):
         values = gather(tensor.values().contiguous(), name="bigdl.values")
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
 
+    def _all_to_all(self, tensor, send, receive):
+        """Horovod refuses to send nothing at all, so every piece has an element more."""
+        import torch
+
+        pieces = [torch.cat([piece, piece.new_zeros(1)]) for piece in tensor.split(send)]
+        splits = torch.tensor([count + 1 for count in send], dtype=torch.int32)
+        out, _ = self._library.alltoall(torch.cat(pieces), splits, name="bigdl.all_to_all")
+        ends = [piece[:-1] for piece in out.split([count + 1 for count in receive])]
+        return torch.cat(ends)
+
 
 def _carrier(tensor):
     """A contiguous tensor of a kind of number that Horovod adds up; `tensor` itself if it can."""

@@ -113,6 +113,11 @@ class TorchDistributedSync(GradientSync):
         self._library.all_reduce(tensor)
         return tensor
 
+    def _all_to_all(self, tensor, send, receive):
+        out = tensor.new_empty(sum(receive))
+        self._library.all_to_all_single(out, tensor, receive, send)
+        return out
+
 
 def _meeting(host: str) -> EnvContext:
     """Let gloo use the network interface of `host`, and ask for all addresses at once.

@@ -43,6 +43,7 @@ from bigdl.orca.learn.pytorch.parts import (
     snapshot_of,
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
+from bigdl.orca.learn.pytorch.sharded import BROADCAST, NOWHERE, whole
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
@@ -825,7 +826,7 @@ RayXShards or a ray.data.Dataset
         """
         self._need_model()
         self._need_sample(sample, accelerate)
-        ship = self._shipping(self._parts, batch_size, accelerate)
+        ship = self._shipping(self._parts, batch_size, accelerate, is_whole=True)
         config = self._parts.config
         return self._pack_model(sample, config, feature_cols, batch_size, output_cols, ship)
 
@@ -855,17 +856,26 @@ RayXShards or a ray.data.Dataset
                 "its outputs with; pass sample=, or input_example= to MLflow"
             )
 
-    def _shipping(self, parts: ModelParts, batch_size: int, accelerate: Any) -> Callable:
-        """Return what ships the model to the tasks, as ``_predict`` takes it."""
+    def _shipping(
+        self, parts: ModelParts, batch_size: int, accelerate: Any, *, is_whole: bool = False
+    ) -> Callable:
+        """Return what ships the model to the tasks, as ``_predict`` takes it.
+
+        Parameters
+        ----------
+        is_whole : bool
+            Whether the model outlives its checkpoint, so that it has to hold large tables itself.
+        """
 
         def ship(data, names, cluster, inputs):
             from bigdl.orca.learn.pytorch.accelerated import Acceleration
 
-            weights, sc = self._weights(), cluster.broadcaster
-            origin = parts, digest_of(weights)
+            weights, slices = self._predicting_weights(is_whole or accelerate is not None)
+            url = b"" if slices is None else slices["url"].encode()
+            sc, origin = cluster.broadcaster, (parts, digest_of(weights + url))
 
             def snapshot():
-                return TorchSnapshot.of(parts, weights, self._precision)
+                return TorchSnapshot.of(parts, weights, self._precision, slices)
 
             if accelerate is not None:
                 given = isinstance(data, Sample)
@@ -899,7 +909,8 @@ RayXShards or a ray.data.Dataset
 
     def get_state_dict(self) -> dict:
         """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
-        return full_state(self.get_model(), self._training.snapshot)
+        snapshot = self._training.snapshot
+        return full_state(self.get_model(), None if snapshot is None else whole(snapshot))
 
     def load_state_dict(self, state_dict: dict, blocking: bool = True) -> None:
         """Take over what :meth:`get_state_dict` gave, or the state dict of a module.
@@ -975,8 +986,9 @@ RayXShards or a ray.data.Dataset
         self._take(snapshot, parts, f"weights in {path!r}")
 
     def _take(self, snapshot, parts, what):
+        place = None if snapshot.slices is None else NOWHERE
         with isolated_rng(0):
-            model = parts.build_model()
+            model = parts.build_model(place)
         load_into(model, snapshot.files["model.pt"], what)
         self._parts = parts
         self._training.take(snapshot)
@@ -1012,6 +1024,20 @@ RayXShards or a ray.data.Dataset
         """
         self._need_model()
         self._take(find_checkpoint(path, version), self._parts, f"weights in {path!r}")
+
+    def _weights(self):
+        snapshot = self._training.snapshot
+        return super()._weights() if snapshot is None else whole(snapshot).files["model.pt"]
+
+    def _predicting_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
+        """Return weights for tasks, and the slices that they read rows of large tables from."""
+        snapshot = self._training.snapshot
+        slices = None if snapshot is None else snapshot.slices
+        if snapshot is None or slices is None:
+            return self._weights(), None
+        if is_whole or slices.size <= BROADCAST or not slices.is_local:
+            return self._weights(), None
+        return snapshot.files["model.pt"], slices.to_json()
 
     def _first_weights(self):
         with isolated_rng(self._training.seed):

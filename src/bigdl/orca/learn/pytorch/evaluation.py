@@ -19,12 +19,14 @@ from bigdl.orca.learn.metrics import Metric, merge_states
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, ForwardPass, forward_for
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
+from bigdl.orca.learn.pytorch.sharded import Place, ShardedTables
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource
 from bigdl.training.checkpoint import write_bytes
 from bigdl.training.figures import EpochSums, Timers
 from bigdl.training.position import Position
+from bigdl.training.slices import SavedSlices
 from bigdl.training.state import (
     device_of,
     dumps,
@@ -206,6 +208,7 @@ class TorchRunner:
 
     def state_dict(self) -> dict:
         """``epoch`` and the states of ``models``, ``optimizers`` and ``schedulers``, as lists."""
+        self._need_whole()
         state = {
             "epoch": self.position.epochs_with_figures,
             "models": [m.state_dict() for m in self.models],
@@ -217,8 +220,16 @@ class TorchRunner:
 
     def save_checkpoint(self, path: str, save_weights_only: bool = False) -> None:
         """Write the state of this worker to a file; call it on one rank."""
+        self._need_whole()
         state = self.model.state_dict() if save_weights_only else self.state_dict()
         write_bytes(path, dumps(state))
+
+    def _need_whole(self) -> None:
+        if ShardedTables(self.model):
+            raise UsageError(
+                "The rows of a ShardedEmbedding lie on all workers, so one of them cannot write "
+                "the state; use the checkpoints in model_dir"
+            )
 
 
 class WorkerBatches:
@@ -286,6 +297,7 @@ def evaluate_collectively(
     forward_pass.model.eval()
     with torch.no_grad():
         sums, logged = _sums(runner, forward_pass, data, settings, measures)
+        ShardedTables(forward_pass.model).finish()
     forward_pass.model.train(training)
     sums.epoch_s = time.perf_counter() - started
 
@@ -390,9 +402,14 @@ class EvaluateProgram:
     def __call__(self, worker: Worker) -> dict:
         seed_everything(0)
         settings, config = self.settings, self.parts.config
-        built, sync = self.parts.build(training=False), self.sync(worker)
+        built = self.parts.build(training=False, place=Place.of(worker))
+        sync = self.sync(worker)
         sync.start()
+        built.tables.connect(sync)
         load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))
+        if worker.options.get("slices"):
+            slices = SavedSlices(**worker.options["slices"])
+            built.tables.load(slices, worker.rank, worker.world_size)
         runner = TorchRunner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)

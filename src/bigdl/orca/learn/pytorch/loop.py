@@ -26,6 +26,7 @@ from bigdl.orca.learn.pytorch.evaluation import (
 )
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
+from bigdl.orca.learn.pytorch.sharded import Place
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.batches import BatchPlan
@@ -61,16 +62,37 @@ class Clipping:
     maximum: float | None = None
     norm: float | None = None
 
-    def __call__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Limit the gradients of `parameters` in place."""
+    def __call__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        slices: Sequence[torch.nn.Parameter] = (),
+        sync: GradientSync | None = None,
+    ) -> None:
+        """Limit gradients in place.
+
+        Parameters
+        ----------
+        parameters : sequence of torch.nn.Parameter
+            Those that are the same on all ranks.
+        slices : sequence of torch.nn.Parameter
+            Those of which every rank has others; their norm is a collective.
+        sync : GradientSync, optional
+            Of the ranks, where there are slices.
+        """
+        everything = [*parameters, *slices]
         if self.minimum is not None:
             with torch.no_grad():
-                for parameter in parameters:
+                for parameter in everything:
                     if parameter.grad is not None:
                         _values(parameter).clamp_(self.minimum, self.maximum)
         if self.norm is not None:
             gradients = [_values(p) for p in parameters if p.grad is not None]
             total = torch.nn.utils.get_total_norm(gradients)
+            own = [_values(p) for p in slices if p.grad is not None]
+            if slices and sync is not None:
+                squares = torch.nn.utils.get_total_norm(own).double().square()
+                total = (total.double().square() + sync.all_reduce(squares)).sqrt()
+                gradients += own
             scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
             with torch.no_grad():
                 for gradient in gradients:
@@ -122,6 +144,7 @@ class OptimizerStep:
     ):
         self._sync, self._optimizer, self._loss_is_sum = sync, built.optimizer, loss_is_sum
         self._sparse = may_be_sparse(built.model)
+        self._tables = built.tables
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
         self._reset()
 
@@ -132,6 +155,11 @@ class OptimizerStep:
         """Before the forward pass of a batch."""
         if not self._batches:
             self._optimizer.zero_grad()
+        self._tables.begin()
+
+    def end_forward(self) -> None:
+        """After the forward pass of a batch, or without one; a collective."""
+        self._tables.finish()
 
     def backward(self, loss: torch.Tensor | None, counted: float, total: float) -> None:
         """Compute the gradients of a batch.
@@ -174,18 +202,21 @@ class OptimizerStep:
         """Sum the gradients over the ranks, limit them and update the weights; a collective."""
         parameters = self.parameters
         self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
+        self._tables.send_gradients(self._weight)
+        slices = self._tables.weights
         if self._accumulate > 1 and not self._loss_is_sum and self._total:
-            for parameter in parameters:
+            for parameter in [*parameters, *slices]:
                 if parameter.grad is not None:
                     parameter.grad.div_(self._total)
-        self._clipping(parameters)
+        self._clipping(parameters, slices, self._sync)
         self._optimizer.step()
         self._reset()
 
     @property
     def parameters(self) -> list:
-        """All parameters of the optimizer, which may be given more of them later."""
-        return [p for group in self._optimizer.param_groups for p in group["params"]]
+        """The parameters of the optimizer that all ranks have; it may be given more later."""
+        groups = self._optimizer.param_groups
+        return self._tables.without([p for group in groups for p in group["params"]])
 
     @contextlib.contextmanager
     def by_hand(self, counted: float, total: float) -> Iterator[None]:
@@ -345,13 +376,15 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
-        self._built = built = parts.build(training=True)
+        self._built = built = parts.build(training=True, place=Place.of(worker))
+        self._check_tables()
         self._take(built)
         self._forward_pass = settings.forward_pass(built)
         self._update = OptimizerStep(sync, built, self._forward_pass.loss_is_sum, settings)
         seed_everything(settings.seed, self.rank + 1)
 
         self._start(worker, sync)
+        built.tables.connect(sync)
         self.device = device_of(worker, sync)
         move(built, self.device)
         self._precision = precision_of(settings.precision, self.device)
@@ -363,6 +396,21 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self.train_loader = WorkerBatches(self._data, local)
         if self._validation is not None:
             self.val_loader = WorkerBatches(self._validation, local)
+
+    def _check_tables(self) -> None:
+        """Refuse what sharded embeddings do not go with."""
+        if not self._built.tables:
+            return
+        if self.settings.run_url is None:
+            raise UsageError(
+                "A model with a ShardedEmbedding needs model_dir= in Estimator.from_torch, a "
+                "folder that the driver and all workers share: workers write their rows there"
+            )
+        if self.main is not None and self.main.owns_backward:
+            raise UsageError(
+                "An on_iter_backward of one's own does not go with a ShardedEmbedding, whose "
+                "gradients are sent before the optimizer's step; leave on_iter_backward as it is"
+            )
 
     # -- the fit -------------------------------------------------------------------------------
 
@@ -402,6 +450,12 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     def _put_own(self, state):
         restore_rng(state)
 
+    def _slices(self):
+        return self._built.tables.arrays()
+
+    def _load_slices(self, slices):
+        self._built.tables.load(slices, self.rank, self.size)
+
     def _is_stopped(self) -> bool:
         """Return True if a callback has stopped the training, on any rank; a collective."""
         if self.callbacks and self.size > 1:
@@ -427,6 +481,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             with self._precision():
                 self._forward()
             forwarded = time.perf_counter()
+        self._update.end_forward()
         counted, total = self._counted(rows, batch_rows)
         position.batch += 1
         self.updated = self._backward(counted, total)

@@ -7,6 +7,7 @@ optimizers and schedulers.  A checkpoint's folder (:mod:`bigdl.training.checkpoi
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
 import pickle
@@ -18,6 +19,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
+from bigdl.orca.learn.pytorch.sharded import Place, ShardedTables, cut_tables, placed
 from bigdl.training.checkpoint import Checkpoint, read_bytes, read_checkpoint
 from bigdl.training.figures import figure_of
 from bigdl.training.position import Position
@@ -67,11 +69,16 @@ class BuiltParts:
     frequency: int = 1
     interval: str = "epoch"
 
+    @functools.cached_property
+    def tables(self) -> ShardedTables:
+        """The embeddings of the model whose rows lie in slices on the workers."""
+        return ShardedTables(self.model, self.optimizer)
+
     def files(self) -> dict[str, bytes]:
         """The states of model, optimizer and scheduler, as a checkpoint holds them."""
         states = {
             "model.pt": dumps(self.model.state_dict()),
-            "optimizer.pt": dumps(self.optimizer.state_dict()),
+            "optimizer.pt": dumps(self.tables.optimizer_state()),
         }
         if self.scheduler is not None:
             states["scheduler.pt"] = dumps(self.scheduler.state_dict())
@@ -81,7 +88,10 @@ class BuiltParts:
         """Take over what :meth:`files` gave; that of the model may be alone."""
         load_into(self.model, files["model.pt"])
         if "optimizer.pt" in files:
-            load_into(self.optimizer, files["optimizer.pt"], "optimizer's state", "optimizer")
+            data = files["optimizer.pt"]
+            self.tables.load_optimizer(
+                lambda: load_into(self.optimizer, data, "optimizer's state", "optimizer")
+            )
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
@@ -176,23 +186,43 @@ class ModelParts:
         """True if the model is a module rather than a creator."""
         return isinstance(self.model, torch.nn.Module)
 
-    def build_model(self) -> torch.nn.Module:
-        """A model of its own: a deep copy of an instance, or what the creator returns."""
+    def build_model(self, place: Place | None = None) -> torch.nn.Module:
+        """A model of its own: a deep copy of an instance, or what the creator returns.
+
+        Parameters
+        ----------
+        place : Place, optional
+            Where sharded embeddings are made; None makes them whole.
+        """
         if self.is_instance:
-            return copy.deepcopy(self.model)
-        model = self.model(self.config)
+            model = copy.deepcopy(self.model)
+        else:
+            with placed(place):
+                model = self.model(self.config)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
                 f"The model creator must return an nn.Module, it returned {type(model).__name__}"
             )
+        if place is not None:
+            cut_tables(model, None, place)
         return model
 
-    def build(self, *, training: bool) -> BuiltParts:
-        """All parts, in a worker. Instances are used as they came, in this process' own copy."""
+    def build(self, *, training: bool, place: Place | None = None) -> BuiltParts:
+        """All parts, in a worker. Instances are used as they came, in this process' own copy.
+
+        Parameters
+        ----------
+        training : bool
+            False leaves out the optimizer.
+        place : Place, optional
+            Where sharded embeddings are made; None makes them whole.
+        """
         if self.initialize is not None:
             self.initialize()
-        model = self.model if self.is_instance else self.build_model()
+        model = self.model if self.is_instance else self.build_model(place)
         built = BuiltParts(model, criterion=self.build_loss())
+        if place is not None:
+            cut_tables(model, self.optimizer, place)
         if training:
             self._build_optimizer(built)
             _check_trainable(model, built.optimizer, built.criterion)

@@ -15,6 +15,8 @@ from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 from bigdl.orca.learn.pytorch.forward import call_model
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
+from bigdl.orca.learn.pytorch.sharded import NOWHERE, SavedRows
+from bigdl.training.slices import SavedSlices
 from bigdl.training.state import precision_of, to_device
 
 
@@ -55,27 +57,36 @@ class TorchSnapshot:
         State dict of the model; None if the model carries its weights itself.
     precision : str
         ``"bf16"`` computes in bfloat16 where torch's autocast does; predictions are float32.
+    slices : dict or None
+        Of :class:`~bigdl.training.slices.SavedSlices`, from whose files the tasks read the rows of
+        sharded embeddings.
     """
 
     parts: Any
     weights: bytes | None
     precision: str = "fp32"
+    slices: dict | None = None
 
     @classmethod
-    def of(cls, parts: ModelParts, weights: bytes, precision: str = "fp32") -> TorchSnapshot:
+    def of(
+        cls, parts: ModelParts, weights: bytes, precision: str = "fp32", slices: dict | None = None
+    ) -> TorchSnapshot:
         """The model of an Estimator's parts with these weights."""
         parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
         if not parts.is_instance:
-            return cls(parts, weights, precision)
-        parts = replace(parts, model=parts.build_model())
+            return cls(parts, weights, precision, slices)
+        parts = replace(parts, model=parts.build_model(NOWHERE if slices else None))
         load_into(parts.model, weights)
-        return cls(parts, None, precision)
+        return cls(parts, None, precision, slices)
 
     def ready(self, device: torch.device) -> TorchReady:
         """The model, in a process and on a device."""
-        model = self.parts.build_model()
+        model = self.parts.build_model(NOWHERE if self.slices else None)
         if self.weights is not None:
             load_into(model, self.weights)
+        if self.slices:
+            inner = model.model if isinstance(model, _Predicting) else model
+            SavedRows(SavedSlices(**self.slices), inner)
         return TorchReady(model.eval().to(device), device, self.precision)
 
 

@@ -1,0 +1,403 @@
+"""DLRM with large tables: sharded embeddings beside PyTorch in one process.
+
+    python benchmarks/dlrm.py [--rows 10000000] [--repeats 3] [--quick] [--json results.json]
+    python benchmarks/dlrm.py --auc 5          # and dense training, on tables where both fit
+
+Rows of the shape of Criteo's: 13 numbers, 26 categories whose tables have the proportions of
+Criteo's, with a few ids that are frequent and many that are rare, and a label that depends on
+them. The model is DLRM (Naumov et al., 2019): two MLPs, and the dot products of all pairs of
+vectors between them. Every side has the same model, batch size, learning rate and cores.
+
+==================  =============================================================================
+``bigdl, N×T``      ``Estimator.fit`` on N workers of T threads: ``ShardedEmbedding``,
+                    ``RowwiseAdagrad``
+``plain``           one process with all cores: one ``nn.Embedding(sparse=True)`` of all fields, the
+                    row-wise Adagrad of its sparse gradient by hand, ``torch.optim.Adagrad`` for the
+                    rest; batches are slices of tensors in memory
+``fbgemm``          the same with FBGEMM's tables, which TorchRec uses, and the row-wise Adagrad of
+                    their backward pass (``pip install fbgemm-gpu-cpu``; 1.8 goes with torch 2.13)
+``plain, Adagrad``  the same with ``torch.optim.Adagrad`` for the table, too: a state as large as
+                    the table
+==================  =============================================================================
+
+Every run is a process of its own. Samples per second are those of the last epoch; the start, the
+first values of the tables and the checkpoint are not in it, and neither are they in the seconds of
+CPU that all processes of a side use for a million samples. Memory is what they have beyond the same
+side with tables of a few rows, as a multiple of table and state.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+from bigdl.orca.learn.pytorch import Estimator
+from bigdl.orca.learn.pytorch.callbacks import Callback
+from bigdl.orca.torch import RowwiseAdagrad, ShardedEmbedding
+
+NUMBERS = 13
+# distinct ids of Criteo's fields (Kaggle's data set), which say what the proportions are
+CRITEO = (
+    *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
+    *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
+)
+WIDTH = 32
+
+
+def fields_of(rows):
+    """Rows of each field's table; together about `rows`."""
+    return [max(3, int(n * rows / sum(CRITEO))) for n in CRITEO]
+
+
+class Interactions(nn.Module):
+    """DLRM around a table of all fields."""
+
+    def __init__(self, table, hidden):
+        super().__init__()
+        self.table = table
+        self.bottom = nn.Sequential(
+            nn.Linear(NUMBERS, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH), nn.ReLU()
+        )
+        vectors = len(CRITEO) + 1
+        first, second = torch.tril_indices(vectors, vectors, -1)
+        self.register_buffer("pairs", first * vectors + second, persistent=False)
+        self.top = nn.Sequential(
+            nn.Linear(WIDTH + len(self.pairs), hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        )
+
+    def forward(self, numbers, ids):
+        first = self.bottom(numbers)
+        vectors = torch.cat([first[:, None], self.table(ids)], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        products = products.gather(1, self.pairs.expand(len(products), -1))
+        return self.top(torch.cat([first, products], 1))[:, 0]
+
+
+class Fields(nn.Module):
+    """Tables of several fields in one ``nn.Embedding``."""
+
+    def __init__(self, fields, *, sparse):
+        super().__init__()
+        self.rows = nn.Embedding(sum(fields), WIDTH, sparse=sparse)
+        nn.init.normal_(self.rows.weight, std=0.05)
+        self.starts = torch.tensor([0, *np.cumsum(fields)[:-1].tolist()])
+
+    def forward(self, ids):
+        return self.rows(ids + self.starts)
+
+
+class Fused(nn.Module):
+    """Tables of FBGEMM, which update themselves in the backward pass."""
+
+    def __init__(self, fields, lr):
+        super().__init__()
+        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+            ComputeDevice,
+            EmbeddingLocation,
+            SplitTableBatchedEmbeddingBagsCodegen,
+        )
+
+        self.rows = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, WIDTH, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in fields],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            learning_rate=lr,
+            eps=1e-10,
+        )
+        for weight in self.rows.split_embedding_weights():
+            nn.init.normal_(weight, std=0.05)
+
+    def forward(self, ids):
+        by_field = ids.t().contiguous().flatten()
+        vectors = self.rows(by_field, torch.arange(len(by_field) + 1))
+        return vectors.view(len(ids), len(CRITEO), WIDTH)
+
+
+def small_values(rows):
+    nn.init.normal_(rows, std=0.05)
+
+
+def sharded_model(config):
+    torch.manual_seed(config["seed"])
+    table = ShardedEmbedding(config["fields"], WIDTH, init=small_values, storage=config["storage"])
+    return Interactions(table, config["hidden"])
+
+
+def dense_model(config):
+    """The same model, with the same first weights and dense gradients."""
+    model = sharded_model(config)
+    rows = model.table.weight.detach()
+    model.table = Fields(config["fields"], sparse=False)
+    with torch.no_grad():
+        model.table.rows.weight.copy_(rows)
+    return model
+
+
+def make_data(samples, fields, seed):
+    """Numbers, ids and labels."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.normal(size=(samples, NUMBERS)).astype("float32")
+    ids = np.empty((samples, len(fields)), dtype=np.int64)
+    score = numbers @ np.linspace(-0.3, 0.3, NUMBERS)
+    for field, rows in enumerate(fields):
+        # log-uniform: the k-th id has about 1 / k of the rows
+        ids[:, field] = (np.exp(rng.random(samples) * np.log(rows + 1)) - 1).astype(np.int64)
+        mixed = (ids[:, field].astype(np.uint64) + np.uint64(7919 * field + 1)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        effect = (mixed >> np.uint64(40)).astype("float64") / (1 << 24) - 0.5
+        score += 0.8 * effect
+    labels = (rng.random(samples) < 1 / (1 + np.exp(1.2 - score))).astype("float32")
+    return numbers, np.minimum(ids, np.array(fields) - 1), labels
+
+
+# -- the sides -----------------------------------------------------------------------------------
+
+
+class CpuTime(Callback):
+    """Leaves the seconds of CPU that a worker used for the last epoch."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def before_train_epoch(self, runner):
+        self.began = time.process_time()
+
+    def after_train_epoch(self, runner):
+        seconds = time.process_time() - self.began
+        Path(self.folder, f"cpu-{runner.rank}").write_text(str(seconds))
+
+
+def bigdl_side(options, side, numbers, ids, labels):
+    config = {
+        "seed": options.seed,
+        "fields": options.fields,
+        "hidden": options.hidden,
+        "storage": options.storage,
+    }
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        estimator = Estimator.from_torch(
+            model=dense_model(config) if side.startswith("dense") else sharded_model,
+            optimizer=lambda model, config: options.sharded_optimizer(model),
+            loss=nn.BCEWithLogitsLoss(),
+            config=config,
+            backend="local",
+            workers_per_node=int(side.partition(", ")[2].partition("×")[0]),
+            model_dir=folder,
+        )
+        figures = estimator.fit(
+            {"x": [numbers, ids], "y": labels},
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            max_failures=0,
+            seed=options.seed,
+            callbacks=[CpuTime(folder)],
+            profile=True,
+        )
+        estimator.shutdown()
+        cpu = sum(float(path.read_text()) for path in Path(folder).glob("cpu-*"))
+        model = estimator.get_model() if options.test is not None else None
+    return [each["profile"]["mean_train_epoch_s"] for each in figures], cpu, model
+
+
+def plain_side(options, kind, numbers, ids, labels):
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(os.cpu_count())
+    is_fused, by_hand = kind == "fbgemm", kind == "plain"
+    table = Fused(options.fields, options.lr) if is_fused else Fields(options.fields, sparse=True)
+    model = Interactions(table, options.hidden)
+    rest = [*model.bottom.parameters(), *model.top.parameters()]
+    trained = rest if is_fused or by_hand else model.parameters()
+    optimizer = torch.optim.Adagrad(trained, lr=options.lr)
+    weight = table.rows.weight if by_hand else None
+    squares = torch.zeros(len(weight)) if by_hand else None
+    numbers, ids, labels = map(torch.from_numpy, (numbers, ids, labels))
+    loss_of, seconds = nn.BCEWithLogitsLoss(), []
+    for epoch in range(options.epochs):
+        started, began = time.perf_counter(), time.process_time()
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
+        for picked in order.split(options.batch_size):
+            model.zero_grad()
+            loss_of(model(numbers[picked], ids[picked]), labels[picked]).backward()
+            if by_hand:
+                gradient = weight.grad.coalesce()
+                places, values = gradient.indices()[0], gradient.values()
+                with torch.no_grad():
+                    sums = squares[places] + values.square().mean(1)
+                    squares[places] = sums
+                    weight.index_add_(
+                        0, places, values * (-options.lr / (sums.sqrt() + 1e-10))[:, None]
+                    )
+            optimizer.step()
+        seconds.append(time.perf_counter() - started)
+    return seconds, time.process_time() - began, model
+
+
+def run_side(options, side):
+    """Run one side in this process; its figures."""
+    data = make_data(options.samples, options.fields, options.seed)
+    with Watch() as watch:
+        run = bigdl_side if "×" in side else plain_side
+        seconds, cpu, model = run(options, side, *data)
+    figures = {
+        "samples_s": options.samples / seconds[-1],
+        "cpu": 1e6 * cpu / options.samples,
+        "peak": watch.peak,
+    }
+    if options.test is not None:
+        figures["auc"] = auc_of(model, *make_data(options.test, options.fields, options.seed + 999))
+    return figures
+
+
+class Watch:
+    """The largest memory of this process and its children, while a block runs."""
+
+    def __enter__(self):
+        self.peak, self._ended = 0, threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def _look(self):
+        this = psutil.Process()
+        while not self._ended.wait(0.2):
+            total = 0
+            for process in [this, *this.children(recursive=True)]:
+                try:
+                    total += process.memory_full_info().uss
+                except psutil.Error:
+                    continue
+            self.peak = max(self.peak, total)
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self._thread.join()
+
+
+def auc_of(model, numbers, ids, labels):
+    from sklearn.metrics import roc_auc_score
+
+    with torch.no_grad():
+        parts = [
+            model(torch.from_numpy(n), torch.from_numpy(i))
+            for n, i in zip(np.array_split(numbers, 20), np.array_split(ids, 20), strict=True)
+        ]
+    return float(roc_auc_score(labels, torch.cat(parts).numpy()))
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+def in_child(options, side, **changes):
+    arguments = {**vars(options), "side": side, **changes}
+    started = subprocess.run(
+        [sys.executable, __file__, "--child", json.dumps(arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(started.stdout.splitlines()[-1])
+
+
+def speed(options):
+    sides = [f"bigdl, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
+    sides += ["plain"] if options.rows > 2e7 else ["plain", "plain, Adagrad"]
+    sides += ["fbgemm"] if importlib.util.find_spec("fbgemm_gpu") else []
+    found = {side: [] for side in sides}
+    for repeat in range(options.repeats):
+        for side in sides:
+            found[side].append(in_child(options, side, seed=repeat))
+            print(f"  {side}: {found[side][-1]}", file=sys.stderr)
+    small = {s: in_child(options, s, rows=1000, epochs=1)["peak"] for s in sides}
+    rows = sum(fields_of(options.rows))
+    others = [side for side in sides if "×" not in side]
+    best = max(statistics.median(f["samples_s"] for f in found[side]) for side in others)
+    print(
+        f"\n{rows:,} rows of {WIDTH}, batches of {options.batch_size:,}, MLPs of {options.hidden}"
+    )
+    print(
+        "| side | samples/s (range) | ratio to the fastest of one process | "
+        "CPU seconds for a million | memory / table and state |\n|---|---|---|---|---|"
+    )
+    for side in sides:
+        rates = sorted(each["samples_s"] for each in found[side])
+        state = 4 * rows * (2 * WIDTH if side == "plain, Adagrad" else WIDTH + 1)
+        memory = statistics.median(f["peak"] - small[side] for f in found[side]) / state
+        median = statistics.median(rates)
+        cpu = statistics.median(each["cpu"] for each in found[side])
+        print(
+            f"| {side} | {median:,.0f} ({rates[0]:,.0f} to {rates[-1]:,.0f}) | {median / best:.2f} "
+            f"| {cpu:.1f} | {memory:.2f} |"
+        )
+    return found
+
+
+def aucs(options):
+    """AUC of two workers with sharded tables and with dense gradients, by seeds."""
+    print("| seed | dense | sharded | difference |\n|---|---|---|---|")
+    found = []
+    for seed in range(options.auc):
+        changes = {"seed": seed, "rows": options.auc_rows, "test": 200_000, "adagrad": True}
+        a, b = (in_child(options, side, **changes)["auc"] for side in ("dense, 2×1", "bigdl, 2×1"))
+        found.append((a, b))
+        print(f"| {seed} | {a:.5f} | {b:.5f} | {b - a:+.5f} |", flush=True)
+    return found
+
+
+def child(arguments):
+    options = argparse.Namespace(**arguments)
+    options.fields = fields_of(options.rows)
+    options.sharded_optimizer = lambda model: (
+        torch.optim.Adagrad(model.parameters(), lr=options.lr)
+        if options.adagrad
+        else RowwiseAdagrad(model.parameters(), lr=options.lr)
+    )
+    print(json.dumps(run_side(options, options.side)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, default=10_000_000, help="of all tables together")
+    parser.add_argument("--samples", type=int, default=400_000, help="of an epoch")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=64, help="width of the MLPs")
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--storage", choices=["memory", "mmap"], default="memory")
+    parser.add_argument("--folder", help="for checkpoints; default that of temporary files")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--auc", type=int, default=0, help="seeds; instead of speeds")
+    parser.add_argument("--auc-rows", type=int, default=100_000)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(json.loads(options.child))
+        return
+    if options.quick:
+        options.rows, options.samples, options.repeats = 100_000, 40_000, 1
+    options.seed, options.test, options.adagrad = 0, None, False
+    found = aucs(options) if options.auc else speed(options)
+    print(f"\nPython {platform.python_version()}, torch {torch.__version__}")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(found, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

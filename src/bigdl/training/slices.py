@@ -1,0 +1,170 @@
+"""Slices of tables in a checkpoint: every worker writes and reads its own rows.
+
+Row ``i`` of a table lies in the slice of rank ``i % N``, as in
+:mod:`bigdl.runtime.collectives.rows`.  A checkpoint has one file of NumPy's format ``.npy`` for
+each array and rank, and a description in its manifest; so it can be read by another number of
+workers, and by anything that reads such files.
+"""
+
+from __future__ import annotations
+
+import ast
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+from bigdl.common.storage import is_local_storage, open_file_system
+from bigdl.runtime.collectives.rows import rows_of_rank
+
+_PIECE = 1 << 24  # bytes that are read or written at once
+_MAGIC = b"\x93NUMPY\x01\x00"
+
+
+def file_name(array: str, rank: int) -> str:
+    """Return the name of a slice's file in the folder of its checkpoint."""
+    return f"rows.{array}.{rank:05d}.npy"
+
+
+def write_slice(fs: Any, path: str, rows: np.ndarray) -> dict:
+    """Write a slice; returns its description.
+
+    Parameters
+    ----------
+    fs : fsspec file system
+    path : str
+    rows : ndarray
+        Contiguous; it is read where it lies.
+    """
+    form = {"descr": rows.dtype.str, "fortran_order": False, "shape": rows.shape}
+    header = repr(form).encode("latin1")
+    header += b" " * (-(len(_MAGIC) + 2 + len(header) + 1) % 64) + b"\n"
+    header = _MAGIC + struct.pack("<H", len(header)) + header
+    checksum, size = zlib.crc32(header), len(header)
+    with fs.open(path, "wb") as file:
+        file.write(header)
+        content = rows.reshape(-1).view(np.uint8).data
+        for start in range(0, len(content), _PIECE):
+            piece = content[start : start + _PIECE]
+            file.write(piece)
+            checksum, size = zlib.crc32(piece, checksum), size + len(piece)
+    return {"size": size, "crc32": checksum, "shape": list(rows.shape), "dtype": rows.dtype.str}
+
+
+class SavedSlices:
+    """The slices of a checkpoint.
+
+    Parameters
+    ----------
+    url : str
+        Folder of the checkpoint.
+    described : dict of str to list of dict
+        The slices of every array, in rank order.
+    """
+
+    def __init__(self, url: str, described: dict[str, list[dict]]):
+        self.url = url
+        self._fs, self._root = open_file_system(url)
+        self._described = described
+
+    def to_json(self) -> dict:
+        """Return the arguments that make it."""
+        return {"url": self.url, "described": self._described}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arrays."""
+        return list(self._described)
+
+    def rows(self, name: str) -> int:
+        """Return how many rows an array has."""
+        return sum(each["shape"][0] for each in self._described[name])
+
+    def _path(self, name: str, rank: int) -> str:
+        return f"{self._root}/{file_name(name, rank)}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all arrays."""
+        return sum(each["size"] for slices in self._described.values() for each in slices)
+
+    @property
+    def is_local(self) -> bool:
+        """True if :meth:`mapped` works, on machines that have the folder."""
+        return is_local_storage(self._fs)
+
+    def mapped(self, name: str) -> list[np.ndarray]:
+        """Return the slices of an array, mapped to memory and not checked.
+
+        Raises
+        ------
+        UsageError
+            If a file is missing.
+        """
+        paths = [
+            f"{self._root}/{file_name(name, rank)}" for rank in range(len(self._described[name]))
+        ]
+        try:
+            return [np.load(path, mmap_mode="r") for path in paths]
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"Rows of the model cannot be read from its checkpoint ({error}); it must be there "
+                "until a prediction is computed, so keep more of them with num_to_keep="
+            ) from error
+
+    def read(
+        self, name: str, rank: int = 0, world_size: int = 1, into: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return the rows that a rank owns; by default all.
+
+        Parameters
+        ----------
+        into : ndarray, optional
+            Where to put them; replaced by a new array if it has another form.
+
+        Raises
+        ------
+        UsageError
+            If a file is missing or damaged.
+        """
+        slices = self._described[name]
+        rows = rows_of_rank(self.rows(name), rank, world_size)
+        form, dtype = (rows, *slices[0]["shape"][1:]), np.dtype(slices[0]["dtype"])
+        if into is None or into.shape != form or into.dtype != dtype:
+            into = np.empty(form, dtype)
+        for owner, each in enumerate(slices):
+            if len(slices) == world_size and owner != rank:
+                continue
+            path = self._path(name, owner)
+            try:
+                for first, block in _blocks(self._fs, path, each):
+                    ids = np.arange(first, first + len(block)) * len(slices) + owner
+                    own = ids % world_size == rank
+                    into[ids[own] // world_size] = block[own]
+            except (OSError, ValueError, KeyError, SyntaxError) as error:
+                raise UsageError(f"The slice {path} cannot be read: {error}") from error
+        return into
+
+
+def _blocks(fs: Any, path: str, described: dict) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the rows of a file in blocks, with the place of the first; then check them."""
+    with fs.open(path, "rb") as file:
+        start = file.read(len(_MAGIC) + 2)
+        header = file.read(struct.unpack("<H", start[len(_MAGIC) :])[0])
+        form = ast.literal_eval(header.decode("latin1").strip())
+        shape, dtype = tuple(described["shape"]), np.dtype(described["dtype"])
+        if tuple(form["shape"]) != shape or form["descr"] != dtype.str:
+            raise ValueError("it is not what the manifest says")
+        checksum = zlib.crc32(header, zlib.crc32(start))
+        width = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        step = max(1, _PIECE // max(1, width))
+        for first in range(0, shape[0], step):
+            count = min(step, shape[0] - first)
+            data = file.read(count * width)
+            checksum = zlib.crc32(data, checksum)
+            yield first, np.frombuffer(data, dtype).reshape(count, *shape[1:])
+    if checksum != described["crc32"]:
+        raise ValueError("it is damaged")
