@@ -247,7 +247,7 @@ class SpoolWriter:
 
 
 def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
-    """Write the values of an array, and return them as bytes.
+    """Write the values of an array.
 
     Parameters
     ----------
@@ -257,6 +257,11 @@ def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
         Contiguous.
     rows : int
         How many rows of the input were written before.
+
+    Returns
+    -------
+    memoryview
+        The bytes of the values.
 
     Raises
     ------
