@@ -11,6 +11,10 @@ The job runs ``mapInArrow`` over two partitions; its tasks import torch, as thos
 
 With ``--fit SRC`` it measures a session of a program instead, from its first line to the end of its
 first fit on a CSV file, with this BigDL and with that in the folder ``SRC``, which takes turns.
+
+With ``--profile`` it says where the time of such a session goes: the seconds of each part, and the
+processor's seconds of the program, of the JVM and of Spark's Python processes, which depend less on
+what else the machine does.
 """
 
 import argparse
@@ -51,23 +55,38 @@ print(json.dumps({"context": context - start, "first job": job - context, "both"
 """
 SIDES = ("pyspark", "bigdl", "bigdl, prepared")
 SESSION = """
-import json, os, sys, tempfile, time
+import contextlib, json, sys, time
+import psutil
 
-start = time.perf_counter()
+SIDES = ("program", "JVM", "workers")
+
+def state():
+    spent = {"s": time.perf_counter(), **dict.fromkeys(SIDES, 0.0)}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        program = psutil.Process()
+        spent["program"] = sum(program.cpu_times()[:2])
+        for jvm in program.children():
+            if jvm.name() == "java":
+                spent["JVM"] = sum(jvm.cpu_times()[:2])
+                times = [each.cpu_times() for each in jvm.children(recursive=True)]
+                spent["workers"] = sum(each.user + each.system for each in times)
+    return spent
+
+marks = {"": state()}
 import torch
 from torch import nn
+marks["import torch"] = state()
 from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 from bigdl.orca.learn.pytorch import Estimator
-
-marks = {"imports": time.perf_counter()}
+marks["import bigdl"] = state()
 init_orca_context("local", cores=2)
-marks["init"] = time.perf_counter()
+marks["init"] = state()
 from pyspark.sql import functions as F
 
 spark = OrcaContext.get_spark_session()
 rows = spark.read.csv(sys.argv[1], header=True, inferSchema=True)
 rows = rows.select(F.array("a", "b", "c").alias("features"), F.array("y").alias("label"))
-marks["read"] = time.perf_counter()
+marks["read"] = state()
 estimator = Estimator.from_torch(
     model=lambda config: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)),
     optimizer=lambda model, config: torch.optim.Adam(model.parameters()),
@@ -76,13 +95,15 @@ estimator = Estimator.from_torch(
 columns = {"feature_cols": ["features"], "label_cols": ["label"]}
 for name in ("first fit", "second fit"):
     estimator.fit(rows, epochs=1, batch_size=64, **columns)
-    marks[name] = time.perf_counter()
+    marks[name] = state()
 stop_orca_context()
-took = {}
-for name, mark in marks.items():
-    took[name] = mark - start
-    start = mark
-took["to the first fit's end"] = sum(took.values()) - took["second fit"]
+names = list(marks)
+took = {
+    part: {side: marks[part][side] - marks[before][side] for side in ("s", *SIDES)}
+    for before, part in zip(names, names[1:])
+}
+total = "to the first fit's end"
+took[total] = {side: marks["first fit"][side] - marks[""][side] for side in ("s", *SIDES)}
 print(json.dumps(took))
 """
 
@@ -97,7 +118,7 @@ def run(side: str, cold: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def session(source: str | None, rows: Path) -> dict[str, float]:
+def session(source: str | None, rows: Path) -> dict[str, dict[str, float]]:
     """Seconds of the parts of a session, with the BigDL in a folder or that of this program."""
     environment = dict(os.environ)
     if source is not None:
@@ -109,19 +130,38 @@ def session(source: str | None, rows: Path) -> dict[str, float]:
 
 def compare_sessions(before: str, repeats: int) -> None:
     """Print a table of sessions with two versions, which take turns."""
-    found: dict[str, list[dict[str, float]]] = {"before": [], "now": []}
+    found: dict[str, list[dict[str, dict[str, float]]]] = {"before": [], "now": []}
     with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder, "rows.csv")
-        numbers = np.random.default_rng(0).normal(size=(20000, 4))
-        pd.DataFrame(numbers, columns=["a", "b", "c", "y"]).to_csv(rows, index=False)
+        rows = rows_in(folder)
         for _ in range(repeats):
             for side, source in (("before", before), ("now", None)):
                 found[side].append(session(source, rows))
     print("| part | before, s | now, s | before to now |\n|---|---|---|---|")
     for part in found["now"][0]:
-        old, new = ([result[part] for result in results] for results in found.values())
+        old, new = ([result[part]["s"] for result in results] for results in found.values())
         ratios = [a / b for a, b in zip(old, new, strict=True)]
         print(f"| {part} | {spread(old, 1)} | {spread(new, 1)} | {spread(ratios, 2)} |")
+
+
+def profile(repeats: int) -> None:
+    """Print a table of where the time of a session goes."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = rows_in(folder)
+        results = [session(None, rows) for _ in range(repeats)]
+    sides = ("s", "program", "JVM", "workers")
+    print("| part | s | CPU of the program, s | of the JVM, s | of the workers, s |")
+    print("|---" * 5 + "|")
+    for part in results[0]:
+        cells = [spread([result[part][side] for result in results], 1) for side in sides]
+        print(f"| {part} | {' | '.join(cells)} |")
+
+
+def rows_in(folder: str) -> Path:
+    """A CSV file of 20,000 rows in a folder."""
+    path = Path(folder, "rows.csv")
+    numbers = np.random.default_rng(0).normal(size=(20000, 4))
+    pd.DataFrame(numbers, columns=["a", "b", "c", "y"]).to_csv(path, index=False)
+    return path
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -136,8 +176,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--fit", metavar="SRC", help="folder with another version of bigdl")
+    parser.add_argument("--profile", action="store_true", help="parts of a session")
     options = parser.parse_args(argv)
     make_class_archive()
+    if options.profile:
+        profile(options.repeats)
+        return
     if options.fit:
         compare_sessions(options.fit, options.repeats)
         return

@@ -32,6 +32,7 @@ IMPORTS = {
     "elasticsearch": ["bigdl.orca.data.elastic_search", "elasticsearch.helpers"],
     "delta": ["bigdl.orca", "deltalake"],
     "iceberg": ["bigdl.orca", "pyiceberg.table"],
+    "kafka": ["bigdl.orca", "confluent_kafka"],
     "mlflow": ["bigdl.mlflow", "mlflow.pyfunc"],
     "connect": ["bigdl.orca.engine", "pyspark.sql.connect.session"],
     "encryption": ["bigdl.nano.pytorch", "cryptography.fernet"],

@@ -4,6 +4,7 @@
 python scripts/run_examples.py                      # all, with the data that they make up
 python scripts/run_examples.py --data-dir data      # also those that need ml-100k or cats-dogs
 python scripts/run_examples.py friesian digits      # those with one of these words in their path
+python scripts/run_examples.py --table times.md     # also write a table of the times
 
 Each runs in an empty directory. It ends with exit code 1 if one failed, or printed a traceback or a
 warning.
@@ -63,8 +64,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="parts of paths; default: all")
     parser.add_argument("--data-dir", type=Path, help="a folder of data sets")
+    parser.add_argument("--table", type=Path, help="a file for a Markdown table of the times")
     options = parser.parse_args()
     troubled = 0
+    rows = ["| program | s | |", "|---|---|---|"]
     for program in programs(options.words):
         name = str(program.relative_to(EXAMPLES))
         arguments = command(program, options.data_dir)
@@ -81,10 +84,14 @@ def main() -> int:
         trouble = [line for line in lines if TROUBLE.search(line) and not HARMLESS.search(line)]
         if done.returncode:
             trouble = lines[-12:]
-        print(f"{name:44} {seconds:6.1f} s  {'TROUBLE' if trouble else 'well'}", flush=True)
+        outcome = "TROUBLE" if trouble else "well"
+        print(f"{name:44} {seconds:6.1f} s  {outcome}", flush=True)
+        rows.append(f"| `{name}` | {seconds:.0f} | {outcome} |")
         for line in trouble:
             print(f"    {line}", flush=True)
         troubled += bool(trouble)
+    if options.table is not None:
+        options.table.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return 1 if troubled else 0
 
 

@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,13 @@ def test_a_dropped_module_names_its_replacement(name):
         importlib.import_module(f"{name}.anything")
     assert isinstance(caught.value, DroppedModuleError)
     assert f"`{name}" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", [name for name in DROPPED if name.count(".") == 1])
+def test_a_dropped_package_tells_it_as_the_first_import_of_a_program(name):
+    program = f"from {name}.anything import Something"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert re.search(f"DroppedModuleError: {name} is no longer .*; use ", done.stderr)
 
 
 def test_the_parts_that_they_use_instead_are_there():

@@ -63,6 +63,7 @@ ROOMS = [
     ["bigdl.friesian.serving"],
     ["bigdl.friesian"],
     ["bigdl.dllib"],
+    ["bigdl.chronos", "bigdl.llm", "bigdl.ppml", "bigdl.serving"],
 ]
 PLACE = {name: number for number, names in enumerate(ROOMS) for name in names}
 

@@ -4,6 +4,7 @@ import datetime
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,8 @@ def test_metadata_is_lean_and_names_the_extras(metadata):
         "docs",
     }
     assert set(metadata.get_all("Provides-Extra")) == extras
+    checked = runpy.run_path(str(ROOT / "scripts" / "check_release.py"))
+    assert {*checked["IMPORTS"], *checked["FOR_DEVELOPERS"]} == {"", *extras}
     assert metadata["License-Expression"] == "Apache-2.0"
 
 

@@ -217,6 +217,20 @@ def test_usage_error_of_a_worker_stays_one(engine):
         engine.run(program)
 
 
+def test_os_exit_names_its_status_and_is_not_tried_again(engine, tmp_path):
+    def program(worker):
+        (tmp_path / f"{worker.rank}-{time.monotonic_ns()}").touch()
+        if worker.rank == 1:
+            os._exit(7)
+        while True:
+            time.sleep(1)
+
+    with pytest.raises(WorkerError, match=r"^SystemExit in worker 1:\n") as error:
+        engine.run(program)
+    assert str(error.value).endswith("SystemExit: os._exit(7) was called")
+    assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["0", "1"]
+
+
 def blocked_in_python(worker):
     while True:
         pass

@@ -5,6 +5,7 @@ What holds for lost workers on every engine is in ``test_engines`` and ``test_en
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -285,3 +286,56 @@ def marked(mark: str) -> list[int]:
         except psutil.Error:
             continue
     return found
+
+
+_FULL_DISK = """
+    import numpy as np
+    import torch
+
+    from bigdl.common.errors import UsageError
+    from bigdl.orca.learn.pytorch import Estimator
+
+    def estimator(backend):
+        return Estimator.from_torch(
+            model=lambda config: torch.nn.Linear(100, 1),
+            optimizer=lambda model, config: torch.optim.SGD(model.parameters(), lr=0.1),
+            loss=torch.nn.MSELoss(), backend=backend, workers_per_node=2)
+
+    def fit(backend, data, **options):
+        try:
+            estimator(backend).fit(data, epochs=1, batch_size=64, **options)
+        except UsageError as error:
+            print(error, flush=True)
+
+    arrays = np.ones((40_000, 100), "float32"), np.ones((40_000, 1), "float32")
+    fit("local", arrays)
+
+    from bigdl.orca import OrcaContext, init_orca_context
+
+    init_orca_context("local", cores=2, memory="1g")
+    rows = OrcaContext.get_spark_session().range(100_000).selectExpr(
+        "transform(sequence(1, 100), i -> float(i + id)) AS x", "array(float(id)) AS y")
+    fit("spark", rows, feature_cols=["x"], label_cols=["y"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="only root can mount")
+def test_a_full_disk_is_one_sentence(tmp_path):
+    disk, program = tmp_path / "disk", tmp_path / "program.py"
+    disk.mkdir()
+    program.write_text(textwrap.dedent(_FULL_DISK))
+    command = f"mount -t tmpfs -o size=8m tmpfs {disk} && exec {sys.executable} {program}"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command],  # the mount ends with the program
+        env={**os.environ, "TMPDIR": str(disk), "SPARK_LOCAL_DIRS": str(disk)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    sentences = [line for line in done.stdout.splitlines() if line]
+    assert len(sentences) == 2, done.stdout + done.stderr
+    for sentence in sentences:
+        assert sentence.startswith(f"The disk of {disk}")
+        assert sentence.endswith("point spark.local.dir or TMPDIR to a larger one")
+    assert "Traceback" not in done.stderr

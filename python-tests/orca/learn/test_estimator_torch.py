@@ -523,12 +523,18 @@ def test_what_a_worker_finds_wrong_is_refused_in_a_sentence(frame, parts, messag
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("missing", ["loss", "optimizer"])
-def test_a_model_that_cannot_be_trained_is_refused_before_a_worker_starts(missing):
+def test_a_module_with_an_optimizer_and_no_loss_is_refused_at_once():
     model = nn.Linear(4, 1)
-    parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-    with pytest.raises(UsageError, match=f"fit needs an? {missing}; pass {missing}="):
-        estimator(**{**parts, missing: None}).fit("/no/such/folder", **COLUMNS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=r"^fit needs a loss; pass loss= to Estimator.from_torch"):
+        Estimator.from_torch(model=model, optimizer=optimizer, loss=None)
+
+
+@pytest.mark.parametrize("loss", [None, nn.MSELoss()])
+def test_a_module_without_an_optimizer_is_refused_before_a_worker_starts(loss):
+    only_predicts = Estimator.from_torch(model=nn.Linear(4, 1), loss=loss)
+    with pytest.raises(UsageError, match="fit needs an optimizer; pass optimizer="):
+        only_predicts.fit("/no/such/folder", **COLUMNS)
 
 
 @pytest.mark.parametrize(

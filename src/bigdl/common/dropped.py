@@ -1,16 +1,24 @@
-"""Modules of BigDL 2.x that are no more: importing one says what takes its place."""
+"""Modules of BigDL 2.x that are no more: importing one says what takes its place.
+
+Those beside ``bigdl.orca`` and ``bigdl.dllib``, which no import of another package announces, are
+files of one statement that call :func:`refuse`.
+"""
 
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
+from typing import NoReturn
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["DROPPED", "DroppedModuleError", "explain_imports"]
+__all__ = ["DROPPED", "DroppedModuleError", "explain_imports", "refuse"]
 
 _LAYERS = "its layers were written in Scala"
 _GRAPHS = "it ran graphs of TensorFlow 1"
 _IN_KERAS = "bigdl.orca.learn.tf2 with Keras 3, or bigdl.orca.learn.pytorch"
+_BACKENDS = "one Estimator trains on every backend"
+_FROM_TORCH = "Estimator.from_torch of bigdl.orca.learn.pytorch"
+_FROM_KERAS = "Estimator.from_keras of bigdl.orca.learn.tf2"
 _IN_TORCH = "torch.nn with bigdl.orca.learn.pytorch, or Keras 3 with bigdl.orca.learn.tf2"
 
 # Why, and what to use; their submodules are meant, too.
@@ -26,6 +34,25 @@ DROPPED = {
         "it ran runners of MMCV 1",
         "Estimator.from_torch of bigdl.orca.learn.pytorch with a MainCallback",
     ),
+    "bigdl.orca.learn.pytorch.training_operator": (
+        "steps belong to the loop",
+        "a MainCallback of bigdl.orca.learn.pytorch.callbacks",
+    ),
+    "bigdl.orca.learn.pytorch.pytorch_ray_worker": (_BACKENDS, f'{_FROM_TORCH} with backend="ray"'),
+    "bigdl.orca.learn.pytorch.pytorch_ray_estimator": (
+        _BACKENDS,
+        f'{_FROM_TORCH} with backend="ray"',
+    ),
+    "bigdl.orca.learn.pytorch.pytorch_pyspark_worker": (
+        _BACKENDS,
+        f'{_FROM_TORCH} with backend="spark"',
+    ),
+    "bigdl.orca.learn.pytorch.pytorch_pyspark_estimator": (
+        _BACKENDS,
+        f'{_FROM_TORCH} with backend="spark"',
+    ),
+    "bigdl.orca.learn.tf2.ray_estimator": (_BACKENDS, f'{_FROM_KERAS} with backend="ray"'),
+    "bigdl.orca.learn.tf2.pyspark_estimator": (_BACKENDS, f'{_FROM_KERAS} with backend="spark"'),
     "bigdl.dllib.keras": (_LAYERS, _IN_TORCH),
     "bigdl.dllib.models": (_LAYERS, _IN_TORCH),
     "bigdl.dllib.estimator": (
@@ -42,6 +69,18 @@ DROPPED = {
     ),
     "bigdl.serving": ("it ran on Flink", "bigdl.nano.serving, or bigdl.friesian.serving"),
     "bigdl.llm": ("it is now ipex-llm", "InferenceOptimizer of bigdl.nano.pytorch"),
+    "bigdl.ppml": (
+        "it needed enclaves of SGX and a service of keys",
+        "encrypted connections of bigdl.orca (spark.network.crypto.enabled)",
+    ),
+    "bigdl.dllib.net": (
+        _LAYERS,
+        "InferenceModel of bigdl.orca.inference, or TorchModel of bigdl.orca.torch",
+    ),
+    "bigdl.dllib.inference": (
+        "it ran models in the JVM",
+        "InferenceModel of bigdl.orca.inference",
+    ),
     "bigdl.dllib.utils.tf": (_GRAPHS, "InferenceModel of bigdl.orca.inference with ONNX"),
 }
 
@@ -62,15 +101,18 @@ class DroppedModuleError(UsageError, ModuleNotFoundError):
     """
 
 
+def refuse(name: str) -> NoReturn:
+    """Raise :class:`DroppedModuleError` for a module of ``DROPPED``."""
+    why, instead = DROPPED[name]
+    raise DroppedModuleError(f"{name} is no longer available: {why}; use {instead} instead")
+
+
 class _DroppedModules(MetaPathFinder):
     """The last finder: asked only for what no other one has."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
         if fullname in DROPPED:  # a parent is imported before its modules
-            why, instead = DROPPED[fullname]
-            raise DroppedModuleError(
-                f"{fullname} is no longer available: {why}; use {instead} instead"
-            )
+            refuse(fullname)
 
 
 def explain_imports() -> None:

@@ -26,7 +26,7 @@ import secrets
 import shutil
 import zlib
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 
@@ -171,9 +171,8 @@ class SpoolWriter:
             return
         checksum = 0
         for file, array in zip(self._files, arrays, strict=True):
-            view = _bytes_of(array)
+            view = write_array(file, array, self.rows)
             checksum = zlib.crc32(view[:_SAMPLE], checksum)
-            self._write(file, view)
         self._chunks.append((source, sequence, rows, checksum))
         self._stored.append(leaves)
         self.rows += rows
@@ -246,17 +245,42 @@ class SpoolWriter:
                 with contextlib.suppress(OSError):  # a file system that cannot, or a full disk
                     os.posix_fallocate(file.fileno(), 0, size)
 
-    def _write(self, file, view):
-        try:
-            while view:  # the system may take less than it was given
-                view = view[file.write(view) :]
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise UsageError(
-                f"The disk of {os.path.dirname(self.path)} is full after {self.rows} rows of a "
-                "worker's input; point spark.local.dir or TMPDIR to a larger one"
-            ) from error
+
+def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
+    """Write the values of an array.
+
+    Parameters
+    ----------
+    file : file
+        Without a buffer, so that a full disk shows here.
+    values : numpy.ndarray
+        Contiguous.
+    rows : int
+        How many rows of the input were written before.
+
+    Returns
+    -------
+    memoryview
+        The bytes of the values.
+
+    Raises
+    ------
+    UsageError
+        If the disk is full.
+    """
+    left = view = _bytes_of(values)
+    try:
+        while left:  # the system may take less than it was given
+            left = left[file.write(left) :]
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        folder = os.path.dirname(os.path.dirname(file.name))
+        raise UsageError(
+            f"The disk of {folder} is full after {rows} rows of a worker's input; point "
+            "spark.local.dir or TMPDIR to a larger one"
+        ) from error
+    return view
 
 
 def _bytes_of(values) -> memoryview:

@@ -16,7 +16,7 @@ from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer
 from bigdl.runtime.shards.feed import InputPlan, SourceError
-from bigdl.runtime.shards.shard import Shard
+from bigdl.runtime.shards.shard import Shard, write_array
 from bigdl.runtime.shards.values import columns_of, grouped
 
 
@@ -76,8 +76,9 @@ class ArrayFeed(PackedFeed):
         for rank in range(num_workers):
             rows, leaves, arrays = self.part(rank, num_workers)
             files = [os.path.join(folder.name, f"{rank}-{i}.bin") for i in range(len(arrays))]
-            for array, file in zip(arrays, files, strict=True):
-                array.tofile(file)
+            for array, path in zip(arrays, files, strict=True):
+                with open(path, "wb", buffering=0) as file:
+                    write_array(file, array, 0)
             shards.append((rows, leaves, files))
 
         def read(batches, open_spool):

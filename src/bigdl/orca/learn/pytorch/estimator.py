@@ -140,7 +140,8 @@ class Estimator:
         loss : torch.nn.Module or callable, optional
             A loss instance, ``loss(config)``, or a function of (output, target). N workers make
             the update of one process if it is a mean or a sum over the rows; class weights and
-            ignored labels of ``CrossEntropyLoss`` and ``NLLLoss`` are taken into account.
+            ignored labels of ``CrossEntropyLoss`` and ``NLLLoss`` are taken into account. A module
+            that comes with an optimizer needs one.
         metrics : Metric, callable, str or list of these, optional
             See :mod:`bigdl.orca.learn.metrics`; merged exactly over the workers.
         backend : str

@@ -166,6 +166,8 @@ class ModelParts:
             )
         if self.scheduler_creator is not None and not callable(self.scheduler_creator):
             raise UsageError("scheduler_creator must be a function of (optimizer, config)")
+        if self.optimizer is not None:  # one who only predicts passes none
+            self.check_training()
 
     def _check_optimizer_instance(self):
         if not self.is_instance:
@@ -387,4 +389,6 @@ def _check_trainable(model: torch.nn.Module, optimizer: Any, loss: Any) -> None:
     if optimizer is None:
         raise UsageError("fit needs an optimizer; pass optimizer= to Estimator.from_torch")
     if loss is None and not is_lightning(model):
-        raise UsageError("fit needs a loss; pass loss= to Estimator.from_torch")
+        raise UsageError(
+            "fit needs a loss; pass loss= to Estimator.from_torch, or no optimizer to predict only"
+        )
