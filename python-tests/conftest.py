@@ -88,8 +88,9 @@ def pytest_collection_modifyitems(items):
         files.setdefault(item.location[0], []).append(item)
     on_clusters = [path for path in files if on_real_cluster(files[path][0])]
     order = [path for path in files if path not in on_clusters]
+    others = len(order)
     for number, path in enumerate(on_clusters):
-        order.insert(number * len(order) // len(on_clusters), path)
+        order.insert(number + number * others // len(on_clusters), path)
     items[:] = [item for path in order for item in files[path]]
 
 

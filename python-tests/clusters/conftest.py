@@ -1,4 +1,4 @@
-"""Real clusters on this machine, each started once."""
+"""Real clusters on this machine, each started once and stopped when other tests follow."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,14 +7,14 @@ import pytest
 from real_clusters import control, running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def yarn(tmp_path_factory) -> Iterator[Path]:
     """The folder of a YARN of two hosts with HDFS."""
     with running("yarn.py", tmp_path_factory.mktemp("yarn")) as folder:
         yield folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kubernetes(tmp_path_factory) -> Iterator[Path]:
     """The folder of a Kubernetes of two nodes, with an image that has this machine's programs."""
     with running("kubernetes.py", tmp_path_factory.mktemp("kubernetes")) as folder:
@@ -22,7 +22,7 @@ def kubernetes(tmp_path_factory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def account(kubernetes) -> Path:
     """The same Kubernetes, with the namespace and the account of the documentation."""
     file = Path(__file__).parents[2] / "docker" / "kubernetes" / "account.yaml"
@@ -30,7 +30,7 @@ def account(kubernetes) -> Path:
     return kubernetes
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def hosts(tmp_path_factory) -> Iterator[Path]:
     """The folder of four hosts and a driver's, with a standalone cluster of Spark on them."""
     with running("hosts.py", tmp_path_factory.mktemp("hosts")) as folder:
