@@ -1,38 +1,60 @@
-"""Real clusters on this machine, each started once and stopped when other tests follow."""
+"""Real clusters on this machine, one at a time; each stops when tests of something else follow."""
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from real_clusters import control, running
 
+HERE = Path(__file__).parent
 
-@pytest.fixture(scope="package")
-def yarn(tmp_path_factory) -> Iterator[Path]:
+_running = ExitStack()
+_folders: dict[str, Path] = {}
+
+
+def started(script: str, prepare: str | None, tmp_path_factory) -> Path:
+    """The folder of a cluster that runs; any other is stopped."""
+    if script not in _folders:
+        stop()
+        folder = _running.enter_context(running(script, tmp_path_factory.mktemp("cluster")))
+        if prepare:
+            control(script, prepare, folder)
+        _folders[script] = folder
+    return _folders[script]
+
+
+def stop() -> None:
+    _folders.clear()
+    _running.close()
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of the last test
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or HERE not in nextitem.path.parents:
+        stop()
+
+
+@pytest.fixture(scope="module")
+def yarn(tmp_path_factory) -> Path:
     """The folder of a YARN of two hosts with HDFS."""
-    with running("yarn.py", tmp_path_factory.mktemp("yarn")) as folder:
-        yield folder
+    return started("yarn.py", None, tmp_path_factory)
 
 
-@pytest.fixture(scope="package")
-def kubernetes(tmp_path_factory) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def kubernetes(tmp_path_factory) -> Path:
     """The folder of a Kubernetes of two nodes, with an image that has this machine's programs."""
-    with running("kubernetes.py", tmp_path_factory.mktemp("kubernetes")) as folder:
-        control("kubernetes.py", "machine", folder)
-        yield folder
+    return started("kubernetes.py", "machine", tmp_path_factory)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def account(kubernetes) -> Path:
     """The same Kubernetes, with the namespace and the account of the documentation."""
-    file = Path(__file__).parents[2] / "docker" / "kubernetes" / "account.yaml"
+    file = HERE.parents[1] / "docker" / "kubernetes" / "account.yaml"
     control("kubernetes.py", "kubectl", kubernetes, "apply", "-f", str(file))
     return kubernetes
 
 
-@pytest.fixture(scope="package")
-def hosts(tmp_path_factory) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory) -> Path:
     """The folder of four hosts and a driver's, with a standalone cluster of Spark on them."""
-    with running("hosts.py", tmp_path_factory.mktemp("hosts")) as folder:
-        control("hosts.py", "spark", folder)
-        yield folder
+    return started("hosts.py", "spark", tmp_path_factory)
