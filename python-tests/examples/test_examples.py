@@ -28,6 +28,8 @@ def test_digits_are_learned(tmp_path):
     (accuracy,) = re.findall(r"^accuracy (\S+)$", done.stdout, re.MULTILINE)
     assert float(accuracy) >= 0.97
     assert re.search(r"^trained 21555 rows in ", done.stdout, re.MULTILINE)
+    # neither Spark nor what it starts says anything
+    assert [line for line in done.stderr.splitlines() if not line.startswith("epoch ")] == []
 
 
 class Recommender(nn.Module):
