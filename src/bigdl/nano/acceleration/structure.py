@@ -452,8 +452,11 @@ def as_array(value: Any) -> Any:
     """Return a tensor of PyTorch as an ndarray, bfloat16 as float32; anything else as it is."""
     if not hasattr(value, "detach"):
         return value
-    tensor = value.detach().cpu()
-    return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
+    try:
+        return value.numpy()  # of most tensors, and in a tenth of the time of what follows
+    except (RuntimeError, TypeError):  # with a gradient, on another device, of bfloat16
+        tensor = value.detach().cpu()
+        return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
 
 
 def _describe(value: Any, leaves: list, is_leaf: Callable[[Any], bool]) -> Structure:

@@ -232,11 +232,13 @@ class InferenceModel:
         arrays = _as_arrays(inputs)
         rows = len(arrays[0])
         step = batch_size or max(rows, 1)
-        lows = range(0, rows, step) if rows else [0]
         with self._copy() as copy:
-            pieces = [copy([a[low : low + step] for a in arrays]) for low in lows]
-        columns = zip(*pieces, strict=True)
-        joined = [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in columns]
+            if rows <= step:
+                joined = copy(arrays)
+            else:
+                lows = range(0, rows, step)
+                pieces = [copy([a[low : low + step] for a in arrays]) for low in lows]
+                joined = [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
         return joined[0] if len(joined) == 1 else joined
 
     def distributed_predict(self, inputs, sc=None):

@@ -26,14 +26,17 @@ def torch_copy(module: Any) -> Copy:
 
         with torch.inference_mode():
             outputs = module(*[torch.from_numpy(np.ascontiguousarray(a)) for a in inputs])
-        if isinstance(outputs, dict):
-            outputs = list(outputs.values())
-        elif not isinstance(outputs, list | tuple):
-            outputs = [outputs]
         # numpy has no bfloat16
-        return [(x.float() if x.dtype is torch.bfloat16 else x).numpy() for x in outputs]
+        return [(x.float() if x.dtype is torch.bfloat16 else x).numpy() for x in _listed(outputs)]
 
     return run
+
+
+def _listed(outputs: Any) -> list:
+    """What a model returns, as a list of its outputs."""
+    if isinstance(outputs, dict):
+        return list(outputs.values())
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
 def network_copies(count: int, run: Copy, names: Sequence[str]) -> list[Copy]:
@@ -128,7 +131,11 @@ def nano_copies(
 
     model = load()
     if isinstance(model, NetworkModel):
-        return network_copies(count, torch_copy(model), model.forward_args)
+        model.output_tensors = False
+        run = model.nano_run  # takes arrays as it takes tensors
+        return network_copies(
+            count, lambda inputs: _listed(run(tuple(inputs), {})), model.forward_args
+        )
     models = [model, *(load() for _ in range(count - 1))]
     for each in models:
         each.thread_num = None
