@@ -66,10 +66,11 @@ def test_a_killed_worker_is_replaced_and_no_answer_is_wrong(folder, config):
             each.join()
         with RemoteRecall(f"127.0.0.1:{ports['recall']}") as recall:
             recall.add_item(9999, np.full(8, 100.0))
-        for _ in range(8):  # each connection may be another worker's
-            with RemoteRecall(f"127.0.0.1:{ports['recall']}") as recall:
-                ids = np.concatenate([recall.candidates(np.array([u]), 40).ids for u in (1, 3, 5)])
-            assert 9999 in ids
+        assert knows_the_item(ports)
+        second.send_signal(signal.SIGKILL)
+        wait_for(lambda: len(workers_of(process)) == 2 and second not in workers_of(process))
+        wait_for(lambda: {"0", "1"} <= seen_in_metrics(ports["http"], 401))
+        assert knows_the_item(ports)  # the new worker has learned it
     finally:
         is_over.set()
         for each in threads:
@@ -84,12 +85,21 @@ def test_a_killed_worker_is_replaced_and_no_answer_is_wrong(folder, config):
     assert not wrong, wrong[:3]
 
 
-def seen_in_metrics(port):
+def knows_the_item(ports):
+    found = []
+    for _ in range(8):  # each connection may be another worker's
+        with RemoteRecall(f"127.0.0.1:{ports['recall']}") as recall:
+            ids = np.concatenate([recall.candidates(np.array([u]), 40).ids for u in (1, 3, 5)])
+        found.append(9999 in ids)
+    return all(found)
+
+
+def seen_in_metrics(port, items=400):
     try:
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     except OSError:  # of a worker that is gone
         return set()
-    assert re.search(r'bigdl_recommender_size\{of="index_items",worker="\d"\} 400', text)
+    assert re.search(rf'bigdl_recommender_size\{{of="index_items",worker="\d"\}} {items}', text)
     return set(re.findall(r'worker="(\d)"', text))
 
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import numpy as np
+import psutil
 import pytest
 
 from bigdl.nano.serving import Client
@@ -100,6 +102,63 @@ def test_a_new_version_is_found_and_a_network_needs_no_framework(
     assert served.stop(signal.SIGINT)[0] == 0
 
 
+def eventually(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not become true within 60 s"
+        time.sleep(0.1)
+
+
+def answers_of_connections(url, count=12):
+    """What the connections, each of which may be another worker's, answer."""
+    answers = set()
+    for _ in range(count):
+        with Client(url) as client:
+            try:
+                answers.add(float(client.infer("scale", ROWS)[0, 0]))
+            except Exception as error:
+                answers.add(type(error).__name__)
+    return answers
+
+
+@pytest.mark.fault
+def test_workers_share_the_ports_and_what_clients_change(scale_directory, tmp_path, program):
+    scale_directory(tmp_path / "scale" / "1", 1)
+    scale_directory(tmp_path / "scale" / "2", 2)
+    scale_directory(tmp_path / "other" / "1", 3)
+    served = program(tmp_path, "--workers", "2")
+    assert served.line.startswith("bigdl-serve: other 1, scale 1/2 at http")
+    assert served.line.endswith(", 2 workers\n")
+    children = psutil.Process(served.process.pid).children()
+    assert len(children) == 2
+    assert answers_of_connections(served.urls[1]) == {2.0}
+    with Client(served.urls[0]) as client:
+        client.unload("other")
+    traffic = f"{served.urls[0]}/v2/repository/models/scale/traffic"
+    urllib.request.urlopen(traffic, b'{"shares": {"1": 1}}').close()
+    assert answers_of_connections(served.urls[0]) == {1.0}
+    children[0].kill()
+    eventually(lambda: workers_seen(served.urls[0]) == {"0", "1"})
+    assert answers_of_connections(served.urls[1]) == {1.0}  # the new one has learned it
+    for _ in range(8):
+        with Client(served.urls[0]) as client:
+            ready = [each["name"] for each in client.models() if each["state"] == "READY"]
+            assert set(ready) == {"scale"}
+    code, out, errors = served.stop()
+    assert (code, out) == (0, "bigdl-serve: ended\n")
+    assert "The worker 0 ended with -9; another is started" in errors
+    assert "Traceback" not in errors
+    assert not any(each.is_running() for each in children)
+
+
+def workers_seen(url):
+    try:
+        with urllib.request.urlopen(f"{url}/metrics") as answer:
+            return set(re.findall(r'worker="(\d)"', answer.read().decode()))
+    except OSError:  # of a worker that is gone
+        return set()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -108,6 +167,8 @@ def test_a_new_version_is_found_and_a_network_needs_no_framework(
         ([], "directory; see bigdl-serve -h"),
         ([".", "--max-batch-size", "0"], "max_batch_size should be a positive integer, got 0"),
         ([".", "--tls-cert", "x"], "TLS needs both"),
+        ([".", "--workers", "0"], "--workers should be"),
+        ([".", "--workers", "2", "--http-port", "-1", "--grpc-port", "-1"], "Give a port"),
         ([".", "--token-file", "none"], "The token cannot be read from 'none'"),
     ],
 )

@@ -62,18 +62,12 @@ from bigdl.friesian.serving.services import (
     Service,
 )
 from bigdl.friesian.serving.shards import Shard, ShardedFeatures, ShardedRecall
-from bigdl.friesian.serving.workers import (
-    Siblings,
-    Worker,
-    Workers,
-    joined_metrics,
-    worker_command,
-)
 from bigdl.nano.serving.access import read_token
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.grpc_service import InferenceHandlers
 from bigdl.nano.serving.repository import ModelRepository
 from bigdl.nano.serving.service import InferenceService, ServingLimits
+from bigdl.nano.serving.workers import Siblings, Worker, Workers
 
 logger = logging.getLogger("bigdl.friesian.serving")
 
@@ -117,14 +111,14 @@ class Serving:
         self._is_shard = shard is not None
         config = config if shard is None else config.of_shard(shard, replica)
         if worker is not None:
-            ports = {f"server.{key}": port for key, port in worker.ports.items()}
-            config = replace(config, values={**config.values, **ports})
+            config = replace(config, values={**config.values, **worker.ports})
         self.config, self._worker = config, worker
         prometheus = require("prometheus_client", "serving")
         self.metrics = ServingMetrics(prometheus.CollectorRegistry())
         self.ports: dict[str, int] = {}
         self._closing: list[Callable[[], Any]] = []
         self._siblings: Siblings | None = None
+        self._added: dict[int, list[float]] = {}  # items that clients added to the index
         self._watcher: threading.Thread | None = None
         self._ended = threading.Event()
         self._made: dict[str, Any] = {}
@@ -199,23 +193,28 @@ class Serving:
         """Let the other workers of this server ask, and ask them."""
         if self._worker is None:
             return
-        own, number = self._models.metrics, self._worker.number
-        siblings = Siblings(
-            self._worker,
-            {
-                "metrics": lambda _: generate_latest(own.registry),
-                "add": self._added_elsewhere,
-            },
-        )
-        generate_latest = require("prometheus_client", "serving").generate_latest
+        functions = {"add": self._added_elsewhere, "added": lambda _: self._all_added()}
+        siblings = Siblings(self._worker, self._models, functions)
         self._closing.append(siblings.close)
         self._siblings = siblings
-        own.join = lambda text: joined_metrics({number: text, **siblings.ask("metrics")})
 
     def _added_elsewhere(self, content: bytes) -> bytes:
-        told = json.loads(content)
-        self._index.add_items(told["ids"], told["vectors"])
+        self._add({int(item): vector for item, vector in json.loads(content).items()})
         return b""
+
+    def _all_added(self) -> bytes:
+        return json.dumps(self._added).encode()
+
+    def _add(self, items: dict[int, list[float]]) -> None:
+        if items:
+            self._index.add_items(list(items), list(items.values()))
+            self._added.update(items)
+
+    def _take_over_items(self, siblings: Siblings) -> None:
+        """Add the items that other workers were told of before this one began."""
+        for items in siblings.ask("added").values():
+            self._added_elsewhere(items)
+            break
 
     # -- services -------------------------------------------------------------------------------
 
@@ -229,7 +228,8 @@ class Serving:
             return RecallService(self._recall, self._recall, self.metrics, limits)
         index: Any = self._index
         if self._siblings is not None:
-            index = _SharedIndex(index, self._siblings)
+            self._take_over_items(self._siblings)
+            index = _SharedIndex(self._add, self._siblings)
         return RecallService(self._local_recall, index, self.metrics, limits)
 
     def _ranking_service(self, limits: Limits) -> Service:
@@ -485,6 +485,7 @@ class Serving:
 
     def _renew(self, name: str) -> None:
         self._made[name].swap(ItemIndex.load(self.config.get("recall.index")))
+        self._added.clear()
 
     def stop(self) -> None:
         """Answer what was asked, and end all servers and clients."""
@@ -502,13 +503,13 @@ class Serving:
 class _SharedIndex:
     """The index of all workers of a server, for items that come one by one."""
 
-    def __init__(self, index: ItemIndex, siblings: Siblings):
-        self._index, self._siblings = index, siblings
+    def __init__(self, add: Callable[[dict[int, list[float]]], None], siblings: Siblings):
+        self._add, self._siblings = add, siblings
 
     def add_item(self, item_id: int, vector: Any) -> None:
-        self._index.add_item(item_id, vector)
-        told = {"ids": [int(item_id)], "vectors": [np.asarray(vector, np.float32).tolist()]}
-        self._siblings.ask("add", json.dumps(told).encode())
+        items = {int(item_id): np.asarray(vector, np.float32).tolist()}
+        self._add(items)
+        self._siblings.ask("add", json.dumps(items).encode())
 
 
 def _started(
@@ -663,12 +664,13 @@ def _serve_by_workers(
     if options.shard is not None:
         config = config.of_shard(options.shard, options.replica)
         more = ["--shard", str(options.shard), "--replica", str(options.replica)]
-    keys = [*(f"{name}_port" for name in SERVICES), "http_port"]
-    ports = {key: config.get(f"server.{key}") for key in keys if f"server.{key}" in config.values}
+    names = {f"server.{name}_port": name for name in (*SERVICES, "http")}
+    ports = {key: config.get(key) for key in names if key in config.values}
     host = _security(config).host
-    command = worker_command(options.config, *more)
+    program = [sys.executable, "-m", "bigdl.friesian.serving.program", "serve"]
+    command = [*program, "--config", str(options.config), *more]
     with Workers(command, count, host, ports, config.get("server.grace_s", 5.0)) as workers:
-        listed = ", ".join(f"{key.removesuffix('_port')} {p}" for key, p in workers.ports.items())
+        listed = ", ".join(f"{names[key]} {port}" for key, port in workers.ports.items())
         print(f"ready on {host}: {listed}; {count} workers", flush=True)
         ending.wait()
         print("ending", flush=True)

@@ -146,13 +146,11 @@ class InferenceHandlers:
         return messages()["RepositoryIndexResponse"](models=models)
 
     def _RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        self.service.check_changes()
-        self.service.repository.load(request.model_name)
+        self.service.change("load", request.model_name)
         return messages()["RepositoryModelLoadResponse"]()
 
     def _RepositoryModelUnload(self, request: Any, context: Any) -> Any:
-        self.service.check_changes()
-        self.service.repository.unload(request.model_name)
+        self.service.change("unload", request.model_name)
         return messages()["RepositoryModelUnloadResponse"]()
 
 
@@ -171,6 +169,8 @@ class GrpcServer:
         Key and certificate, for TLS.
     handlers : sequence of grpc.GenericRpcHandler, optional
         Of further services.
+    shares_port : bool, default False
+        Other processes listen on the port, too.
 
     Attributes
     ----------
@@ -186,6 +186,7 @@ class GrpcServer:
         threads: int = 64,
         pem: tuple[bytes, bytes] | None = None,
         handlers: Sequence[Any] = (),
+        shares_port: bool = False,
     ):
         self._port = GrpcPort(
             host,
@@ -197,6 +198,7 @@ class GrpcServer:
             check_access=service.check_access,
             open_methods=OPEN_METHODS,
             pem=pem,
+            shares_port=shares_port,
         )
         self.port: int = self._port.port
 

@@ -330,13 +330,11 @@ class HttpApp:
         return json_answer([e for e in entries if not wanted or e["state"] == "READY"])
 
     async def _load(self, request: HttpRequest, model: str) -> HttpAnswer:
-        self.service.check_changes()
-        await asyncio.to_thread(self.service.repository.load, model)
+        await asyncio.to_thread(self.service.change, "load", model)
         return HttpAnswer()
 
     async def _unload(self, request: HttpRequest, model: str) -> HttpAnswer:
-        self.service.check_changes()
-        await asyncio.to_thread(self.service.repository.unload, model)
+        await asyncio.to_thread(self.service.change, "unload", model)
         return HttpAnswer()
 
     async def _traffic(self, request: HttpRequest, model: str) -> HttpAnswer:
@@ -348,7 +346,7 @@ class HttpApp:
                 'Traffic is given as {"shares": {"1": 90, "2": 10}, "shadow": "3"}, where both '
                 "may be left out"
             )
-        self.service.repository.set_traffic(model, shares, shadow)
+        await asyncio.to_thread(self.service.change, "set_traffic", model, shares, shadow)
         return HttpAnswer()
 
     # -- about the server ----------------------------------------------------------------------

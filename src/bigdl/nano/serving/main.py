@@ -8,17 +8,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from bigdl.common.checks import check_integer
+from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
 from bigdl.nano.serving.access import read_token
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.repository import ModelRepository
-from bigdl.nano.serving.server import ModelServer, allow_many_connections
+from bigdl.nano.serving.server import STOP_SECONDS, ModelServer, allow_many_connections
 from bigdl.nano.serving.service import ServingLimits
+from bigdl.nano.serving.workers import Siblings, Worker, Workers, WorkerStartError
 
 _NAME = "bigdl-serve"
+_PORTS = {"http": "--http-port", "grpc": "--grpc-port"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,6 +51,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--max-queue", type=int, default=1024, help="requests of a model that may wait")
     add("--instances", type=int, default=1, help="calls of a model at the same time")
     add("--threads", type=int, help="threads of one call of a model")
+    add("--workers", type=int, default=1, help="processes that share the ports")
+    add("--worker", help=argparse.SUPPRESS)
     add("--inputs", help="inputs of a graph of PyTorch, e.g. 'x: FP32[-1,4]'")
     add("--max-request-bytes", type=int, default=64 << 20)
     add("--max-rows", type=int, default=65_536, help="rows of one request")
@@ -109,28 +115,71 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stopped = threading.Event()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda number, frame: stopped.set())
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = make_parser().parse_args(arguments)
+        options = make_parser().parse_args(given)
+        check_integer("--workers", options.workers, 1, 256)
+        if options.worker is None and options.workers > 1:
+            return _serve_by_workers(options, given, stopped)
         allow_many_connections()
-        server = _started(options)
-    except UsageError as error:
+        return _serve(options, stopped)
+    except (UsageError, WorkerStartError) as error:
         print(f"{_NAME}: {error}", file=sys.stderr)
         return 2
+
+
+def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
+    """Serve in this process, which may be one of several."""
+    worker = None if options.worker is None else Worker.from_json(options.worker)
+    if worker is not None:
+        options.http_port = worker.ports.get(_PORTS["http"], -1)
+        options.grpc_port = worker.ports.get(_PORTS["grpc"], -1)
+        options.threads = options.threads or max(1, core_count() // worker.count)
+    server = _started(options, shares_port=worker is not None)
+    siblings = None if worker is None else Siblings(worker, server.service)
+    repository = server.repository
     served = ", ".join(
-        f"{name} {'/'.join(server.repository.versions(name))}" for name in server.repository.names()
+        f"{name} {'/'.join(repository.versions(name))}" for name in repository.names()
     )
-    ports = (("http", server.http_port), ("grpc", server.grpc_port))
-    where = " and ".join(f"{kind}://{options.host}:{port}" for kind, port in ports if port)
-    print(f"{_NAME}: {served} at {where}", flush=True)
+    if worker is None:
+        ports = {"http": server.http_port, "grpc": server.grpc_port}
+        print(f"{_NAME}: {served} at {_addresses(options.host, ports)}", flush=True)
+    else:
+        print(f"ready {served}", flush=True)
     stopped.wait()
     if options.drain_seconds:
         server.drain(options.drain_seconds)
     server.close()
+    if siblings is not None:
+        siblings.close()
     print(f"{_NAME}: ended", flush=True)
     return 0
 
 
-def _started(options: argparse.Namespace) -> ModelServer:
+def _serve_by_workers(
+    options: argparse.Namespace, given: Sequence[str], stopped: threading.Event
+) -> int:
+    """Serve by several processes, and keep them."""
+    wanted = {_PORTS["http"]: options.http_port, _PORTS["grpc"]: options.grpc_port}
+    ports = {name: port for name, port in wanted.items() if port >= 0}
+    if not ports:
+        raise UsageError("Give a port for HTTP or for gRPC; a server without one is of no use")
+    grace = options.drain_seconds + STOP_SECONDS
+    command = [sys.executable, "-m", "bigdl.nano.serving.main", *given]
+    with Workers(command, options.workers, options.host, ports, grace) as workers:
+        where = {kind: workers.ports.get(name) for kind, name in _PORTS.items()}
+        address = _addresses(options.host, where)
+        print(f"{_NAME}: {workers.ready} at {address}, {options.workers} workers", flush=True)
+        stopped.wait()
+    print(f"{_NAME}: ended", flush=True)
+    return 0
+
+
+def _addresses(host: str, ports: Mapping[str, int | None]) -> str:
+    return " and ".join(f"{kind}://{host}:{port}" for kind, port in ports.items() if port)
+
+
+def _started(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
     if (options.tls_cert is None) != (options.tls_key is None):
         raise UsageError("TLS needs both --tls-cert and --tls-key")
     repository = ModelRepository(
@@ -163,6 +212,7 @@ def _started(options: argparse.Namespace) -> ModelServer:
         changes=options.allow_changes,
         reload_seconds=options.reload,
         grpc_threads=options.grpc_threads,
+        shares_port=shares_port,
     )
 
 

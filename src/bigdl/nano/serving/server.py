@@ -23,7 +23,7 @@ from bigdl.nano.serving.service import InferenceService, ServingLimits
 
 __all__ = ["ModelServer"]
 
-_STOP_SECONDS = 30.0
+STOP_SECONDS = 30.0
 
 
 class ModelServer:
@@ -56,6 +56,8 @@ class ModelServer:
         Further handlers for HTTP, as of :class:`HttpApp`.
     grpc_handlers : sequence, optional
         Further services of gRPC.
+    shares_port : bool, default False
+        Other processes listen on the ports, too; the system gives each connection to one of them.
 
     Attributes
     ----------
@@ -97,6 +99,7 @@ class ModelServer:
         grpc_threads: int = 64,
         routes: Mapping[tuple[str, str], Handler] | None = None,
         grpc_handlers: Sequence[Any] = (),
+        shares_port: bool = False,
     ):
         if http_port is None and grpc_port is None:
             raise UsageError("Give a port for HTTP or for gRPC; a server without one is of no use")
@@ -122,7 +125,7 @@ class ModelServer:
         try:
             if http_port is not None:
                 app = HttpApp(self.service, routes)
-                self._http = HttpThread(app, host, http_port, certificate)
+                self._http = HttpThread(app, host, http_port, certificate, shares_port)
             if grpc_port is not None:
                 self._grpc = GrpcServer(
                     self.service,
@@ -131,6 +134,7 @@ class ModelServer:
                     threads=grpc_threads,
                     pem=read_pem(certificate),
                     handlers=grpc_handlers,
+                    shares_port=shares_port,
                 )
                 self._grpc.start()
             if self._http is not None:
@@ -151,7 +155,7 @@ class ModelServer:
         """The port of gRPC."""
         return None if self._grpc is None else self._grpc.port
 
-    def close(self, seconds: float = _STOP_SECONDS) -> None:
+    def close(self, seconds: float = STOP_SECONDS) -> None:
         """Take no more requests, answer those that are under way, and close the models.
 
         Parameters

@@ -86,6 +86,8 @@ class InferenceService:
         self._token = token
         self._changes = changes
         self._span = _tracer()
+        # Where several processes are one server, it tells the others.
+        self.changed: Callable[..., object] = lambda name, *arguments: None
 
     @property
     def ready(self) -> bool:
@@ -117,6 +119,27 @@ class InferenceService:
             raise AccessError(
                 "The server does not let clients change its models; start it with --allow-changes"
             )
+
+    def change(self, name: str, *arguments: Any) -> None:
+        """Change the repository for a client.
+
+        Parameters
+        ----------
+        name : {"load", "unload", "set_traffic"}
+            The method of the repository.
+        *arguments
+            Of the method, of types that JSON has.
+
+        Raises
+        ------
+        AccessError
+            If clients may not change it.
+        UsageError
+            If it cannot be changed so.
+        """
+        self.check_changes()
+        getattr(self.repository, name)(*arguments)
+        self.changed(name, *arguments)
 
     def seconds_of(self, asked: float | None) -> float:
         """Return the seconds that a request has, within the limit."""

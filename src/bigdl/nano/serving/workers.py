@@ -5,7 +5,7 @@ each connection to one of them.  The parent answers nothing: it starts the worke
 for one that ends, and ends all at SIGTERM after the requests that run.
 
 Workers know each other by sockets in a folder of their own.  So each can show the metrics of all,
-and an item that one was told of reaches the index of all.
+what a client changes at one is changed at all, and a new one learns what the others were told.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Listener
-from pathlib import Path
 from typing import Any, Self
 
 from bigdl.common.environment import scratch_home
-from bigdl.common.errors import BigDLError, UsageError, require
+from bigdl.common.errors import BigDLError, UsageError, one_line, require
+from bigdl.nano.serving.service import InferenceService
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +39,13 @@ _ANSWER_SECONDS = 2.0  # that another worker has to answer
 _END_SECONDS = 10.0  # more than the grace, until a worker is killed
 
 
-class WorkerError(BigDLError, RuntimeError):
-    """A worker did not start, or does not answer.
+class WorkerStartError(BigDLError, RuntimeError):
+    """A worker did not start.
 
     Examples
     --------
-    >>> from bigdl.friesian.serving.workers import WorkerError
-    >>> issubclass(WorkerError, RuntimeError)
+    >>> from bigdl.nano.serving.workers import WorkerStartError
+    >>> issubclass(WorkerStartError, RuntimeError)
     True
     """
 
@@ -61,7 +60,7 @@ class Worker:
     folder : str
         Where the sockets of all workers are.
     ports : dict of str to int
-        By the key in the section ``server``.
+        By their names.
     """
 
     number: int
@@ -80,22 +79,68 @@ class Worker:
 class Siblings:
     """What a worker tells the others, and is told by them.
 
+    Metrics of the service are those of all workers from now on, and what a client changes at its
+    repository is changed at all.
+
     Parameters
     ----------
     worker : Worker
-    functions : dict of str to callable
-        By the name of the question; each gets the bytes of one and returns those of an answer.
+    service : InferenceService
+    functions : dict of str to callable, optional
+        Further questions by their names; each gets the bytes of one and returns those of an answer.
     """
 
-    def __init__(self, worker: Worker, functions: Mapping[str, Callable[[bytes], bytes]]):
+    def __init__(
+        self,
+        worker: Worker,
+        service: InferenceService,
+        functions: Mapping[str, Callable[[bytes], bytes]] | None = None,
+    ):
         self.worker = worker
-        self._functions = dict(functions)
+        self._service = service
+        own, number = service.metrics, worker.number
+        generate_latest = require("prometheus_client", "serving").generate_latest
+        self._functions: dict[str, Callable[[bytes], bytes]] = {
+            "metrics": lambda _: generate_latest(own.registry),
+            "change": self._change,
+            "state": self._state,
+            **(functions or {}),
+        }
         path = self._path(worker.number)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # of a worker that was killed
         self._listener = Listener(path, "AF_UNIX", backlog=16)
         self._is_open = True
         threading.Thread(target=self._listen, name="siblings", daemon=True).start()
+        own.join = lambda text: joined_metrics({number: text, **self.ask("metrics")})
+        service.changed = lambda *change: self.ask("change", json.dumps(change).encode())
+        for state in self.ask("state").values():
+            self._take_over(json.loads(state))
+            break
+
+    def _change(self, content: bytes) -> bytes:
+        name, *arguments = json.loads(content)
+        getattr(self._service.repository, name)(*arguments)
+        return b""
+
+    def _state(self, _: bytes) -> bytes:
+        repository = self._service.repository
+        traffic = {name: repository.traffic(name) for name in repository.names()}
+        return json.dumps(
+            {name: [dict(each.shares), each.shadow] for name, each in traffic.items()}
+        ).encode()
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        """Change what clients had changed before this worker began."""
+        repository = self._service.repository
+        for name in repository.names():
+            try:
+                if name not in state:
+                    repository.unload(name)
+                elif any(state[name]):
+                    repository.set_traffic(name, *state[name])
+            except UsageError as error:  # files that changed meanwhile
+                logger.warning("The model %s is not as in the other workers: %s", name, error)
 
     def _path(self, number: int) -> str:
         return os.path.join(self.worker.folder, f"worker-{number}")
@@ -108,6 +153,8 @@ class Siblings:
                     line.send_bytes(self._functions[name](line.recv_bytes(1 << 20)))
             except (OSError, EOFError):
                 continue
+            except UsageError as error:
+                logger.error("What another worker asked cannot be done: %s", one_line(error))
             except Exception:
                 logger.exception("A question of another worker failed")
 
@@ -166,21 +213,29 @@ class Workers:
     ----------
     command : sequence of str
         What starts a worker, but for ``--worker`` and what it is told behind it.  It prints a line
-        with ``ready`` when it answers.
+        that begins with ``ready`` when it answers.
     count : int
     host : str
     ports : dict of str to int
-        By the key in the section ``server``; 0 takes a free one.
+        By their names; 0 takes a free one.
     grace : float
         Seconds that requests have at the end.
+
+    Attributes
+    ----------
+    ports : dict of str to int
+    ready : str
+        What the first worker said behind ``ready``.
 
     Raises
     ------
     UsageError
         If a port cannot be used.
-    WorkerError
+    WorkerStartError
         If a worker does not start; the others are ended.
     """
+
+    ready = ""
 
     def __init__(
         self, command: Sequence[str], count: int, host: str, ports: Mapping[str, int], grace: float
@@ -196,8 +251,8 @@ class Workers:
                 self._reserved.append(_reserved(host, port, key))
                 self.ports[key] = self._reserved[-1].getsockname()[1]
             self._processes = [self._started(number) for number in range(count)]
-            for number, process in enumerate(self._processes):
-                _wait_ready(process, number)
+            said = [_wait_ready(each, number) for number, each in enumerate(self._processes)]
+            self.ready = said[0]
         except BaseException:
             self.stop()
             raise
@@ -273,15 +328,15 @@ class Workers:
         self.stop()
 
 
-def _wait_ready(process: subprocess.Popen, number: int) -> None:
+def _wait_ready(process: subprocess.Popen, number: int) -> str:
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("ready"):
-            return
-    raise WorkerError(f"The worker {number} did not start and ended with {process.wait()}")
+            return line.removeprefix("ready").strip()
+    raise WorkerStartError(f"The worker {number} did not start and ended with {process.wait()}")
 
 
-def _reserved(host: str, port: int, key: str) -> socket.socket:
+def _reserved(host: str, port: int, name: str) -> socket.socket:
     """Return a socket that holds a port for the workers; it does not listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -293,11 +348,5 @@ def _reserved(host: str, port: int, key: str) -> socket.socket:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((host, port))
     except (OSError, OverflowError) as error:
-        raise UsageError(f"server.{key}: {host}:{port} cannot be used: {error}") from None
+        raise UsageError(f"{name}: {host}:{port} cannot be used: {error}") from None
     return holder
-
-
-def worker_command(config: str | Path, *options: str) -> list[str]:
-    """Return what starts a worker of ``bigdl-friesian-serve``."""
-    program = [sys.executable, "-m", "bigdl.friesian.serving.program", "serve"]
-    return [*program, "--config", str(config), *options]
