@@ -537,6 +537,18 @@ class CompiledNetwork:
         finally:
             now.idle.append(request)
 
+    def expect_callers(self, callers: int) -> None:
+        """Compile for so many threads that call at the same time.
+
+        Each then has its share of the cores of a CPU, where one call alone would have all. What was
+        asked for by a number of threads or properties of OpenVINO stays as it is.
+        """
+        streams = min(callers, len(usable_cores()))
+        asked = {"NUM_STREAMS", "PERFORMANCE_HINT"} & set(self.additional_config)
+        if self.device == "CPU" and self.thread_num is None and streams > 1 and not asked:
+            self.final_config = {**self.final_config, "NUM_STREAMS": streams}
+            self.network = self.network
+
     def lend_request(self) -> tuple[Any, Callable[[], None]]:
         """Return an infer request that nobody else uses, and a function that takes it back."""
         now = self._now

@@ -39,7 +39,7 @@ class InferenceModel:
     ----------
     supported_concurrent_num : int
         How many copies there are. The copies of a network in ONNX Runtime or OpenVINO share its
-        weights.
+        weights; in OpenVINO so many calls at the same time share the cores.
 
     Examples
     --------

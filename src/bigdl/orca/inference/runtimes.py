@@ -111,6 +111,7 @@ def openvino_copies(
         if batch_size
     }
     compiled = CompiledNetwork(network, shapes=shapes or None, thread_num=threads)
+    compiled.expect_callers(count)
     return network_copies(count, compiled.infer, compiled.input_names)
 
 
@@ -122,6 +123,7 @@ def nano_copies(
     Threads share a network in another runtime, so its copies are one. Graphs of PyTorch run with
     the threads of the process, which calls at the same time could not change and restore.
     """
+    from bigdl.nano.openvino import CompiledNetwork
     from bigdl.nano.pytorch import InferenceOptimizer
     from bigdl.nano.pytorch.inference.accelerated import NetworkModel
 
@@ -131,6 +133,8 @@ def nano_copies(
 
     model = load()
     if isinstance(model, NetworkModel):
+        if isinstance(model.nano_network, CompiledNetwork):
+            model.nano_network.expect_callers(count)
         model.output_tensors = False
         run = model.nano_run  # takes arrays as it takes tensors
         return network_copies(
