@@ -1,16 +1,20 @@
 """Rows per second of a Delta Lake and an Iceberg table against the same rows as Parquet files.
 
-    python benchmarks/lakes.py [--rows 5000000] [--repeats 5] [--json FILE]
+    python benchmarks/lakes.py [--rows 5000000] [--repeats 5] [--mosaic PYTHON] [--json FILE]
 
 What is timed is what a fit does before its first step: the table is opened, two workers read
 their shares and write them to their spools. Beside it, in one process, what the readers of the two
 libraries need for the same columns as an Arrow table. All sides are interleaved; medians and
 ranges. The rows that the workers read are compared with those of the libraries.
+
+With the Python of an environment that has mosaicml-streaming, the first 200,000 of the rows are
+also read from shards of MDS by its dataset and a DataLoader of two workers.
 """
 
 import argparse
 import json
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -26,6 +30,7 @@ from bigdl.orca.engine import LocalEngine
 
 FEATURES = [f"f{i}" for i in range(8)]
 FILES = 8
+MOSAIC, MOSAIC_ROWS = "Mosaic Streaming, two workers", 200_000
 
 
 def table(rows: int, number: int) -> pa.Table:
@@ -81,6 +86,35 @@ def seconds_of_library(read) -> tuple[float, pa.Table]:
     return time.perf_counter() - start, result
 
 
+class Mosaic:
+    """A process that reads rows by Mosaic Streaming."""
+
+    def __init__(self, python: str, source: str, folder: str, rows: int):
+        script = str(Path(__file__).parent / "lake_sides" / "by_mosaic.py")
+        command = [python, script, source, f"{folder}/mds", str(rows)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(command, text=True, stderr=subprocess.DEVNULL, **pipes)
+        self.rows = self._answer()
+
+    def _answer(self):
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"The process of Mosaic ended with {self._process.wait()}")
+        return json.loads(line)
+
+    def read(self) -> float:
+        """Read all rows; return the seconds."""
+        self._process.stdin.write("read\n")
+        self._process.stdin.flush()
+        seconds, ids, count = self._answer()
+        assert (ids, count) == (self.rows * (self.rows - 1) // 2, self.rows), (ids, count)
+        return seconds
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
 ENGINE = LocalEngine()
 
 
@@ -88,6 +122,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rows", type=int, default=5_000_000)
     options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--mosaic", metavar="PYTHON")
     options.add_argument("--json", type=Path)
     chosen = options.parse_args()
     columns = [*FEATURES, "item", "label", "id"]
@@ -102,32 +137,38 @@ def main() -> None:
                 iceberg().scan(selected_fields=(*columns,)).to_arrow()
             ),
         }
-        times: dict[str, list[float]] = {name: [] for name in [*sides, *libraries]}
+        mosaic = None
+        if chosen.mosaic:
+            rows = min(MOSAIC_ROWS, chosen.rows)
+            mosaic = Mosaic(chosen.mosaic, sides["Parquet files"], folder, rows)
+        # million rows per second
+        rates: dict[str, list[float]] = {name: [] for name in [*sides, *libraries]}
         sums = set()
         for repeat in range(chosen.repeats + 1):
             for name, data in sides.items():
                 seconds, read = seconds_of_feed(data)
                 sums.add((sum(s for s, _ in read), sum(n for _, n in read)))
                 if repeat:  # the first one warms the page cache
-                    times[name].append(seconds)
+                    rates[name].append(chosen.rows / seconds / 1e6)
             for name, load in libraries.items():
                 seconds, loaded = seconds_of_library(load)
                 ids = loaded.column("id").to_numpy()
                 sums.add((int(ids.sum()), len(ids)))
                 if repeat:
-                    times[name].append(seconds)
+                    rates[name].append(chosen.rows / seconds / 1e6)
+            if mosaic and repeat:
+                rates.setdefault(MOSAIC, []).append(mosaic.rows / mosaic.read() / 1e6)
+        if mosaic:
+            mosaic.close()
         assert len(sums) == 1, f"The sides read different rows: {sums}"
-    base = statistics.median(times["Parquet files"])
+    base = statistics.median(rates["Parquet files"])
     print("| side | million rows/s | range | against Parquet |\n|---|---|---|---|")
-    for name, each in times.items():
-        rates = sorted(chosen.rows / t / 1e6 for t in each)
+    for name, each in rates.items():
         median = statistics.median(each)
-        print(
-            f"| {name} | {chosen.rows / median / 1e6:.2f} | {rates[0]:.2f}–{rates[-1]:.2f} | "
-            f"{base / median:.2f}× |"
-        )
+        spread = f"{min(each):.2f}–{max(each):.2f}"
+        print(f"| {name} | {median:.2f} | {spread} | {median / base:.2f}× |")
     if chosen.json:
-        chosen.json.write_text(json.dumps({"rows": chosen.rows, "seconds": times}, indent=1))
+        chosen.json.write_text(json.dumps({"rows": chosen.rows, "rates": rates}, indent=1))
 
 
 def open_iceberg(path: str):
