@@ -22,7 +22,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-METHODS = ("openvino_fp32", "onnxruntime_fp32", "jit_fp32", "bf16")
+METHODS = (
+    *("openvino_fp32", "openvino_bf16", "openvino_int8", "openvino_int8_weight_only"),
+    *("onnxruntime_fp32", "onnxruntime_int8_qlinear", "jit_fp32", "inductor_fp32"),
+    *("bf16", "static_int8", "torchao_int8"),
+)
 EXACT = 1e-6
 Make = Callable[[int, torch.Generator], tuple[tuple, dict]]
 ZOO: dict[str, tuple[Callable[[], nn.Module], Make]] = {}

@@ -5,6 +5,8 @@ import inspect
 import logging
 import os
 import pickle
+import re
+import time
 from importlib.util import find_spec
 
 import numpy as np
@@ -22,13 +24,24 @@ from bigdl.common.memory import glibc_tunables
 from bigdl.nano.pytorch import InferenceOptimizer, Trainer
 from bigdl.nano.pytorch.algorithms import SelectiveBackprop
 from bigdl.nano.pytorch.lightning import LightningModule
+from bigdl.nano.pytorch.trainer import _gpu_of as gpu_of
 from bigdl.nano.pytorch.trainer import fitted_loader
+from bigdl.nano.pytorch.training import compiling
 from bigdl.nano.pytorch.training.options import TrainingOptions
-from bigdl.nano.pytorch.training.steps import FastSteps, bf16_instructions, gains_from_bf16
+from bigdl.nano.pytorch.training.rates import AS_WRITTEN, COMPILED, COMPILING
+from bigdl.nano.pytorch.training.steps import (
+    CompiledForward,
+    FastSteps,
+    bf16_instructions,
+    gains_from_bf16,
+)
 
 needs_bf16 = pytest.mark.skipif(
     bf16_instructions() is None, reason="the processor does not multiply bfloat16"
 )
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU of CUDA")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -273,6 +286,130 @@ def test_layers_may_be_compiled_for_a_fit():
     assert "forward" not in vars(net)
 
 
+# --- a GPU
+
+
+@pytest.mark.parametrize(
+    ("arguments", "device"),
+    [
+        ({}, "cuda:0"),
+        ({"accelerator": "gpu"}, "cuda:0"),
+        ({"accelerator": "cuda", "devices": [0]}, "cuda:0"),
+        ({"accelerator": "gpu", "devices": 2}, None),
+        ({"accelerator": "gpu", "strategy": "ddp"}, None),
+        ({"accelerator": "cpu"}, None),
+    ],
+)
+def test_one_gpu_is_nano_s_and_several_are_lightning_s(monkeypatch, arguments, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert gpu_of(arguments) == (device and torch.device(device))
+
+
+def test_layers_on_a_gpu_compute_in_bfloat16_where_it_multiplies_that(monkeypatch):
+    for supported in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: supported)  # noqa: B023
+        net = seeded_cnn()
+        steps = FastSteps(TrainingOptions(), net, device="cuda")
+        wanted = "bfloat16 in training steps (CUDA)" if supported else "float32"
+        assert steps.report == [wanted, "channels_last"]
+        steps.undo()
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_gpu_learns_as_lightning_does_on_it(digits):
+    losses = []
+    for kind in (pl.Trainer, Trainer):
+        net = seeded_cnn()
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        run = kind(max_epochs=3, accelerator="gpu", devices=1, **quiet)
+        run.fit(classifier(net), digits[0])
+        losses.append(float(run.callback_metrics["train/loss"]))
+        assert "forward" not in vars(net)
+    assert run.settings == (
+        "bfloat16 in training steps (CUDA)", "channels_last", "fused Adam", "cuda:0"
+    )  # fmt: skip
+    assert losses[1] == pytest.approx(losses[0], abs=0.1)
+
+
+class _Waiting(nn.Module):
+    """A layer whose steps last as long as its forward waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 1)
+
+    def forward(self, x):
+        time.sleep(0.004)
+        return self.fc(x)
+
+
+def compiled_as(seconds):
+    """What stands in the place of a compiled forward: one that waits for another time."""
+
+    class Compiled(CompiledForward):
+        def __call__(self, x):
+            time.sleep(seconds)
+            return self.module.fc(x)
+
+    return Compiled
+
+
+def fit_that_may_compile(monkeypatch, seconds, cost=0.0, epochs=5, net=None):
+    monkeypatch.setattr(compiling, "CompiledForward", compiled_as(seconds))
+    monkeypatch.setattr(compiling, "_SECONDS", cost)
+    monkeypatch.setattr(compiling, "_SECONDS_PER_LAYER", 0)
+    net = net or _Waiting()
+    module = Trainer.compile(net, nn.MSELoss(), torch.optim.SGD(net.parameters(), 0.1))
+    run = trainer(max_epochs=epochs, precision=32, inductor="auto")
+    run.fit(module, DataLoader(table(64), batch_size=4))  # 16 steps
+    assert "forward" not in vars(net)
+    return run
+
+
+def test_layers_are_compiled_in_a_fit_where_that_is_faster(monkeypatch):
+    run = fit_that_may_compile(monkeypatch, 0.0)
+    assert re.fullmatch(r"TorchInductor \([\d.e+]+ times as fast\)", run.settings[-1])
+    steps = {row["phase"]: row["steps"] for row in run.rates.rows()}
+    assert (steps[AS_WRITTEN], steps[COMPILING]) == (20, 2)
+    assert steps[COMPILED] >= 50
+    assert COMPILED in run.rates.gain
+
+
+def test_layers_go_on_as_written_where_compiled_ones_are_slower(monkeypatch):
+    run = fit_that_may_compile(monkeypatch, 0.012)
+    assert re.fullmatch(r"no TorchInductor \(0\.\d+ times as fast\)", run.settings[-1])
+    steps = {row["phase"]: row["steps"] for row in run.rates.rows()}
+    assert steps[COMPILED] == 20
+    assert steps[AS_WRITTEN] > 20
+
+
+def test_layers_are_not_compiled_for_a_few_steps(monkeypatch):
+    run = fit_that_may_compile(monkeypatch, 0.0, cost=1000.0, epochs=2)
+    assert re.fullmatch(
+        r"no TorchInductor \(the \d+ steps left do not repay it\)", run.settings[-1]
+    )
+    assert {row["phase"] for row in run.rates.rows()} == {AS_WRITTEN}
+
+
+@pytest.mark.slow
+def test_what_is_compiled_in_a_fit_learns_the_same(monkeypatch):
+    monkeypatch.setattr(compiling, "_SECONDS", 0)
+    monkeypatch.setattr(compiling, "_SECONDS_PER_LAYER", 0)
+    monkeypatch.setattr(compiling, "_LEAST_GAIN", 0)
+    losses = []
+    for inductor in (False, "auto"):
+        net = seeded_cnn()
+        images = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        loader = DataLoader(TensorDataset(images, torch.arange(64) % 10), batch_size=8)
+        run = trainer(max_epochs=7, precision=32, inductor=inductor)
+        run.fit(classifier(net), loader)
+        losses.append(float(run.callback_metrics["train/loss"]))
+    assert run.settings[-1].startswith("TorchInductor (")
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
 def test_switched_off_it_trains_as_lightning_does():
     plain, ours = Regression(), Regression()
     loader = DataLoader(table(), batch_size=8)
@@ -408,7 +545,7 @@ WRONG = {
     "one algorithm": ({"algorithms": SelectiveBackprop()}, "algorithms must be a list of callback"),
     "no algorithm": ({"algorithms": [3]}, "algorithms must be a list of callbacks"),
     "tuning": ({"tune_process": "yes"}, "tune_process must be True or False"),
-    "compiler": ({"inductor": 1}, "inductor must be True or False"),
+    "compiler": ({"inductor": 1}, "inductor must be True, False or 'auto'"),
     "layout": ({"channels_last": "yes"}, "channels_last should be"),
     "warm-up that is no int": ({"auto_lr": {"warmup_epochs": 1.5}}, "warmup_epochs of auto_lr"),
     "auto_lr that is text": ({"auto_lr": "yes"}, "auto_lr must be"),

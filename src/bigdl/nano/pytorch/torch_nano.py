@@ -153,6 +153,11 @@ class TorchNano(ABC):
             kwargs.setdefault("devices", num_processes or 1)
             num_processes, distributed_backend = None, "subprocess"
         self._options = TrainingOptions.of(locals())
+        if self._options.inductor == "auto":
+            raise UsageError(
+                "inductor='auto' compares the steps of a fit, which a loop of one's own does not "
+                "show; pass True or False, or use Trainer"
+            )
         check_lightning_arguments(kwargs, self._options.count)
         self._auto_lr, self._fabric_keywords = auto_lr, kwargs
 

@@ -61,8 +61,9 @@ class Trainer(pl.Trainer):
 
     The class is a Trainer so that a program only changes its import (Dai et al., BigDL 2.0,
     CVPR 2022, Fig. 2). What it does by default is said in one line when a fit starts, and each of
-    these settings has a switch. They apply on the CPU; with another `accelerator`, or a `strategy`
-    of the user's own, training is Lightning's.
+    these settings has a switch. They apply on the CPU, and on one GPU of CUDA but for the frozen
+    prefix; with several GPUs, another `accelerator` or a `strategy` of the user's own, training is
+    Lightning's.
 
     Parameters
     ----------
@@ -97,9 +98,11 @@ class Trainer(pl.Trainer):
     tune_process : bool
         Whether the allocator and the thread count are those of :func:`bigdl.nano.runtime.tune`
         during a fit; what it frees is kept for a minute, for a fit that may follow.
-    inductor : bool
+    inductor : bool or "auto"
         Whether TorchInductor compiles the model's layers, which takes a minute or so: it pays where
-        a training is long and its layers are not mostly convolutions or products.
+        a training is long and its layers are not mostly convolutions or products. ``"auto"`` finds
+        out: after twenty steps the layers are compiled if the steps that are left may repay it, and
+        after twenty more the faster way goes on.
     bucket_cap_mb : float
         Megabytes of gradients that travel together between processes.
     frozen_prefix : bool, optional
@@ -147,7 +150,7 @@ class Trainer(pl.Trainer):
         *,
         fused_optimizers: bool = True,
         tune_process: bool = True,
-        inductor: bool = False,
+        inductor: bool | str = False,
         bucket_cap_mb: float = 25.0,
         frozen_prefix: bool | None = None,
         algorithms: Sequence[Any] | None = None,
@@ -189,6 +192,9 @@ class Trainer(pl.Trainer):
         elif _is_on_cpu(kwargs) and kwargs.get("devices", "auto") in ("auto", 1):
             kwargs |= {"accelerator": "cpu", "devices": 1}
             kwargs["strategy"] = SingleProcessStrategy(options)
+        elif (gpu := _gpu_of(kwargs)) is not None:
+            kwargs |= {"accelerator": "cuda", "devices": [gpu.index]}
+            kwargs["strategy"] = SingleProcessStrategy(options, gpu)
         super().__init__(precision=cast("Any", lightning_precision), **kwargs)
 
     @property
@@ -203,9 +209,9 @@ class Trainer(pl.Trainer):
 
     @property
     def rates(self) -> StepRates:
-        """Rates of the last fit's steps, before and after its frozen part was accelerated.
+        """Rates of the last fit's steps, before and after parts of the model were accelerated.
 
-        Printed, it is a table; ``rates.rows()`` returns the figures. A fit whose frozen part was
+        Printed, it is a table; ``rates.rows()`` returns the figures. A fit of which a part was
         accelerated ends with a line of the log that says what it gained.
 
         Examples
@@ -505,6 +511,23 @@ def _is_on_cpu(arguments: dict[str, Any]) -> bool:
         backends = (torch.cuda, torch.backends.mps)
         return not any(backend.is_available() for backend in backends)
     return accelerator == "cpu"
+
+
+def _gpu_of(arguments: dict[str, Any]) -> torch.device | None:
+    """Return the only GPU on which Lightning would train; None if there is none, or several."""
+    if arguments.get("strategy", "auto") != "auto" or arguments.get("num_nodes", 1) != 1:
+        return None
+    accelerator = arguments.get("accelerator", "auto")
+    if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
+        return None
+    devices = arguments.get("devices", "auto")
+    if devices == "auto":
+        devices = torch.cuda.device_count()
+    if devices in (1, "1"):
+        return torch.device("cuda", 0)
+    if isinstance(devices, list | tuple) and len(devices) == 1 and isinstance(devices[0], int):
+        return torch.device("cuda", devices[0])
+    return None
 
 
 def fitted_loader(trainer: Any) -> DataLoader | None:

@@ -84,16 +84,16 @@ class Accuracy:
         own = 0.0 if exact is None else distance(self.expected, exact)
         return max(_CLOSE, 4 * own)
 
-    def why_not(self, result: torch.Tensor) -> str | None:
-        """Return why a result is not good enough."""
+    def judged(self, result: torch.Tensor) -> tuple[float, str | None]:
+        """Return the relative error of a result, and why it is not good enough."""
         if result.shape != self.expected.shape or not bool(torch.isfinite(result).all()):
-            return "gives no such result"
+            return float("inf"), "gives no such result"
         error = distance(result, self.expected)
         is_close = error <= self.bf16 and _largest_row(result, self.expected) <= self.bf16_row
         if error <= _CLOSE or is_close or error <= self.fp32:
-            return None
+            return error, None
         allowed = max(self.fp32, self.bf16)
-        return f"has a relative error of {error:.2g}, and {allowed:.2g} is allowed"
+        return error, f"has a relative error of {error:.2g}, and {allowed:.2g} is allowed"
 
     def bound(self, error: float) -> float:
         """Return how far the results of other batches may be, given that of the sample."""
@@ -497,9 +497,8 @@ class _Build:
                 run = _Run(method.model_of(network, self._source, self._options))
                 with torch.no_grad():
                     result = run(self.segment.sample)
-                reason = self._accuracy.why_not(result)
+                error, reason = self._accuracy.judged(result)
                 if reason is None:
-                    error = distance(result, self._accuracy.expected)
                     self.segment.bound = self._accuracy.bound(error)
                     self.segment.use(method.name, run, error)
                     self.reason = None

@@ -18,7 +18,7 @@ def fuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
     ----------
     optimizer : Optimizer
         Changed only if it is one of PyTorch's own that have such an implementation, the user has
-        not chosen another, and its parameters are dense and float on the CPU.
+        not chosen another, and its parameters are dense and float on the CPU or a GPU.
     module : Module
         Whose embeddings may have sparse gradients.
 
@@ -32,7 +32,7 @@ def fuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
     groups = optimizer.param_groups
     if all(group.get("fused") for group in groups):
         return True
-    if any(_chosen(group) or not all(map(_is_plain, group["params"])) for group in groups):
+    if any(_chosen(group) for group in groups) or not _is_plain(optimizer):
         return False
     for group in groups:
         group["fused"] = True
@@ -44,11 +44,17 @@ def _chosen(group: Mapping[str, Any]) -> bool:
     return named or bool(group.get("differentiable")) or isinstance(group["lr"], torch.Tensor)
 
 
-def _is_plain(parameter: torch.Tensor) -> bool:
-    return (
-        parameter.device.type == "cpu"
-        and parameter.layout == torch.strided
-        and parameter.dtype in (torch.float32, torch.float64)
+def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if the fused implementation takes all parameters of an optimizer."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    devices = {each.device.type for each in parameters}
+    if devices == {"cuda"}:  # what it has counted already would have to move there
+        possible = type(optimizer) is not torch.optim.Adagrad and not optimizer.state
+    else:
+        possible = devices == {"cpu"}
+    return possible and all(
+        each.layout == torch.strided and each.dtype in (torch.float32, torch.float64)
+        for each in parameters
     )
 
 

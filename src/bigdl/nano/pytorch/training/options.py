@@ -60,8 +60,8 @@ class TrainingOptions:
         Whether optimizers that have a fused implementation use it.
     use_ipex : bool
         Without effect.
-    inductor : bool
-        Whether TorchInductor compiles the layers.
+    inductor : bool or "auto"
+        Whether TorchInductor compiles the layers; ``"auto"`` finds out in the steps of a fit.
     bucket_cap_mb : float
         Megabytes of gradients that travel together between processes.
     frozen_prefix : bool or None
@@ -82,7 +82,7 @@ class TrainingOptions:
     channels_last: bool | None = None
     fused_optimizers: bool = True
     use_ipex: bool = False
-    inductor: bool = False
+    inductor: bool | str = False
     bucket_cap_mb: float = 25.0
     frozen_prefix: bool | None = None
 
@@ -123,8 +123,10 @@ class TrainingOptions:
                 f"'bf16-mixed', not {self.precision!r}"
             )
         self.precision = _PRECISIONS[self.precision]
-        for name in ("tune_process", "use_ipex", "fused_optimizers", "inductor"):
+        for name in ("tune_process", "use_ipex", "fused_optimizers"):
             check_bool(name, getattr(self, name))
+        if self.inductor != "auto" and not isinstance(self.inductor, bool):
+            raise UsageError(f"inductor must be True, False or 'auto', not {self.inductor!r}")
         check_choice("channels_last", self.channels_last, (True, False, None))
         check_choice("frozen_prefix", self.frozen_prefix, (True, False, None))
         check_number("bucket_cap_mb", self.bucket_cap_mb, above=0)

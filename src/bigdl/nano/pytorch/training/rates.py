@@ -1,16 +1,16 @@
-"""Rates of training steps: as the model is written, and with its frozen prefix accelerated."""
+"""Rates of training steps: as the model is written, and with parts of it in another way."""
 
 import time
 from array import array
 from statistics import median
-
-from bigdl.nano.pytorch.frozen.automatic import AutomaticPrefix
 
 _KEPT = 1000  # of the newest steps of a phase: a fit may have millions
 _ENOUGH = 3  # steps, for a median to be one
 AS_WRITTEN = "as written"
 BUILDING = "while the prefix is built"
 WITH_PREFIX = "with the frozen prefix"
+COMPILING = "while layers are compiled"
+COMPILED = "with compiled layers"
 
 
 class StepRates:
@@ -23,26 +23,35 @@ class StepRates:
     def __init__(self) -> None:
         self._seconds: dict[str, array] = {}
         self._steps: dict[str, int] = {}
-        self._begun: tuple[str | None, float] | None = None
+        self._begun: tuple[str, float] | None = None
+        self._is_first = True
+        self._newest: str | None = None
 
-    def begin(self, prefix: AutomaticPrefix) -> None:
-        """Note that a training step begins."""
-        now = time.perf_counter()
-        if self._begun is None:
-            self._begun = None, now
-            return
-        phase, begun = self._begun
-        if phase is not None:
-            self._add(phase, now - begun)
-        self._begun = self._phase_of(prefix), now
+    def end(self) -> None:
+        """Note that a training step has ended; before the first one, nothing."""
+        if self._begun is not None:
+            phase, begun = self._begun
+            if self._is_first:
+                self._is_first = False
+            else:
+                self._add(phase, time.perf_counter() - begun)
+            self._begun = None
 
-    @staticmethod
-    def _phase_of(prefix: AutomaticPrefix) -> str:
-        if prefix.is_building:
-            return BUILDING
-        return WITH_PREFIX if prefix.segments else AS_WRITTEN
+    def begin(self, phase: str) -> None:
+        """Note that a training step of a phase begins; the one before ends at the latest now."""
+        self.end()
+        self._begun = phase, time.perf_counter()
+
+    def steps(self, phase: str) -> int:
+        """Steps of a phase that have ended."""
+        return self._steps.get(phase, 0)
+
+    def seconds(self, phase: str) -> float:
+        """Median of the seconds of a phase's steps, of which there are some."""
+        return median(self._seconds[phase])
 
     def _add(self, phase: str, seconds: float) -> None:
+        self._newest = phase
         kept = self._seconds.setdefault(phase, array("d"))
         steps = self._steps.get(phase, 0)
         if len(kept) < _KEPT:
@@ -82,14 +91,14 @@ class StepRates:
 
     @property
     def gain(self) -> str | None:
-        """What the frozen prefix gained, in a few words; None if it did not run long enough."""
+        """What the last steps gained, in a few words; None if nothing runs faster, or not yet."""
         rows = {row["phase"]: row for row in self.rows()}
-        after = rows.get(WITH_PREFIX)
+        after = rows.get(self._newest) if self._newest in (WITH_PREFIX, COMPILED) else None
         if after is None or after["times"] is None:
             return None
         before = rows[AS_WRITTEN]["steps_per_second"]
         return (
-            f"{after['steps_per_second']:.3g} steps/s {WITH_PREFIX}, {before:.3g} before: "
+            f"{after['steps_per_second']:.3g} steps/s {after['phase']}, {before:.3g} before: "
             f"{after['times']:.2g} times as fast"
         )
 

@@ -38,6 +38,8 @@ class FastSteps:
     calls : bool
         Whether the module is called by a loop that is not ours: then its first call, and not the
         first step, shows whether the program bears the layout.
+    device : {"cpu", "cuda"}
+        Where it is trained, if it is moved there afterwards.
 
     Attributes
     ----------
@@ -45,8 +47,16 @@ class FastSteps:
         What holds, in a few words each.
     """
 
-    def __init__(self, options: TrainingOptions, module: nn.Module, *, calls: bool = False):
+    def __init__(
+        self,
+        options: TrainingOptions,
+        module: nn.Module,
+        *,
+        calls: bool = False,
+        device: str = "cpu",
+    ):
         self._options = options
+        self._device = device
         self._module = module
         self._undoing = ExitStack()
         self._guard: ModuleState | None = None
@@ -54,11 +64,11 @@ class FastSteps:
         self.report: list[str] = []
         if any(parameter.device.type != "cpu" for parameter in module.parameters()):
             return
-        if options.inductor:  # first: what compiles is the module's own code
-            self._replace_forwards(computing_children(module) or [module], _CompiledForward)
+        if options.inductor is True:  # first: what compiles is the module's own code
+            self._replace_forwards(computing_children(module) or [module], CompiledForward)
         self._choose_precision()
         self._choose_layout()
-        if options.inductor:
+        if options.inductor is True:
             self.report.append("TorchInductor")
         if self.channels_last and calls:
             self._convert_calls()
@@ -100,12 +110,12 @@ class FastSteps:
         if self._options.precision is not None:
             self.report.append(f"precision {self._options.precision}")
             return
-        instructions = bf16_instructions()
+        instructions = bf16_instructions(self._device)
         if instructions is None or not gains_from_bf16(self._module):
             self.report.append("float32")
             return
         parts = [self._module, *computing_children(self._module)]
-        self._replace_forwards(parts, _Bf16Forward)
+        self._replace_forwards(parts, functools.partial(_Bf16Forward, device=self._device))
         self.report.append(f"bfloat16 in training steps ({instructions})")
 
     def _choose_layout(self) -> None:
@@ -132,7 +142,9 @@ class FastSteps:
     def _in_layout(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return self.batch((args, kwargs))
 
-    def _replace_forwards(self, parts: Iterable[nn.Module], forward: type[OtherForward]) -> None:
+    def _replace_forwards(
+        self, parts: Iterable[nn.Module], forward: Callable[[nn.Module], OtherForward]
+    ) -> None:
         replaced = AttributePatch()
         for part in parts:
             replaced.set(part, "forward", forward(part))
@@ -149,8 +161,10 @@ class FastSteps:
         _log.debug("The first step failed with channels_last and is made again without")
 
 
-def bf16_instructions() -> str | None:
-    """Return the instruction set by which this processor multiplies bfloat16, if it has one."""
+def bf16_instructions(device: str = "cpu") -> str | None:
+    """Return the instruction set by which a processor multiplies bfloat16, if it has one."""
+    if device == "cuda":
+        return "CUDA" if torch.cuda.is_bf16_supported(including_emulation=False) else None
     flags = isa_flags()
     return next((name for name in _INSTRUCTIONS if name in flags), None)
 
@@ -176,7 +190,7 @@ def gains_from_bf16(module: nn.Module) -> bool:
 class OtherForward:
     """Another way of a module's forward; a copy of the module has its own, as it is written."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module | OtherForward):
         self.module, self.forward = module, module.forward
         functools.update_wrapper(self, module.forward, updated=())
 
@@ -191,15 +205,27 @@ def _as_written(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-class _CompiledForward(OtherForward):
-    """The forward of a module, compiled by TorchInductor when it is first called."""
+class CompiledForward(OtherForward):
+    """The forward of a module, compiled by TorchInductor when it is first called.
 
-    def __init__(self, module: nn.Module):
+    Parameters
+    ----------
+    module : Module or OtherForward
+    optional : bool
+        Whether what cannot be compiled in the first call runs as written.
+    """
+
+    def __init__(self, module: nn.Module | OtherForward, optional: bool = False):
         super().__init__(module)
         self._compiled = torch.compile(module.forward)
+        self._is_tried = optional
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._compiled(*args, **kwargs)
+        if not self._is_tried:
+            return self._compiled(*args, **kwargs)
+        self._is_tried = False
+        with torch._dynamo.config.patch(suppress_errors=True):
+            return self._compiled(*args, **kwargs)
 
 
 class _Bf16Forward(OtherForward):
@@ -208,11 +234,17 @@ class _Bf16Forward(OtherForward):
     Only the outermost of such modules switches.
     """
 
+    module: nn.Module
+
+    def __init__(self, module: nn.Module, device: str = "cpu"):
+        super().__init__(module)
+        self._device = device
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Gradients or not: a frozen backbone has none.
-        if not self.module.training or torch.is_autocast_enabled("cpu"):
+        if not self.module.training or torch.is_autocast_enabled(self._device):
             return self.forward(*args, **kwargs)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(self._device, torch.bfloat16):
             output = self.forward(*args, **kwargs)
         return tree_map_only(torch.Tensor, full_precision, output)
 

@@ -34,11 +34,12 @@ from bigdl.common.checks import check_integer
 from bigdl.common.errors import UsageError
 from bigdl.nano.pytorch.frozen.automatic import AutomaticPrefix, with_prefix
 from bigdl.nano.pytorch.frozen.callback import FrozenPrefixCallback
+from bigdl.nano.pytorch.training.compiling import CompilerChoice
 from bigdl.nano.pytorch.training.group import LocalGroup, ddp_arguments
 from bigdl.nano.pytorch.training.optimizers import scale_rates, scale_schedule, warmup_factor
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import run_processes
-from bigdl.nano.pytorch.training.rates import StepRates
+from bigdl.nano.pytorch.training.rates import AS_WRITTEN, BUILDING, WITH_PREFIX, StepRates
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps
 
@@ -156,6 +157,7 @@ class _FastStrategy(Strategy):
     options: TrainingOptions
     steps: FastSteps | None = None
     prefix: AutomaticPrefix | None = None
+    compiler: CompilerChoice | None = None
     settings: tuple[str, ...] = ()
     process_report: Sequence[str] = ()
     rates = StepRates()
@@ -163,7 +165,8 @@ class _FastStrategy(Strategy):
     def setup(self, trainer: Trainer) -> None:
         # Before optimizers are made and gradients get their buckets.
         if trainer.state.fn == TrainerFn.FITTING:
-            self.steps = FastSteps(self.options, cast("LightningModule", self.lightning_module))
+            module = cast("LightningModule", self.lightning_module)
+            self.steps = FastSteps(self.options, module, device=self.root_device.type)
         super().setup(trainer)
         if self.steps is not None:
             self.steps.optimizers(self.optimizers)
@@ -171,12 +174,13 @@ class _FastStrategy(Strategy):
             rank_zero_info(f"Nano trains with {', '.join(self.settings)}")
             self.prefix = self._automatic_prefix(trainer)
             self.rates = StepRates()
+            self.compiler = self._compiler_choice(trainer)
 
     def _automatic_prefix(self, trainer: Trainer) -> AutomaticPrefix:
         chosen = any(isinstance(each, FrozenPrefixCallback) for each in _callbacks(trainer))
         return AutomaticPrefix(
             cast("LightningModule", self.lightning_module),
-            False if chosen else self.options.frozen_prefix,
+            False if chosen or self.root_device.type != "cpu" else self.options.frozen_prefix,
             self.options.precision,
             functools.partial(_batches_left, trainer),
             self._tell_of_prefix,
@@ -186,17 +190,44 @@ class _FastStrategy(Strategy):
         self.settings = with_prefix(self.settings, phrase)
         rank_zero_info(line)
 
+    def _compiler_choice(self, trainer: Trainer) -> CompilerChoice | None:
+        if self.options.inductor != "auto":
+            return None
+        module = cast("LightningModule", self.lightning_module)
+        left = functools.partial(_batches_left, trainer)
+        return CompilerChoice(module, self.rates, left, self._tell_of_compiler)
+
+    def _tell_of_compiler(self, phrase: str) -> None:
+        self.settings = (*self.settings, phrase)
+        rank_zero_info(f"Nano trains with {phrase}")
+
     def batch_to_device(self, batch: Any, device=None, dataloader_idx: int = 0) -> Any:
         batch = super().batch_to_device(batch, device, dataloader_idx)
         return batch if self.steps is None else self.steps.batch(batch)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         prefix = cast("AutomaticPrefix", self.prefix)
-        self.rates.begin(prefix)
+        self._begin_step(prefix)
         with prefix.step():
             return cast("FastSteps", self.steps).step(super().training_step, *args, **kwargs)
 
+    def _begin_step(self, prefix: AutomaticPrefix) -> None:
+        self.rates.end()
+        compiler = self.compiler
+        if compiler is not None:
+            compiler.begin(prefix)
+        if prefix.is_building:
+            phase = BUILDING
+        elif prefix.segments:
+            phase = WITH_PREFIX
+        else:
+            phase = AS_WRITTEN if compiler is None else compiler.phase
+        self.rates.begin(phase)
+
     def teardown(self) -> None:
+        if self.compiler is not None:
+            self.compiler.undo()
+            self.compiler = None
         if self.prefix is not None:
             self.prefix.close()
             self.prefix = None
@@ -208,7 +239,9 @@ class _FastStrategy(Strategy):
         super().teardown()
 
     def _describe(self) -> list[str]:
-        return [*self.process_report, f"{torch.get_num_threads()} threads"]
+        device = self.root_device
+        on = f"{torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+        return [*self.process_report, on]
 
 
 def _batches_left(trainer: Trainer) -> float | None:
@@ -224,17 +257,19 @@ def _batches_left(trainer: Trainer) -> float | None:
 
 
 class SingleProcessStrategy(_FastStrategy, SingleDeviceStrategy):
-    """Training in the calling process, on the CPU.
+    """Training in the calling process.
 
     Parameters
     ----------
     options : TrainingOptions
+    device : torch.device or str
+        The CPU, or a GPU of CUDA.
     """
 
     strategy_name = "nano_single_process"
 
-    def __init__(self, options: TrainingOptions):
-        super().__init__(device="cpu")
+    def __init__(self, options: TrainingOptions, device: torch.device | str = "cpu"):
+        super().__init__(device=device)
         self.options = options
 
     def setup_optimizers(self, trainer: Trainer) -> None:
