@@ -175,7 +175,7 @@ def test_what_files_cannot_do_is_refused(folder, tmp_path):
 def test_columns_in_the_names_of_folders_are_those_of_spark(orca_spark, tmp_path):
     source = str(tmp_path / "visits")
     columns = "row % 3 day", "if(row % 5 = 0, null, concat('a b/', row % 2)) kind", "row", "item"
-    frame = orca_spark.createDataFrame(visits(60).select(["row", "item"])).selectExpr(*columns)
+    frame = frame_of_arrow(orca_spark, visits(60).select(["row", "item"])).selectExpr(*columns)
     frame.write.partitionBy("day", "kind").parquet(source)
 
     def record():

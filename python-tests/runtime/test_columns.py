@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster.versions import to_arrow
+from bigdl.orca.cluster.versions import data_type, to_arrow
 from bigdl.orca.data.feeds import as_feed
 from bigdl.runtime.shards.columns import (
     ColumnSpec,
@@ -296,11 +296,11 @@ def test_another_input_is_refused_with_its_type(data):
 
 
 def spec(type_name, floats="float32"):
-    return column_spec("x", DataType.fromDDL(type_name), floats)
+    return column_spec("x", data_type(type_name), floats)
 
 
 def unified(type_name, reference):
-    return unified_spec("x", DataType.fromDDL(type_name), "float32", spec(reference), "other")
+    return unified_spec("x", data_type(type_name), "float32", spec(reference), "other")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from elastic_server import Refusal, elastic_server
 from pyspark.sql import Row
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.versions import data_type
 from bigdl.orca.data import elastic_search
 
 pytest.importorskip(
@@ -107,7 +107,7 @@ def test_the_schema_is_that_of_the_mapping(config):
 
 
 def test_a_given_schema_says_what_is_read(server, config):
-    schema = StructType.fromDDL("year string, roles array<struct<actor string>>, missing double")
+    schema = data_type("year string, roles array<struct<actor string>>, missing double")
     frame = elastic_search.read_df(config, "films", schema)
     assert frame.schema == schema
     assert frame.sort("year").first() == Row(

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import StructType
 
 from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.cluster.spark import SparkCluster
+from bigdl.orca.cluster.versions import data_type
 from bigdl.orca.data.feeds import as_feed, packing
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.spark import SparkEngine
@@ -122,7 +123,7 @@ def test_every_kind_of_column_arrives(orca_spark, engine):
     fields |= {"grid": "array<array<bigint>>", "m": "map<string, float>"}
     schema = StructType()
     for name, type_name in fields.items():
-        schema.add(name, DataType.fromDDL(type_name) if type_name else VectorUDT())
+        schema.add(name, data_type(type_name) if type_name else VectorUDT())
     frame = orca_spark.createDataFrame(rows, schema)
 
     def look(worker):

@@ -37,7 +37,7 @@ from bigdl.friesian.ops.operator import (
 from bigdl.friesian.ops.spark import F, action, col, kind_of, schema_of, shared, without_nan
 from bigdl.friesian.ops.targets import target_figures
 from bigdl.friesian.ops.vocabulary import Source, count_values, counts_of_sources, enough
-from bigdl.orca.cluster.versions import to_arrow
+from bigdl.orca.cluster.versions import data_type, observed, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -160,7 +160,7 @@ def _counts_and_figures(
         counted |= _counts(rows, mine, separator)
     # Spark observes nothing, and fails when asked, if it sees from the plan that there are no rows
     if observation is not None and any(counted[key].num_rows for key in rest):
-        row = observation.get
+        row = observed(observation)
     else:
         row = cast("Row", df.agg(*named).first()).asDict() if named else {}
     return counted | {key: row[f"f{i}"] or [] for i, key in enumerate(figures)}
@@ -260,7 +260,7 @@ def mapped(df: DataFrame, fitted: Sequence[FittedOperator]) -> DataFrame:
         May lack columns that no step reads, and have others, which come last.
     fitted : list of FittedOperator
     """
-    from pyspark.sql.types import DataType, StructField, StructType
+    from pyspark.sql.types import StructField, StructType
 
     types = {each.name: each.dataType for each in df.schema}
     made = {cell.output: cell.field.kind for each in fitted for cell in each.cells}
@@ -268,7 +268,7 @@ def mapped(df: DataFrame, fitted: Sequence[FittedOperator]) -> DataFrame:
     known = {name: () for name in types if name not in others}
     names = batch_of(known).behind(fitted).names
     fields = [
-        StructField(name, DataType.fromDDL(made[name]) if name in made else types[name])
+        StructField(name, data_type(made[name]) if name in made else types[name])
         for name in [*names, *others]
     ]
     steps = shared(list(fitted), df.sparkSession)

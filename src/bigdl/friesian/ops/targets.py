@@ -28,7 +28,7 @@ from bigdl.friesian.ops.kinds import Field, Schema, require_columns, require_kin
 from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.vocabulary import DRIVER_VALUES, LookUp, Vocabulary, check_categories
-from bigdl.orca.cluster.versions import by_sets, frame_of_arrow, to_arrow
+from bigdl.orca.cluster.versions import by_sets, computed, frame_of_arrow, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -271,7 +271,7 @@ def _computed(table: DataFrame) -> DataFrame:
     counted = table.persist()
     try:
         if counted.count() > DRIVER_VALUES:
-            return counted.localCheckpoint(eager=True)
+            return computed(counted)
         return frame_of_arrow(table.sparkSession, to_arrow(counted), table.schema)
     finally:
         counted.unpersist()

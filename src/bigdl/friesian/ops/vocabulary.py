@@ -32,7 +32,7 @@ from bigdl.friesian.ops.hashing import FAST, buckets, fast_bucket
 from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
 from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
-from bigdl.orca.cluster.versions import frame_of_arrow, to_arrow, try_cast
+from bigdl.orca.cluster.versions import computed, frame_of_arrow, to_arrow, try_cast
 from bigdl.orca.data.transformer.encoding import Source, sources_of
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def numbered(spark: SparkSession, vocabulary: pa.Table) -> Dictionary:
     entries = pa.table({"key": vocabulary["value"], "value": numbers})
     entries = entries.sort_by("key").combine_chunks()
     kind = kinds.of_arrow(entries["key"].type)
-    df = spark.createDataFrame(entries, f"key {kind}, value int")
+    df = frame_of_arrow(spark, entries, f"key {kind}, value int")
     return Dictionary(df, "key", "value", entries)
 
 
@@ -548,7 +548,7 @@ def _ranked_by_spark(counted: DataFrame, fields: list[str], order_by_freq: bool)
     values = [name for name in counted.columns if name not in ("source", "count")]
     order = [F.col("count").desc()] if order_by_freq else []
     window = Window.partitionBy("source").orderBy(*order, *values)
-    ranked = counted.withColumn("id", F.row_number().over(window)).localCheckpoint(eager=True)
+    ranked = computed(counted.withColumn("id", F.row_number().over(window)))
     return [
         ranked.filter(F.col("source") == i).select(field, "id") for i, field in enumerate(fields)
     ]

@@ -36,7 +36,7 @@ from bigdl.orca.cluster.spark import (
     simulated_cluster,
 )
 from bigdl.orca.cluster.spark_calls import users_errors
-from bigdl.orca.cluster.versions import by_partition, check_connect
+from bigdl.orca.cluster.versions import by_partition, to_arrow
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -246,7 +246,7 @@ class ConnectCluster(SparkCluster):
                 yield from pieces(0, key, cloudpickle.dumps(elements))
 
         with self.users_errors():
-            table = frame.mapInArrow(work, PIECES).toArrow()
+            table = to_arrow(frame.mapInArrow(work, PIECES))
         pairs = sorted(whole_values(table.to_batches()), key=lambda pair: pair[0])
         return [element for _, data in pairs for element in cloudpickle.loads(data)]
 
@@ -366,7 +366,6 @@ class ConnectedSession:
         UsageError
             If there is no server, or it refuses.
         """
-        check_connect()
         active = connect_session()
         if active is not None:
             if has_server(active) and cls._is_alive(active):

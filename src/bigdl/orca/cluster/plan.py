@@ -28,7 +28,7 @@ def is_switched_off() -> bool:
 
 
 def is_connect(frame) -> bool:
-    """Return True if an object is a DataFrame of Spark Connect."""
+    """Return True if an object is a DataFrame, session or column of Spark Connect."""
     return any(c.__module__.startswith("pyspark.sql.connect") for c in type(frame).__mro__)
 
 

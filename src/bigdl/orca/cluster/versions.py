@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError, require
+from bigdl.orca.cluster.plan import is_connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,8 +24,6 @@ else:
     pa = LazyModule("pyarrow", "orca")
 
 OLDEST = (3, 5)
-OLDEST_CONNECT = (4, 0)
-"""The first Spark whose Connect gives tables of Arrow."""
 
 
 def require_pyspark() -> None:
@@ -35,22 +34,6 @@ def require_pyspark() -> None:
     MissingExtraError, UsageError
     """
     check_version(require("pyspark", "orca").__version__)
-
-
-def check_connect() -> None:
-    """Check that PySpark can be used over Spark Connect.
-
-    Raises
-    ------
-    UsageError
-    """
-    if spark_release() < OLDEST_CONNECT:
-        import pyspark
-
-        raise UsageError(
-            f"Over Spark Connect Orca needs Spark 4.0 or newer, but this is {pyspark.__version__}; "
-            "use a SparkContext, or a newer Spark"
-        )
 
 
 def check_version(version: str) -> None:
@@ -88,9 +71,18 @@ def spark_thread(target: Callable[[], Any], session: Any = None) -> threading.Th
     """A daemon thread that has the local properties, or the tags of a session, of this one."""
     from pyspark import InheritableThread
 
-    takes_session = "session" in inspect.signature(InheritableThread.__init__).parameters
-    options = {"session": session} if takes_session else {}
-    return InheritableThread(target, daemon=True, **options)
+    if "session" in inspect.signature(InheritableThread.__init__).parameters:
+        return InheritableThread(target, daemon=True, session=session)
+    if session is None:
+        return InheritableThread(target, daemon=True)
+    tags = session.getTags()
+
+    def run():
+        for tag in tags:
+            session.addTag(tag)
+        target()
+
+    return threading.Thread(target=run, daemon=True)
 
 
 def python_rdd_command(sc: Any, parts: tuple) -> tuple:
@@ -100,10 +92,43 @@ def python_rdd_command(sc: Any, parts: tuple) -> tuple:
     return cast("Any", sys.modules[RDD.__module__])._prepare_for_python_RDD(sc, parts)
 
 
+def data_type(text: str) -> DataType:
+    """The type that a text describes, as Spark writes types and schemas."""
+    from pyspark.sql.types import DataType
+
+    if hasattr(DataType, "fromDDL"):
+        return DataType.fromDDL(text)
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
+        from pyspark.sql.connect import types as remote
+
+        return cast("Any", remote).parse_data_type(text)
+    from pyspark.sql.types import _parse_datatype_string
+
+    return _parse_datatype_string(text)
+
+
+def observed(observation: Any) -> dict[str, Any]:
+    """What an Observation saw; lists and rows as lists."""
+    return {name: _plain_value(value) for name, value in observation.get.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if hasattr(value, "_target_id") and hasattr(value, "apply"):  # of the JVM, in Spark 3.5
+        return [_plain_value(value.apply(i)) for i in range(value.length())]
+    return value
+
+
 def condition_of(error: Any) -> str:
     """The name that Spark gives to an error."""
     name = error.getCondition() if hasattr(error, "getCondition") else error.getErrorClass()
     return str(name)
+
+
+def text_reader(session: SparkSession) -> Any:
+    """What the readers of Spark ML take to read a stage's parameters: a session or its context."""
+    return session if spark_release() >= (4, 0) else session.sparkContext
 
 
 # -- Arrow -----------------------------------------------------------------------------------------
@@ -139,12 +164,24 @@ def to_arrow(frame: DataFrame) -> pa.Table:
     """All rows of a DataFrame as a table of Arrow."""
     if hasattr(type(frame), "toArrow"):
         return frame.toArrow()
+    schema = arrow_schema(frame.schema)
+    if is_connect(frame):
+        remote = cast("Any", frame)
+        client = remote._session.client
+        table, _ = client.to_table(remote._plan.to_proto(client))
+        return table.rename_columns(schema.names).cast(schema)
     classic = cast("Any", frame)
     batches = classic._collect_as_arrow()
-    schema = arrow_schema(frame.schema)
     if not batches:
         return schema.empty_table()
     return pa.Table.from_batches(batches).cast(schema)
+
+
+def frame_of_rows(session: SparkSession, rows: Iterable, schema: str | StructType) -> DataFrame:
+    """A DataFrame of rows whose types are not looked at, where Spark can leave that out."""
+    named = "verifySchema" in inspect.signature(session.createDataFrame).parameters
+    options: dict[str, Any] = {"verifySchema": False} if named else {}
+    return cast("Any", session).createDataFrame(rows, schema, **options)
 
 
 def frame_of_arrow(
@@ -163,12 +200,23 @@ def frame_of_arrow(
         return session.createDataFrame(table, schema) if schema else session.createDataFrame(table)
     from pyspark.sql import DataFrame
     from pyspark.sql.pandas.types import from_arrow_schema
-    from pyspark.sql.types import _parse_datatype_string
 
-    wanted: Any = _parse_datatype_string(schema) if isinstance(schema, str) else schema
+    wanted: Any = data_type(schema) if isinstance(schema, str) else schema
     wanted = wanted or from_arrow_schema(table.schema)
     table = table.rename_columns([field.name for field in wanted.fields])
     table = table.cast(arrow_schema(wanted))
+    if is_connect(session):
+        from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
+        from pyspark.sql.connect.plan import CachedLocalRelation, LocalRelation
+
+        # the server reads the first batch of a stream
+        whole = table.combine_chunks()
+        remote = cast("Any", session)
+        plan: Any = cast("Any", LocalRelation)(whole, schema=wanted.json())
+        (limit,) = remote.client.get_configs("spark.sql.session.localRelationCacheThreshold")
+        if limit is not None and whole.nbytes >= int(limit):  # a message has 128 MB at most
+            plan = CachedLocalRelation(remote._cache_local_relation(plan))
+        return cast("Any", ConnectFrame).withPlan(plan, session)
     classic = cast("Any", session)
     sql = classic._jvm.PythonSQLUtils
     size = max(1, -(-table.num_rows // classic.sparkContext.defaultParallelism))
@@ -232,6 +280,18 @@ def _spark_hash(value: int) -> int:
     return mixture - (1 << 32) if mixture >> 31 else mixture
 
 
+def computed(frame: DataFrame) -> DataFrame:
+    """A DataFrame whose rows are computed now, and lie on the executors.
+
+    Over Spark Connect 3.5 they are cached, and computed again if an executor is lost.
+    """
+    if hasattr(type(frame), "localCheckpoint"):
+        return frame.localCheckpoint(eager=True)
+    rows = frame.select("*").persist()  # another plan than `frame`, whose own cache may end
+    rows.count()
+    return rows
+
+
 def by_sets(
     frame: DataFrame, keys: Sequence[str], sets: Sequence[Sequence[str]], figures: Sequence[Column]
 ) -> DataFrame:
@@ -282,18 +342,13 @@ def try_cast(value: Column, kind: str | DataType) -> Column:
     """A column in another type; null where that cannot be."""
     if hasattr(type(value), "try_cast"):
         return value.try_cast(kind)
-    from pyspark import SparkContext
-    from pyspark.sql import Column
-    from pyspark.sql.types import DataType, _parse_datatype_string
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import DataType
 
-    jvm = cast("Any", SparkContext._active_spark_context)._jvm
-    wanted = kind if isinstance(kind, DataType) else _parse_datatype_string(kind)
-    parsed = jvm.org.apache.spark.sql.types.DataType.fromJson(wanted.json())
-    expressions = jvm.org.apache.spark.sql.catalyst.expressions
-    cast_ = expressions.Cast(
-        cast("Any", value)._jc.expr(), parsed, jvm.scala.Option.empty(), expressions.EvalMode.TRY()
-    )
-    return Column(jvm.org.apache.spark.sql.Column(cast_))
+    wanted = kind.simpleString() if isinstance(kind, DataType) else kind
+    # only the text of SQL has it
+    each = F.expr(f"each -> try_cast(each as {wanted})")
+    return F.call_function("transform", F.array(value), each)[0]
 
 
 # -- functions of Arrow ----------------------------------------------------------------------------
@@ -384,6 +439,8 @@ def _innermost(kind: pa.DataType) -> pa.DataType:
 
 def _known_type(kind: str) -> pa.DataType | None:
     """The type of Arrow for what Spark calls `kind`, None for one that is not needed exactly."""
+    if match := re.fullmatch(r"decimal\((\d+),(\d+)\)", kind):
+        return pa.decimal128(int(match[1]), int(match[2]))
     if kind.startswith("array<"):
         inner = _known_type(kind[len("array<") : -1])
         return None if inner is None else pa.list_(inner)

@@ -27,7 +27,7 @@ from bigdl.common.errors import LazyModule, UsageError, refusing, require
 from bigdl.orca.cluster.connect import active_spark_or_local
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
-from bigdl.orca.cluster.versions import arrow_schema
+from bigdl.orca.cluster.versions import arrow_schema, data_type
 from bigdl.runtime.shards.columns import quoted
 
 if TYPE_CHECKING:
@@ -412,7 +412,7 @@ def _schema_of_mapping(settings: _Settings) -> StructType:
 
 def _struct(settings: _Settings, properties: Mapping[str, Any], parent: str) -> StructType:
     """Spark's type of an object with these fields, of those that are asked for."""
-    from pyspark.sql.types import ArrayType, DataType, StringType, StructType
+    from pyspark.sql.types import ArrayType, StringType, StructType
 
     include, exclude = settings.wanted()
     rich = settings.flag("es.mapping.date.rich")
@@ -423,20 +423,21 @@ def _struct(settings: _Settings, properties: Mapping[str, Any], parent: str) -> 
     struct = StructType()
     for name, field in properties.items():
         path, kind = parent + name, field.get("type", "object")
-        data_type: Any
+        of_field: Any
         if "properties" in field:
-            data_type = _struct(settings, field["properties"], f"{path}.")
-            if not data_type.names:
+            of_field = _struct(settings, field["properties"], f"{path}.")
+            if not of_field.names:
                 continue
         elif kind == "alias" or not _is_in(path, include) or _is_in(path, exclude):
             continue
         elif kind.startswith("date") and ("epoch_second" in field.get("format", "") or not rich):
-            data_type = StringType()
+            of_field = StringType()
         else:
-            data_type = DataType.fromDDL(_TYPES.get(kind, kind if kind in _PARSERS else "string"))
+            known = kind if kind in _PARSERS else "string"
+            of_field = data_type(_TYPES.get(kind, known))
         for _ in range(depths.get(path, kind == "nested")):
-            data_type = ArrayType(data_type)
-        struct.add(name, data_type)
+            of_field = ArrayType(of_field)
+        struct.add(name, of_field)
     return struct
 
 

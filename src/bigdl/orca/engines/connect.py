@@ -21,6 +21,7 @@ from bigdl.orca.cluster.connect import (
     is_gone,
 )
 from bigdl.orca.cluster.spark import connect_session
+from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.engines.spark import ROWS, SparkEngine, SparkJob, run_task, sql_settings
 from bigdl.runtime.certificate import Certificate
 from bigdl.runtime.channel import Channel
@@ -155,7 +156,7 @@ class ConnectJob(SparkJob):
 
     def _rows(self, stage):
         with self._server_errors(), sql_settings(self._spark, self._input_plan.settings):
-            table = stage().toArrow()
+            table = to_arrow(stage())
         columns = (column.to_pylist() for column in table.columns)
         return list(zip(*columns, strict=True))
 

@@ -20,7 +20,7 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.spark_calls import silent_when_closed
-from bigdl.orca.cluster.versions import arrow_schema
+from bigdl.orca.cluster.versions import arrow_schema, data_type
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.inference.images import decode_images
 from bigdl.orca.inference.inference_model import InferenceModel
@@ -170,15 +170,13 @@ def _size(name: str, size: Any) -> tuple[int, int]:
 
 
 def _schema(returns: str) -> Any:
-    from pyspark.sql.types import StructType
-
     if not isinstance(returns, str) or not returns.strip():
         raise UsageError(
             "returns must name the new columns and their types, such as 'score float', got "
             f"{returns!r}"
         )
     try:
-        return StructType.fromDDL(returns)
+        return data_type(returns)
     except Exception as error:  # each Spark has a class of its own for it
         raise UsageError(f"returns={returns!r} is no schema of Spark: {error}") from error
 

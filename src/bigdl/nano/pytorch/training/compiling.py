@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -84,7 +85,7 @@ class CompilerChoice:
 
     def _compile(self) -> None:
         for part in computing_children(self._module) or [self._module]:
-            owner = part
+            owner: Any = part
             while isinstance(owner.forward, OtherForward):  # what compiles is the module's own code
                 owner = owner.forward
             self._replaced.set(owner, "forward", CompiledForward(owner, optional=True))

@@ -190,8 +190,9 @@ def gains_from_bf16(module: nn.Module) -> bool:
 class OtherForward:
     """Another way of a module's forward; a copy of the module has its own, as it is written."""
 
-    def __init__(self, module: nn.Module | OtherForward):
-        self.module, self.forward = module, module.forward
+    def __init__(self, module: Any):
+        self.module: Any = module
+        self.forward: Callable[..., Any] = module.forward
         functools.update_wrapper(self, module.forward, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +216,7 @@ class CompiledForward(OtherForward):
         Whether what cannot be compiled in the first call runs as written.
     """
 
-    def __init__(self, module: nn.Module | OtherForward, optional: bool = False):
+    def __init__(self, module: Any, optional: bool = False):
         super().__init__(module)
         self._compiled = torch.compile(module.forward)
         self._is_tried = optional
@@ -233,8 +234,6 @@ class _Bf16Forward(OtherForward):
 
     Only the outermost of such modules switches.
     """
-
-    module: nn.Module
 
     def __init__(self, module: nn.Module, device: str = "cpu"):
         super().__init__(module)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bigdl.common.errors import UsageError, first_line, refusing
 from bigdl.orca.cluster.connect import active_spark_or_local
 from bigdl.orca.cluster.ray import active_cluster, is_alone
+from bigdl.orca.cluster.versions import data_type
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.file import exists, files_of, is_local_path, open_file_system
 from bigdl.orca.data.tables import is_lake, open_table
@@ -307,7 +308,7 @@ def _read_csv(
     paths = paths_for_spark(file_path)
     reader = reader.options(**{"inferSchema": True, **options})
     if isinstance(names, str):
-        schema = cast("StructType", StructType.fromDDL(names))
+        schema = cast("StructType", data_type(names))
         frame = reader.schema(schema).csv(paths)
         columns = schema.names
     else:

@@ -18,7 +18,7 @@ from bigdl.orca.cluster.connect import ConnectCluster, active_spark, refuse
 from bigdl.orca.cluster.pieces import PIECES, pieces, pieces_frame, whole_values
 from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.spark_calls import one_row
-from bigdl.orca.cluster.versions import by_partition
+from bigdl.orca.cluster.versions import by_partition, frame_of_rows, to_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -167,7 +167,7 @@ class ConnectShards:
 
     def collect(self) -> list:
         """All elements, in order."""
-        return list(_unpickled(self._frame().toArrow().to_batches()))
+        return list(_unpickled(to_arrow(self._frame()).to_batches()))
 
     def take(self, number: int) -> list:
         """The first elements; every partition gives its first."""
@@ -276,7 +276,7 @@ def frame_of(tuples: Any, schema: str) -> DataFrame:
     if isinstance(tuples, ConnectShards):
         return tuples.to_frame(schema)
     spark = active_spark().spark
-    return spark.createDataFrame(tuples, schema, verifySchema=False)
+    return frame_of_rows(spark, tuples, schema)
 
 
 def rows_of(frame: DataFrame) -> Any:

@@ -36,6 +36,7 @@ from torch import nn
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError, WorkerError, refusing
+from bigdl.orca.cluster.versions import frame_of_arrow, text_reader
 from bigdl.orca.data.xshards.frames import quoted
 from bigdl.orca.learn.nnframes.preprocessing import (
     FeatureLabelPreprocessing,
@@ -406,7 +407,7 @@ class StageWriter(DefaultParamsWriter):
         super().saveImpl(path)
         pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
         table = pa.table({"number": pa.array(range(len(pieces)), pa.int32()), "piece": pieces})
-        self.sparkSession.createDataFrame(table).coalesce(1).write.parquet(f"{path}/torch")
+        frame_of_arrow(self.sparkSession, table).coalesce(1).write.parquet(f"{path}/torch")
         _written.add(digest_of(data))
 
 
@@ -418,7 +419,7 @@ class StageReader(MLReader):
         self._cls, self._trust = cls, trust
 
     def load(self, path: str) -> Any:
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        metadata = DefaultParamsReader.loadMetadata(path, text_reader(self.sparkSession))
         expected = f"{self._cls.__module__}.{self._cls.__name__}"
         if metadata["class"] != expected:
             raise UsageError(
