@@ -451,6 +451,9 @@ class CompiledNetwork:
     (True, None)
     """
 
+    additional_config: dict[str, Any]
+    final_config: dict[str, Any]
+
     def __init__(
         self,
         network: Any,
@@ -659,8 +662,8 @@ class CompiledNetwork:
                 # Pinning begins with the first core: several processes with a few threads each,
                 # which together use the machine, would all compute on the same cores.
                 defaults["ENABLE_CPU_PINNING"] = False
-        self.additional_config: dict[str, Any] = meant | config
-        self.final_config: dict[str, Any] = defaults | self.additional_config
+        self.additional_config = meant | config
+        self.final_config = defaults | self.additional_config
 
 
 def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:

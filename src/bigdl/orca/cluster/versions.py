@@ -206,16 +206,17 @@ def frame_of_arrow(
     table = table.rename_columns([field.name for field in wanted.fields])
     table = table.cast(arrow_schema(wanted))
     if is_connect(session):
+        from pyspark.sql.connect import plan as plans
         from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
-        from pyspark.sql.connect.plan import CachedLocalRelation, LocalRelation
 
         # the server reads the first batch of a stream
         whole = table.combine_chunks()
         remote = cast("Any", session)
-        plan: Any = cast("Any", LocalRelation)(whole, schema=wanted.json())
+        kinds = cast("Any", plans)
+        plan = kinds.LocalRelation(whole, schema=wanted.json())
         (limit,) = remote.client.get_configs("spark.sql.session.localRelationCacheThreshold")
         if limit is not None and whole.nbytes >= int(limit):  # a message has 128 MB at most
-            plan = CachedLocalRelation(remote._cache_local_relation(plan))
+            plan = kinds.CachedLocalRelation(remote._cache_local_relation(plan))
         return cast("Any", ConnectFrame).withPlan(plan, session)
     classic = cast("Any", session)
     sql = classic._jvm.PythonSQLUtils
