@@ -45,14 +45,14 @@ NANO = [
 ]
 AUTOML = [*ORCA, "optuna>=4.5,<6", "matplotlib>=3.9", "cmaes>=0.10"]
 XGBOOST = ["xgboost>=2.1,<4", "scikit-learn>=1.6"]
-ELASTICSEARCH = ["elasticsearch>=8.15,<10"]
+ELASTICSEARCH = [*ORCA, "elasticsearch>=8.15,<10"]
 ENCRYPTION = ["cryptography>=43"]
 DELTA = ["deltalake>=1.6,<2"]
 ICEBERG = ["pyiceberg>=0.12,<0.13"]
 KAFKA = ["confluent-kafka>=2.8,<3"]
-MLFLOW = ["mlflow-skinny>=3.17,<4"]
-INC = ["neural-compressor[pt]>=3.5", "torchao>=0.15"]
-JAX = ["jax>=0.10,<0.11", "keras>=3.12,<4"]
+MLFLOW = [*ORCA, "mlflow-skinny>=3.17,<4"]
+INC = [*NANO, "neural-compressor[pt]>=3.5"]
+JAX = [*ORCA, "jax>=0.10,<0.11", "keras>=3.12,<4"]
 TF = ["tensorflow>=2.20,<3", "keras>=3.12,<4", "tf2onnx>=1.17", "numpy>=2.0,<3"]
 FRIESIAN = ORCA
 SERVING = [

@@ -10,6 +10,7 @@ those that are tested together.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,9 @@ IMPORTS = {
 }
 """What is imported where only this extra is installed; extras of developers are not users'."""
 
+VARIABLES = {"jax": {"KERAS_BACKEND": "jax"}}
+"""Environment variables of the programs of an extra."""
+
 FOR_DEVELOPERS = {"dev", "docs"}
 
 
@@ -75,7 +79,10 @@ def check(wheel: Path, extra: str, options: list[str], *, resolve_only: bool) ->
             imports = "\n".join(f"import {module}" for module in IMPORTS[extra])
             commands.append([str(python), "-c", imports])
         for command in commands:
-            subprocess.run(command, cwd=home, check=True, capture_output=True, text=True)
+            variables = {**os.environ, **VARIABLES.get(extra, {})}
+            subprocess.run(
+                command, cwd=home, check=True, capture_output=True, text=True, env=variables
+            )
 
 
 def main() -> None:
