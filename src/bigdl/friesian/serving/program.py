@@ -203,7 +203,7 @@ class Serving:
         return b""
 
     def _all_added(self) -> bytes:
-        return json.dumps(self._added).encode()
+        return json.dumps(dict(self._added)).encode()  # a copy: others go on adding
 
     def _add(self, items: dict[int, list[float]]) -> None:
         if items:

@@ -73,7 +73,7 @@ def spark_thread(target: Callable[[], Any], session: Any = None) -> threading.Th
 
     if "session" in inspect.signature(InheritableThread.__init__).parameters:
         return InheritableThread(target, daemon=True, session=session)
-    if session is None:
+    if session is None or not is_connect(session):
         return InheritableThread(target, daemon=True)
     tags = session.getTags()
 
