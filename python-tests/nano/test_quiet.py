@@ -8,8 +8,11 @@ import threading
 import warnings
 
 import pytest
+import torch
 
+from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.quiet import quiet
+from bigdl.nano.pytorch import InferenceOptimizer
 
 
 def settings():
@@ -64,3 +67,18 @@ def test_tensorflow_reports_no_error_of_cuda_where_a_package_imports_it_first(mo
     )
     assert done.stdout == "2.0\n"
     assert "cuInit" not in done.stderr
+
+
+class Eigenvalues(torch.nn.Module):
+    """Computes what ONNX has no operation for."""
+
+    def forward(self, x):
+        return torch.linalg.eigvalsh(x @ x.mT)
+
+
+def test_what_cannot_be_converted_is_told_in_an_error_and_not_printed(capfd):
+    with pytest.raises(UsageError, match="cannot be exported to ONNX"):
+        InferenceOptimizer.trace(
+            Eigenvalues(), accelerator="onnxruntime", input_sample=torch.ones(2, 3, 3)
+        )
+    assert capfd.readouterr() == ("", "")

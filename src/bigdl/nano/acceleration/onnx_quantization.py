@@ -12,6 +12,7 @@ import shutil
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -269,7 +270,9 @@ def quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[st
     """Quantize weights and activations, the latter with ranges found on calibration data."""
     kinds = quantization.QuantType
     feeds = iter(graph.feeds)
-    with quiet():
+    with quiet(), ExitStack() as stack:
+        stack.callback(ort.set_default_logger_severity, 2)  # warnings, as it is by default
+        ort.set_default_logger_severity(3)
         quantization.quantize_static(
             graph.path,
             target,

@@ -7,12 +7,14 @@ OpenVINO cannot take as it is goes through ONNX, whose operators are simpler.
 """
 
 import copy
+import importlib
 import inspect
 import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -27,6 +29,7 @@ from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
 from bigdl.nano.acceleration.openvino import preprocessed
 from bigdl.nano.acceleration.quiet import quiet, refusing
+from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.openvino.model import OpenVINOFacade, plain, saved_properties
 from bigdl.nano.openvino.network import core
 from bigdl.nano.pytorch.inference.accelerated import (
@@ -163,18 +166,35 @@ def _by_trace(module, tensors, path, names, dims, options: BuildOptions, keyword
         name: {dim: "batch_size" if dim == 0 else f"{name}_{dim}" for dim in each}
         for name, each in zip(names, dims, strict=True)
     }
-    torch.onnx.export(
-        module,
-        tuple(tensors),
-        path,
-        input_names=names,
-        dynamo=False,
-        dynamic_axes=axes,
-        **keywords,
-    )
+    with _without_dumps():
+        torch.onnx.export(
+            module,
+            tuple(tensors),
+            path,
+            input_names=names,
+            dynamo=False,
+            dynamic_axes=axes,
+            **keywords,
+        )
     if options.simplification:
         onnx, optimizer = require("onnx", "nano"), require("onnxscript.optimizer", "nano")
         save(optimizer.optimize(onnx.load(path)), Path(path))
+
+
+@contextmanager
+def _without_dumps() -> Iterator[None]:
+    """Keep the exporter from printing the graph of what it cannot export.
+
+    It switches its log on where the log's state is asked for, whatever that is (torch 2.13).
+    """
+    patch = AttributePatch()
+    with suppress(ImportError):
+        exporter = importlib.import_module("torch.onnx._internal.torchscript_exporter.utils")
+        patch.set(exporter, "setup_onnx_logging", lambda verbose: nullcontext())
+    try:
+        yield
+    finally:
+        patch.undo()
 
 
 def _by_script(module, tensors, path, names, dims, options: BuildOptions, keywords) -> None:
