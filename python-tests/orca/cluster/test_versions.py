@@ -1,5 +1,7 @@
 """What Orca needs of a Spark, and what it does itself where a Spark is older."""
 
+import logging
+
 import pyarrow as pa
 import pytest
 
@@ -97,3 +99,15 @@ def test_a_function_of_arrow_has_the_types_of_its_columns(orca_spark):
     )
     column = versions.arrow_udf(lengths, "bigint")(F.col("a"), F.col("n"))
     assert [row[0] for row in frame.select(column).collect()] == [3, None, 2**40 + 1]
+
+
+def test_errors_of_queries_are_told_by_exceptions_alone(orca_spark):
+    pytest.importorskip("pyspark.logger", reason="Spark 3.5 prints none")
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F
+
+    number = F.lit("17,99").cast("double")
+    if orca_spark.conf.get("spark.sql.ansi.enabled") == "true":  # else it is null
+        with pytest.raises(PySparkException, match="CAST_INVALID_INPUT"):
+            orca_spark.range(1).select(number).collect()
+    assert not logging.getLogger("DataFrameQueryContextLogger").isEnabledFor(logging.ERROR)

@@ -94,7 +94,7 @@ class ProgressBar(Progress):
 class EpochLines(Progress):
     """A line of figures on standard error after an epoch, and in any case after the last one.
 
-    Of epochs that take less than the time between two reports of a worker, not every one is shown.
+    A worker reports twice a second, so of shorter epochs not every one is shown.
     """
 
     def __init__(self) -> None:

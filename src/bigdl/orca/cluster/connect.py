@@ -27,6 +27,7 @@ import cloudpickle
 
 from bigdl.common.errors import BigDLError, UsageError, first_line, require
 from bigdl.orca.cluster.environment import zip_bigdl, zip_modules
+from bigdl.orca.cluster.launch import quiet_query_errors
 from bigdl.orca.cluster.pieces import PIECE, PIECES, pieces, pieces_frame, whole_values
 from bigdl.orca.cluster.spark import (
     NEEDS_CONTEXT,
@@ -401,6 +402,7 @@ class ConnectedSession:
             session = SparkSession.builder.remote(url).getOrCreate()
             for name, value in conf.items():
                 session.conf.set(name, value)
+            quiet_query_errors()
             logger.info("Connected to Spark %s at %s:%d", session.version, host, port)
         except PySparkException as error:
             raise UsageError(

@@ -241,6 +241,23 @@ def set_log_level(sc: SparkContext, level: str) -> None:
     """
     sc.setLogLevel("WARN" if level != "WARN" else "ERROR")
     sc.setLogLevel(level)
+    if level not in ("ALL", "TRACE", "DEBUG", "INFO"):
+        quiet_query_errors()
+
+
+def quiet_query_errors() -> None:
+    """Leave errors of queries to the exceptions that tell them.
+
+    PySpark 4 prints each one before it raises it, as a line of JSON with the JVM's stack. A level
+    that the program has set stays.
+    """
+    with contextlib.suppress(ImportError):  # Spark 3.5
+        from pyspark.logger import PySparkLogger
+
+        for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+            logger = PySparkLogger.getLogger(name)
+            if logger.level == logging.WARNING:  # as PySpark makes it
+                logger.setLevel(logging.CRITICAL)
 
 
 def stop_foreign_context() -> None:

@@ -130,9 +130,9 @@ def column_spec(name: str, spark_type, floats: str, *, texts: bool = False) -> C
             return ColumnSpec(name, "map", dtype, depth, f"map<{key},{cast}>")
     advice = "encode it as numbers first"
     if isinstance(spark_type, T.StringType):
-        advice = "encode it as numbers first, e.g. with StringIndexer"
+        advice += ", e.g. with StringIndexer, or cast it if it holds numbers"
     elif isinstance(spark_type, (T.TimestampType, T.DateType, T.TimestampNTZType)):
-        advice = f'cast it to a number first, e.g. unix_timestamp("{name}")'
+        advice = f'make a number of it first, e.g. month("{name}") or unix_timestamp("{name}")'
     raise UsageError(
         f"Column '{name}' has type {spark_type.simpleString()}, which cannot become a tensor; "
         f"{advice}"

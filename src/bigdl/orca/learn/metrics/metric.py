@@ -42,6 +42,10 @@ class TorchMetric(ABC):
     takes_weights : bool
         Whether rows may have weights. A row of weight 2 then counts as two rows, one of weight 0 as
         none, and :meth:`update` takes the weights as its third argument.
+    takes : {"", "probability", "distribution", "score"}
+        What predictions are to be where the loss of an Estimator says that the model gives
+        logits: the sigmoid of them (``nn.BCEWithLogitsLoss``), the softmax, or of two columns the
+        difference (``nn.CrossEntropyLoss``, ``nn.NLLLoss``). "": the output as it is.
 
     Examples
     --------
@@ -70,6 +74,7 @@ class TorchMetric(ABC):
 
     reductions: Mapping[str, Reduction] = {}
     takes_weights = False
+    takes: Literal["", "probability", "distribution", "score"] = ""
 
     def __init__(self, name: str):
         self.name = name
@@ -141,7 +146,7 @@ class TensorState(TorchMetric):
 
     def __init__(self, metric: MergedMetric):
         self._metric, self.reductions = metric, metric.reductions
-        self.takes_weights = metric.takes_weights
+        self.takes_weights, self.takes = metric.takes_weights, metric.takes
         super().__init__(metric.get_name())
 
     def update(self, preds: Any, targets: Any, *weights: Any) -> None:
@@ -354,6 +359,7 @@ class MergedMetric(Metric):
 
     reductions: Mapping[str, Reduction] = {"total": "sum", "count": "sum"}
     takes_weights = True
+    takes: Literal["", "probability", "distribution", "score"] = ""
 
     def _torch_metric(self) -> TorchMetric:
         return TensorState(self)

@@ -99,7 +99,8 @@ class Accuracy(MeanMetric):
     Class scores ``(..., C)`` against labels ``(...)`` or ``(..., 1)``: the class with the highest
     score (the first one of equal scores) is compared.  Else shapes are equal, where ``(n, 1)``
     counts as ``(n,)``: floating-point predictions are taken as probabilities and become 1 from 0.5
-    on, integer ones are compared as they are.
+    on, integer ones are compared as they are.  In an Estimator whose loss is
+    ``nn.BCEWithLogitsLoss`` the sigmoid of the model's output is taken.
 
     Parameters
     ----------
@@ -116,6 +117,8 @@ class Accuracy(MeanMetric):
     >>> accuracy.compute()  # the classes of highest score are 1, 0 and 1
     tensor(0.6667)
     """
+
+    takes = "probability"
 
     def __init__(self, zero_based_label: bool = True):
         self.zero_based_label = zero_based_label
@@ -189,6 +192,8 @@ class BinaryAccuracy(MeanMetric):
     >>> accuracy.compute()
     tensor(0.7500)
     """
+
+    takes = "probability"
 
     def _terms(self, preds, targets):
         return (preds > 0.5).long() == targets
@@ -272,6 +277,8 @@ class BinaryCrossEntropy(MeanMetric):
     tensor(0.6931)
     """
 
+    takes = "probability"
+
     def _terms(self, preds, targets):
         preds = preds.clamp(_EPSILON, 1 - _EPSILON)
         return -targets * preds.log() - (1 - targets) * (1 - preds).log()
@@ -292,6 +299,8 @@ class CategoricalCrossEntropy(DistributionMetric):
     tensor(0.6931)
     """
 
+    takes = "distribution"
+
     def _terms(self, preds, targets):
         return -(targets.double() * preds.double().clamp(min=_EPSILON).log()).sum(-1)
 
@@ -311,6 +320,8 @@ class SparseCategoricalCrossEntropy(LabelMetric):
     >>> entropy.compute()  # -log 0.5
     tensor(0.6931)
     """
+
+    takes = "distribution"
 
     def _terms(self, preds, targets):
         labels = labels_below(preds.shape[-1], self.get_name(), targets)
@@ -333,6 +344,8 @@ class KLDivergence(DistributionMetric):
     >>> divergence.compute()
     tensor(0.1438)
     """
+
+    takes = "distribution"
 
     def _terms(self, preds, targets):
         preds, targets = preds.double().clamp(min=_EPSILON), targets.double()
@@ -374,6 +387,8 @@ class ConfusionMetric(MergedMetric):
         self.num_classes = num_classes
         self.average = average
         self.threshold = threshold
+        if 0 < threshold < 1:  # else it is one of logits
+            self.takes = "probability"
 
     def _batch_state(self, preds, targets, weights=None):
         preds, targets = cpu_tensors(self.get_name(), preds, targets)
@@ -435,8 +450,9 @@ class Precision(ConfusionMetric):
 
     Predictions with ``C >= 2`` columns are class scores, and the class with the highest score
     counts.  One column, ``(n,)`` or ``(n, 1)``, of floating-point numbers holds probabilities of
-    class 1, which is chosen from `threshold` on; no sigmoid is guessed, so for logits give the
-    threshold in logits (0.0).  Integer predictions are labels.
+    class 1, which is chosen from `threshold` on.  In an Estimator whose loss is
+    ``nn.BCEWithLogitsLoss`` their sigmoid is taken where `threshold` is between 0 and 1; else the
+    threshold is one of logits (0.0).  Integer predictions are labels.
 
     With two classes the figure is that of class 1, the positive one, unless `average` asks for
     both.  A class that was never predicted (for precision) or never true (for recall) has the
@@ -507,6 +523,8 @@ class F1Score(ConfusionMetric):
 class CurveMetric(MergedMetric):
     """All scores and labels, in the order of the rows; without weights there are none of these."""
 
+    takes = "score"
+
     reductions: Mapping[str, Reduction] = {"scores": "cat", "labels": "cat", "weights": "cat"}
 
     def _batch_state(self, preds, targets, weights=None):
@@ -542,7 +560,8 @@ class AUC(CurveMetric):
     a worker needs 5 bytes per row for float32 scores.
 
     Scores are ``(n,)``, ``(n, 1)`` or ``(n, 2)`` (column 1 counts), probabilities or not; targets
-    are 0 and 1.  The figure is nan if there is only one class, or a score is nan.
+    are 0 and 1.  An Estimator whose loss is ``nn.CrossEntropyLoss`` takes the difference of two
+    columns, which are logits.  The figure is nan if there is only one class, or a score is nan.
 
     Parameters
     ----------

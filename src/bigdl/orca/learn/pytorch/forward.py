@@ -80,9 +80,21 @@ def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
 
 
 def call_model(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
-    """Call a model; refuse inputs that are more or fewer than its forward takes."""
+    """Call a model; refuse inputs that are more or fewer than its forward takes.
+
+    The error of an input that the model cannot compute tells the shapes that it was given.
+    """
     try:
         return model(*inputs)
+    except RuntimeError as error:
+        shapes = [tuple(each.shape) for each in inputs if isinstance(each, torch.Tensor)]
+        error.add_note(f"The model was given inputs of shape {', '.join(map(str, shapes))}")
+        if any(len(shape) == 1 for shape in shapes):
+            error.add_note(
+                "A column of single numbers has one dimension: join such columns to one, e.g. by "
+                "array(a, b) or VectorAssembler, or let forward take x.unsqueeze(1)"
+            )
+        raise
     except TypeError:
         signature = inspect.signature(model.forward)
         try:
@@ -153,6 +165,23 @@ class ForwardPass(ABC):
     def denominator(self, output: Any, target: Any, rows: int) -> float:
         """Return what this worker's part of a batch counts in the mean loss: its rows."""
         return rows
+
+    def prediction(self, output: Any, takes: str) -> Any:
+        """Return the output as a metric takes it, see :attr:`TorchMetric.takes`.
+
+        A loss of logits says that the output is no probability yet.
+        """
+        logits = isinstance(output, torch.Tensor) and output.is_floating_point()
+        if not (logits and takes):
+            return output
+        if isinstance(self.criterion, nn.BCEWithLogitsLoss) and takes == "probability":
+            return output.double().sigmoid()
+        if isinstance(self.criterion, _OVER_CLASSES) and output.ndim == 2:
+            if takes == "distribution":
+                return output.double().softmax(1)
+            if takes == "score" and output.shape[1] == 2:
+                return output[:, 1].double() - output[:, 0].double()
+        return output
 
     def logged(self) -> dict[str, float]:
         """Return what the module logged since the last call."""
@@ -340,7 +369,17 @@ class PlainForward(ForwardPass):
         targets = target if isinstance(target, list | tuple) else (target,)
         if len(outputs) == len(targets) == 1:
             targets = (self._like(targets[0], outputs[0]),)
-        return criterion(*outputs, *targets)
+        try:
+            return criterion(*outputs, *targets)
+        except IndexError as error:
+            if not self._over_classes:
+                raise
+            labels, classes = targets[0], outputs[0].shape[1]
+            raise UsageError(
+                f"The labels of a batch go from {labels.min()} to {labels.max()}, but the model "
+                f"has {classes} outputs, one for each class from 0 to {classes - 1} ({error}); "
+                "number the classes from 0 on, or give the model more outputs"
+            ) from None
 
     def _like(self, target, output):
         """A target in the shape and dtype that the loss takes for this output.
@@ -348,13 +387,16 @@ class PlainForward(ForwardPass):
         * A target (n,) meets an output (n, 1), and the reverse: a loss over elements would
           broadcast the two to (n, n) and be wrong without a word.
         * Labels of integers (0, 1) are numbers of the output's dtype for a loss over elements.
-        * Labels of floats (Spark ML's 0.0, 1.0, ...) are class indices for a loss over classes.
+        * Labels of floats (Spark ML's 0.0, 1.0, ...) and booleans are class indices for a loss over
+          classes.
         """
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return target
-        if self._over_classes and target.is_floating_point() and target.ndim == output.ndim - 1:
-            labels = target.to(torch.int64)
-            return labels if torch.equal(labels.to(target.dtype), target) else target
+        if self._over_classes and target.ndim == output.ndim - 1:
+            if target.is_floating_point() or target.dtype is torch.bool:
+                labels = target.to(torch.int64)
+                target = labels if torch.equal(labels.to(target.dtype), target) else target
+            return target
         if self._elementwise and not target.is_floating_point():
             target = target.to(output.dtype)
         if target.is_floating_point() and output.shape != target.shape:
