@@ -15,7 +15,7 @@ from bigdl.friesian.executors import scans
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.ops.batches import flat
-from bigdl.orca.cluster.versions import to_arrow
+from bigdl.orca.cluster.versions import spark_release, to_arrow
 
 SCHEMA = pa.schema(
     [
@@ -231,12 +231,17 @@ def test_types_that_come_in_several_ways(orca_spark, tmp_path, kind):
     assert not left_to_spark(df.select("number"))
 
 
+widens = pytest.mark.skipif(
+    spark_release() < (4, 0), reason="Spark 3.5 does not read the int of a file as bigint"
+)
+
+
 @pytest.mark.parametrize(
     "second",
     [
-        pa.table({"number": pa.array([4], pa.int32())}),
+        pytest.param(pa.table({"number": pa.array([4], pa.int32())}), marks=widens),
         pa.table({"Number": pa.array([4], pa.int64()), "text": ["d"]}),
-        pa.table({"number": pa.array([4], pa.int32()), "text": ["d"]}),
+        pytest.param(pa.table({"number": pa.array([4], pa.int32()), "text": ["d"]}), marks=widens),
         pa.table({"number": pa.array([4], pa.int64()), "text": [b"d"]}),
     ],
     ids=["a column is missing", "its name is of another case", "narrower numbers", "bytes"],
@@ -310,6 +315,34 @@ def test_dates_of_files_that_do_not_say_their_calendar(orca_spark, df, tmp_path)
     finally:
         orca_spark.conf.set(name, before)
     assert left_to_spark(orca_spark.read.parquet(str(tmp_path / "old.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("days", "options", "is_left"),
+    [
+        ([datetime.date(1582, 10, 15), None], {}, False),
+        ([datetime.date(1582, 10, 14)], {}, True),
+        ([None, None], {}, False),
+        ([datetime.date(2020, 1, 1)], {"write_statistics": False}, True),
+    ],
+    ids=["late", "early", "nulls", "no statistics"],
+)
+def test_dates_that_spark_would_refuse_if_they_were_early(
+    orca_spark, tmp_path, days, options, is_left
+):
+    table = pa.table({"number": range(len(days)), "day": pa.array(days, pa.date32())})
+    pq.write_table(table, tmp_path / "0.parquet", **options)
+    name = "spark.sql.parquet.datetimeRebaseModeInRead"
+    before = orca_spark.conf.get(name)
+    orca_spark.conf.set(name, "EXCEPTION")
+    try:
+        df = orca_spark.read.parquet(str(tmp_path))
+        assert left_to_spark(df) == is_left
+        assert not left_to_spark(df.select("number"))
+        if not is_left:
+            assert_equal(from_files(df), df)
+    finally:
+        orca_spark.conf.set(name, before)
 
 
 def test_row_groups_that_are_too_large_for_memory(df, monkeypatch):

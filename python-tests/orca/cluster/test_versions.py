@@ -1,6 +1,7 @@
 """What Orca needs of a Spark, and what it does itself where a Spark is older."""
 
 import logging
+import math
 
 import pyarrow as pa
 import pytest
@@ -111,3 +112,29 @@ def test_errors_of_queries_are_told_by_exceptions_alone(orca_spark):
         with pytest.raises(PySparkException, match="CAST_INVALID_INPUT"):
             orca_spark.range(1).select(number).collect()
     assert not logging.getLogger("DataFrameQueryContextLogger").isEnabledFor(logging.ERROR)
+
+
+def test_a_function_of_arrow_tells_nan_from_null(orca_spark):
+    from pyspark.sql import functions as F
+
+    def kinds(values, others):
+        import pyarrow.compute as pc
+
+        assert str(values.type) == "double", values.type
+        assert str(others.type) == "float", others.type
+        is_nan = pc.is_nan(values).cast("int32")
+        return pc.add(pc.fill_null(is_nan, 2), pc.multiply(pc.is_null(others).cast("int32"), 10))
+
+    rows = [(1.5, 1.5), (math.nan, None), (None, math.nan)]
+    frame = orca_spark.createDataFrame(rows, "d double, f float")
+    function = versions.arrow_udf(kinds, "int")
+    assert [row[0] for row in frame.select(function(F.col("d"), F.col("f"))).collect()] == [
+        0,
+        11,
+        2,
+    ]
+    for name in ("d", "f"):
+        kind = dict(frame.dtypes)[name]
+        same = versions.arrow_udf(lambda values: values, kind)
+        found = [row[0] for row in frame.select(same(F.col(name))).collect()]
+        assert list(map(str, found)) == [str(getattr(row, name)) for row in frame.collect()]

@@ -35,6 +35,7 @@ _ROWS, _BYTES = 1 << 18, 1 << 28  # from which batches are enough to be worked o
 _MOST_BYTES = 1 << 29  # of the columns of a row group, which are in memory together
 _FEW_FILES = 32  # that the driver looks into itself
 _OF_TASK = 16  # files that a task looks into
+_SAME_CALENDAR = -141427  # 1582-10-15 in days since 1970
 
 Work = Callable[[Batch], "Iterator[pa.RecordBatch]"]
 
@@ -126,7 +127,7 @@ def _pieces(scan: Scan, fields: dict[str, Field], spark: SparkSession) -> list[l
     from bigdl.orca.cluster.spark import is_local
 
     paths = list(dict.fromkeys(path for task in scan.tasks for path, _, _ in task))
-    look = partial(_row_groups, {n: f.kind for n, f in fields.items()}, scan.keeps_old_dates)
+    look = partial(_row_groups, {n: f.kind for n, f in fields.items()}, scan.old_dates)
     # on a cluster its workers look, who have to open the files later
     is_here = is_local(cast("str", spark.sparkContext.master)) and len(paths) <= _FEW_FILES
     host = InProcessHost() if is_here else SparkTasks(spark)
@@ -155,7 +156,7 @@ Group = tuple[int, int]
 
 
 def _row_groups(
-    columns: dict[str, str], keeps_old_dates: bool, paths: Sequence[str]
+    columns: dict[str, str], old_dates: str, paths: Sequence[str]
 ) -> list[list[Group]] | None:
     """Return the row groups of files, or None if one has to be read by Spark.
 
@@ -163,7 +164,7 @@ def _row_groups(
     ----------
     columns : dict of str to str
         Kinds of the columns that are needed, by their names in the files.
-    keeps_old_dates : bool
+    old_dates : str
         See :class:`Scan`.
     paths : list of str
     """
@@ -172,9 +173,8 @@ def _row_groups(
         for path in paths:
             with opened(path, []) as file:
                 parts = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-                has_dates_of_today = "date" not in columns.values() or _is_of_today(
-                    file.metadata.metadata or {}, keeps_old_dates
-                )
+                days = [name for name, kind in columns.items() if kind == "date"]
+                has_dates_of_today = not days or _is_of_today(file.metadata, days, old_dates)
                 is_large = any(_size(part, columns) > _MOST_BYTES for part in parts)
                 if not has_dates_of_today or is_large or not _has_columns(file, columns):
                     return None
@@ -190,13 +190,26 @@ def _has_columns(file: pq.ParquetFile, columns: dict[str, str]) -> bool:
     return all(each in known and lowered.count(each[0].lower()) == 1 for each in columns.items())
 
 
-def _is_of_today(metadata: dict[bytes, bytes], keeps_old_dates: bool) -> bool:
-    """Return True if dates of a file count by today's calendar, as Spark tells it."""
+def _is_of_today(file: pq.FileMetaData, days: Sequence[str], old_dates: str) -> bool:
+    """Return True if the dates in some columns count by today's calendar, as Spark tells it."""
+    metadata = file.metadata or {}
     version = metadata.get(b"org.apache.spark.version")
     if version is None:
-        return keeps_old_dates
+        return old_dates == "CORRECTED" or (old_dates == "EXCEPTION" and _are_late(file, days))
     is_old = int(version.split(b".")[0]) < 3
     return not is_old and b"org.apache.spark.legacyDateTime" not in metadata
+
+
+def _are_late(file: pq.FileMetaData, days: Sequence[str]) -> bool:
+    """Return True if the statistics show that no date is before both calendars are the same."""
+    groups = map(file.row_group, range(file.num_row_groups))
+    columns = (g.column(i) for g in groups if g.num_rows for i in range(g.num_columns))
+    figures = (each.statistics for each in columns if each.path_in_schema in days)
+    return all(
+        each is not None
+        and (each.min_raw >= _SAME_CALENDAR if each.has_min_max else not each.num_values)
+        for each in figures
+    )
 
 
 def _size(group: Any, columns: dict[str, str]) -> int:
@@ -253,13 +266,14 @@ class Scan:
         For each column of the DataFrame its name in the files.
     tasks : list of list of Split
         In the order of the rows.
-    keeps_old_dates : bool
-        Whether Spark takes dates as they stand in files that do not say which calendar is theirs.
+    old_dates : str
+        What Spark does with dates of long ago in files that do not say which calendar is theirs:
+        ``"CORRECTED"`` takes them as they stand, ``"EXCEPTION"`` refuses them.
     """
 
     columns: dict[str, str]
     tasks: list[list[Split]]
-    keeps_old_dates: bool
+    old_dates: str
 
 
 def scan_of(df: DataFrame) -> Scan | None:
@@ -291,8 +305,8 @@ def _scan_of(df: DataFrame) -> Scan | None:
     if not places or not tasks:
         return None
     columns = {name: names[place] for name, place in zip(df.columns, places, strict=True)}
-    keeps_old_dates = df.sparkSession.conf.get(_REBASE) == "CORRECTED"
-    return Scan(columns, tasks, keeps_old_dates) if len(columns) == len(places) else None
+    old_dates = cast("str", df.sparkSession.conf.get(_REBASE))
+    return Scan(columns, tasks, old_dates) if len(columns) == len(places) else None
 
 
 def _source(column: Any) -> tuple[int, int | None]:

@@ -293,6 +293,18 @@ def computed(frame: DataFrame) -> DataFrame:
     return rows
 
 
+def settings_for_every_task(session: SparkSession) -> dict[str, str]:
+    """Settings of SQL under which a stage has all its tasks, also where its input has no rows.
+
+    Spark 3.5 plans a function of Arrow again when it has seen that there are none, without a task.
+    """
+    if spark_release() >= (4, 0):
+        return {}
+    name = "spark.sql.adaptive.optimizer.excludedRules"
+    rule = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+    return {name: ",".join(filter(None, (session.conf.get(name, ""), rule)))}
+
+
 def by_sets(
     frame: DataFrame, keys: Sequence[str], sets: Sequence[Sequence[str]], figures: Sequence[Column]
 ) -> DataFrame:
@@ -330,11 +342,18 @@ def by_sets(
 
 
 def shuffle(value: Column, seed: int) -> Column:
-    """The elements of arrays in an order drawn by a seed, which is another one in Spark 3.5."""
+    """The elements of arrays in an order drawn by a seed, another one over Spark Connect 3.5."""
     from pyspark.sql import functions as F
 
     if "seed" in inspect.signature(F.shuffle).parameters:
         return F.shuffle(value, seed)
+    if spark_release() < (4, 0) and not is_connect(value):
+        from pyspark import SparkContext
+        from pyspark.sql import Column
+
+        jvm = cast("Any", SparkContext._active_spark_context)._jvm
+        shuffled = cast("Any", F.shuffle(value))._jc.expr().withNewSeed(seed)
+        return cast("Any", Column)(jvm.org.apache.spark.sql.Column(shuffled))
     drawn = F.transform(value, lambda each: F.struct(F.rand(seed), each.alias("value")))
     return F.transform(F.array_sort(drawn), lambda each: each["value"])
 
@@ -383,7 +402,7 @@ def arrow_udf(function: Callable, kind: str, *, iterates: bool = False) -> Any:
         made = F.pandas_udf(_by_pandas(function), kind, PandasUDFType.SCALAR)
 
     def apply(*columns: Column) -> Column:
-        return made(*[each for column in columns for each in (column, F.typeof(column))])
+        return made(*[each for c in columns for each in (c, F.typeof(c), c.isNull())])
 
     return apply
 
@@ -406,17 +425,17 @@ _EXACT = 2**53  # pandas turns integers beside nulls into floats
 def _by_pandas(function: Callable) -> Callable:
     def work(*series: Any) -> Any:
         arrays = [
-            _of_type(values, kinds[0] if len(kinds) else "")
-            for values, kinds in zip(series[::2], series[1::2], strict=True)
+            _of_type(_of_series(values, are_null), kinds[0] if len(kinds) else "")
+            for values, kinds, are_null in zip(*(series[i::3] for i in range(3)), strict=True)
         ]
         return _to_pandas(function(*arrays))
 
     return work
 
 
-def _of_type(series: Any, kind: str) -> Any:
-    """Values of pandas as an array of the type that Spark calls `kind`."""
-    array, wanted = _of_series(series), _known_type(kind)
+def _of_type(array: Any, kind: str) -> Any:
+    """An array that comes from pandas, in the type that Spark calls `kind`."""
+    wanted = _known_type(kind)
     if wanted is None or array.type == wanted:
         return array
     numbers = array
@@ -460,23 +479,29 @@ def _iterates_pandas(task: Callable[[Iterable], Iterator]) -> Callable[[Iterable
     return predict
 
 
-def _of_series(series: Any) -> Any:
+def _of_series(series: Any, are_null: Any = None) -> Any:
+    """Values of pandas as an array; NaN is null unless `are_null` says which values are."""
     if hasattr(series, "columns"):  # a struct, such as Spark ML's vectors
         types = {"type": pa.int8(), "size": pa.int32(), "indices": pa.list_(pa.int32())}
         names = [str(name) for name in series.columns]
         fields = [pa.Array.from_pandas(series[name], type=types.get(name)) for name in names]
         return pa.StructArray.from_arrays(fields, names=names)
+    if are_null is not None and series.dtype.kind == "f":
+        return pa.array(series.to_numpy(), mask=are_null.to_numpy(), from_pandas=False)
     return pa.Array.from_pandas(series)
 
 
 def _to_pandas(values: Any) -> Any:
+    import pandas as pd
+
     if pa.types.is_struct(values.type):
-        return pa.Table.from_arrays(values.flatten(), [f.name for f in values.type]).to_pandas()
+        fields = zip(values.type, values.flatten(), strict=True)
+        return pd.DataFrame({field.name: _to_pandas(each) for field, each in fields})
+    if pa.types.is_floating(values.type):  # in which pandas itself has NaN for null
+        return values.to_pandas(types_mapper=pd.ArrowDtype)
     inner = values
     while pa.types.is_list(inner.type):
         inner = inner.flatten()
     if inner is not values and inner.null_count:
-        import pandas as pd
-
         return pd.Series(values.to_pylist(), dtype=object)
     return values.to_pandas(integer_object_nulls=True)

@@ -155,7 +155,7 @@ class ConnectJob(SparkJob):
         return poll
 
     def _rows(self, stage):
-        with self._server_errors(), sql_settings(self._spark, self._input_plan.settings):
+        with self._server_errors(), sql_settings(self._spark, self._settings()):
             table = to_arrow(stage())
         columns = (column.to_pylist() for column in table.columns)
         return list(zip(*columns, strict=True))

@@ -28,6 +28,7 @@ from bigdl.orca.cluster.spark_calls import (
     one_row,
     unreachable,
 )
+from bigdl.orca.cluster.versions import settings_for_every_task
 from bigdl.orca.engines import rank0
 from bigdl.orca.engines.gang import Departures, Gang
 from bigdl.runtime.channel import Unreachable
@@ -293,8 +294,11 @@ class SparkJob(Job):
         frame = self._input_plan.frame
         source = self._empty() if frame is None else frame
         stage = self._mapped(source, spec)
-        with sql_settings(self._spark, self._input_plan.settings):
+        with sql_settings(self._spark, self._settings()):
             return stage.rdd  # plans it
+
+    def _settings(self):
+        return {**self._input_plan.settings, **settings_for_every_task(self._spark)}
 
     def _mapped(self, frame, spec):
         is_barrier = not self._is_gang

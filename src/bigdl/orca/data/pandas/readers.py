@@ -365,7 +365,11 @@ def _read_csv(
         if is_checked:
             frame.pop(_RAGGED).dropna().map(check_row)
         if types:
+            missing = frame[texts].isna()
             frame = frame.astype(types)
+            for name in texts:  # pandas 2 makes "None" of a null
+                if missing[name].any():
+                    frame[name] = frame[name].mask(missing[name])
         if index is not None:
             frame = frame.set_index(index)
         return frame.squeeze("columns") if squeeze else frame
