@@ -247,14 +247,15 @@ class _ArrowStream:
 
 
 def by_partition(frame: DataFrame, number: int, column: str) -> DataFrame:
-    """Move each row to the partition whose number is in a column of int."""
+    """Move each row to the partition that a column of int names, modulo `number`."""
     if hasattr(type(frame), "repartitionById"):
         return frame.repartitionById(number, column)
     from pyspark.sql import functions as F
 
     # Spark puts a row where the hash of its key says: a key is looked for for each partition.
     keys = F.array(*map(F.lit, _keys_of_partitions(number)))
-    return frame.repartition(number, F.element_at(keys, F.col(column) + 1))
+    place = F.pmod(F.col(column), F.lit(number))
+    return frame.repartition(number, F.element_at(keys, place + 1))
 
 
 def _keys_of_partitions(number: int) -> list[int]:
