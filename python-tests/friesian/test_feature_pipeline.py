@@ -198,6 +198,12 @@ def test_executors_give_the_same_values(executors, pipeline, data):
     executors.assert_equal(pipeline, table_of(rows), table_of(rows + others))
 
 
+def test_a_table_of_one_row_has_arrays_of_one_number(executors):
+    table = table_of([{"price": 1.5, "age": 5, "weight": 0.5}])
+    pipeline = FeaturePipeline().log("price").log("age", clipping=False).min_max_scale("weight")
+    executors.assert_equal(pipeline.select("price", "age", "weight"), table, table, 1e-14)
+
+
 @given(data=st.data())
 @FEW
 def test_logarithms_agree_to_the_last_bits(executors, data):

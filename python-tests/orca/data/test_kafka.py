@@ -15,12 +15,15 @@ import torch
 from real_clusters import control
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.versions import spark_release
 from bigdl.orca.data.kafka import read_kafka, write_kafka
-from bigdl.orca.data.kafka.source import limited
 from bigdl.orca.inference import InferenceModel, map_batches
 from bigdl.orca.learn.pytorch import Estimator
 
 kafka = pytest.importorskip("confluent_kafka")
+by_python = pytest.mark.skipif(
+    spark_release() < (4, 0), reason="Spark 3.5 has no data sources in Python"
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,7 @@ def answers(stream):
     return map_batches(stream, doubled, "answer string", models=models, columns="value", keep="key")
 
 
+@by_python
 @pytest.mark.slow
 def test_each_record_is_answered_once_by_several_queries_of_a_checkpoint(
     orca_spark, servers, tmp_path
@@ -122,6 +126,7 @@ PROGRAM = """
 """
 
 
+@by_python
 @pytest.mark.slow
 @pytest.mark.fault
 def test_programs_and_a_broker_that_are_killed_lose_and_double_nothing(broker, servers, tmp_path):
@@ -165,6 +170,7 @@ def test_programs_and_a_broker_that_are_killed_lose_and_double_nothing(broker, s
     assert found == Counter(map(str, range(3000)))
 
 
+@by_python
 @pytest.mark.slow
 def test_sparks_own_connector_gives_the_same_records(broker, servers, tmp_path):
     jars = os.path.join(os.environ["BIGDL_CLUSTERS"], "kafka", "spark-connector")
@@ -214,13 +220,25 @@ def test_a_stream_is_predicted_by_an_estimator(orca_spark, tmp_path):
         est.predict_stream(stream, feature_cols="x")
 
 
+@by_python
 @pytest.mark.parametrize("most", [1, 7, 50, 124, 125, 1000])
 def test_a_limit_is_shared_by_the_partitions(most):
+    from bigdl.orca.data.kafka.source import limited
+
     start, latest = {"t": {"0": 0, "1": 10}}, {"t": {"0": 100, "1": 30, "2": 5}}
     end = limited(start, latest, most)
     taken = {n: end["t"][n] - start["t"].get(n, 0) for n in latest["t"]}
     assert sum(taken.values()) == min(most, 125)
     assert all(0 <= count <= latest["t"][n] - start["t"].get(n, 0) for n, count in taken.items())
+
+
+def test_a_spark_without_data_sources_in_python_is_told(orca_spark, monkeypatch):
+    for each in (each for each in type(orca_spark).__mro__ if "dataSource" in vars(each)):
+        monkeypatch.delattr(each, "dataSource")
+    with pytest.raises(UsageError, match=r'connector="python" needs Spark 4, .*; leave it out'):
+        read_kafka("broker:9092", "a", connector="python")
+    with pytest.raises(UsageError, match="has no connector to Kafka; start it with"):
+        read_kafka("broker:9092", "a")
 
 
 def test_wrong_arguments_are_told(orca_spark):

@@ -101,7 +101,7 @@ class Logarithm(NumberFunction):
         self.clipping = clipping
 
     def numbers(self, numbers: Any) -> Any:
-        numbers = np.float64(numbers)
+        numbers = np.asarray(numbers, np.float64)  # np.float64 of one number is no array
         return np.log1p(np.maximum(numbers, 0.0)) if self.clipping else np.log(numbers)
 
     def undefined(self, numbers: Any) -> Any:
@@ -167,7 +167,7 @@ class Scale(NumberFunction):
 
     def numbers(self, numbers: Any) -> Any:
         low, span, factor, offset = self._known_terms or (0.0, 1.0, 1.0, 0.0)
-        results = (np.float64(numbers) - low) / span * factor + offset
+        results = (np.asarray(numbers, np.float64) - low) / span * factor + offset
         if self.clip:
             results = np.minimum(np.maximum(results, self.minimum), self.maximum)
         return np.float32(results)

@@ -72,6 +72,11 @@ def read_kafka(
     if connector != "python":
         stream = _by_jar(spark, given, connector == "auto")
     if stream is None:
+        if not hasattr(spark, "dataSource"):
+            raise UsageError(
+                'connector="python" needs Spark 4, whose data sources may be of Python; leave it '
+                "out and start the session with Spark's own connector"
+            )
         confluent_kafka()
         from bigdl.orca.data.kafka.source import NAME, KafkaDataSource
 
