@@ -1,0 +1,542 @@
+"""Who passed which camera when: tracks, plates and trajectories from the video of several cameras.
+
+    python examples/applications/smart_transportation.py
+    python examples/applications/smart_transportation.py --cameras 4 --seconds 120 --picture tracks.png
+
+Frames come as files with some seconds of one camera each. One Structured Streaming query decodes
+them, finds the vehicles, reads their plates, and joins the boxes to tracks, in the order of the
+frames of each camera and each frame exactly once. Spark then takes the plate of a track by a vote
+of its frames, and binds the tracks of one vehicle before several cameras by plate and travel time.
+
+The video is generated (``traffic.py``), so that all of it is known, and the figures are those of
+scenes that the networks were not trained on. Both networks are trained first. For video of your
+own, write Parquet files of ``camera``, ``frame`` and ``picture`` (a JPEG) to a folder for
+:func:`seen` and :func:`tracked`.
+"""
+
+import argparse
+import pickle
+import tempfile
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pandas as pd
+import torch
+import tracking
+import traffic
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+from torch import nn
+from traffic import GLYPHS, HEIGHT, LENGTH, RATE, WIDTH
+
+from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+from bigdl.orca.inference import InferenceModel, map_batches
+from bigdl.orca.learn.pytorch import Estimator
+
+SMALL = (HEIGHT // 2, WIDTH // 2)  # what the detector sees
+CELL = 8  # pixels of that
+MOST = 16  # vehicles of a frame, to train the detector
+PLATE = (24, 96)  # what the reader sees
+LEGIBLE = 24  # pixels: least width of a plate that is read
+FRAMES = "camera int, frame int, picture binary"
+FOUND = "boxes array<array<float>>, readings array<string>, chances array<array<float>>"
+TRACKS = "camera int, track int, frame int, box array<float>, reading string, chances array<float>"
+
+
+# -- networks --------------------------------------------------------------------------------------
+
+
+def block(given, width, kernel, **options):
+    """A convolution, normalised; the runtimes make one operation of the three."""
+    layers = nn.Conv2d(given, width, kernel, **options), nn.BatchNorm2d(width), nn.ReLU()
+    return nn.Sequential(*layers)
+
+
+class Detector(nn.Module):
+    """Frames as bytes to what is in each cell of 8 x 8 pixels.
+
+    Returns ``(frames, 8, rows, columns)``: the score of a vehicle's centre; where the centre is from
+    that of the cell, in cells; logarithms of width and height in cells; where the centre of the
+    plate is from that of the vehicle, and the logarithm of its width, in sizes of the vehicle.
+    """
+
+    def __init__(self, config=None):
+        super().__init__()
+        self.quarter = block(3, 24, 4, stride=4)
+        self.eighth = nn.Sequential(
+            block(24, 48, 3, stride=2, padding=1), block(48, 48, 3, padding=1)
+        )
+        self.sixteenth = nn.Sequential(
+            block(48, 96, 3, stride=2, padding=1),
+            block(96, 96, 3, padding=1),
+            block(96, 96, 3, padding=1),
+            block(96, 48, 1),
+            nn.Upsample(scale_factor=2),
+        )
+        self.head = nn.Sequential(block(48, 64, 3, padding=1), nn.Conv2d(64, 8, 1))
+        nn.init.constant_(self.head[-1].bias[:1], -4.0)
+
+    def forward(self, frames):
+        x = self.eighth(self.quarter(frames.permute(0, 3, 1, 2).float() / 127.5 - 1))
+        return self.head(x + self.sixteenth(x))
+
+
+class Reader(nn.Module):
+    """Cut-outs of plates as bytes to scores of the glyphs: ``(plates, glyphs, places)``."""
+
+    def __init__(self, config=None):
+        super().__init__()
+        self.layers = nn.Sequential(
+            block(3, 16, 5, stride=2, padding=2),
+            block(16, 32, 3, stride=2, padding=1),
+            block(32, 64, 3, padding=1),
+            block(64, 96, 6, stride=(6, 4), padding=(0, 1)),
+            nn.Conv2d(96, len(GLYPHS), 1),
+        )
+
+    def forward(self, plates):
+        return self.layers(plates.permute(0, 3, 1, 2).float() / 127.5 - 1)[:, :, 0]
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def detection_loss(output, vehicles):
+    """The loss of CenterNet (Zhou et al., "Objects as points", 2019) on all vehicles of frames.
+
+    A vehicle is: weight (1; 0 for one that need not be found; -1 for none), left, top, right,
+    bottom, and centre and width of the plate, all in pixels of the frame that the detector sees.
+    """
+    rows, columns = output.shape[2:]
+    weight, real = vehicles[..., 0], (vehicles[..., 0] > 0)
+    low, high = vehicles[..., 1:3] / CELL, vehicles[..., 3:5] / CELL
+    centre, size = (low + high) / 2, (high - low).clamp(min=0.3)
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    place = torch.stack([x, y], -1) + 0.5
+    away = (place - centre[:, :, None, None]) / (size[:, :, None, None] / 6).clamp(min=0.5)
+    near = torch.exp(-away.pow(2).sum(-1) / 2)
+    wanted = (near * real[..., None, None]).amax(1)
+    unasked = (near > 0.1) & (weight == 0)[..., None, None]
+    heat = output[:, 0]
+    top = torch.tensor([columns, rows]) - 1
+    cell = torch.minimum(centre.floor(), top).clamp(min=0).long()
+    index = cell[..., 1] * columns + cell[..., 0]
+    positive = torch.zeros_like(heat).flatten(1)
+    positive = positive.scatter_reduce(1, index, real.float(), "amax").view_as(heat)
+    chance = heat.sigmoid()
+    hit = (1 - chance) ** 2 * nn.functional.logsigmoid(heat) * positive
+    miss = chance**2 * nn.functional.logsigmoid(-heat) * (1 - wanted) ** 4 * (1 - positive)
+    count = real.sum().clamp(min=1)
+    scores = -(hit + miss * ~unasked.any(1)).sum() / count
+    parts = output[:, 1:].flatten(2).gather(2, index[:, None].expand(-1, 7, -1)).transpose(1, 2)
+    plate = vehicles[..., 5:7] / CELL
+    right = [centre - cell - 0.5, size.log(), (plate - centre) / size]
+    right.append((vehicles[..., 7:] / CELL / size[..., :1]).clamp(min=0.01).log())
+    apart = nn.functional.smooth_l1_loss(parts, torch.cat(right, -1), beta=0.1, reduction="none")
+    return scores + 2 * (apart * real[..., None]).sum() / count / 7 * 4
+
+
+def reading_loss(output, glyphs):
+    return nn.functional.cross_entropy(output, glyphs)
+
+
+def frames_to_train(count, seed):
+    """Frames of scenes as the detector sees them, and their vehicles, each also mirrored."""
+    images, vehicles = np.empty((count, *SMALL, 3), np.uint8), np.zeros((count, MOST, 8), "f4")
+    vehicles[..., 0] = -1
+    per_scene = 24
+    for i in range(count):
+        if i % per_scene == 0:
+            scene = traffic.Scene(seed + i // per_scene, 2, 60)
+        number = i % per_scene // 2 * 47 % scene.frames
+        image, truth = scene.frame(i % 2, number)
+        images[i] = cv2.resize(image, SMALL[::-1], interpolation=cv2.INTER_AREA)
+        for k, row in enumerate(truth[-MOST:].itertuples()):
+            left, top, right, bottom = row.plate_box
+            plate = (left + right) / 2, (top + bottom) / 2, right - left
+            vehicles[i, k] = [2.0 * (row.visible > 0.3), *row.box, *plate]
+    vehicles[..., :1], vehicles[..., 1:] = np.sign(vehicles[..., :1]), vehicles[..., 1:] / 2
+    mirrored = vehicles.copy()
+    mirrored[..., [1, 3]] = SMALL[1] - vehicles[..., [3, 1]]
+    mirrored[..., 5] = SMALL[1] - vehicles[..., 5]
+    return np.concatenate([images, images[:, :, ::-1]]), np.concatenate([vehicles, mirrored])
+
+
+def plates_to_train(count, seed):
+    """Cut-outs of plates, some of them half hidden, and the numbers of their glyphs."""
+    rng = np.random.default_rng(seed)
+    images, texts = np.empty((count, *PLATE, 3), np.uint8), rng.integers(0, 32, (count, LENGTH))
+    for i, text in enumerate(texts):
+        plate = traffic.draw_plate("".join(GLYPHS[glyph] for glyph in text))
+        wide = int(rng.integers(LEGIBLE, 70))
+        tall = max(6, round(wide * traffic.PLATE[1] / traffic.PLATE[0]))
+        image = np.full((tall + 24, wide + 24, 3), rng.integers(20, 230, 3), np.uint8)
+        image[12 : 12 + tall, 12 : 12 + wide] = cv2.resize(
+            plate, (wide, tall), interpolation=cv2.INTER_AREA
+        )
+        if rng.random() < 0.1:
+            side = int(rng.integers(12, 12 + wide))
+            image[:, side:] = rng.integers(20, 230, 3)
+        image = image * rng.uniform(0.5, 1.2) + rng.normal(0, 5, image.shape)
+        image = np.clip(image, 0, 255).astype(np.uint8)
+        coded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 85])[1]
+        image = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+        moved = rng.normal(0, 0.05, 4) * [wide, tall, wide, tall] * [0.6, 1, 0.6, 1]
+        images[i] = cut_out(image, np.array([12, 12, 12 + wide, 12 + tall]) + moved)
+    return images, texts
+
+
+def trained(model, loss, x, y, epochs, batch_size, lr=4e-3):
+    steps = epochs * -(-len(x) // batch_size)
+    est = Estimator.from_torch(
+        model=model,
+        optimizer=lambda model, config: torch.optim.Adam(model.parameters(), lr=lr),
+        loss=loss,
+        scheduler_creator=lambda optimizer, config: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, lr, total_steps=steps + 1
+        ),
+        scheduler_step_freq="batch",
+        workers_per_node=1,
+    )
+    stats = est.fit({"x": x, "y": y}, epochs=epochs, batch_size=batch_size, seed=0)
+    print(f"{model.__name__}: loss {stats[0]['train_loss']:.3f} to {stats[-1]['train_loss']:.3f}")
+    return est.get_model().eval()
+
+
+def networks(frames=384, plates=5000, epochs=8, seed=0):
+    """The detector and the reader, trained, and some rows of what each was trained on."""
+    images, vehicles = frames_to_train(frames, 1000 * (seed + 1))
+    detector = trained(Detector, detection_loss, images, vehicles, epochs, batch_size=16)
+    cut_outs, texts = plates_to_train(plates, seed)
+    reader = trained(Reader, reading_loss, cut_outs, texts, epochs, batch_size=64)
+    return detector, reader, images[:: len(images) // 64], cut_outs[:128]
+
+
+def inference_models(detector, reader, images, cut_outs, accelerate):
+    """Both networks as workers run them."""
+
+    def model(module, sample):
+        return InferenceModel().load_module(module, accelerate=accelerate, sample=sample)
+
+    return {"detector": model(detector, images), "reader": model(reader, cut_outs)}
+
+
+# -- what is in a frame ----------------------------------------------------------------------------
+
+
+def vehicles_in(output, least=0.3, alike=0.6):
+    """Return the boxes of vehicles and of their plates in each frame, in its pixels.
+
+    Parameters
+    ----------
+    output : ndarray
+        Of :class:`Detector`.
+    least : float
+        Least score.
+    alike : float
+        Overlap from which two boxes are of one vehicle.
+
+    Returns
+    -------
+    list of (ndarray (vehicles, 4), ndarray (vehicles, 4))
+    """
+    heat = 1 / (1 + np.exp(-output[:, 0]))
+    found = []
+    for scores, parts in zip(heat, output[:, 1:], strict=True):
+        peaks = (scores >= least) & (scores == cv2.dilate(scores, np.ones((3, 3), np.uint8)))
+        y, x = np.nonzero(peaks)
+        best = np.argsort(-scores[y, x])
+        y, x = y[best], x[best]
+        part = parts[:, y, x].T
+        centre, size = np.stack([x, y], 1) + 0.5 + part[:, :2], np.exp(part[:, 2:4])
+        boxes = np.concatenate([centre - size / 2, centre + size / 2], 1)
+        stay = np.ones(len(boxes), bool)
+        for i, row in enumerate(tracking.overlaps(boxes, boxes)):
+            if stay[i]:
+                stay[i + 1 :] &= row[i + 1 :] < alike
+        middle = centre + part[:, 4:6] * size
+        half = np.exp(part[:, 6:]) * size[:, :1] / 2 * [1, traffic.PLATE[1] / traffic.PLATE[0]]
+        plates = np.concatenate([middle - half, middle + half], 1)
+        scale = CELL * HEIGHT / SMALL[0]
+        boxes = np.clip(boxes * scale, 0, [WIDTH, HEIGHT] * 2)
+        found.append((boxes[stay], plates[stay] * scale))
+    return found
+
+
+def cut_out(picture, box):
+    """The plate in a box, with a small margin, as the reader sees it."""
+    left, top, right, bottom = box
+    wide, tall = right - left, bottom - top
+    margin = (0.06 * wide, 0.1 * tall)
+    size = (wide + 2 * margin[0], tall + 2 * margin[1])
+    scale = PLATE[1] / size[0], PLATE[0] / size[1]
+    shift = (margin[0] - left) * scale[0], (margin[1] - top) * scale[1]
+    moved = np.array([[scale[0], 0, shift[0]], [0, scale[1], shift[1]]])
+    return cv2.warpAffine(picture, moved, PLATE[::-1], borderMode=cv2.BORDER_REPLICATE)
+
+
+def is_legible(plates):
+    """Which plates are large enough and within the frame."""
+    inside = (plates[:, :2] >= 0).all(1) & (plates[:, 2:] <= [WIDTH, HEIGHT]).all(1)
+    return inside & (plates[:, 2] - plates[:, 0] >= LEGIBLE)
+
+
+def texts_of(scores):
+    """Texts of plates, and the chance of each glyph, from the scores of the reader."""
+    chances = np.exp(scores - scores.max(1, keepdims=True))
+    chances = chances.max(1) / chances.sum(1)
+    return ["".join(GLYPHS[i] for i in row) for row in scores.argmax(1)], chances
+
+
+def small(pictures):
+    """Frames as the detector sees them."""
+    each = [cv2.resize(picture, SMALL[::-1], interpolation=cv2.INTER_AREA) for picture in pictures]
+    return np.stack(each)
+
+
+def look(batch, models):
+    """Boxes, readings of plates, and their chances, in each frame of a batch."""
+    pictures = batch["picture"]
+    found = vehicles_in(models["detector"].predict(small(pictures)))
+    legible = [is_legible(plates) for _, plates in found]
+    cut_outs = [
+        cut_out(picture, plate)
+        for picture, (_, plates), good in zip(pictures, found, legible, strict=True)
+        for plate in plates[good]
+    ]
+    texts, chances = [], []
+    if cut_outs:
+        texts, chances = texts_of(models["reader"].predict(np.stack(cut_outs)))
+    pairs = iter(zip(texts, chances, strict=True))
+    read = [[next(pairs) if each else (None, None) for each in good] for good in legible]
+    return {
+        "boxes": [boxes.astype("f4") for boxes, _ in found],
+        "readings": [[text for text, _ in row] for row in read],
+        "chances": [[chance for _, chance in row] for row in read],
+    }
+
+
+# -- the stream ------------------------------------------------------------------------------------
+
+
+def seen(frames, models, batch_size=32):
+    """A table or stream of frames with what is in each in place of the picture."""
+    images = {"picture": (HEIGHT, WIDTH)}
+    return map_batches(frames, look, FOUND, models=models, images=images, batch_size=batch_size)
+
+
+def follow(key, parts, state):
+    """Join what was found in the frames of a camera to tracks: a function for Spark.
+
+    The state is the tracker, the number of the next frame, and frames that came before their turn.
+    """
+    tracker, following, early = tracking.Tracker(), 0, {}
+    if state.exists:
+        tracker, following, early = pickle.loads(state.get[0])
+    for part in parts:
+        rows = zip(part["frame"], part["boxes"], part["readings"], part["chances"], strict=True)
+        early |= {frame: values for frame, *values in rows}
+    made = []
+    while early:
+        if following not in early:
+            if len(early) < 20 * RATE:
+                break
+            following = min(early)  # what is in between is lost
+        values = [*zip(*early.pop(following), strict=True)]
+        made += tracker.update(following, [box for box, *_ in values], values)
+        following += 1
+    state.update((pickle.dumps((tracker, following, early)),))
+    rows = [(*key, track, frame, *values) for track, frame, values in made]
+    yield pd.DataFrame(rows, columns=["camera", "track", "frame", "box", "reading", "chances"])
+
+
+def tracked(found):
+    """A stream of tracks, a row for each frame in which one is seen, from that of :func:`seen`."""
+    return found.groupBy("camera").applyInPandasWithState(
+        follow, TRACKS, "tracker binary", "append", "NoTimeout"
+    )
+
+
+def start(spark, models, arrived, output, checkpoint, files=4, **trigger):
+    """Start the query that makes a folder of tracks of a folder of frames."""
+    stream = spark.readStream.schema(FRAMES).option("maxFilesPerTrigger", files)
+    writer = tracked(seen(stream.parquet(arrived), models)).writeStream.format("parquet")
+    writer = writer.option("checkpointLocation", checkpoint).trigger(**trigger or {"processingTime": "0 seconds"})
+    return writer.start(output)
+
+
+# -- plates and trajectories -----------------------------------------------------------------------
+
+
+def with_plates(tracks):
+    """Tracks of one row each: camera, track, plate, and first and last frame.
+
+    Each reading votes for the glyph at each place with its chance.
+    """
+    glyphs = F.arrays_zip(F.split("reading", "").alias("glyph"), F.col("chances").alias("chance"))
+    each = tracks.where("reading is not null").select(
+        "camera", "track", F.posexplode(glyphs).alias("place", "vote")
+    )
+    votes = each.groupBy("camera", "track", "place", "vote.glyph").agg(
+        F.sum("vote.chance").alias("votes")
+    )
+    best = votes.groupBy("camera", "track", "place").agg(F.max_by("glyph", "votes").alias("glyph"))
+    listed = F.array_sort(F.collect_list(F.struct("place", "glyph")))
+    plates = best.groupBy("camera", "track").agg(
+        F.array_join(F.transform(listed, lambda each: each["glyph"]), "").alias("plate")
+    )
+    spans = tracks.groupBy("camera", "track").agg(
+        F.min("frame").alias("first"), F.max("frame").alias("last")
+    )
+    return spans.join(plates, ["camera", "track"], "left")
+
+
+def bound(tracks, slack=12.0):
+    """Pairs of tracks of one vehicle before two cameras, of those of :func:`with_plates`.
+
+    Their plates differ by at most a glyph, and the time between them is such as vehicles need, with
+    so many seconds more in a jam. Where several fit, the nearest camera is taken, then the plate
+    with the fewest differences, then the shortest time; both tracks must choose each other.
+    """
+    # plates that differ by at most a glyph have one form in common in which a glyph is left out
+    forms = F.transform(
+        F.sequence(F.lit(1), F.lit(LENGTH)), lambda i: F.overlay("plate", F.lit("_"), i, F.lit(1))
+    )
+    read = tracks.where("plate is not null").select("*", F.explode(forms).alias("form"))
+
+    def side(name):
+        return read.select("form", *(F.col(c).alias(f"{name}_{c}") for c in tracks.columns))
+
+    seconds = (F.col("to_first") - F.col("from_first")) / RATE
+    metres = traffic.DISTANCE * (F.col("to_camera") - F.col("from_camera"))
+    pairs = side("from").join(side("to"), "form").where(F.col("from_camera") < F.col("to_camera"))
+    pairs = pairs.withColumn("seconds", seconds).drop("form").distinct()
+    pairs = pairs.where(F.col("seconds") >= metres / traffic.FASTEST - 3)
+    pairs = pairs.where(F.col("seconds") <= metres / traffic.SLOWEST + slack)
+    cost = F.struct(
+        F.col("to_camera") - F.col("from_camera"),
+        F.levenshtein("from_plate", "to_plate"),
+        "seconds",
+    )
+    for name in ("from", "to"):
+        window = Window.partitionBy(f"{name}_camera", f"{name}_track").orderBy(cost)
+        pairs = pairs.withColumn(f"{name}_choice", F.row_number().over(window))
+    return pairs.where("from_choice = 1 and to_choice = 1").drop("from_choice", "to_choice")
+
+
+# -- how good it is --------------------------------------------------------------------------------
+
+
+def legible_passages(truth):
+    """Cameras and vehicles whose plate can be read in at least five frames."""
+    plates = np.stack(truth["plate_box"])
+    good = truth[is_legible(plates) & (truth["visible"] >= 0.7)]
+    counts = good.groupby(["camera", "vehicle"]).size()
+    return {(int(c), int(v)) for c, v in counts[counts >= 5].index}
+
+
+def figures_of(truth, plates, tracks, summaries, pairs):
+    """MOTA, IDF1, accuracy of plates and F1 of binding.
+
+    Parameters
+    ----------
+    truth : pandas.DataFrame
+        Of :meth:`traffic.Scene.chunks`.
+    plates : list of str
+        By vehicle.
+    tracks, summaries, pairs : pandas.DataFrame
+        Of :func:`tracked`, :func:`with_plates` and :func:`bound`.
+
+    Returns
+    -------
+    dict of str to float
+        ``"plates"`` is the share of legible passages whose track has the plate, letter by letter.
+        ``"binding"`` counts pairs of consecutive legible passages of a vehicle; a pair that is right
+        but not legible counts neither way.
+    """
+    matched = tracking.matches(truth, tracks)
+    vehicle_of = {(camera, track): vehicle for camera, track, vehicle in tracking.pairs(matched)}
+    legible = legible_passages(truth)
+    read = {
+        (row.camera, vehicle_of[row.camera, row.track]): row.plate
+        for row in summaries.itertuples()
+        if (row.camera, row.track) in vehicle_of
+    }
+    right = [read.get((camera, vehicle)) == plates[vehicle] for camera, vehicle in legible]
+    cameras = truth.groupby("vehicle")["camera"].unique()
+    real = {(v, *pair) for v, all_ in cameras.items() for pair in zip(sorted(all_), sorted(all_)[1:])}
+    wanted = {(v, a, b) for v, a, b in real if (a, v) in legible and (b, v) in legible}
+    made = set()
+    for row in pairs.itertuples():
+        first = vehicle_of.get((row.from_camera, row.from_track), ("track", row.from_track))
+        second = vehicle_of.get((row.to_camera, row.to_track))
+        vehicle = first if first == second else (first, second)
+        made.add((vehicle, row.from_camera, row.to_camera))
+    return {
+        "frames": int(truth.groupby("camera")["frame"].nunique().sum()),
+        "passages": len(legible),
+        "mota": float(tracking.mota(matched)),
+        "idf1": float(tracking.idf1(matched)),
+        "switches": tracking.switches(matched),
+        "plates": float(np.mean(right)),
+        "bindings": len(wanted),
+        "binding": tracking.f1(made - (real - wanted), wanted),
+    }
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cameras", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=40, help="of video of each camera")
+    parser.add_argument("--training-frames", type=int, default=384)
+    parser.add_argument("--plates", type=int, default=5000, help="to train the reader")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--accelerate", default="openvino_int8", help="a method of Nano")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--picture", help="a file for a frame with its tracks and plates")
+    options = parser.parse_args(argv)
+
+    init_orca_context("local", cores=options.cores)
+    spark = OrcaContext.get_spark_session()
+    spark.conf.set("spark.sql.shuffle.partitions", options.cores)
+    begun = time.perf_counter()
+    *modules, images, cut_outs = networks(
+        options.training_frames, options.plates, options.epochs, options.seed
+    )
+    models = inference_models(*modules, images, cut_outs, options.accelerate)
+    print(f"networks: {time.perf_counter() - begun:.1f} s")
+
+    scene = traffic.Scene(500 + options.seed, options.cameras, options.seconds)
+    truths = []
+    with tempfile.TemporaryDirectory() as folder:
+        arrived, output = Path(folder, "frames"), Path(folder, "tracks")
+        arrived.mkdir()
+        begun = time.perf_counter()
+        query = start(spark, models, str(arrived), str(output), f"{folder}/checkpoint")
+        for number, (chunk, truth) in enumerate(scene.chunks()):
+            chunk.to_parquet(Path(folder, "part"))
+            Path(folder, "part").rename(arrived / f"{number:06d}.parquet")  # whole, or not there
+            truths.append(truth)
+        query.processAllAvailable()
+        query.stop()
+        print(f"stream: {time.perf_counter() - begun:.1f} s")
+        tracks = spark.read.parquet(str(output))
+        summaries = with_plates(tracks).cache()
+        pairs = bound(summaries).toPandas()
+        tracks, summaries = tracks.toPandas(), summaries.toPandas()
+    truth = pd.concat(truths, ignore_index=True)
+    plates = [vehicle.plate for vehicle in scene.vehicles]
+    figures = figures_of(truth, plates, tracks, summaries, pairs)
+    for name, value in figures.items():
+        print(f"{name:10s} {value:.4g}")
+    return figures
+
+
+if __name__ == "__main__":
+    main()
+    stop_orca_context()

@@ -1,0 +1,234 @@
+"""Tracks of what a detector finds in the frames of one camera, and how good tracks are.
+
+:class:`Tracker` joins boxes to tracks as SORT does (Bewley et al., "Simple online and realtime
+tracking", 2016): a Kalman filter says where each track is in the next frame, and the Hungarian
+method finds the pairs of tracks and boxes that overlap most. A track that is not seen for a while
+moves on by its speed, and is taken up again where it comes into sight.
+"""
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import linear_sum_assignment
+
+
+def overlaps(first, second):
+    """Return the intersection over union of each box with each other: ``(len(first), len(second))``.
+
+    Boxes are left, top, right, bottom.
+    """
+    first, second = np.reshape(first, (-1, 1, 4)), np.reshape(second, (1, -1, 4))
+    low = np.maximum(first[..., :2], second[..., :2])
+    high = np.minimum(first[..., 2:], second[..., 2:])
+    both = np.clip(high - low, 0, None).prod(-1)
+    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(-1) for boxes in (first, second)]
+    return both / np.maximum(areas[0] + areas[1] - both, 1e-9)
+
+
+# -- the tracker -----------------------------------------------------------------------------------
+
+
+class Tracker:
+    """Tracks of one camera, from the boxes of one frame after the other.
+
+    The state of a track are its four sides and their speeds in pixels per frame. All sides have the
+    same noise, in shares of the box's height, so one covariance of place and speed serves the four.
+
+    Parameters
+    ----------
+    confirm : int
+        In how many frames a track must be seen before it counts.
+    patience : int
+        For how many frames a track goes on without being seen.
+    least : float
+        Least overlap of a track and a box that are joined.
+    """
+
+    def __init__(self, confirm=3, patience=15, least=0.15):
+        self.confirm, self.patience, self.least = confirm, patience, least
+        self.next_track = 0
+        self.numbers, self.seen, self.missed = (np.zeros(0, int) for _ in range(3))
+        self.sides, self.speeds = np.zeros((0, 4)), np.zeros((0, 4))
+        self.covariance = np.zeros((0, 2, 2))
+        self.early = {}  # what was seen of tracks that do not count yet
+
+    def update(self, frame, boxes, values=None):
+        """Take the boxes of the next frame.
+
+        Parameters
+        ----------
+        frame : int
+            Its number, larger than that of the frame before.
+        boxes : ndarray (boxes, 4)
+        values : sequence, optional
+            What is known of each box; default its number.
+
+        Returns
+        -------
+        list of (int, int, object)
+            Track, frame, and value of the box. A track that begins to count gives the frames
+            before, too.
+        """
+        values = range(len(boxes)) if values is None else values
+        boxes = np.reshape(np.asarray(boxes, float), (-1, 4))
+        self._predict()
+        tracks, found = self._pairs(boxes)
+        self._correct(tracks, boxes[found])
+        self.missed += 1
+        self.missed[tracks], self.seen[tracks] = 0, self.seen[tracks] + 1
+        new = np.setdiff1d(np.arange(len(boxes)), found)
+        results = []
+        pairs = [*zip(self.numbers[tracks], self.seen[tracks], found, strict=True)]
+        pairs += [(self.next_track + i, 1, box) for i, box in enumerate(new)]
+        for number, seen, box in pairs:
+            entry = (int(number), frame, values[box])
+            if seen < self.confirm:
+                self.early.setdefault(number, []).append(entry)
+            else:
+                results += [*self.early.pop(number, ()), entry]
+        self._begin(boxes[new])
+        self._end()
+        return results
+
+    def _predict(self):
+        step = np.array([[1.0, 1.0], [0.0, 1.0]])
+        self.sides = self.sides + self.speeds
+        self.covariance = step @ self.covariance @ step.T + np.diag([0.02, 0.015]) ** 2
+
+    def _pairs(self, boxes):
+        if not len(boxes) or not len(self.numbers):
+            return np.zeros(0, int), np.zeros(0, int)
+        alike = overlaps(self.sides, boxes)
+        # tracks that are seen go before those that are not, new ones last
+        worth = alike - 0.01 * np.minimum(self.missed, 10)[:, None] - 0.1 * (self.seen == 1)[:, None]
+        tracks, found = linear_sum_assignment(np.where(alike < self.least, -1.0, worth), True)
+        good = alike[tracks, found] >= self.least
+        return tracks[good], found[good]
+
+    def _correct(self, tracks, boxes):
+        covariance = self.covariance[tracks]
+        gain = covariance[:, :, 0] / (covariance[:, :1, 0] + 0.04**2)
+        error = boxes - self.sides[tracks]
+        self.sides[tracks] += gain[:, :1] * error
+        self.speeds[tracks] += gain[:, 1:] * error
+        self.covariance[tracks] = covariance - gain[:, :, None] * covariance[:, :1]
+
+    def _begin(self, boxes):
+        count = len(boxes)
+        self.numbers = np.append(self.numbers, self.next_track + np.arange(count))
+        self.next_track += count
+        self.seen = np.append(self.seen, np.ones(count, int))
+        self.missed = np.append(self.missed, np.zeros(count, int))
+        self.sides = np.concatenate([self.sides, boxes])
+        self.speeds = np.concatenate([self.speeds, np.zeros((count, 4))])
+        start = np.broadcast_to(np.diag([0.04, 0.2]) ** 2, (count, 2, 2))
+        self.covariance = np.concatenate([self.covariance, start])
+
+    def _end(self):
+        """Drop tracks that are not seen for too long; of those that do not count yet, at once."""
+        stay = self.missed <= np.where(self.seen < self.confirm, 1, self.patience)
+        if stay.all():
+            return
+        for number in self.numbers[~stay]:
+            self.early.pop(number, None)
+        for name in ("numbers", "seen", "missed", "sides", "speeds", "covariance"):
+            setattr(self, name, getattr(self, name)[stay])
+
+
+# -- figures ---------------------------------------------------------------------------------------
+#
+# Truth and tracks are DataFrames with camera, frame and box; truth has vehicle and visible, tracks
+# have track. The numbers of tracks are those of their camera.
+
+
+def matches(truth, tracks, least=0.5, visible=0.35):
+    """Match boxes of tracks with boxes of the truth, frame by frame.
+
+    As CLEAR MOT does (Bernardin and Stiefelhagen, "Evaluating multiple object tracking performance:
+    the CLEAR MOT metrics", 2008): a pair of the frame before stays as long as it overlaps enough,
+    and what is left is matched by the Hungarian method.
+
+    Parameters
+    ----------
+    truth, tracks : pandas.DataFrame
+    least : float
+        Least overlap of a pair.
+    visible : float
+        Vehicles of which less is seen need not be found, and it is no error to find them.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Camera, frame, vehicle and track; vehicle is -1 for a false positive, and track for a miss.
+        What need not be found is left out.
+    """
+    rows, last = [], {}
+    found = {key: part for key, part in tracks.groupby(["camera", "frame"])}
+    known = {key: part for key, part in truth.groupby(["camera", "frame"])}
+    nothing = pd.DataFrame({"vehicle": [], "box": [], "visible": [], "track": []})
+    for camera, frame in sorted(known.keys() | found.keys()):
+        real = known.get((camera, frame), nothing)
+        made = found.get((camera, frame), nothing)
+        vehicles, numbers = real["vehicle"].to_numpy(int), made["track"].to_numpy(int)
+        needed = real["visible"].to_numpy(float) >= visible
+        alike = overlaps(np.array(real["box"].tolist()), np.array(made["box"].tolist()))
+        stays = np.array([[last.get((camera, v)) == t for t in numbers] for v in vehicles])
+        worth = alike + 2 * stays.reshape(alike.shape) + needed[:, None]
+        left, right = linear_sum_assignment(np.where(alike < least, -9.0, worth), True)
+        good = alike[left, right] >= least
+        left, right = left[good], right[good]
+        for v, t in zip(left, right, strict=True):
+            last[camera, vehicles[v]] = numbers[t]
+            if needed[v]:
+                rows.append((camera, frame, vehicles[v], numbers[t]))
+        for v in np.setdiff1d(np.flatnonzero(needed), left):
+            rows.append((camera, frame, vehicles[v], -1))
+        for t in np.setdiff1d(np.arange(len(numbers)), right):
+            rows.append((camera, frame, -1, numbers[t]))
+    return pd.DataFrame(rows, columns=["camera", "frame", "vehicle", "track"])
+
+
+def mota(matched):
+    """Return the multiple object tracking accuracy of what :func:`matches` returned.
+
+    One minus misses, false positives and switches of identity by the number of true boxes
+    (Bernardin and Stiefelhagen, "Evaluating multiple object tracking performance: the CLEAR MOT
+    metrics", 2008).
+    """
+    missed, false = (matched["track"] == -1).sum(), (matched["vehicle"] == -1).sum()
+    return 1 - (missed + false + switches(matched)) / (matched["vehicle"] != -1).sum()
+
+
+def switches(matched):
+    """Return how often the track of a vehicle changes before a camera."""
+    pairs = matched[(matched["track"] != -1) & (matched["vehicle"] != -1)].sort_values("frame")
+    before = pairs.groupby(["camera", "vehicle"])["track"].shift()
+    return int((before.notna() & (before != pairs["track"])).sum())
+
+
+def idf1(matched):
+    """Return the F1 of identities of what :func:`matches` returned.
+
+    Vehicles and tracks of a camera are paired once for all frames, so that most boxes are of their
+    pair (Ristani et al., "Performance measures and a data set for multi-target, multi-camera
+    tracking", 2016): twice the boxes of the pairs by all true boxes and all boxes of tracks.
+    """
+    real, made = matched["vehicle"] != -1, matched["track"] != -1
+    return 2 * sum(pairs(matched).values()) / (real.sum() + made.sum())
+
+
+def pairs(matched):
+    """Return the pairs of :func:`idf1`: frames by (camera, track, vehicle)."""
+    both = matched[(matched["vehicle"] != -1) & (matched["track"] != -1)]
+    result = {}
+    for camera, part in both.groupby("camera"):
+        table = pd.crosstab(part["track"], part["vehicle"])
+        for i, j in zip(*linear_sum_assignment(table.to_numpy(), True), strict=True):
+            if table.iat[i, j]:
+                key = int(camera), int(table.index[i]), int(table.columns[j])
+                result[key] = int(table.iat[i, j])
+    return result
+
+
+def f1(found, true):
+    """Return the harmonic mean of precision and recall of a set of pairs."""
+    return 2 * len(found & true) / max(1, len(found) + len(true))
