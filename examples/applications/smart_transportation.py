@@ -28,6 +28,7 @@ import tracking
 import traffic
 from pyspark.sql import Window
 from pyspark.sql import functions as F
+from scipy.optimize import linear_sum_assignment
 from torch import nn
 from traffic import GLYPHS, HEIGHT, LENGTH, RATE, WIDTH
 
@@ -40,6 +41,7 @@ CELL = 8  # pixels of that
 MOST = 16  # vehicles of a frame, to train the detector
 PLATE = (24, 96)  # what the reader sees
 LEGIBLE = 24  # pixels: least width of a plate that is read
+NEAR = np.ones((3, 3), np.uint8)
 FRAMES = "camera int, frame int, picture binary"
 FOUND = "boxes array<array<float>>, readings array<string>, chances array<array<float>>"
 TRACKS = "camera int, track int, frame int, box array<float>, reading string, chances array<float>"
@@ -57,9 +59,10 @@ def block(given, width, kernel, **options):
 class Detector(nn.Module):
     """Frames as bytes to what is in each cell of 8 x 8 pixels.
 
-    Returns ``(frames, 8, rows, columns)``: the score of a vehicle's centre; where the centre is from
-    that of the cell, in cells; logarithms of width and height in cells; where the centre of the
-    plate is from that of the vehicle, and the logarithm of its width, in sizes of the vehicle.
+    Returns ``(frames, 11, rows, columns)``. Of vehicles: the score of their centre; where it is from
+    that of the cell, in cells; logarithms of width and height in cells; about where the centre of
+    the plate is from that of the vehicle, in sizes of the vehicle. Of plates: the score of their
+    centre; where it is from that of the cell; logarithm of the width.
     """
 
     def __init__(self, config=None):
@@ -75,8 +78,8 @@ class Detector(nn.Module):
             block(96, 48, 1),
             nn.Upsample(scale_factor=2),
         )
-        self.head = nn.Sequential(block(48, 64, 3, padding=1), nn.Conv2d(64, 8, 1))
-        nn.init.constant_(self.head[-1].bias[:1], -4.0)
+        self.head = nn.Sequential(block(48, 64, 3, padding=1), nn.Conv2d(64, 11, 1))
+        nn.init.constant_(self.head[-1].bias[[0, 7]], -4.0)
 
     def forward(self, frames):
         x = self.eighth(self.quarter(frames.permute(0, 3, 1, 2).float() / 127.5 - 1))
@@ -104,38 +107,45 @@ class Reader(nn.Module):
 
 
 def detection_loss(output, vehicles):
-    """The loss of CenterNet (Zhou et al., "Objects as points", 2019) on all vehicles of frames.
+    """The loss of CenterNet (Zhou et al., "Objects as points", 2019) on vehicles and plates.
 
-    A vehicle is: weight (1; 0 for one that need not be found; -1 for none), left, top, right,
-    bottom, and centre and width of the plate, all in pixels of the frame that the detector sees.
+    A vehicle of a frame is: weight (1; 0 if it need not be found; -1 for none), left, top, right,
+    bottom; weight of its plate, its centre and its width; all in pixels that the detector sees.
     """
-    rows, columns = output.shape[2:]
-    weight, real = vehicles[..., 0], (vehicles[..., 0] > 0)
     low, high = vehicles[..., 1:3] / CELL, vehicles[..., 3:5] / CELL
     centre, size = (low + high) / 2, (high - low).clamp(min=0.3)
+    plate, width = vehicles[..., 6:8] / CELL, (vehicles[..., 8:] / CELL).clamp(min=0.3)
+    coarse = (plate - centre) / size
+    of_vehicles = loss_at(output[:, :7], vehicles[..., 0], centre, size / 6, [size.log(), coarse])
+    height = width * (traffic.PLATE[1] / traffic.PLATE[0])
+    size = torch.cat([width, height], -1) / 3
+    return of_vehicles + loss_at(output[:, 7:], vehicles[..., 5], plate, size, [width.log()])
+
+
+def loss_at(output, weight, centre, spread, others):
+    """Focal loss of the scores around centres, and how far the other figures are off there.
+
+    A centre with weight 0 need not be found: what is scored around it does not count.
+    """
+    rows, columns = output.shape[2:]
+    real = (weight > 0).float()
     y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    place = torch.stack([x, y], -1) + 0.5
-    away = (place - centre[:, :, None, None]) / (size[:, :, None, None] / 6).clamp(min=0.5)
-    near = torch.exp(-away.pow(2).sum(-1) / 2)
+    away = torch.stack([x, y], -1) + 0.5 - centre[:, :, None, None]
+    near = torch.exp(-(away / spread[:, :, None, None].clamp(min=0.5)).pow(2).sum(-1) / 2)
     wanted = (near * real[..., None, None]).amax(1)
-    unasked = (near > 0.1) & (weight == 0)[..., None, None]
-    heat = output[:, 0]
-    top = torch.tensor([columns, rows]) - 1
-    cell = torch.minimum(centre.floor(), top).clamp(min=0).long()
-    index = cell[..., 1] * columns + cell[..., 0]
-    positive = torch.zeros_like(heat).flatten(1)
-    positive = positive.scatter_reduce(1, index, real.float(), "amax").view_as(heat)
-    chance = heat.sigmoid()
-    hit = (1 - chance) ** 2 * nn.functional.logsigmoid(heat) * positive
-    miss = chance**2 * nn.functional.logsigmoid(-heat) * (1 - wanted) ** 4 * (1 - positive)
-    count = real.sum().clamp(min=1)
-    scores = -(hit + miss * ~unasked.any(1)).sum() / count
-    parts = output[:, 1:].flatten(2).gather(2, index[:, None].expand(-1, 7, -1)).transpose(1, 2)
-    plate = vehicles[..., 5:7] / CELL
-    right = [centre - cell - 0.5, size.log(), (plate - centre) / size]
-    right.append((vehicles[..., 7:] / CELL / size[..., :1]).clamp(min=0.01).log())
-    apart = nn.functional.smooth_l1_loss(parts, torch.cat(right, -1), beta=0.1, reduction="none")
-    return scores + 2 * (apart * real[..., None]).sum() / count / 7 * 4
+    counts = ~((near > 0.1) & (weight == 0)[..., None, None]).any(1)
+    cell = torch.minimum(centre.floor(), torch.tensor([columns, rows]) - 1).clamp(min=0)
+    index = (cell[..., 1] * columns + cell[..., 0]).long()
+    scores, count = output[:, 0], real.sum().clamp(min=1)
+    positive = torch.zeros_like(scores).flatten(1)
+    positive = positive.scatter_reduce(1, index, real, "amax").view_as(scores)
+    chance = scores.sigmoid()
+    hit = (1 - chance) ** 2 * nn.functional.logsigmoid(scores) * positive
+    miss = chance**2 * nn.functional.logsigmoid(-scores) * (1 - wanted) ** 4 * (1 - positive)
+    right = torch.cat([centre - cell - 0.5, *others], -1)
+    made = output[:, 1:].flatten(2).gather(2, index[:, None].expand(-1, right.shape[2], -1))
+    off = nn.functional.smooth_l1_loss(made.transpose(1, 2), right, beta=0.1, reduction="none")
+    return (off * real[..., None]).sum() / count - (hit + miss * counts).sum() / count
 
 
 def reading_loss(output, glyphs):
@@ -144,23 +154,21 @@ def reading_loss(output, glyphs):
 
 def frames_to_train(count, seed):
     """Frames of scenes as the detector sees them, and their vehicles, each also mirrored."""
-    images, vehicles = np.empty((count, *SMALL, 3), np.uint8), np.zeros((count, MOST, 8), "f4")
-    vehicles[..., 0] = -1
-    per_scene = 24
+    images = np.empty((count, *SMALL, 3), np.uint8)
+    vehicles = np.zeros((count, MOST, 9), np.float32)
+    vehicles[..., [0, 5]] = -1
     for i in range(count):
-        if i % per_scene == 0:
-            scene = traffic.Scene(seed + i // per_scene, 2, 60)
-        number = i % per_scene // 2 * 47 % scene.frames
-        image, truth = scene.frame(i % 2, number)
+        if i % 24 == 0:
+            scene = traffic.Scene(seed + i // 24, 2, 60)
+        image, truth = scene.frame(i % 2, i % 24 // 2 * 47 % scene.frames)
         images[i] = cv2.resize(image, SMALL[::-1], interpolation=cv2.INTER_AREA)
         for k, row in enumerate(truth[-MOST:].itertuples()):
             left, top, right, bottom = row.plate_box
             plate = (left + right) / 2, (top + bottom) / 2, right - left
-            vehicles[i, k] = [2.0 * (row.visible > 0.3), *row.box, *plate]
-    vehicles[..., :1], vehicles[..., 1:] = np.sign(vehicles[..., :1]), vehicles[..., 1:] / 2
+            needed = row.visible > 0.3, row.plate_visible > 0.8
+            vehicles[i, k] = [needed[0], *row.box / 2, needed[1], *np.array(plate) / 2]
     mirrored = vehicles.copy()
-    mirrored[..., [1, 3]] = SMALL[1] - vehicles[..., [3, 1]]
-    mirrored[..., 5] = SMALL[1] - vehicles[..., 5]
+    mirrored[..., [1, 3, 6]] = SMALL[1] - vehicles[..., [3, 1, 6]]
     return np.concatenate([images, images[:, :, ::-1]]), np.concatenate([vehicles, mirrored])
 
 
@@ -188,7 +196,7 @@ def plates_to_train(count, seed):
     return images, texts
 
 
-def trained(model, loss, x, y, epochs, batch_size, lr=4e-3):
+def trained(model, loss, x, y, epochs, batch_size, workers, lr=4e-3):
     steps = epochs * -(-len(x) // batch_size)
     est = Estimator.from_torch(
         model=model,
@@ -198,19 +206,19 @@ def trained(model, loss, x, y, epochs, batch_size, lr=4e-3):
             optimizer, lr, total_steps=steps + 1
         ),
         scheduler_step_freq="batch",
-        workers_per_node=1,
+        workers_per_node=workers,
     )
     stats = est.fit({"x": x, "y": y}, epochs=epochs, batch_size=batch_size, seed=0)
     print(f"{model.__name__}: loss {stats[0]['train_loss']:.3f} to {stats[-1]['train_loss']:.3f}")
     return est.get_model().eval()
 
 
-def networks(frames=384, plates=5000, epochs=8, seed=0):
+def networks(frames=256, plates=5000, epochs=8, seed=0, workers=2):
     """The detector and the reader, trained, and some rows of what each was trained on."""
     images, vehicles = frames_to_train(frames, 1000 * (seed + 1))
-    detector = trained(Detector, detection_loss, images, vehicles, epochs, batch_size=16)
+    detector = trained(Detector, detection_loss, images, vehicles, epochs, 16, workers)
     cut_outs, texts = plates_to_train(plates, seed)
-    reader = trained(Reader, reading_loss, cut_outs, texts, epochs, batch_size=64)
+    reader = trained(Reader, reading_loss, cut_outs, texts, epochs, 64, workers)
     return detector, reader, images[:: len(images) // 64], cut_outs[:128]
 
 
@@ -241,28 +249,44 @@ def vehicles_in(output, least=0.3, alike=0.6):
     Returns
     -------
     list of (ndarray (vehicles, 4), ndarray (vehicles, 4))
+        A plate that is not seen is NaN.
     """
-    heat = 1 / (1 + np.exp(-output[:, 0]))
-    found = []
-    for scores, parts in zip(heat, output[:, 1:], strict=True):
-        peaks = (scores >= least) & (scores == cv2.dilate(scores, np.ones((3, 3), np.uint8)))
-        y, x = np.nonzero(peaks)
-        best = np.argsort(-scores[y, x])
-        y, x = y[best], x[best]
-        part = parts[:, y, x].T
-        centre, size = np.stack([x, y], 1) + 0.5 + part[:, :2], np.exp(part[:, 2:4])
-        boxes = np.concatenate([centre - size / 2, centre + size / 2], 1)
-        stay = np.ones(len(boxes), bool)
-        for i, row in enumerate(tracking.overlaps(boxes, boxes)):
-            if stay[i]:
-                stay[i + 1 :] &= row[i + 1 :] < alike
-        middle = centre + part[:, 4:6] * size
-        half = np.exp(part[:, 6:]) * size[:, :1] / 2 * [1, traffic.PLATE[1] / traffic.PLATE[0]]
-        plates = np.concatenate([middle - half, middle + half], 1)
-        scale = CELL * HEIGHT / SMALL[0]
-        boxes = np.clip(boxes * scale, 0, [WIDTH, HEIGHT] * 2)
-        found.append((boxes[stay], plates[stay] * scale))
-    return found
+    scale = CELL * HEIGHT / SMALL[0]
+    return [
+        (np.clip(boxes * scale, 0, [WIDTH, HEIGHT] * 2), plates * scale)
+        for boxes, plates in (_in_cells(each, least, alike) for each in output)
+    ]
+
+
+def _in_cells(output, least, alike):
+    centre, part = _peaks(output[:7], least)
+    boxes = _boxes(centre, np.exp(part[:, 2:4]))
+    again = np.triu(tracking.overlaps(boxes, boxes) >= alike, 1).any(0)  # of one with a better score
+    boxes, coarse = boxes[~again], (centre + part[:, 4:6] * np.exp(part[:, 2:4]))[~again]
+    middle, part = _peaks(output[7:], least)
+    plates = np.full((len(boxes), 4), np.nan)
+    if len(boxes) and len(middle):
+        away = np.abs(coarse[:, None] - middle).max(-1) / (boxes[:, 2:] - boxes[:, :2])[:, :1]
+        vehicles, seen = linear_sum_assignment(np.minimum(away, 1))
+        seen, vehicles = (each[away[vehicles, seen] < 0.2] for each in (seen, vehicles))
+        width = np.exp(part[seen, 2:])
+        size = width * [1, traffic.PLATE[1] / traffic.PLATE[0]]
+        plates[vehicles] = _boxes(middle[seen], size)
+    return boxes, plates
+
+
+def _peaks(output, least):
+    """Centres in cells, and the other figures there; the best score first."""
+    scores = output[0]
+    y, x = np.nonzero((scores >= np.log(least / (1 - least))) & (scores == cv2.dilate(scores, NEAR)))
+    order = np.argsort(-scores[y, x])
+    y, x = y[order], x[order]
+    part = output[1:, y, x].T
+    return np.stack([x, y], 1) + 0.5 + part[:, :2], part
+
+
+def _boxes(centre, size):
+    return np.concatenate([centre - size / 2, centre + size / 2], 1)
 
 
 def cut_out(picture, box):
@@ -359,12 +383,16 @@ def tracked(found):
     )
 
 
-def start(spark, models, arrived, output, checkpoint, files=4, **trigger):
-    """Start the query that makes a folder of tracks of a folder of frames."""
+def start(spark, models, arrived, output, checkpoint, files=6, **trigger):
+    """Start the query that makes a folder of tracks of a folder of frames.
+
+    Each frame is in the tracks exactly once, also if the query is stopped or killed and started
+    again with the same checkpoint. Files of a camera must come in the order of their frames.
+    """
     stream = spark.readStream.schema(FRAMES).option("maxFilesPerTrigger", files)
     writer = tracked(seen(stream.parquet(arrived), models)).writeStream.format("parquet")
-    writer = writer.option("checkpointLocation", checkpoint).trigger(**trigger or {"processingTime": "0 seconds"})
-    return writer.start(output)
+    writer = writer.option("checkpointLocation", checkpoint)
+    return (writer.trigger(**trigger) if trigger else writer).start(output)
 
 
 # -- plates and trajectories -----------------------------------------------------------------------
@@ -432,7 +460,7 @@ def bound(tracks, slack=12.0):
 def legible_passages(truth):
     """Cameras and vehicles whose plate can be read in at least five frames."""
     plates = np.stack(truth["plate_box"])
-    good = truth[is_legible(plates) & (truth["visible"] >= 0.7)]
+    good = truth[is_legible(plates) & (truth["plate_visible"] >= 0.8)]
     counts = good.groupby(["camera", "vehicle"]).size()
     return {(int(c), int(v)) for c, v in counts[counts >= 5].index}
 
@@ -492,12 +520,13 @@ def main(argv=None):
     )
     parser.add_argument("--cameras", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40, help="of video of each camera")
-    parser.add_argument("--training-frames", type=int, default=384)
+    parser.add_argument("--training-frames", type=int, default=256)
     parser.add_argument("--plates", type=int, default=5000, help="to train the reader")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--accelerate", default="openvino_int8", help="a method of Nano")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="that train")
     parser.add_argument("--picture", help="a file for a frame with its tracks and plates")
     options = parser.parse_args(argv)
 
@@ -506,7 +535,7 @@ def main(argv=None):
     spark.conf.set("spark.sql.shuffle.partitions", options.cores)
     begun = time.perf_counter()
     *modules, images, cut_outs = networks(
-        options.training_frames, options.plates, options.epochs, options.seed
+        options.training_frames, options.plates, options.epochs, options.seed, options.workers
     )
     models = inference_models(*modules, images, cut_outs, options.accelerate)
     print(f"networks: {time.perf_counter() - begun:.1f} s")

@@ -235,8 +235,9 @@ class Scene:
         ndarray (HEIGHT, WIDTH, 3)
             uint8: red, green and blue.
         pandas.DataFrame
-            Vehicle, box (left, top, right, bottom in pixels), plate_box, and visible: which share
-            of the vehicle is seen, 0 for one that is too far away to be counted. The farthest first.
+            Vehicle, box (left, top, right, bottom in pixels), plate_box, and visible and
+            plate_visible: which share of both is seen, 0 for a vehicle that is too far away to be
+            counted. The farthest vehicle first.
         """
         view, time = self.cameras[camera], number / RATE
         rng = np.random.default_rng([self.seed, 3, camera, number])
@@ -260,15 +261,15 @@ class Scene:
         image = cv2.convertScaleAbs(image, alpha=light)
         y, x = rng.integers(0, 64, 2)
         image = cv2.add(image, self._grain[y : y + HEIGHT, x : x + WIDTH], dtype=cv2.CV_8U)
+        near = [distance <= COUNTS for distance, _ in here]
+        plates = [_share(owner, place, row[1]) for place, row in enumerate(rows, 1)]
         truth = pd.DataFrame(
             {
                 "vehicle": [passage.vehicle.number for _, passage in here],
                 "box": [row[0] for row in rows],
                 "plate_box": [row[1] for row in rows],
-                "visible": [
-                    seen[place] / row[2] if distance <= COUNTS else 0.0
-                    for place, (row, (distance, _)) in enumerate(zip(rows, here, strict=True), 1)
-                ],
+                "visible": [n * seen[i] / rows[i - 1][2] for i, n in enumerate(near, 1)],
+                "plate_visible": [n * share for n, share in zip(near, plates, strict=True)],
             }
         )
         return image, truth
@@ -333,6 +334,12 @@ def _draw(view, image, owner, place, vehicle, x, distance):
     low, high = hull.min(0), hull.max(0)
     box = np.clip([*low, *high], 0, [WIDTH, HEIGHT] * 2)
     return box, np.array([x0, y0, x1, y1]), max(1.0, cv2.contourArea(hull))
+
+
+def _share(owner, place, box):
+    left, top, right, bottom = np.rint(box).astype(int)
+    part = owner[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
+    return (part == place).sum() / max(1, (right - left) * (bottom - top))
 
 
 def _paste(image, plate, x0, y0, x1, y1):

@@ -1,0 +1,371 @@
+"""Frames in a second from video to tracks and plates: one program on Spark, or three services.
+
+    python benchmarks/smart_transportation.py [--cameras 4] [--seconds 60] [--repeats 3] [--json FILE]
+    python benchmarks/smart_transportation.py --quick
+
+A folder of Parquet files, each with 20 encoded frames of a camera, becomes a folder of tracks with a
+reading of the plate in each frame, on the same cores, with the same two trained networks
+(``examples/applications/smart_transportation.py``):
+
+========================  =========================================================================
+one program               the Structured Streaming query with both networks in OpenVINO
+                          (``--accelerate``), with its start and its end
+three services            a process detects, one tracks, one reads plates; queues of multiprocessing
+                          carry the pixels between them. Eager PyTorch in batches. The services
+                          stand ready before the clock starts
+three services, cut-outs  the same, but the plates are cut out where frames are decoded, so that no
+                          frame goes through a queue
+three services, OpenVINO  the services with the networks of the one program
+========================  =========================================================================
+
+All run in turn in each repetition, after one of each on fewer frames that is not counted. Core-seconds
+are those of all processes of a side. The vote of the plates and the binding of trajectories come
+after it and are the same for all.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import pickle
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from scipy.optimize import linear_sum_assignment
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT / "examples" / "applications")  # this file has the name of one there
+
+import smart_transportation as program  # noqa: E402
+import tracking  # noqa: E402
+import traffic  # noqa: E402
+
+SIDES = [
+    "one program",
+    "three services",
+    "three services, cut-outs",
+    "three services, OpenVINO",
+]
+COLUMNS = {
+    "camera": pa.int32(),
+    "track": pa.int32(),
+    "frame": pa.int32(),
+    "box": pa.list_(pa.float32()),
+    "reading": pa.string(),
+    "chances": pa.list_(pa.float32()),
+}
+FILES = 24  # of a micro-batch
+READY = "ready"
+
+
+# -- the services ----------------------------------------------------------------------------------
+#
+# Each takes chunks from a queue until a number comes, which says that there are no more, and what
+# core-seconds the services before have used since they were ready.
+
+
+def network(name, weights, origins):
+    """A network to be called with arrays: eager PyTorch, or as the one program has it."""
+    import torch
+
+    torch.set_num_threads(1)
+    if origins is not None:
+        from bigdl.orca.inference import InferenceModel
+
+        return InferenceModel.of_origin(origins[name], 1).predict
+    module = {"detector": program.Detector, "reader": program.Reader}[name]()
+    module.load_state_dict(weights[name])
+    module.eval()
+
+    def call(array):
+        with torch.inference_mode():
+            return module(torch.from_numpy(np.ascontiguousarray(array))).numpy()
+
+    return call
+
+
+def detect(given, taken, weights, origins, early_cut_outs):
+    """Encoded frames of a camera to their pixels and what is in them."""
+    import cv2
+
+    cv2.setNumThreads(1)
+    detector = network("detector", weights, origins)
+    taken.put(READY)
+    begun = time.process_time()
+    while not isinstance(chunk := given.get(), float):
+        camera, frames, files = chunk
+        pictures = [
+            cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB) for file in files
+        ]
+        found = program.vehicles_in(detector(program.small(pictures)))
+        if early_cut_outs:
+            pictures = [cut_outs(*each) for each in zip(pictures, found, strict=True)]
+        taken.put((camera, frames, pictures, found))
+    taken.put(chunk + time.process_time() - begun)
+
+
+def cut_outs(picture, found):
+    """For each plate its cut-out, or nothing where it is not legible."""
+    _, plates = found
+    legible = program.is_legible(plates)
+    return [
+        program.cut_out(picture, plate) if good else None
+        for plate, good in zip(plates, legible, strict=True)
+    ]
+
+
+def track(given, taken, early_cut_outs):
+    """What is in the frames of a camera to tracks, with the cut-outs of their plates."""
+    trackers = {}
+    taken.put(given.get())
+    begun = time.process_time()
+    while not isinstance(chunk := given.get(), float):
+        camera, frames, pictures, found = chunk
+        tracker = trackers.setdefault(camera, tracking.Tracker())
+        made = []
+        for frame, picture, each in zip(frames, pictures, found, strict=True):
+            plates = picture if early_cut_outs else cut_outs(picture, each)
+            made += tracker.update(frame, each[0], [*zip(each[0], plates, strict=True)])
+        taken.put((camera, made))
+    taken.put(chunk + time.process_time() - begun)
+
+
+def read(given, done, weights, origins, output):
+    """Cut-outs of plates to readings; writes the tracks."""
+    reader = network("reader", weights, origins)
+    done.put(given.get())
+    begun, number = time.process_time(), 0
+    while not isinstance(chunk := given.get(), float):
+        camera, made = chunk
+        plates = [plate for _, _, (_, plate) in made if plate is not None]
+        texts, chances = program.texts_of(reader(np.stack(plates))) if plates else ([], [])
+        pairs = iter(zip(texts, chances, strict=True))
+        rows = [
+            (track, frame, box.astype("f4"), *((None, None) if plate is None else next(pairs)))
+            for track, frame, (box, plate) in made
+        ]
+        columns = zip(*rows, strict=True) if rows else [()] * (len(COLUMNS) - 1)
+        columns = [[camera] * len(rows), *map(list, columns)]
+        table = pa.table([pa.array(c, t) for c, t in zip(columns, COLUMNS.values(), strict=True)],
+                         names=[*COLUMNS])  # fmt: skip
+        pq.write_table(table, f"{output}/{number:06d}.parquet")
+        number += 1
+    done.put(chunk + time.process_time() - begun)
+
+
+# -- sides: each writes its table and returns its seconds and core-seconds -------------------------
+
+
+def core_seconds():
+    """Core-seconds of this process, of all below it, and of those of them that have ended."""
+    total, own = 0.0, psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue  # its time is its parent's now
+    return total
+
+
+class Sides:
+    """What all sides need."""
+
+    def __init__(self, spark, models, weights):
+        self.spark, self.models, self.weights = spark, models, weights
+
+    def run(self, side, table, output):
+        if side == "one program":
+            return self.one_program(table, output)
+        origins = {name: model.origin for name, model in self.models.items()}
+        return self.services(
+            table, output, origins if side.endswith("OpenVINO") else None, side.endswith("cut-outs")
+        )
+
+    def one_program(self, table, output):
+        checkpoint = f"{output}-checkpoint"
+        cores, started = core_seconds(), time.perf_counter()
+        query = program.start(
+            self.spark, self.models, table, output, checkpoint, FILES, availableNow=True
+        )
+        query.awaitTermination()
+        seconds = time.perf_counter() - started
+        return seconds, core_seconds() - cores
+
+    def services(self, table, output, origins, early):
+        os.mkdir(output)
+        context = multiprocessing.get_context("spawn")
+        first, second, third, done = (context.Queue(8) for _ in range(4))
+        networks = self.weights, origins
+        services = [
+            context.Process(target=detect, args=(first, second, *networks, early)),
+            context.Process(target=track, args=(second, third, early)),
+            context.Process(target=read, args=(third, done, *networks, output)),
+        ]
+        for each in services:
+            each.start()
+        try:
+            assert done.get(timeout=300) == READY
+            cores, started = time.process_time(), time.perf_counter()
+            for file in sorted(Path(table).iterdir()):
+                chunk = pq.read_table(file).to_pydict()
+                first.put((chunk["camera"][0], chunk["frame"], chunk["picture"]))
+            first.put(0.0)
+            used = done.get(timeout=600)
+            seconds = time.perf_counter() - started
+            return seconds, used + time.process_time() - cores
+        finally:
+            for each in services:
+                each.join(10)
+                each.kill()
+
+
+# -- reports ---------------------------------------------------------------------------------------
+
+
+def write_frames(scene, folder):
+    """Write the frames of a scene, and return what is in them."""
+    os.mkdir(folder)
+    truths = []
+    for number, (chunk, truth) in enumerate(scene.chunks()):
+        chunk.to_parquet(f"{folder}/{number:06d}.parquet")
+        truths.append(truth)
+    return pd.concat(truths, ignore_index=True)
+
+
+def differences(reference, output):
+    """How far the tracks of a side are from those of the one program."""
+    first, second = (pq.read_table(folder).to_pandas() for folder in (reference, output))
+    same = covered = texts = 0
+    apart = []
+    others = dict(iter(second.groupby(["camera", "frame"])))
+    for key, part in first.groupby(["camera", "frame"]):
+        if key not in others:
+            continue
+        other = others[key]
+        alike = tracking.overlaps(np.stack(part["box"]), np.stack(other["box"]))
+        for i, j in zip(*linear_sum_assignment(alike, True), strict=True):
+            same += alike[i, j] >= 0.9
+            apart.append(np.abs(part["box"].iloc[i] - other["box"].iloc[j]).max())
+            readings = part["reading"].iloc[i], other["reading"].iloc[j]
+            covered += all(isinstance(text, str) for text in readings)
+            texts += isinstance(readings[0], str) and readings[0] == readings[1]
+    return {
+        "boxes": [len(first), len(second)],
+        "boxes with an overlap of 0.9": float(same / max(len(first), len(second))),
+        "pixels apart, median": float(np.median(apart)),
+        "equal readings": float(texts / max(1, covered)),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cameras", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=60, help="of video of each camera")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--accelerate", default="openvino_int8")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--json", help="write all figures here")
+    parser.add_argument("--quick", action="store_true", help="400 frames, once")
+    options = parser.parse_args()
+    if options.quick:
+        options.cameras, options.seconds, options.repeats = 2, 20, 1
+
+    from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+
+    init_orca_context("local", cores=options.cores)
+    spark = OrcaContext.get_spark_session()
+    spark.conf.set("spark.sql.shuffle.partitions", options.cores)
+    try:
+        report = measure(spark, options)
+    finally:
+        stop_orca_context()
+    print(f"\nPython {platform.python_version()}, {options.cores} cores, {_cpu()}")
+    print_tables(report)
+    if options.json:
+        Path(options.json).write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+
+def measure(spark, options):
+    *modules, images, plates = program.networks(epochs=options.epochs)
+    models = program.inference_models(*modules, images, plates, options.accelerate)
+    weights = dict(zip(models, (module.state_dict() for module in modules), strict=True))
+    sides = Sides(spark, models, weights)
+    with tempfile.TemporaryDirectory() as folder:
+        scene = traffic.Scene(900, options.cameras, options.seconds)
+        write_frames(traffic.Scene(901, options.cameras, 10), f"{folder}/warm")
+        truth = write_frames(scene, f"{folder}/table")
+        for side in options.sides:
+            sides.run(side, f"{folder}/warm", f"{folder}/warm {side}")
+        runs = {side: [] for side in options.sides}
+        for repeat in range(options.repeats):
+            for side in options.sides:
+                runs[side].append(sides.run(side, f"{folder}/table", f"{folder}/{repeat} {side}"))
+            line = ", ".join(f"{side} {runs[side][-1][0]:.2f} s" for side in options.sides)
+            print(f"  {repeat}: {line}", flush=True)
+        outputs = {side: f"{folder}/0 {side}" for side in options.sides}
+        reference = outputs[options.sides[0]]
+        return {
+            "frames": scene.frames * options.cameras,
+            "runs": runs,
+            "figures": {s: figures(spark, path, truth, scene) for s, path in outputs.items()},
+            "differences": {
+                side: differences(reference, path)
+                for side, path in outputs.items()
+                if path != reference
+            },
+        }
+
+
+def figures(spark, output, truth, scene):
+    """How good the tracks of a side are; the vote and the binding are the one program's."""
+    tracks = spark.read.schema(program.TRACKS).parquet(output)
+    summaries = program.with_plates(tracks).cache()
+    pairs = program.bound(summaries).toPandas()
+    plates = [vehicle.plate for vehicle in scene.vehicles]
+    return program.figures_of(truth, plates, tracks.toPandas(), summaries.toPandas(), pairs)
+
+
+def print_tables(report):
+    """Figures of each side, and ratios of each round to the first side."""
+    runs, frames = report["runs"], report["frames"]
+    first = next(iter(runs))
+    print(
+        f"{frames} frames\n{'side':25s} {'frames/s':>20s} {'core-s/1000':>20s} "
+        f"{'rate, first to it':>20s} {'cores, first to it':>20s}"
+    )
+    for side, each in runs.items():
+        pairs = [*zip(runs[first], each, strict=True)]
+        columns = [
+            [frames / seconds for seconds, _ in each],
+            [1000 * cores / frames for _, cores in each],
+            [other[0] / own[0] for own, other in pairs],
+            [own[1] / other[1] for own, other in pairs],
+        ]
+        cells = [
+            f"{statistics.median(c):.2f} ({min(c):.2f}-{max(c):.2f})".rjust(20) for c in columns
+        ]
+        print(f"{side:25s} {' '.join(cells)}")
+    for side, each in report["figures"].items():
+        print(f"{side}: " + ", ".join(f"{name} {value:.4g}" for name, value in each.items()))
+    for side, each in report["differences"].items():
+        print(f"{side}: {json.dumps(each)}")
+
+
+def _cpu():
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        return next((x.split(":")[1].strip() for x in file if x.startswith("model name")), "?")
+
+
+if __name__ == "__main__":
+    main()
