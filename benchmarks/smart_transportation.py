@@ -147,7 +147,7 @@ def read(given, done, weights, origins, output):
     while not isinstance(chunk := given.get(), float):
         camera, made = chunk
         plates = [plate for _, _, (_, plate) in made if plate is not None]
-        texts, chances = program.texts_of(reader(np.stack(plates))) if plates else ([], [])
+        texts, chances = program.read(plates, reader)
         pairs = iter(zip(texts, chances, strict=True))
         rows = [
             (track, frame, box.astype("f4"), *((None, None) if plate is None else next(pairs)))

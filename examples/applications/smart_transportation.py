@@ -39,8 +39,9 @@ from bigdl.orca.learn.pytorch import Estimator
 SMALL = (HEIGHT // 2, WIDTH // 2)  # what the detector sees
 CELL = 8  # pixels of that
 MOST = 16  # vehicles of a frame, to train the detector
-PLATE = (24, 96)  # what the reader sees
-LEGIBLE = 24  # pixels: least width of a plate that is read
+CUT_OUT, AROUND = (36, 128), (2.0, 1.33)  # pixels, and height and width in those of the plate
+PLATE, CLOSE = (24, 96), (1.5, 1.16)  # the same of what the reader sees
+LEGIBLE = 28  # pixels: least width of a plate that is read
 NEAR = np.ones((3, 3), np.uint8)
 FRAMES = "camera int, frame int, picture binary"
 FOUND = "boxes array<array<float>>, readings array<string>, chances array<array<float>>"
@@ -74,12 +75,13 @@ class Detector(nn.Module):
         self.sixteenth = nn.Sequential(
             block(48, 96, 3, stride=2, padding=1),
             block(96, 96, 3, padding=1),
-            block(96, 96, 3, padding=1),
+            block(96, 96, 3, padding=2, dilation=2),
             block(96, 48, 1),
             nn.Upsample(scale_factor=2),
         )
         self.head = nn.Sequential(block(48, 64, 3, padding=1), nn.Conv2d(64, 11, 1))
-        nn.init.constant_(self.head[-1].bias[[0, 7]], -4.0)
+        with torch.no_grad():
+            self.head[-1].bias[[0, 7]] = -4.0  # most cells have no centre
 
     def forward(self, frames):
         x = self.eighth(self.quarter(frames.permute(0, 3, 1, 2).float() / 127.5 - 1))
@@ -87,7 +89,11 @@ class Detector(nn.Module):
 
 
 class Reader(nn.Module):
-    """Cut-outs of plates as bytes to scores of the glyphs: ``(plates, glyphs, places)``."""
+    """Plates as bytes to scores and place: ``(plates, glyphs + 3, places of glyphs)``.
+
+    The mean of the last three is where the plate is: how far its centre is from that of the picture,
+    in widths and heights of a plate, and the logarithm of its size.
+    """
 
     def __init__(self, config=None):
         super().__init__()
@@ -95,8 +101,9 @@ class Reader(nn.Module):
             block(3, 16, 5, stride=2, padding=2),
             block(16, 32, 3, stride=2, padding=1),
             block(32, 64, 3, padding=1),
+            block(64, 64, 3, padding=1),
             block(64, 96, 6, stride=(6, 4), padding=(0, 1)),
-            nn.Conv2d(96, len(GLYPHS), 1),
+            nn.Conv2d(96, len(GLYPHS) + 3, 1),
         )
 
     def forward(self, plates):
@@ -115,7 +122,7 @@ def detection_loss(output, vehicles):
     low, high = vehicles[..., 1:3] / CELL, vehicles[..., 3:5] / CELL
     centre, size = (low + high) / 2, (high - low).clamp(min=0.3)
     plate, width = vehicles[..., 6:8] / CELL, (vehicles[..., 8:] / CELL).clamp(min=0.3)
-    coarse = (plate - centre) / size
+    coarse = ((plate - centre) / size).clamp(-1, 1)
     of_vehicles = loss_at(output[:, :7], vehicles[..., 0], centre, size / 6, [size.log(), coarse])
     height = width * (traffic.PLATE[1] / traffic.PLATE[0])
     size = torch.cat([width, height], -1) / 3
@@ -144,59 +151,71 @@ def loss_at(output, weight, centre, spread, others):
     miss = chance**2 * nn.functional.logsigmoid(-scores) * (1 - wanted) ** 4 * (1 - positive)
     right = torch.cat([centre - cell - 0.5, *others], -1)
     made = output[:, 1:].flatten(2).gather(2, index[:, None].expand(-1, right.shape[2], -1))
-    off = nn.functional.smooth_l1_loss(made.transpose(1, 2), right, beta=0.1, reduction="none")
-    return (off * real[..., None]).sum() / count - (hit + miss * counts).sum() / count
+    off = nn.functional.smooth_l1_loss(made.transpose(1, 2), right, beta=0.05, reduction="none")
+    return 4 * (off * real[..., None]).sum() / count - (hit + miss * counts).sum() / count
 
 
-def reading_loss(output, glyphs):
-    return nn.functional.cross_entropy(output, glyphs)
+def reading_loss(output, wanted):
+    """Cross-entropy of the glyphs, and how far the place is off."""
+    glyphs, places = wanted[:, :LENGTH].long(), wanted[:, LENGTH:]
+    off = nn.functional.smooth_l1_loss(output[:, len(GLYPHS) :].mean(2), places, beta=0.02)
+    return nn.functional.cross_entropy(output[:, : len(GLYPHS)], glyphs) + 10 * off
 
 
 def frames_to_train(count, seed):
-    """Frames of scenes as the detector sees them, and their vehicles, each also mirrored."""
+    """Frames of scenes as the detector sees them, half of them mirrored, and their vehicles."""
     images = np.empty((count, *SMALL, 3), np.uint8)
     vehicles = np.zeros((count, MOST, 9), np.float32)
     vehicles[..., [0, 5]] = -1
     for i in range(count):
         if i % 24 == 0:
             scene = traffic.Scene(seed + i // 24, 2, 60)
-        image, truth = scene.frame(i % 2, i % 24 // 2 * 47 % scene.frames)
+        image, truth = scene.frame(i // 12 % 2, i % 12 * 47 % scene.frames)
         images[i] = cv2.resize(image, SMALL[::-1], interpolation=cv2.INTER_AREA)
         for k, row in enumerate(truth[-MOST:].itertuples()):
             left, top, right, bottom = row.plate_box
             plate = (left + right) / 2, (top + bottom) / 2, right - left
             needed = row.visible > 0.3, row.plate_visible > 0.8
             vehicles[i, k] = [needed[0], *row.box / 2, needed[1], *np.array(plate) / 2]
-    mirrored = vehicles.copy()
-    mirrored[..., [1, 3, 6]] = SMALL[1] - vehicles[..., [3, 1, 6]]
-    return np.concatenate([images, images[:, :, ::-1]]), np.concatenate([vehicles, mirrored])
+    images[::2] = images[::2, :, ::-1]
+    vehicles[::2, :, [1, 3, 6]] = SMALL[1] - vehicles[::2, :, [3, 1, 6]]
+    return images, vehicles
 
 
 def plates_to_train(count, seed):
-    """Cut-outs of plates, some of them half hidden, and the numbers of their glyphs."""
+    """Plates as the reader sees them, some half hidden, and their glyphs and places.
+
+    Every other one is as in the first look, which is not for its glyphs.
+    """
     rng = np.random.default_rng(seed)
-    images, texts = np.empty((count, *PLATE, 3), np.uint8), rng.integers(0, 32, (count, LENGTH))
+    images = np.empty((count, *PLATE, 3), np.uint8)
+    texts = rng.integers(0, len(GLYPHS), (count, LENGTH))
+    places = rng.normal(0, [0.06, 0.2, 0.08], (count, 3))
+    places[::2] *= 0.2  # as in the second look
     for i, text in enumerate(texts):
         plate = traffic.draw_plate("".join(GLYPHS[glyph] for glyph in text))
         wide = int(rng.integers(LEGIBLE, 70))
-        tall = max(6, round(wide * traffic.PLATE[1] / traffic.PLATE[0]))
-        image = np.full((tall + 24, wide + 24, 3), rng.integers(20, 230, 3), np.uint8)
-        image[12 : 12 + tall, 12 : 12 + wide] = cv2.resize(
+        tall = round(wide * traffic.PLATE[1] / traffic.PLATE[0])
+        image = np.full((3 * tall, 2 * wide, 3), rng.integers(20, 230, 3), np.uint8)
+        x, y = wide // 2, tall
+        image[y : y + tall, x : x + wide] = cv2.resize(
             plate, (wide, tall), interpolation=cv2.INTER_AREA
         )
         if rng.random() < 0.1:
-            side = int(rng.integers(12, 12 + wide))
-            image[:, side:] = rng.integers(20, 230, 3)
+            image[:, x + int(rng.integers(0, wide)) :] = rng.integers(20, 230, 3)
         image = image * rng.uniform(0.5, 1.2) + rng.normal(0, 5, image.shape)
         image = np.clip(image, 0, 255).astype(np.uint8)
         coded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 85])[1]
         image = cv2.imdecode(coded, cv2.IMREAD_COLOR)
-        moved = rng.normal(0, 0.05, 4) * [wide, tall, wide, tall] * [0.6, 1, 0.6, 1]
-        images[i] = cut_out(image, np.array([12, 12, 12 + wide, 12 + tall]) + moved)
-    return images, texts
+        size = np.array([wide, tall]) / np.exp(places[i, 2])
+        middle = np.array([x + wide / 2, y + tall / 2]) - places[i, :2] * size
+        box = [*(middle - size / 2), *(middle + size / 2)]
+        images[i] = closer(cut_out(image, box), np.zeros(3))
+    texts[1::2] = -100  # what cross-entropy leaves out
+    return images, np.concatenate([texts, places], 1).astype(np.float32)
 
 
-def trained(model, loss, x, y, epochs, batch_size, workers, lr=4e-3):
+def trained(model, loss, x, y, epochs, batch_size, workers, lr=3e-3):
     steps = epochs * -(-len(x) // batch_size)
     est = Estimator.from_torch(
         model=model,
@@ -213,22 +232,22 @@ def trained(model, loss, x, y, epochs, batch_size, workers, lr=4e-3):
     return est.get_model().eval()
 
 
-def networks(frames=256, plates=5000, epochs=8, seed=0, workers=2):
+def networks(frames=640, plates=5000, epochs=10, seed=0, workers=2):
     """The detector and the reader, trained, and some rows of what each was trained on."""
     images, vehicles = frames_to_train(frames, 1000 * (seed + 1))
-    detector = trained(Detector, detection_loss, images, vehicles, epochs, 16, workers)
-    cut_outs, texts = plates_to_train(plates, seed)
-    reader = trained(Reader, reading_loss, cut_outs, texts, epochs, 64, workers)
-    return detector, reader, images[:: len(images) // 64], cut_outs[:128]
+    detector = trained(Detector, detection_loss, images, vehicles, epochs, 8, workers)
+    looks, texts = plates_to_train(plates, seed)
+    reader = trained(Reader, reading_loss, looks, texts, epochs, 32, workers)
+    return detector, reader, images[:: len(images) // 64], looks[:128]
 
 
-def inference_models(detector, reader, images, cut_outs, accelerate):
+def inference_models(detector, reader, images, looks, accelerate):
     """Both networks as workers run them."""
 
     def model(module, sample):
         return InferenceModel().load_module(module, accelerate=accelerate, sample=sample)
 
-    return {"detector": model(detector, images), "reader": model(reader, cut_outs)}
+    return {"detector": model(detector, images), "reader": model(reader, looks)}
 
 
 # -- what is in a frame ----------------------------------------------------------------------------
@@ -261,7 +280,9 @@ def vehicles_in(output, least=0.3, alike=0.6):
 def _in_cells(output, least, alike):
     centre, part = _peaks(output[:7], least)
     boxes = _boxes(centre, np.exp(part[:, 2:4]))
-    again = np.triu(tracking.overlaps(boxes, boxes) >= alike, 1).any(0)  # of one with a better score
+    again = np.triu(tracking.overlaps(boxes, boxes) >= alike, 1).any(
+        0
+    )  # of one with a better score
     boxes, coarse = boxes[~again], (centre + part[:, 4:6] * np.exp(part[:, 2:4]))[~again]
     middle, part = _peaks(output[7:], least)
     plates = np.full((len(boxes), 4), np.nan)
@@ -278,7 +299,9 @@ def _in_cells(output, least, alike):
 def _peaks(output, least):
     """Centres in cells, and the other figures there; the best score first."""
     scores = output[0]
-    y, x = np.nonzero((scores >= np.log(least / (1 - least))) & (scores == cv2.dilate(scores, NEAR)))
+    y, x = np.nonzero(
+        (scores >= np.log(least / (1 - least))) & (scores == cv2.dilate(scores, NEAR))
+    )
     order = np.argsort(-scores[y, x])
     y, x = y[order], x[order]
     part = output[1:, y, x].T
@@ -290,15 +313,24 @@ def _boxes(centre, size):
 
 
 def cut_out(picture, box):
-    """The plate in a box, with a small margin, as the reader sees it."""
-    left, top, right, bottom = box
-    wide, tall = right - left, bottom - top
-    margin = (0.06 * wide, 0.1 * tall)
-    size = (wide + 2 * margin[0], tall + 2 * margin[1])
-    scale = PLATE[1] / size[0], PLATE[0] / size[1]
-    shift = (margin[0] - left) * scale[0], (margin[1] - top) * scale[1]
+    """What is around the box of a plate, so much larger that the plate is in it."""
+    middle, size = np.add(box[:2], box[2:]) / 2, np.subtract(box[2:], box[:2])
+    return _resized(picture, CUT_OUT, middle, size * AROUND[::-1])
+
+
+def closer(cut_out, place):
+    """A plate as the reader sees it, where it is known to be in a cut-out."""
+    unit = np.array(CUT_OUT[::-1]) / AROUND[::-1]
+    middle = np.array(CUT_OUT[::-1]) / 2 + place[:2] * unit
+    return _resized(cut_out, PLATE, middle, np.exp(place[2]) * unit * CLOSE[::-1])
+
+
+def _resized(picture, shape, middle, size):
+    scale = size / shape[::-1]
+    shift = middle - size / 2 + (scale - 1) / 2
     moved = np.array([[scale[0], 0, shift[0]], [0, scale[1], shift[1]]])
-    return cv2.warpAffine(picture, moved, PLATE[::-1], borderMode=cv2.BORDER_REPLICATE)
+    how = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    return cv2.warpAffine(picture, moved, shape[::-1], flags=how, borderMode=cv2.BORDER_REPLICATE)
 
 
 def is_legible(plates):
@@ -307,8 +339,24 @@ def is_legible(plates):
     return inside & (plates[:, 2] - plates[:, 0] >= LEGIBLE)
 
 
-def texts_of(scores):
-    """Texts of plates, and the chance of each glyph, from the scores of the reader."""
+def read(cut_outs, reader):
+    """Texts of plates, and the chance of each glyph.
+
+    The reader looks twice: where exactly the plate is, and then what it says.
+
+    Parameters
+    ----------
+    cut_outs : list of ndarray
+        Of :func:`cut_out`.
+    reader : callable
+        The network on arrays.
+    """
+    if not cut_outs:
+        return [], []
+    first = reader(np.stack([closer(each, np.zeros(3)) for each in cut_outs]))
+    places = first[:, len(GLYPHS) :].mean(2)
+    looks = [closer(*each) for each in zip(cut_outs, places, strict=True)]
+    scores = reader(np.stack(looks))[:, : len(GLYPHS)]
     chances = np.exp(scores - scores.max(1, keepdims=True))
     chances = chances.max(1) / chances.sum(1)
     return ["".join(GLYPHS[i] for i in row) for row in scores.argmax(1)], chances
@@ -330,15 +378,13 @@ def look(batch, models):
         for picture, (_, plates), good in zip(pictures, found, legible, strict=True)
         for plate in plates[good]
     ]
-    texts, chances = [], []
-    if cut_outs:
-        texts, chances = texts_of(models["reader"].predict(np.stack(cut_outs)))
+    texts, chances = read(cut_outs, models["reader"].predict)
     pairs = iter(zip(texts, chances, strict=True))
-    read = [[next(pairs) if each else (None, None) for each in good] for good in legible]
+    each = [[next(pairs) if known else (None, None) for known in row] for row in legible]
     return {
         "boxes": [boxes.astype("f4") for boxes, _ in found],
-        "readings": [[text for text, _ in row] for row in read],
-        "chances": [[chance for _, chance in row] for row in read],
+        "readings": [[text for text, _ in row] for row in each],
+        "chances": [[chance for _, chance in row] for row in each],
     }
 
 
@@ -494,7 +540,9 @@ def figures_of(truth, plates, tracks, summaries, pairs):
     }
     right = [read.get((camera, vehicle)) == plates[vehicle] for camera, vehicle in legible]
     cameras = truth.groupby("vehicle")["camera"].unique()
-    real = {(v, *pair) for v, all_ in cameras.items() for pair in zip(sorted(all_), sorted(all_)[1:])}
+    real = {
+        (v, *pair) for v, all_ in cameras.items() for pair in zip(sorted(all_), sorted(all_)[1:])
+    }
     wanted = {(v, a, b) for v, a, b in real if (a, v) in legible and (b, v) in legible}
     made = set()
     for row in pairs.itertuples():
@@ -520,9 +568,9 @@ def main(argv=None):
     )
     parser.add_argument("--cameras", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40, help="of video of each camera")
-    parser.add_argument("--training-frames", type=int, default=256)
+    parser.add_argument("--training-frames", type=int, default=640)
     parser.add_argument("--plates", type=int, default=5000, help="to train the reader")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--accelerate", default="openvino_int8", help="a method of Nano")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cores", type=int, default=2)
@@ -534,10 +582,10 @@ def main(argv=None):
     spark = OrcaContext.get_spark_session()
     spark.conf.set("spark.sql.shuffle.partitions", options.cores)
     begun = time.perf_counter()
-    *modules, images, cut_outs = networks(
+    *modules, images, looks = networks(
         options.training_frames, options.plates, options.epochs, options.seed, options.workers
     )
-    models = inference_models(*modules, images, cut_outs, options.accelerate)
+    models = inference_models(*modules, images, looks, options.accelerate)
     print(f"networks: {time.perf_counter() - begun:.1f} s")
 
     scene = traffic.Scene(500 + options.seed, options.cameras, options.seconds)

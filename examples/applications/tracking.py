@@ -16,12 +16,23 @@ def overlaps(first, second):
 
     Boxes are left, top, right, bottom.
     """
+    both, areas, others = _areas(first, second)
+    return both / np.maximum(areas + others - both, 1e-9)
+
+
+def shares(first, second):
+    """Return which share of each box lies in each other: ``(len(first), len(second))``."""
+    both, areas, _ = _areas(first, second)
+    return both / np.maximum(areas, 1e-9)
+
+
+def _areas(first, second):
+    """Areas of intersections, of the first and of the second boxes."""
     first, second = np.reshape(first, (-1, 1, 4)), np.reshape(second, (1, -1, 4))
     low = np.maximum(first[..., :2], second[..., :2])
     high = np.minimum(first[..., 2:], second[..., 2:])
-    both = np.clip(high - low, 0, None).prod(-1)
     areas = [(boxes[..., 2:] - boxes[..., :2]).prod(-1) for boxes in (first, second)]
-    return both / np.maximum(areas[0] + areas[1] - both, 1e-9)
+    return np.clip(high - low, 0, None).prod(-1), *areas
 
 
 # -- the tracker -----------------------------------------------------------------------------------
@@ -99,7 +110,9 @@ class Tracker:
             return np.zeros(0, int), np.zeros(0, int)
         alike = overlaps(self.sides, boxes)
         # tracks that are seen go before those that are not, new ones last
-        worth = alike - 0.01 * np.minimum(self.missed, 10)[:, None] - 0.1 * (self.seen == 1)[:, None]
+        worth = (
+            alike - 0.01 * np.minimum(self.missed, 10)[:, None] - 0.1 * (self.seen == 1)[:, None]
+        )
         tracks, found = linear_sum_assignment(np.where(alike < self.least, -1.0, worth), True)
         good = alike[tracks, found] >= self.least
         return tracks[good], found[good]
@@ -136,11 +149,11 @@ class Tracker:
 
 # -- figures ---------------------------------------------------------------------------------------
 #
-# Truth and tracks are DataFrames with camera, frame and box; truth has vehicle and visible, tracks
-# have track. The numbers of tracks are those of their camera.
+# Truth and tracks are DataFrames with camera, frame and box; truth has vehicle and counts (whether it
+# must be found), tracks have track. The numbers of tracks are those of their camera.
 
 
-def matches(truth, tracks, least=0.5, visible=0.35):
+def matches(truth, tracks, least=0.5):
     """Match boxes of tracks with boxes of the truth, frame by frame.
 
     As CLEAR MOT does (Bernardin and Stiefelhagen, "Evaluating multiple object tracking performance:
@@ -152,25 +165,24 @@ def matches(truth, tracks, least=0.5, visible=0.35):
     truth, tracks : pandas.DataFrame
     least : float
         Least overlap of a pair.
-    visible : float
-        Vehicles of which less is seen need not be found, and it is no error to find them.
 
     Returns
     -------
     pandas.DataFrame
         Camera, frame, vehicle and track; vehicle is -1 for a false positive, and track for a miss.
-        What need not be found is left out.
+        What need not be found is left out, and so are boxes of which at least half lies on it.
     """
     rows, last = [], {}
     found = {key: part for key, part in tracks.groupby(["camera", "frame"])}
     known = {key: part for key, part in truth.groupby(["camera", "frame"])}
-    nothing = pd.DataFrame({"vehicle": [], "box": [], "visible": [], "track": []})
+    nothing = pd.DataFrame({"vehicle": [], "box": [], "counts": [], "track": []})
     for camera, frame in sorted(known.keys() | found.keys()):
         real = known.get((camera, frame), nothing)
         made = found.get((camera, frame), nothing)
         vehicles, numbers = real["vehicle"].to_numpy(int), made["track"].to_numpy(int)
-        needed = real["visible"].to_numpy(float) >= visible
-        alike = overlaps(np.array(real["box"].tolist()), np.array(made["box"].tolist()))
+        needed = real["counts"].to_numpy(bool)
+        boxes = [np.reshape(each["box"].tolist(), (-1, 4)) for each in (real, made)]
+        alike = overlaps(*boxes)
         stays = np.array([[last.get((camera, v)) == t for t in numbers] for v in vehicles])
         worth = alike + 2 * stays.reshape(alike.shape) + needed[:, None]
         left, right = linear_sum_assignment(np.where(alike < least, -9.0, worth), True)
@@ -182,7 +194,8 @@ def matches(truth, tracks, least=0.5, visible=0.35):
                 rows.append((camera, frame, vehicles[v], numbers[t]))
         for v in np.setdiff1d(np.flatnonzero(needed), left):
             rows.append((camera, frame, vehicles[v], -1))
-        for t in np.setdiff1d(np.arange(len(numbers)), right):
+        other = shares(boxes[1], boxes[0][~needed]).max(1, initial=0) >= 0.5
+        for t in np.setdiff1d(np.flatnonzero(~other), right):
             rows.append((camera, frame, -1, numbers[t]))
     return pd.DataFrame(rows, columns=["camera", "frame", "vehicle", "track"])
 

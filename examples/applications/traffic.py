@@ -23,6 +23,7 @@ LANES = (-3.3, 0.0, 3.3)  # metres from the middle of the road
 DISTANCE = 150.0  # metres from a camera to the next
 SLOWEST, FASTEST = 6.0, 16.0  # metres in a second
 FIRST, LAST, COUNTS = 56.0, 3.0, 45.0  # metres: where a vehicle comes, goes, and is first counted
+VISIBLE = 0.35  # least share of a vehicle that is counted
 FOCUS = 800.0  # pixels
 KINDS = {  # width, height and length in metres, and how common
     "car": (1.8, 1.5, 4.2, 0.6),
@@ -235,9 +236,10 @@ class Scene:
         ndarray (HEIGHT, WIDTH, 3)
             uint8: red, green and blue.
         pandas.DataFrame
-            Vehicle, box (left, top, right, bottom in pixels), plate_box, and visible and
-            plate_visible: which share of both is seen, 0 for a vehicle that is too far away to be
-            counted. The farthest vehicle first.
+            Vehicle, box (left, top, right, bottom in pixels), plate_box; visible and
+            plate_visible: which share of both is seen, 0 for a vehicle that is too far away; and
+            counts: whether it must be found, for it is near enough, its front is still in the
+            frame, and enough of it is seen. The farthest vehicle first.
         """
         view, time = self.cameras[camera], number / RATE
         rng = np.random.default_rng([self.seed, 3, camera, number])
@@ -263,12 +265,17 @@ class Scene:
         image = cv2.add(image, self._grain[y : y + HEIGHT, x : x + WIDTH], dtype=cv2.CV_8U)
         near = [distance <= COUNTS for distance, _ in here]
         plates = [_share(owner, place, row[1]) for place, row in enumerate(rows, 1)]
+        visible = [n * seen[i] / rows[i - 1][2] for i, n in enumerate(near, 1)]
         truth = pd.DataFrame(
             {
                 "vehicle": [passage.vehicle.number for _, passage in here],
                 "box": [row[0] for row in rows],
                 "plate_box": [row[1] for row in rows],
-                "visible": [n * seen[i] / rows[i - 1][2] for i, n in enumerate(near, 1)],
+                "visible": visible,
+                "counts": [
+                    share >= VISIBLE and row[1][3] <= HEIGHT
+                    for share, row in zip(visible, rows, strict=True)
+                ],
                 "plate_visible": [n * share for n, share in zip(near, plates, strict=True)],
             }
         )
