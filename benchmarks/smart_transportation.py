@@ -1,10 +1,11 @@
 """Frames in a second from video to tracks and plates: one program on Spark, or three services.
 
-    python benchmarks/smart_transportation.py [--cameras 4] [--seconds 60] [--repeats 3] [--json FILE]
+    python benchmarks/smart_transportation.py [--cameras 4] [--seconds 60] [--repeats 3] \
+[--json FILE]
     python benchmarks/smart_transportation.py --quick
 
-A folder of Parquet files, each with 20 encoded frames of a camera, becomes a folder of tracks with a
-reading of the plate in each frame, on the same cores, with the same two trained networks
+A folder of Parquet files, each with 20 encoded frames of a camera, becomes a folder of tracks with
+a reading of the plate in each frame, on the same cores, with the same two trained networks
 (``examples/applications/smart_transportation.py``):
 
 ========================  =========================================================================
@@ -18,16 +19,15 @@ three services, cut-outs  the same, but the plates are cut out where frames are 
 three services, OpenVINO  the services with the networks of the one program
 ========================  =========================================================================
 
-All run in turn in each repetition, after one of each on fewer frames that is not counted. Core-seconds
-are those of all processes of a side. The vote of the plates and the binding of trajectories come
-after it and are the same for all.
+All run in turn in each repetition, after one of each on fewer frames that is not counted.
+Core-seconds are those of all processes of a side. The vote of the plates and the binding of
+trajectories come after it and are the same for all.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
-import pickle
 import platform
 import statistics
 import sys
@@ -272,7 +272,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=60, help="of video of each camera")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--accelerate", default="openvino_int8")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--json", help="write all figures here")
@@ -285,7 +285,7 @@ def main():
 
     init_orca_context("local", cores=options.cores)
     spark = OrcaContext.get_spark_session()
-    spark.conf.set("spark.sql.shuffle.partitions", options.cores)
+    program.set_up(spark, options.cores)
     try:
         report = measure(spark, options)
     finally:

@@ -11,6 +11,7 @@ warning.
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -74,10 +75,18 @@ def main() -> int:
         if arguments is None:
             print(f"{name:44} skipped: needs --data-dir", flush=True)
             continue
+        # a notebook finds what is beside it, as in Jupyter
+        path = os.pathsep.join([str(program.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | ({"PYTHONPATH": path} if program.suffix == ".ipynb" else {})
         with tempfile.TemporaryDirectory(prefix="bigdl-example-") as folder:
             begin = time.monotonic()
             done = subprocess.run(
-                arguments, cwd=folder, capture_output=True, text=True, check=False
+                arguments,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
             )
             seconds = time.monotonic() - begin
         lines = (done.stdout + done.stderr).splitlines()

@@ -1,7 +1,7 @@
 """Who passed which camera when: tracks, plates and trajectories from the video of several cameras.
 
     python examples/applications/smart_transportation.py
-    python examples/applications/smart_transportation.py --cameras 4 --seconds 120 --picture tracks.png
+    python examples/applications/smart_transportation.py --cameras 4 --seconds 120 --picture a.png
 
 Frames come as files with some seconds of one camera each. One Structured Streaming query decodes
 them, finds the vehicles, reads their plates, and joins the boxes to tracks, in the order of the
@@ -15,6 +15,7 @@ own, write Parquet files of ``camera``, ``frame`` and ``picture`` (a JPEG) to a 
 """
 
 import argparse
+import itertools
 import pickle
 import tempfile
 import time
@@ -60,9 +61,9 @@ def block(given, width, kernel, **options):
 class Detector(nn.Module):
     """Frames as bytes to what is in each cell of 8 x 8 pixels.
 
-    Returns ``(frames, 11, rows, columns)``. Of vehicles: the score of their centre; where it is from
-    that of the cell, in cells; logarithms of width and height in cells; about where the centre of
-    the plate is from that of the vehicle, in sizes of the vehicle. Of plates: the score of their
+    Returns ``(frames, 11, rows, columns)``. Of vehicles: the score of their centre; where it is
+    from that of the cell, in cells; logarithms of width and height in cells; about where the centre
+    of the plate is from that of the vehicle, in sizes of the vehicle. Of plates: the score of their
     centre; where it is from that of the cell; logarithm of the width.
     """
 
@@ -91,8 +92,8 @@ class Detector(nn.Module):
 class Reader(nn.Module):
     """Plates as bytes to scores and place: ``(plates, glyphs + 3, places of glyphs)``.
 
-    The mean of the last three is where the plate is: how far its centre is from that of the picture,
-    in widths and heights of a plate, and the logarithm of its size.
+    The mean of the last three is where the plate is: how far its centre is from that of the
+    picture, in widths and heights of a plate, and the logarithm of its size.
     """
 
     def __init__(self, config=None):
@@ -429,6 +430,12 @@ def tracked(found):
     )
 
 
+def set_up(spark, cores):
+    """As many tasks as cores, and plans that stay: each micro-batch must have the same states."""
+    spark.conf.set("spark.sql.shuffle.partitions", cores)
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+
+
 def start(spark, models, arrived, output, checkpoint, files=6, **trigger):
     """Start the query that makes a folder of tracks of a folder of frames.
 
@@ -445,7 +452,7 @@ def start(spark, models, arrived, output, checkpoint, files=6, **trigger):
 
 
 def with_plates(tracks):
-    """Tracks of one row each: camera, track, plate, and first and last frame.
+    """Tracks of one row each: camera, track, plate, first and last frame, frames with a reading.
 
     Each reading votes for the glyph at each place with its chance.
     """
@@ -462,7 +469,9 @@ def with_plates(tracks):
         F.array_join(F.transform(listed, lambda each: each["glyph"]), "").alias("plate")
     )
     spans = tracks.groupBy("camera", "track").agg(
-        F.min("frame").alias("first"), F.max("frame").alias("last")
+        F.min("frame").alias("first"),
+        F.max("frame").alias("last"),
+        F.count("reading").alias("frames"),
     )
     return spans.join(plates, ["camera", "track"], "left")
 
@@ -527,8 +536,8 @@ def figures_of(truth, plates, tracks, summaries, pairs):
     -------
     dict of str to float
         ``"plates"`` is the share of legible passages whose track has the plate, letter by letter.
-        ``"binding"`` counts pairs of consecutive legible passages of a vehicle; a pair that is right
-        but not legible counts neither way.
+        ``"binding"`` counts pairs of consecutive legible passages of a vehicle; a pair that is
+        right but not legible counts neither way.
     """
     matched = tracking.matches(truth, tracks)
     vehicle_of = {(camera, track): vehicle for camera, track, vehicle in tracking.pairs(matched)}
@@ -539,10 +548,9 @@ def figures_of(truth, plates, tracks, summaries, pairs):
         if (row.camera, row.track) in vehicle_of
     }
     right = [read.get((camera, vehicle)) == plates[vehicle] for camera, vehicle in legible]
-    cameras = truth.groupby("vehicle")["camera"].unique()
-    real = {
-        (v, *pair) for v, all_ in cameras.items() for pair in zip(sorted(all_), sorted(all_)[1:])
-    }
+    real = set()
+    for vehicle, cameras in truth[truth["counts"]].groupby("vehicle")["camera"]:
+        real |= {(vehicle, *pair) for pair in itertools.pairwise(sorted(cameras.unique()))}
     wanted = {(v, a, b) for v, a, b in real if (a, v) in legible and (b, v) in legible}
     made = set()
     for row in pairs.itertuples():
@@ -560,6 +568,31 @@ def figures_of(truth, plates, tracks, summaries, pairs):
         "bindings": len(wanted),
         "binding": tracking.f1(made - (real - wanted), wanted),
     }
+
+
+def draw(path, scene, tracks, summaries, pairs):
+    """Write a picture of the vehicles of a camera, and where one of them is seen again."""
+    plates = summaries.set_index(["camera", "track"])["plate"]
+    read = tracks.dropna(subset="reading").groupby(["camera", "track"])["frame"].max()
+    halves = []
+    pair = pairs.sort_values("from_frames").iloc[-1]
+    for side in ("from", "to"):
+        camera, track = pair[f"{side}_camera"], pair[f"{side}_track"]
+        number = int(read[camera, track])
+        image = scene.frame(camera, number)[0].copy()
+        here = tracks[(tracks["camera"] == camera) & (tracks["frame"] == number)]
+        for row in here.itertuples():
+            left, top, right, bottom = (round(float(side)) for side in row.box)
+            colour = (255, 220, 0) if row.track == track else (0, 230, 255)
+            cv2.rectangle(image, (left, top), (right, bottom), colour, 2)
+            text = f"{row.track} {plates.get((camera, row.track)) or ''}"
+            place = left + 2, max(14, top - 5)
+            for width, paint in ((4, (0, 0, 0)), (1, colour)):
+                cv2.putText(image, text, place, cv2.FONT_HERSHEY_SIMPLEX, 0.5, paint, width)
+        title = f"camera {camera}, {number / RATE:.1f} s"
+        cv2.putText(image, title, (8, 18), cv2.FONT_HERSHEY_SIMPLEX, 0.55, (0, 0, 0), 2)
+        halves.append(image)
+    cv2.imwrite(path, cv2.cvtColor(np.hstack(halves), cv2.COLOR_RGB2BGR))
 
 
 def main(argv=None):
@@ -580,7 +613,7 @@ def main(argv=None):
 
     init_orca_context("local", cores=options.cores)
     spark = OrcaContext.get_spark_session()
-    spark.conf.set("spark.sql.shuffle.partitions", options.cores)
+    set_up(spark, options.cores)
     begun = time.perf_counter()
     *modules, images, looks = networks(
         options.training_frames, options.plates, options.epochs, options.seed, options.workers
@@ -609,6 +642,8 @@ def main(argv=None):
     truth = pd.concat(truths, ignore_index=True)
     plates = [vehicle.plate for vehicle in scene.vehicles]
     figures = figures_of(truth, plates, tracks, summaries, pairs)
+    if options.picture:
+        draw(options.picture, scene, tracks, summaries, pairs)
     for name, value in figures.items():
         print(f"{name:10s} {value:.4g}")
     return figures

@@ -12,9 +12,9 @@ from scipy.optimize import linear_sum_assignment
 
 
 def overlaps(first, second):
-    """Return the intersection over union of each box with each other: ``(len(first), len(second))``.
+    """Return the intersection over union of each box with each other.
 
-    Boxes are left, top, right, bottom.
+    The shape is ``(len(first), len(second))``. Boxes are left, top, right, bottom.
     """
     both, areas, others = _areas(first, second)
     return both / np.maximum(areas + others - both, 1e-9)
@@ -149,8 +149,8 @@ class Tracker:
 
 # -- figures ---------------------------------------------------------------------------------------
 #
-# Truth and tracks are DataFrames with camera, frame and box; truth has vehicle and counts (whether it
-# must be found), tracks have track. The numbers of tracks are those of their camera.
+# Truth and tracks are DataFrames with camera, frame and box; truth has vehicle and counts (whether
+# it must be found), tracks have track. The numbers of tracks are those of their camera.
 
 
 def matches(truth, tracks, least=0.5):
@@ -173,8 +173,7 @@ def matches(truth, tracks, least=0.5):
         What need not be found is left out, and so are boxes of which at least half lies on it.
     """
     rows, last = [], {}
-    found = {key: part for key, part in tracks.groupby(["camera", "frame"])}
-    known = {key: part for key, part in truth.groupby(["camera", "frame"])}
+    found, known = (dict(iter(each.groupby(["camera", "frame"]))) for each in (tracks, truth))
     nothing = pd.DataFrame({"vehicle": [], "box": [], "counts": [], "track": []})
     for camera, frame in sorted(known.keys() | found.keys()):
         real = known.get((camera, frame), nothing)

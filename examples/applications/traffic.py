@@ -1,10 +1,10 @@
 """Video of a road with several cameras, as encoded frames, with everything in it known.
 
 The cameras stand one after another along a road of three lanes and look against the traffic, each
-from its own height and side. Cars, vans and trucks come towards them at speeds of their own, so that
-one overtakes another and hides it, and a sign in front of each camera hides them all for a while.
-Each vehicle has a plate of six glyphs. It comes to the next camera after the time that it takes to
-get there, unless it leaves the road; others come in between.
+from its own height and side. Cars, vans and trucks come towards them at speeds of their own, so
+that one overtakes another and hides it, and a sign in front of each camera hides them all for a
+while. Each vehicle has a plate of six glyphs. It comes to the next camera after the time that it
+takes to get there, unless it leaves the road; others come in between.
 
 :class:`Scene` gives frames and truth. A scene is a function of its seed.
 """
@@ -303,7 +303,8 @@ class Scene:
                 numbers = range(low, min(low + frames, self.frames))
                 pictures, truths = zip(*(self.encoded(camera, n) for n in numbers), strict=True)
                 chunk = {"camera": camera, "frame": list(numbers), "picture": list(pictures)}
-                yield pd.DataFrame(chunk), pd.concat(truths, ignore_index=True)
+                chunk = pd.DataFrame(chunk).astype({"camera": "int32", "frame": "int32"})
+                yield chunk, pd.concat(truths, ignore_index=True)
 
 
 def _draw(view, image, owner, place, vehicle, x, distance):

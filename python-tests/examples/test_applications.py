@@ -5,6 +5,7 @@ import nowcasting
 import numpy as np
 import pytest
 import sequence_recommender
+import smart_transportation
 import streaming_speech
 
 
@@ -46,3 +47,13 @@ def test_what_comes_next_is_recommended_by_the_sequence_of_clicks(orca_spark):
         served = scores[result["answers"][user]]
         assert (np.diff(served) <= 1e-4).all()  # by the transformers' scores, best first
         np.testing.assert_allclose(served, best, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_vehicles_are_tracked_read_and_bound_across_cameras(orca_spark, tmp_path):
+    picture = tmp_path / "tracks.png"
+    found = smart_transportation.main(["--picture", str(picture)])
+    assert found["mota"] >= 0.8
+    assert found["plates"] >= 0.95
+    assert found["binding"] >= 0.9
+    assert picture.stat().st_size > 1000
