@@ -285,7 +285,7 @@ def main():
 
     init_orca_context("local", cores=options.cores)
     spark = OrcaContext.get_spark_session()
-    program.set_up(spark, options.cores)
+    spark.conf.set("spark.sql.shuffle.partitions", options.cores)
     try:
         report = measure(spark, options)
     finally:

@@ -430,12 +430,6 @@ def tracked(found):
     )
 
 
-def set_up(spark, cores):
-    """As many tasks as cores, and plans that stay: each micro-batch must have the same states."""
-    spark.conf.set("spark.sql.shuffle.partitions", cores)
-    spark.conf.set("spark.sql.adaptive.enabled", "false")
-
-
 def start(spark, models, arrived, output, checkpoint, files=6, **trigger):
     """Start the query that makes a folder of tracks of a folder of frames.
 
@@ -613,7 +607,7 @@ def main(argv=None):
 
     init_orca_context("local", cores=options.cores)
     spark = OrcaContext.get_spark_session()
-    set_up(spark, options.cores)
+    spark.conf.set("spark.sql.shuffle.partitions", options.cores)  # each has states of its own
     begun = time.perf_counter()
     *modules, images, looks = networks(
         options.training_frames, options.plates, options.epochs, options.seed, options.workers

@@ -1,12 +1,18 @@
 """The programs of examples/applications, on as little data as shows that they work."""
 
+from pathlib import Path
+
 import image_pipeline
+import nbformat
 import nowcasting
 import numpy as np
 import pytest
 import sequence_recommender
 import smart_transportation
 import streaming_speech
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(smart_transportation.__file__).with_suffix(".ipynb")
 
 
 def test_animals_are_found_described_and_found_again(orca_spark):
@@ -57,3 +63,14 @@ def test_vehicles_are_tracked_read_and_bound_across_cameras(orca_spark, tmp_path
     assert found["plates"] >= 0.95
     assert found["binding"] >= 0.9
     assert picture.stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_the_notebook_of_smart_transportation_runs(tmp_path, monkeypatch):
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs"
+    check = "assert figures['mota'] > 0.6 and figures['plates'] > 0.6, figures"
+    notebook.cells.append(nbformat.v4.new_code_cell(check))
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parent))  # Jupyter runs a notebook in its folder
+    client = NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
