@@ -360,7 +360,8 @@ def read(cut_outs, reader):
     scores = reader(np.stack(looks))[:, : len(GLYPHS)]
     chances = np.exp(scores - scores.max(1, keepdims=True))
     chances = chances.max(1) / chances.sum(1)
-    return ["".join(GLYPHS[i] for i in row) for row in scores.argmax(1)], chances
+    texts = ["".join(GLYPHS[i] for i in row) for row in scores.argmax(1)]
+    return texts, chances.tolist()
 
 
 def small(pictures):
@@ -383,7 +384,7 @@ def look(batch, models):
     pairs = iter(zip(texts, chances, strict=True))
     each = [[next(pairs) if known else (None, None) for known in row] for row in legible]
     return {
-        "boxes": [boxes.astype("f4") for boxes, _ in found],
+        "boxes": [boxes.tolist() for boxes, _ in found],
         "readings": [[text for text, _ in row] for row in each],
         "chances": [[chance for _, chance in row] for row in each],
     }
@@ -567,26 +568,33 @@ def figures_of(truth, plates, tracks, summaries, pairs):
 def draw(path, scene, tracks, summaries, pairs):
     """Write a picture of the vehicles of a camera, and where one of them is seen again."""
     plates = summaries.set_index(["camera", "track"])["plate"]
-    read = tracks.dropna(subset="reading").groupby(["camera", "track"])["frame"].max()
+    read = (
+        tracks.dropna(subset="reading").groupby(["camera", "track"])["frame"].agg(["max", "size"])
+    )
+    if len(pairs):
+        last = pairs.loc[pairs[["from_frames", "to_frames"]].min(axis=1).idxmax()]
+        shown = [(last[f"{side}_camera"], last[f"{side}_track"]) for side in ("from", "to")]
+    else:
+        shown = [read["size"].idxmax()]
     halves = []
-    pair = pairs.sort_values("from_frames").iloc[-1]
-    for side in ("from", "to"):
-        camera, track = pair[f"{side}_camera"], pair[f"{side}_track"]
-        number = int(read[camera, track])
+    for camera, track in shown:
+        number = int(read["max"][camera, track])
         image = scene.frame(camera, number)[0].copy()
-        here = tracks[(tracks["camera"] == camera) & (tracks["frame"] == number)]
-        for row in here.itertuples():
+        for row in tracks[(tracks["camera"] == camera) & (tracks["frame"] == number)].itertuples():
             left, top, right, bottom = (round(float(side)) for side in row.box)
             colour = (255, 220, 0) if row.track == track else (0, 230, 255)
             cv2.rectangle(image, (left, top), (right, bottom), colour, 2)
-            text = f"{row.track} {plates.get((camera, row.track)) or ''}"
-            place = left + 2, max(14, top - 5)
-            for width, paint in ((4, (0, 0, 0)), (1, colour)):
-                cv2.putText(image, text, place, cv2.FONT_HERSHEY_SIMPLEX, 0.5, paint, width)
-        title = f"camera {camera}, {number / RATE:.1f} s"
-        cv2.putText(image, title, (8, 18), cv2.FONT_HERSHEY_SIMPLEX, 0.55, (0, 0, 0), 2)
+            _write(
+                image, f"{row.track} {plates[camera, row.track] or ''}", left + 2, top - 5, colour
+            )
+        _write(image, f"camera {camera}, {number / RATE:.1f} s", 8, 18, (255, 255, 255))
         halves.append(image)
     cv2.imwrite(path, cv2.cvtColor(np.hstack(halves), cv2.COLOR_RGB2BGR))
+
+
+def _write(image, text, x, y, colour):
+    for width, paint in ((4, (0, 0, 0)), (1, colour)):
+        cv2.putText(image, text, (x, max(14, y)), cv2.FONT_HERSHEY_SIMPLEX, 0.5, paint, width)
 
 
 def main(argv=None):
