@@ -163,8 +163,8 @@ class Scene:
         rng = np.random.default_rng([seed, 0])
         self.vehicles, self.passages = [], []
         self._fill_road(rng, seconds, interval)
-        self._grain = np.random.default_rng([seed, 2]).normal(0, 5, (HEIGHT + 64, WIDTH + 64, 3))
-        self._grain = self._grain.astype(np.int16)
+        grain = np.random.default_rng([seed, 2]).standard_normal((HEIGHT + 64, WIDTH + 64, 3), "f4")
+        self._grain = (5 * grain).astype(np.int16)
 
     def _fill_road(self, rng, seconds, interval):
         coming, cameras = [[] for _ in self.cameras], len(self.cameras)
