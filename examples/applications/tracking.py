@@ -241,6 +241,13 @@ def pairs(matched):
     return result
 
 
+def owners(matched):
+    """Return the vehicle of each track, the one that it is on most: by (camera, track)."""
+    both = matched[(matched["vehicle"] != -1) & (matched["track"] != -1)]
+    counts = both.groupby(["camera", "track", "vehicle"]).size().sort_values()
+    return {(int(camera), int(track)): int(vehicle) for camera, track, vehicle in counts.index}
+
+
 def f1(found, true):
     """Return the harmonic mean of precision and recall of a set of pairs."""
     return 2 * len(found & true) / max(1, len(found) + len(true))

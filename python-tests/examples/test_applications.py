@@ -6,10 +6,14 @@ import image_pipeline
 import nbformat
 import nowcasting
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import sequence_recommender
 import smart_transportation
 import streaming_speech
+import tracking
+import traffic
 from nbclient import NotebookClient
 
 NOTEBOOK = Path(smart_transportation.__file__).with_suffix(".ipynb")
@@ -53,6 +57,67 @@ def test_what_comes_next_is_recommended_by_the_sequence_of_clicks(orca_spark):
         served = scores[result["answers"][user]]
         assert (np.diff(served) <= 1e-4).all()  # by the transformers' scores, best first
         np.testing.assert_allclose(served, best, rtol=1e-3, atol=1e-3)
+
+
+def test_a_stream_that_was_stopped_has_the_tracks_of_all_frames_once(orca_spark, tmp_path):
+    scene = traffic.Scene(5, cameras=2, seconds=8)
+    chunks, expected = [], set()
+    for camera in range(2):
+        tracker = tracking.Tracker()
+        for low in range(0, scene.frames, 20):
+            rows = []
+            for number in range(low, low + 20):
+                truth = scene.frame(camera, number)[1]
+                boxes = [box.tolist() for box in truth["box"][truth["counts"]]]
+                known = [None] * len(boxes)
+                rows.append([camera, number, boxes, known, known])
+                expected |= {(camera, *each[:2]) for each in tracker.update(number, boxes)}
+            chunks.append(rows)
+    order = [0, 4, 2, 1, 5, 6, 3, 7]  # a part of a camera comes before its turn
+    schema = f"camera int, frame int, {smart_transportation.FOUND}"
+    numbers = pa.list_(pa.list_(pa.float32()))
+    types = [pa.int32(), pa.int32(), numbers, pa.list_(pa.string()), numbers]
+    names = ["camera", "frame", "boxes", "readings", "chances"]
+    arrived, output = tmp_path / "arrived", str(tmp_path / "tracks")
+    arrived.mkdir()
+    for part in (order[:3], order[3:]):
+        for chunk in part:
+            columns = zip(*chunks[chunk], strict=True)
+            arrays = [pa.array(each, kind) for each, kind in zip(columns, types, strict=True)]
+            pq.write_table(pa.table(arrays, names=names), arrived / f"{order.index(chunk)}.parquet")
+        stream = orca_spark.readStream.schema(schema).option("maxFilesPerTrigger", 2)
+        tracks = smart_transportation.tracked(stream.parquet(str(arrived)))
+        writer = tracks.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start(output)
+        query.awaitTermination()
+    made = orca_spark.read.parquet(output).select("camera", "track", "frame").collect()
+    assert len(made) == len(expected) > 300
+    assert {tuple(row) for row in made} == expected
+
+
+def test_plates_are_voted_and_tracks_bound(orca_spark):
+    def seen(camera, track, first, *readings):
+        chances = [[0.9 if glyph != "?" else 0.2 for glyph in text] for text in readings]
+        frames = zip(readings, chances, strict=True)
+        return [(camera, track, first + i, [0.0] * 4, *each) for i, each in enumerate(frames)]
+
+    rows = [
+        *seen(0, 0, 10, "AB12CD", "AB12C8", "A?12CD"),
+        *seen(0, 1, 20, "XY34ZW"),
+        *seen(1, 5, 160, "AB12CE", "AB12CE"),  # a glyph is wrong
+        *seen(1, 6, 30, "XY34ZW"),  # it cannot have come so early
+        *seen(1, 7, 170, "AB99CD"),
+        *seen(2, 3, 300, "AB12CD"),
+        (2, 4, 310, [0.0] * 4, None, None),
+    ]
+    tracks = orca_spark.createDataFrame(rows, smart_transportation.TRACKS)
+    summaries = smart_transportation.with_plates(tracks).cache()
+    found = {(row.camera, row.track): row for row in summaries.collect()}
+    assert found[0, 0].plate == "AB12CD"
+    assert (found[0, 0].first, found[0, 0].last, found[0, 0].frames) == (10, 12, 3)
+    assert found[2, 4].plate is None
+    pairs = smart_transportation.bound(summaries).select("from_track", "to_track", "seconds")
+    assert sorted(map(tuple, pairs.collect())) == [(0, 5, 15.0), (5, 3, 14.0)]
 
 
 @pytest.mark.slow

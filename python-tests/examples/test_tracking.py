@@ -43,6 +43,7 @@ def test_the_truth_itself_is_tracked_perfectly(truth):
     matched = tracking.matches(truth, as_tracks(truth))
     assert tracking.mota(matched) == tracking.idf1(matched) == 1.0
     assert tracking.pairs(matched) == {(v // 2, v, v): 20 for v in range(4)}
+    assert tracking.owners(matched) == {(v // 2, v): v for v in range(4)}
 
 
 def test_identities_that_are_swapped_lower_idf1_and_are_switches(truth):
