@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Iterable
 
 from bigdl.orca.cluster.spark_calls import silence_daemon
@@ -34,6 +35,10 @@ def main() -> None:
     from pyspark import daemon
 
     silence_daemon(daemon)
+    # This warning is about PySpark's pandas API, which Orca does not use.
+    warnings.filterwarnings(
+        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
+    )
     preload(filter(None, os.environ.get(PRELOAD, "").split(",")))
     daemon.manager()
 
