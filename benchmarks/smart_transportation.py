@@ -10,17 +10,17 @@ a reading of the plate in each frame, on the same cores, with the same two train
 
 ========================  =========================================================================
 one program               the Structured Streaming query with both networks in OpenVINO
-                          (``--accelerate``), with its start and its end
+                          (``--accelerate``)
 three services            a process detects, one tracks, one reads plates; queues of multiprocessing
-                          carry the pixels between them. Eager PyTorch in batches. The services
-                          stand ready before the clock starts
+                          carry the pixels between them. Eager PyTorch in batches
 three services, cut-outs  the same, but the plates are cut out where frames are decoded, so that no
                           frame goes through a queue
 three services, OpenVINO  the services with the networks of the one program
 ========================  =========================================================================
 
-All run in turn in each repetition, after one of each on fewer frames that is not counted.
-Core-seconds are those of all processes of a side. The vote of the plates and the binding of
+All run in turn in each repetition. Query and services have worked on some frames before the clock
+starts, and go on. Core-seconds are those of all processes of a side, from when the frames are there
+until the last is in the table. The vote of the plates and the binding of
 trajectories come after it and are the same for all.
 """
 
@@ -29,6 +29,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shutil
 import statistics
 import sys
 import tempfile
@@ -63,14 +64,15 @@ COLUMNS = {
     "reading": pa.string(),
     "chances": pa.list_(pa.float32()),
 }
-FILES = 24  # of a micro-batch
+FILES = 60  # of a micro-batch
 READY = "ready"
+WARM = 100  # the number of the first camera whose frames are not counted
 
 
 # -- the services ----------------------------------------------------------------------------------
 #
-# Each takes chunks from a queue until a number comes, which says that there are no more, and what
-# core-seconds the services before have used since they were ready.
+# Each takes chunks from a queue. READY comes behind those before the clock starts, and at the end a
+# number: what core-seconds the services before have used since then.
 
 
 def network(name, weights, origins):
@@ -82,7 +84,8 @@ def network(name, weights, origins):
         from bigdl.orca.inference import InferenceModel
 
         return InferenceModel.of_origin(origins[name], 1).predict
-    module = {"detector": program.Detector, "reader": program.Reader}[name]()
+    module = {"detector": program.Detector, "reader": program.Reader}[name]
+    module = module({"width": weights["width"]})
     module.load_state_dict(weights[name])
     module.eval()
 
@@ -99,9 +102,12 @@ def detect(given, taken, weights, origins, early_cut_outs):
 
     cv2.setNumThreads(1)
     detector = network("detector", weights, origins)
-    taken.put(READY)
-    begun = time.process_time()
+    begun = 0.0
     while not isinstance(chunk := given.get(), float):
+        if chunk == READY:
+            begun = time.process_time()
+            taken.put(READY)
+            continue
         camera, frames, files = chunk
         pictures = [
             cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB) for file in files
@@ -125,10 +131,12 @@ def cut_outs(picture, found):
 
 def track(given, taken, early_cut_outs):
     """What is in the frames of a camera to tracks, with the cut-outs of their plates."""
-    trackers = {}
-    taken.put(given.get())
-    begun = time.process_time()
+    trackers, begun = {}, 0.0
     while not isinstance(chunk := given.get(), float):
+        if chunk == READY:
+            begun = time.process_time()
+            taken.put(READY)
+            continue
         camera, frames, pictures, found = chunk
         tracker = trackers.setdefault(camera, tracking.Tracker())
         made = []
@@ -142,9 +150,12 @@ def track(given, taken, early_cut_outs):
 def read(given, done, weights, origins, output):
     """Cut-outs of plates to readings; writes the tracks."""
     reader = network("reader", weights, origins)
-    done.put(given.get())
-    begun, number = time.process_time(), 0
+    begun, number = 0.0, 0
     while not isinstance(chunk := given.get(), float):
+        if chunk == READY:
+            begun = time.process_time()
+            done.put(READY)
+            continue
         camera, made = chunk
         plates = [plate for _, _, (_, plate) in made if plate is not None]
         texts, chances = program.read(plates, reader)
@@ -177,10 +188,10 @@ def core_seconds():
 
 
 class Sides:
-    """What all sides need."""
+    """What all sides need; `warm` is a folder of frames before the clock starts."""
 
-    def __init__(self, spark, models, weights):
-        self.spark, self.models, self.weights = spark, models, weights
+    def __init__(self, spark, models, weights, warm):
+        self.spark, self.models, self.weights, self.warm = spark, models, weights, warm
 
     def run(self, side, table, output):
         if side == "one program":
@@ -191,14 +202,20 @@ class Sides:
         )
 
     def one_program(self, table, output):
-        checkpoint = f"{output}-checkpoint"
-        cores, started = core_seconds(), time.perf_counter()
+        arrived = f"{output}-arrived"
+        shutil.copytree(self.warm, arrived)
         query = program.start(
-            self.spark, self.models, table, output, checkpoint, FILES, availableNow=True
+            self.spark, self.models, arrived, output, f"{output}-checkpoint", FILES
         )
-        query.awaitTermination()
-        seconds = time.perf_counter() - started
-        return seconds, core_seconds() - cores
+        try:
+            query.processAllAvailable()
+            cores, started = core_seconds(), time.perf_counter()
+            for file in sorted(Path(table).iterdir()):
+                os.link(file, f"{arrived}/{file.name}")
+            query.processAllAvailable()
+            return time.perf_counter() - started, core_seconds() - cores
+        finally:
+            query.stop()
 
     def services(self, table, output, origins, early):
         os.mkdir(output)
@@ -212,16 +229,19 @@ class Sides:
         ]
         for each in services:
             each.start()
-        try:
-            assert done.get(timeout=300) == READY
-            cores, started = time.process_time(), time.perf_counter()
-            for file in sorted(Path(table).iterdir()):
+
+        def send(folder, then):
+            for file in sorted(Path(folder).iterdir()):
                 chunk = pq.read_table(file).to_pydict()
                 first.put((chunk["camera"][0], chunk["frame"], chunk["picture"]))
-            first.put(0.0)
-            used = done.get(timeout=600)
-            seconds = time.perf_counter() - started
-            return seconds, used + time.process_time() - cores
+            first.put(then)
+            return done.get(timeout=600)
+
+        try:
+            assert send(self.warm, READY) == READY
+            cores, started = time.process_time(), time.perf_counter()
+            used = send(table, 0.0)
+            return time.perf_counter() - started, used + time.process_time() - cores
         finally:
             for each in services:
                 each.join(10)
@@ -231,12 +251,13 @@ class Sides:
 # -- reports ---------------------------------------------------------------------------------------
 
 
-def write_frames(scene, folder):
+def write_frames(scene, folder, name, first_camera=0):
     """Write the frames of a scene, and return what is in them."""
     os.mkdir(folder)
     truths = []
     for number, (chunk, truth) in enumerate(scene.chunks()):
-        chunk.to_parquet(f"{folder}/{number:06d}.parquet")
+        chunk["camera"] += np.int32(first_camera)
+        chunk.to_parquet(f"{folder}/{name}-{number:06d}.parquet")
         truths.append(truth)
     return pd.concat(truths, ignore_index=True)
 
@@ -244,6 +265,7 @@ def write_frames(scene, folder):
 def differences(reference, output):
     """How far the tracks of a side are from those of the one program."""
     first, second = (pq.read_table(folder).to_pandas() for folder in (reference, output))
+    first, second = (each[each["camera"] < WARM] for each in (first, second))
     same = covered = texts = 0
     apart = []
     others = dict(iter(second.groupby(["camera", "frame"])))
@@ -273,7 +295,9 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--width", type=int, default=2, help="of the detector's layers")
     parser.add_argument("--accelerate", default="openvino_int8")
+    parser.add_argument("--networks", help="a file that keeps the networks for another run")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--json", help="write all figures here")
     parser.add_argument("--quick", action="store_true", help="400 frames, once")
@@ -296,17 +320,33 @@ def main():
         Path(options.json).write_text(json.dumps(report, indent=1), encoding="utf-8")
 
 
+def trained(options):
+    """Both networks and some rows for their conversion, from a file if they are there."""
+    import torch
+
+    file = options.networks and Path(options.networks)
+    if file and file.exists():
+        weights, *rows = torch.load(file, weights_only=True)
+        modules = program.Detector({"width": weights["width"]}), program.Reader()
+        for module, name in zip(modules, ("detector", "reader"), strict=True):
+            module.load_state_dict(weights[name])
+        return [module.eval() for module in modules], weights, [each.numpy() for each in rows]
+    *modules, images, looks = program.networks(epochs=options.epochs, width=options.width)
+    detector, reader = (module.state_dict() for module in modules)
+    weights = {"width": options.width, "detector": detector, "reader": reader}
+    if file:
+        torch.save((weights, torch.from_numpy(images), torch.from_numpy(looks)), file)
+    return modules, weights, [images, looks]
+
+
 def measure(spark, options):
-    *modules, images, plates = program.networks(epochs=options.epochs)
-    models = program.inference_models(*modules, images, plates, options.accelerate)
-    weights = dict(zip(models, (module.state_dict() for module in modules), strict=True))
-    sides = Sides(spark, models, weights)
+    modules, weights, rows = trained(options)
+    models = program.inference_models(*modules, *rows, options.accelerate)
     with tempfile.TemporaryDirectory() as folder:
         scene = traffic.Scene(900, options.cameras, options.seconds)
-        write_frames(traffic.Scene(901, options.cameras, 10), f"{folder}/warm")
-        truth = write_frames(scene, f"{folder}/table")
-        for side in options.sides:
-            sides.run(side, f"{folder}/warm", f"{folder}/warm {side}")
+        write_frames(traffic.Scene(901, options.cameras, 10), f"{folder}/warm", "warm", WARM)
+        truth = write_frames(scene, f"{folder}/table", "frames")
+        sides = Sides(spark, models, weights, f"{folder}/warm")
         runs = {side: [] for side in options.sides}
         for repeat in range(options.repeats):
             for side in options.sides:
@@ -329,7 +369,7 @@ def measure(spark, options):
 
 def figures(spark, output, truth, scene):
     """How good the tracks of a side are; the vote and the binding are the one program's."""
-    tracks = spark.read.schema(program.TRACKS).parquet(output)
+    tracks = spark.read.schema(program.TRACKS).parquet(output).where(f"camera < {WARM}")
     summaries = program.with_plates(tracks).cache()
     pairs = program.bound(summaries).toPandas()
     plates = [vehicle.plate for vehicle in scene.vehicles]

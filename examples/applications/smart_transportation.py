@@ -69,18 +69,19 @@ class Detector(nn.Module):
 
     def __init__(self, config=None):
         super().__init__()
-        self.quarter = block(3, 24, 4, stride=4)
+        few, some, many = (n * (config or {}).get("width", 1) for n in (24, 48, 96))
+        self.quarter = block(3, few, 4, stride=4)
         self.eighth = nn.Sequential(
-            block(24, 48, 3, stride=2, padding=1), block(48, 48, 3, padding=1)
+            block(few, some, 3, stride=2, padding=1), block(some, some, 3, padding=1)
         )
         self.sixteenth = nn.Sequential(
-            block(48, 96, 3, stride=2, padding=1),
-            block(96, 96, 3, padding=1),
-            block(96, 96, 3, padding=2, dilation=2),
-            block(96, 48, 1),
+            block(some, many, 3, stride=2, padding=1),
+            block(many, many, 3, padding=1),
+            block(many, many, 3, padding=2, dilation=2),
+            block(many, some, 1),
             nn.Upsample(scale_factor=2),
         )
-        self.head = nn.Sequential(block(48, 64, 3, padding=1), nn.Conv2d(64, 11, 1))
+        self.head = nn.Sequential(block(some, 64, 3, padding=1), nn.Conv2d(64, 11, 1))
         with torch.no_grad():
             self.head[-1].bias[[0, 7]] = -4.0  # most cells have no centre
 
@@ -223,7 +224,7 @@ def plates_to_train(count, seed):
     return images, np.concatenate([texts, places], 1).astype(np.float32)
 
 
-def trained(model, loss, x, y, epochs, batch_size, workers, lr=3e-3):
+def trained(model, loss, x, y, epochs, batch_size, workers, lr=3e-3, **config):
     steps = epochs * -(-len(x) // batch_size)
     est = Estimator.from_torch(
         model=model,
@@ -233,6 +234,7 @@ def trained(model, loss, x, y, epochs, batch_size, workers, lr=3e-3):
             optimizer, lr, total_steps=steps + 1
         ),
         scheduler_step_freq="batch",
+        config=config,
         workers_per_node=workers,
     )
     stats = est.fit({"x": x, "y": y}, epochs=epochs, batch_size=batch_size, seed=0)
@@ -240,10 +242,10 @@ def trained(model, loss, x, y, epochs, batch_size, workers, lr=3e-3):
     return est.get_model().eval()
 
 
-def networks(frames=960, plates=6000, epochs=10, seed=0, workers=2):
+def networks(frames=960, plates=6000, epochs=10, seed=0, workers=2, width=1):
     """The detector and the reader, trained, and some rows of what each was trained on."""
     images, vehicles = frames_to_train(frames, 1000 * (seed + 1))
-    detector = trained(Detector, detection_loss, images, vehicles, epochs, 8, workers)
+    detector = trained(Detector, detection_loss, images, vehicles, epochs, 8, workers, width=width)
     looks, texts = plates_to_train(plates, seed)
     reader = trained(Reader, reading_loss, looks, texts, epochs, 32, workers)
     return detector, reader, images[:: len(images) // 64], looks[:128]
@@ -614,6 +616,7 @@ def main(argv=None):
     parser.add_argument("--training-frames", type=int, default=960)
     parser.add_argument("--plates", type=int, default=6000, help="to train the reader")
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--width", type=int, default=1, help="of the detector's layers")
     parser.add_argument("--accelerate", default="openvino_int8", help="a method of Nano")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cores", type=int, default=2)
@@ -626,7 +629,12 @@ def main(argv=None):
     spark.conf.set("spark.sql.shuffle.partitions", options.cores)  # each has states of its own
     begun = time.perf_counter()
     *modules, images, looks = networks(
-        options.training_frames, options.plates, options.epochs, options.seed, options.workers
+        options.training_frames,
+        options.plates,
+        options.epochs,
+        options.seed,
+        options.workers,
+        options.width,
     )
     models = inference_models(*modules, images, looks, options.accelerate)
     print(f"networks: {time.perf_counter() - begun:.1f} s")
