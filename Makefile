@@ -91,8 +91,8 @@ $(SPARK_VENV)/.installed: $(VENV)/.installed
 	$(SPARK_VENV)/bin/python -m pip install --disable-pip-version-check pyspark==$(SPARK) \
 	    $(if $(filter 3.%,$(SPARK)),$(NUMPY_1))
 	-ln -s $(CURDIR)/$(VENV)/lib/python3.*/site-packages/* $(SPARK_VENV)/lib/python3.*/site-packages/ 2> /dev/null
-	find $(SPARK_VENV)/lib -maxdepth 3 -type l \( -name 'pyspark-*' -o -name 'py4j-*' -o -name 'numpy-*' \
-	    -o -name 'pandas-*' -o -name 'pyarrow-*' $(if $(filter 3.%,$(SPARK)),-o -name 'jax*') \) -delete
+	find $(SPARK_VENV)/lib -maxdepth 3 -type l \( -name 'pyspark-*' -o -name 'py4j-*' $(if $(filter 3.%,$(SPARK)), \
+	    -o -name 'numpy-*' -o -name 'pandas-*' -o -name 'pyarrow-*' -o -name 'jax*') \) -delete
 	touch $@
 
 test-spark: $(SPARK_VENV)/.installed ## the tests of Orca on another Spark: make test-spark SPARK=3.5.7
