@@ -627,7 +627,6 @@ def main(argv=None):
     init_orca_context("local", cores=options.cores)
     spark = OrcaContext.get_spark_session()
     spark.conf.set("spark.sql.shuffle.partitions", options.cores)  # each has states of its own
-    spark.conf.set("spark.sql.adaptive.enabled", "false")  # streams with states go without it
     begun = time.perf_counter()
     *modules, images, looks = networks(
         options.training_frames,
