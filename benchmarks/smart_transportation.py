@@ -296,7 +296,7 @@ def main():
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--width", type=int, default=2, help="of the detector's layers")
-    parser.add_argument("--accelerate", default="openvino_int8")
+    parser.add_argument("--accelerate", default="openvino_bf16")
     parser.add_argument("--networks", help="a file that keeps the networks for another run")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--json", help="write all figures here")

@@ -248,7 +248,7 @@ def networks(frames=960, plates=6000, epochs=10, seed=0, workers=2, width=1):
     detector = trained(Detector, detection_loss, images, vehicles, epochs, 8, workers, width=width)
     looks, texts = plates_to_train(plates, seed)
     reader = trained(Reader, reading_loss, looks, texts, epochs, 32, workers)
-    return detector, reader, images[:: len(images) // 64], looks[:128]
+    return detector, reader, images[:: len(images) // 64].copy(), looks[:128].copy()
 
 
 def inference_models(detector, reader, images, looks, accelerate):
@@ -617,7 +617,7 @@ def main(argv=None):
     parser.add_argument("--plates", type=int, default=6000, help="to train the reader")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--width", type=int, default=1, help="of the detector's layers")
-    parser.add_argument("--accelerate", default="openvino_int8", help="a method of Nano")
+    parser.add_argument("--accelerate", default="openvino_bf16", help="a method of Nano")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2, help="that train")

@@ -263,20 +263,18 @@ class Scene:
         image = cv2.convertScaleAbs(image, alpha=light)
         y, x = rng.integers(0, 64, 2)
         image = cv2.add(image, self._grain[y : y + HEIGHT, x : x + WIDTH], dtype=cv2.CV_8U)
-        near = [distance <= COUNTS for distance, _ in here]
+        near = np.array([distance <= COUNTS for distance, _ in here], bool)
+        shown = seen[1:] / np.array([row[2] for row in rows])
         plates = [_share(owner, place, row[1]) for place, row in enumerate(rows, 1)]
-        visible = [n * seen[i] / rows[i - 1][2] for i, n in enumerate(near, 1)]
+        in_frame = np.array([row[1][3] <= HEIGHT for row in rows], bool)
         truth = pd.DataFrame(
             {
-                "vehicle": [passage.vehicle.number for _, passage in here],
+                "vehicle": np.array([passage.vehicle.number for _, passage in here], int),
                 "box": [row[0] for row in rows],
                 "plate_box": [row[1] for row in rows],
-                "visible": visible,
-                "counts": [
-                    share >= VISIBLE and row[1][3] <= HEIGHT
-                    for share, row in zip(visible, rows, strict=True)
-                ],
-                "plate_visible": [n * share for n, share in zip(near, plates, strict=True)],
+                "visible": near * shown,
+                "plate_visible": near * np.array(plates, float),
+                "counts": near & in_frame & (shown >= VISIBLE),
             }
         )
         return image, truth

@@ -121,6 +121,9 @@ def test_scenes_are_functions_of_their_seed():
     np.testing.assert_array_equal(frames[0][0], frames[1][0])
     pd.testing.assert_frame_equal(frames[0][1], frames[1][1])
     assert (frames[0][0] != frames[2][0]).any()
+    empty = traffic.Scene(1, 2, 5, interval=1e6).frame(0, 0)[1]
+    assert len(empty) == 0
+    assert empty["counts"].dtype == bool
 
 
 def test_vehicles_come_to_one_camera_after_the_other():
