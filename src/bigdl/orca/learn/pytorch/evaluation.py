@@ -353,8 +353,8 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, di
             raise UsageError("metrics= needs a model whose forward returns predictions")
         for measure in measures.values():
             weighted = () if weights is None else (to_cpu(weights),)
-            prediction = forward_pass.prediction(output, getattr(measure, "takes", ""))
-            measure(to_cpu(prediction), to_cpu(target), *weighted)
+            prediction = forward_pass.prediction(to_cpu(output), getattr(measure, "takes", ""))
+            measure(prediction, to_cpu(target), *weighted)
         runner.call("after_val_iter")
     return sums, dict(logged)
 

@@ -88,7 +88,8 @@ def call_model(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
         return model(*inputs)
     except RuntimeError as error:
         shapes = [tuple(each.shape) for each in inputs if isinstance(each, torch.Tensor)]
-        error.add_note(f"The model was given inputs of shape {', '.join(map(str, shapes))}")
+        if shapes:
+            error.add_note(f"The model was given inputs of shape {', '.join(map(str, shapes))}")
         if any(len(shape) == 1 for shape in shapes):
             error.add_note(
                 "A column of single numbers has one dimension: join such columns to one, e.g. by "
@@ -374,7 +375,7 @@ class PlainForward(ForwardPass):
         except IndexError as error:
             if not self._over_classes:
                 raise
-            labels, classes = targets[0], outputs[0].shape[1]
+            labels, classes = targets[0], outputs[0].shape[1 if outputs[0].ndim > 1 else 0]
             raise UsageError(
                 f"The labels of a batch go from {labels.min()} to {labels.max()}, but the model "
                 f"has {classes} outputs, one for each class from 0 to {classes - 1} ({error}); "
