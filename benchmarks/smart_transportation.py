@@ -351,7 +351,10 @@ def measure(spark, options):
         for repeat in range(options.repeats):
             for side in options.sides:
                 runs[side].append(sides.run(side, f"{folder}/table", f"{folder}/{repeat} {side}"))
-            line = ", ".join(f"{side} {runs[side][-1][0]:.2f} s" for side in options.sides)
+            line = ", ".join(
+                f"{side} {runs[side][-1][0]:.2f} s, {runs[side][-1][1]:.2f} core-s"
+                for side in options.sides
+            )
             print(f"  {repeat}: {line}", flush=True)
         outputs = {side: f"{folder}/0 {side}" for side in options.sides}
         reference = outputs[options.sides[0]]
