@@ -23,12 +23,9 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 DATA = {"ncf": "ml-100k", "transfer_learning.py": "cats-dogs"}
 """Folders of data for the programs of Orca that make up none, by a part of their path."""
 TROUBLE = re.compile(r"Traceback \(most|\w*Warning\b|\bWARN\b|\bERROR\b")
-HARMLESS = re.compile(
-    "failed call to cuInit|IProgress not found|Disabling AQE since|PySpark does not yet fully"
-)
+HARMLESS = re.compile("failed call to cuInit|IProgress not found")
 """What TensorFlow says to a program that imports it itself on a machine without NVIDIA's driver,
-tqdm to a notebook whose own imports bring it where ipywidgets is not installed, and Spark to every
-stream with states and to functions of pandas 3 in workers."""
+and tqdm to a notebook whose own imports bring it where ipywidgets is not installed."""
 NOTEBOOK = """
 import sys, nbformat
 from nbclient import NotebookClient

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +20,7 @@ from bigdl.orca import arguments
 from bigdl.orca.cluster import connect, launch, spark, submit
 from bigdl.orca.cluster.connect import ConnectCluster, ConnectedSession, active_spark
 from bigdl.orca.cluster.ray import OrcaRayContext
+from bigdl.orca.cluster.spark_calls import ignore_pandas_warning
 from bigdl.orca.cluster.submit import ContextRequest
 from bigdl.orca.cluster.versions import require_pyspark
 from bigdl.orca.settings import OrcaContext
@@ -152,10 +152,7 @@ def init_orca_context(
     """
     if arguments.check_runtime(runtime, cluster_mode, init_ray_on_spark) == "ray":
         return _init_ray(cores, memory, num_nodes, kwargs)
-    # This warning is about PySpark's pandas API, which Orca does not use.
-    warnings.filterwarnings(
-        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
-    )
+    ignore_pandas_warning()
     mode = arguments.check_cluster_mode(cluster_mode)
     if mode in arguments.CONNECT_MODES or spark.connect_session() is not None:
         return _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs)

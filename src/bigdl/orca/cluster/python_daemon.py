@@ -10,10 +10,9 @@ import contextlib
 import importlib
 import os
 import sys
-import warnings
 from collections.abc import Iterable
 
-from bigdl.orca.cluster.spark_calls import silence_daemon
+from bigdl.orca.cluster.spark_calls import ignore_pandas_warning, silence_daemon
 
 PRELOAD = "BIGDL_PRELOAD"
 """Environment variable: names of the modules to import before forking, separated by commas."""
@@ -35,10 +34,7 @@ def main() -> None:
     from pyspark import daemon
 
     silence_daemon(daemon)
-    # This warning is about PySpark's pandas API, which Orca does not use.
-    warnings.filterwarnings(
-        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
-    )
+    ignore_pandas_warning()
     preload(filter(None, os.environ.get(PRELOAD, "").split(",")))
     daemon.manager()
 

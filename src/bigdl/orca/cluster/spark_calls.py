@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from types import SimpleNamespace
@@ -178,6 +179,13 @@ def _silenced() -> _Silence:
     if hasattr(daemon, "manager"):
         silence_daemon(daemon)
     return _Silence()
+
+
+def ignore_pandas_warning() -> None:
+    """Leave out a warning about PySpark's pandas API, which Orca does not use."""
+    warnings.filterwarnings(
+        "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
+    )
 
 
 def silence_daemon(daemon: Any) -> None:

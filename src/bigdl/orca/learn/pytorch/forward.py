@@ -172,8 +172,8 @@ class ForwardPass(ABC):
 
         A loss of logits says that the output is no probability yet.
         """
-        logits = isinstance(output, torch.Tensor) and output.is_floating_point()
-        if not (logits and takes):
+        are_numbers = isinstance(output, torch.Tensor) and output.is_floating_point()
+        if not (are_numbers and takes):
             return output
         if isinstance(self.criterion, nn.BCEWithLogitsLoss) and takes == "probability":
             return output.double().sigmoid()
