@@ -577,7 +577,7 @@ def figures_of(truth, plates, tracks, summaries, pairs):
 
 def draw(path, scene, tracks, summaries, pairs):
     """Write a picture of the vehicles of a camera, and where one of them is seen again."""
-    plates = summaries.set_index(["camera", "track"])["plate"]
+    plates = summaries.set_index(["camera", "track"])["plate"].fillna("")
     read = (
         tracks.dropna(subset="reading").groupby(["camera", "track"])["frame"].agg(["max", "size"])
     )
@@ -594,9 +594,7 @@ def draw(path, scene, tracks, summaries, pairs):
             left, top, right, bottom = (round(float(side)) for side in row.box)
             colour = (255, 220, 0) if row.track == track else (0, 230, 255)
             cv2.rectangle(image, (left, top), (right, bottom), colour, 2)
-            _write(
-                image, f"{row.track} {plates[camera, row.track] or ''}", left + 2, top - 5, colour
-            )
+            _write(image, f"{row.track} {plates[camera, row.track]}", left + 2, top - 5, colour)
         _write(image, f"camera {camera}, {number / RATE:.1f} s", 8, 18, (255, 255, 255))
         halves.append(image)
     cv2.imwrite(path, cv2.cvtColor(np.hstack(halves), cv2.COLOR_RGB2BGR))
