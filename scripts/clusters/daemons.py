@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Daemons:
@@ -73,7 +76,8 @@ class Daemons:
         while not ready():
             ended = [name for name in self.names() if self.process(name) is None]
             if ended:
-                raise SystemExit(f"{', '.join(ended)} ended; see {self.logs}")
+                logs = "".join(f"\n-- {name}\n{self.tail(name)}" for name in ended)
+                raise SystemExit(f"{', '.join(ended)} ended; see {self.logs}{logs}")
             if time.monotonic() > end:
                 raise SystemExit(f"It was not ready after {seconds:g} s; see {self.logs}")
             time.sleep(0.2)
@@ -141,10 +145,23 @@ def run_command(description: str, commands: Mapping[str, Callable[..., None]]) -
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
+    """Ports of the loopback interface that nobody listens on.
+
+    They lie below those that the system gives by itself, to servers on port 0 and to connections,
+    so that no other program gets one before its daemon listens.
+    """
+    first = max(int(_GIVEN_PORTS.read_text().split()[0]), 20_000)
+    sockets: list[socket.socket] = []
+    for port in random.SystemRandom().sample(range(10_000, first), first - 10_000):
+        if len(sockets) == count:
+            break
+        each = socket.socket()
+        try:
+            each.bind(("127.0.0.1", port))
+        except OSError:
+            each.close()
+        else:
+            sockets.append(each)
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()
