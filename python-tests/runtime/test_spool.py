@@ -23,6 +23,7 @@ from bigdl.runtime.shards.shard import (
     remove_spool,
     remove_stale_spools,
 )
+from bigdl.runtime.task import reopen
 
 SPECS = [
     ColumnSpec("x", "plain", "float32", 1, "array<float>"),
@@ -188,6 +189,20 @@ def test_a_spool_is_here_only_under_its_own_nonce_and_when_complete(tmp_path):
         assert not spool.is_here()
     remove_spool(spool.path)
     assert not spool.is_here()
+
+
+def test_a_spool_that_is_being_removed_is_not_opened(tmp_path):
+    shard = write(tmp_path, [(0, 0, 3)])
+    document = {"data": shard.spool.to_json()}
+    opened = reopen(document)["data"]
+    os.remove(os.path.join(shard.spool.path, "0.bin"))
+    assert shard.spool.is_here()  # what describes it goes last
+    assert reopen(document) is None
+    remove_spool(shard.spool.path)
+    assert reopen(document) is None
+    np.testing.assert_equal(opened.column("x"), chunk(0, 0, 3)[0])
+    np.testing.assert_equal(opened.column("flag"), [True, False, True])
+    np.testing.assert_equal(opened.column("m"), {"a": [0, -1, -2]})
 
 
 def test_discard_and_remove_leave_nothing(tmp_path):

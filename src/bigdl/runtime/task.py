@@ -73,11 +73,21 @@ def is_accepted(spec, shards: dict, place: int, line) -> bool:
     return spec.accept(line.all_gather("rows", place, rows, spec.world_size))
 
 
-def reopen(spools: dict) -> dict:
-    """The shards over spools of an earlier attempt."""
+def reopen(spools: dict) -> dict | None:
+    """The shards over spools of an earlier attempt; None if this machine does not see all of them.
+
+    Their files are mapped, so that they stay readable when another process removes them, as Spark
+    does with what an executor that goes has written.
+    """
     from bigdl.runtime.shards.shard import Spool, open_shard
 
-    return {name: open_shard(Spool.from_json(doc)) for name, doc in spools.items()}
+    found = {name: Spool.from_json(doc) for name, doc in spools.items()}
+    if not all(spool.is_here() for spool in found.values()):
+        return None
+    try:
+        return {name: open_shard(spool) for name, spool in found.items()}
+    except FileNotFoundError:
+        return None
 
 
 def remove_spools(shards: dict) -> None:
@@ -88,19 +98,15 @@ def remove_spools(shards: dict) -> None:
         remove_spool(shard.spool.path)
 
 
-def choose_rank(spec, place: int, line) -> int | None:
-    """Choose the shard of this task, of those whose spools its machine sees; None if there is none.
+def choose_shards(spec, place: int, line) -> tuple[int, dict] | None:
+    """Choose the rank of this task and its shards, of those that its machine sees; None if none is.
 
     Every task says what it sees and computes the same assignment.
     """
-    from bigdl.runtime.shards.shard import Spool
-
-    seen = [
-        rank
-        for rank, spools in enumerate(spec.spools)
-        if all(Spool.from_json(doc).is_here() for doc in spools.values())
-    ]
-    return match(line.all_gather("seen", place, seen, spec.world_size)).get(place)
+    opened = {rank: reopen(spools) for rank, spools in enumerate(spec.spools)}
+    seen = [rank for rank, shards in opened.items() if shards is not None]
+    rank = match(line.all_gather("seen", place, seen, spec.world_size)).get(place)
+    return None if rank is None else (rank, opened[rank])
 
 
 def match(views: list[list[int]]) -> dict[int, int]:
@@ -361,11 +367,11 @@ class Task:
         spec, line, worker = self._spec, self._line, self.worker
         if spec.spools is not None:
             read_to_end(batches)  # of an empty frame
-            rank = choose_rank(spec, self._place, line)
-            if rank is None:
+            chosen = choose_shards(spec, self._place, line)
+            if chosen is None:
                 return "nospool"
+            rank, worker.shards = chosen
             self._take_rank(rank)
-            worker.shards = reopen(spec.spools[rank])
         else:
             shards = read_input(spec, batches, self._place, worker.local_dir)
             if spec.accept is not None and not is_accepted(spec, shards, self._place, line):

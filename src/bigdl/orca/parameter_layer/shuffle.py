@@ -172,16 +172,14 @@ class Work:
         return replica_of(self._shipped.training, self._number, version, make)
 
     def _make(self, handle):
-        from bigdl.runtime.shards.shard import Spool
-
-        spools = handle["spools"]
-        if not all(Spool.from_json(doc).is_here() for doc in spools.values()):
+        shards = reopen(handle["spools"])
+        if shards is None:
             raise _RowsNotLocal(
                 f"{AWAY} The rows of partition {self._number} are on executor "
                 f"{handle['executor']} of {handle['host']}, which this task cannot read; Spark "
                 "runs it again"
             )
-        return cloudpickle.loads(self._shipped.program.value)(self._number, reopen(spools))
+        return cloudpickle.loads(self._shipped.program.value)(self._number, shards)
 
     # -- what is sent --------------------------------------------------------------------------
 

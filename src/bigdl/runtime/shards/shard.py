@@ -475,11 +475,11 @@ class LoaderShard:
 
     def __init__(self, spool: Spool):
         self.spool = spool
+        self._pickled = np.memmap(os.path.join(spool.path, LOADER_FILE), np.uint8, "r")
 
     def payload(self) -> bytes:
         """The pickled loader, or the function that makes it."""
-        with open(os.path.join(self.spool.path, LOADER_FILE), "rb") as file:
-            return file.read()
+        return self._pickled.tobytes()
 
 
 def open_shard(spool: Spool) -> Shard | LoaderShard:
