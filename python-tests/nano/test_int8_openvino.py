@@ -189,6 +189,38 @@ def test_a_transformer_is_smoothed_only_where_that_helps():
     assert min(errors) < 0.05
 
 
+class Graph(nn.Module):
+    """A layer of a graph convolution: messages are divided by the degree of their target."""
+
+    def __init__(self):
+        super().__init__()
+        self.message, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x, edges):
+        sources, targets = edges[0], edges[1]
+        ones = torch.ones(edges.shape[1])
+        degree = torch.zeros(x.shape[0]).index_add(0, targets, ones).clamp(min=1)
+        messages = self.message(x)[sources] / degree[targets, None]
+        received = torch.zeros(x.shape[0], 8).index_add(0, targets, messages)
+        return self.head(torch.relu(received))
+
+
+def test_degrees_and_sums_over_edges_stay_in_floating_point():
+    torch.manual_seed(0)
+    model = Graph().eval()
+
+    def graph(targets):
+        ends = torch.randint(0, 12, (60,)), torch.randint(0, targets, (60,))
+        return torch.randn(12, 6), torch.stack(ends)
+
+    calibrated = [(graph(12), 0) for _ in range(16)]
+    fast = InferenceOptimizer.quantize(
+        model, accelerator="openvino", calib_data=calibrated, input_sample=graph(12)
+    )
+    for _ in range(4):  # one node is the target of all edges
+        assert error(model, fast, *graph(1)) < 0.05
+
+
 def test_the_last_state_of_a_recurrent_model_is_right():
     torch.manual_seed(0)
     model, x = Recurrent(), torch.randn(ROWS, 5, 8)

