@@ -47,11 +47,10 @@ def server(tmp_path_factory, save_network):
         yield server
 
 
-def run(*command):
+def run(*command, folder=None):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, env=environment, timeout=280
-    )
+    options = {"capture_output": True, "text": True, "timeout": 280}
+    return subprocess.run(list(map(str, command)), env=environment, cwd=folder, **options)
 
 
 def still_answers(server):
@@ -77,6 +76,7 @@ def test_schemathesis_finds_nothing(server, tools, tmp_path):
         "--max-examples=10",
         "--seed=1",
         "--no-color",
+        folder=tmp_path,  # for what it keeps of a run
     )
     assert result.returncode == 0, result.stdout[-6000:]
     still_answers(server)
