@@ -294,7 +294,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=60, help="of video of each camera")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--width", type=int, default=2, help="of the detector's layers")
     parser.add_argument("--accelerate", default="openvino_bf16")
     parser.add_argument("--networks", help="a file that keeps the networks for another run")

@@ -224,7 +224,7 @@ def plates_to_train(count, seed):
     return images, np.concatenate([texts, places], 1).astype(np.float32)
 
 
-def trained(model, loss, x, y, epochs, batch_size, workers, lr=3e-3, **config):
+def trained(model, loss, x, y, epochs, batch_size, workers, lr=6e-3, **config):
     steps = epochs * -(-len(x) // batch_size)
     est = Estimator.from_torch(
         model=model,
@@ -242,12 +242,12 @@ def trained(model, loss, x, y, epochs, batch_size, workers, lr=3e-3, **config):
     return est.get_model().eval()
 
 
-def networks(frames=960, plates=6000, epochs=10, seed=0, workers=2, width=1):
+def networks(frames=1920, plates=20_000, epochs=6, seed=0, workers=2, width=1):
     """The detector and the reader, trained, and some rows of what each was trained on."""
     images, vehicles = frames_to_train(frames, 1000 * (seed + 1))
     detector = trained(Detector, detection_loss, images, vehicles, epochs, 8, workers, width=width)
     looks, texts = plates_to_train(plates, seed)
-    reader = trained(Reader, reading_loss, looks, texts, epochs, 32, workers)
+    reader = trained(Reader, reading_loss, looks, texts, epochs, 64, workers)
     return detector, reader, images[:: len(images) // 64].copy(), looks[:128].copy()
 
 
@@ -458,14 +458,15 @@ def start(spark, models, arrived, output, checkpoint, files=6, **trigger):
 def with_plates(tracks):
     """Tracks of one row each: camera, track, plate, first and last frame, frames with a reading.
 
-    Each reading votes for the glyph at each place with its chance.
+    Each reading votes for the glyph at each place with the square of its chance: a few sure
+    readings count for more than many from far away.
     """
     glyphs = F.arrays_zip(F.split("reading", "").alias("glyph"), F.col("chances").alias("chance"))
     each = tracks.where("reading is not null").select(
         "camera", "track", F.posexplode(glyphs).alias("place", "vote")
     )
     votes = each.groupBy("camera", "track", "place", "vote.glyph").agg(
-        F.sum("vote.chance").alias("votes")
+        F.sum(F.pow("vote.chance", F.lit(2))).alias("votes")
     )
     best = votes.groupBy("camera", "track", "place").agg(F.max_by("glyph", "votes").alias("glyph"))
     listed = F.array_sort(F.collect_list(F.struct("place", "glyph")))
@@ -611,9 +612,9 @@ def main(argv=None):
     )
     parser.add_argument("--cameras", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40, help="of video of each camera")
-    parser.add_argument("--training-frames", type=int, default=960)
-    parser.add_argument("--plates", type=int, default=6000, help="to train the reader")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--training-frames", type=int, default=1920)
+    parser.add_argument("--plates", type=int, default=20_000, help="to train the reader")
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--width", type=int, default=1, help="of the detector's layers")
     parser.add_argument("--accelerate", default="openvino_bf16", help="a method of Nano")
     parser.add_argument("--seed", type=int, default=0)

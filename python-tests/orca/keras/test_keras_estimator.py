@@ -134,6 +134,17 @@ def test_predictions_are_those_of_the_model(trained, frame, rows):
     assert joined == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_function_of_sql_and_a_packed_model_predict_the_same(trained, frame):
+    est, _ = trained
+    expected = est.predict(frame, feature_cols="x").collect()
+    score = est.as_udf("x", sample=frame)
+    given = frame.select("x", score("x").alias("prediction")).collect()
+    assert [row.prediction for row in given] == [list(row.prediction) for row in expected]
+    data, options = est.packed_model(frame, feature_cols="x")
+    assert list(options.feature_cols) == ["x"]
+    assert equal(weights(type(est).of_packed_model(data, "local")), weights(est))
+
+
 def test_another_fit_goes_on(frame):
     options = {"batch_size": BATCH, **COLUMNS}
     once, twice = estimator(config={"dropout": 0.5}), estimator(config={"dropout": 0.5})

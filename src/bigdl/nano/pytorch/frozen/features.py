@@ -236,6 +236,7 @@ def loader_of_features(
     if features is None:
         note = f"features are not cached: {reason}"
     else:
+        prefix.segments[0].takes_cached = True  # in the other processes
         done = "read from" if features.reused else "computed into"
         note = f"features of {len(features)} samples {done} {features.directory}"
     if note not in prefix.notes:  # loaders may be made again for each epoch

@@ -346,3 +346,6 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def __getstate__(self) -> dict:
+        raise TypeError("What runs a frozen part belongs to its process")

@@ -495,7 +495,7 @@ RayXShards or a ray.data.Dataset
                 warn_once(f"predict({name}=) has no effect: all rows are predicted, by tasks")
         config = _data_config_of(self._parts.config)
         data = _prediction_input(data)
-        return self._predict(data, config, feature_cols, size, output_cols, self._ship)
+        return self._predict(data, config, feature_cols, size, output_cols, self._ship_model)
 
     def as_udf(
         self,
@@ -548,7 +548,9 @@ RayXShards or a ray.data.Dataset
         self._parts.need()
         check_positive("batch_size", batch_size)
         config = _data_config_of(self._parts.config)
-        return self._sql_function(sample, config, feature_cols, batch_size, output_cols, self._ship)
+        return self._sql_function(
+            sample, config, feature_cols, batch_size, output_cols, self._ship_model
+        )
 
     def packed_model(
         self,
@@ -569,7 +571,9 @@ RayXShards or a ray.data.Dataset
                 "model"
             )
         config = _data_config_of(self._parts.config)
-        return self._pack_model(sample, config, feature_cols, batch_size, output_cols, self._ship)
+        return self._pack_model(
+            sample, config, feature_cols, batch_size, output_cols, self._ship_model
+        )
 
     @classmethod
     def of_packed_model(cls, data: bytes, backend: str) -> KerasEstimator:
@@ -586,7 +590,7 @@ RayXShards or a ray.data.Dataset
         model = self._parts.build_on_driver(self._training.seed)
         return dump_weights(model) if model.built else b""
 
-    def _ship(self, data, names, cluster, inputs):
+    def _ship_model(self, data, names, cluster, inputs):
         """Broadcast the model, unless it is what was broadcast last."""
         weights, threads = self._weights(), cluster.threads_per_task
         if not weights:
