@@ -50,12 +50,17 @@ class Tracker:
         In how many frames a track must be seen before it counts.
     patience : int
         For how many frames a track goes on without being seen.
-    least : float
-        Least overlap of a track and a box that are joined.
+    least, least_next : float
+        Least overlap of a track and a box that are joined, and of one that counts and was seen in
+        the frame before: where a vehicle goes, one that it hid comes into sight.
+    taller : float
+        How many times as tall as the other one of them may be; a tenth more for each frame without
+        being seen.
     """
 
-    def __init__(self, confirm=3, patience=15, least=0.15):
-        self.confirm, self.patience, self.least = confirm, patience, least
+    def __init__(self, confirm=3, patience=15, least=0.15, least_next=0.3, taller=1.5):
+        self.confirm, self.patience = confirm, patience
+        self.least, self.least_next, self.taller = least, least_next, taller
         self.next_track = 0
         self.numbers, self.seen, self.missed = (np.zeros(0, int) for _ in range(3))
         self.sides, self.speeds = np.zeros((0, 4)), np.zeros((0, 4))
@@ -109,6 +114,12 @@ class Tracker:
         if not len(boxes) or not len(self.numbers):
             return np.zeros(0, int), np.zeros(0, int)
         alike = overlaps(self.sides, boxes)
+        tall, others = (np.maximum(each[:, 3] - each[:, 1], 1.0) for each in (self.sides, boxes))
+        ratio = tall[:, None] / others
+        most = self.taller * (1 + 0.1 * self.missed)[:, None]
+        is_near = (self.missed == 0) & (self.seen >= self.confirm)
+        least = np.where(is_near, self.least_next, self.least)[:, None]
+        alike[(alike < least) | (np.maximum(ratio, 1 / ratio) > most)] = 0.0
         # tracks that are seen go before those that are not, new ones last
         worth = (
             alike - 0.01 * np.minimum(self.missed, 10)[:, None] - 0.1 * (self.seen == 1)[:, None]

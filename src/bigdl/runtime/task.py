@@ -103,9 +103,9 @@ def choose_shards(spec, place: int, line) -> tuple[int, dict] | None:
 
     Every task says what it sees and computes the same assignment.
     """
-    opened = {rank: reopen(spools) for rank, spools in enumerate(spec.spools)}
-    seen = [rank for rank, shards in opened.items() if shards is not None]
-    rank = match(line.all_gather("seen", place, seen, spec.world_size)).get(place)
+    reopened = ((rank, reopen(spools)) for rank, spools in enumerate(spec.spools))
+    opened = {rank: shards for rank, shards in reopened if shards is not None}
+    rank = match(line.all_gather("seen", place, [*opened], spec.world_size)).get(place)
     return None if rank is None else (rank, opened[rank])
 
 

@@ -114,7 +114,8 @@ class FloatGraph(OnnxFile):
     def error(self, quantized: Path) -> float:
         """Return the relative error of a quantized form of this graph on the calibration data."""
         names = [tensor.name for tensor in _graph_of(self.path).output]
-        expected, actual = [], []
+        expected: list[np.ndarray] = []
+        actual: list[np.ndarray] = []
         for feed in self.feeds[:_COMPARED]:
             for path, results in ((self.path, expected), (quantized, actual)):
                 values = _tensors(path, feed, names)
