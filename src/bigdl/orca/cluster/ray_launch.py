@@ -37,6 +37,7 @@ ENVIRONMENT = {
     # the workers of an engine take no CPUs while they wait, and see what their node has
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+_WAIT = "RAY_gcs_server_port_wait_time_s"  # Ray's own are too few on a busy machine
 _SEVERAL_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0" keeps Ray on the loopback interface
 TOKEN = "RAY_AUTH_TOKEN"
 _token = secrets.token_hex(32)  # one for this process: Ray reads it once
@@ -69,7 +70,8 @@ def start_ray(
     # one that was inherited from a program with a Ray of its own does not count
     loopback = {_SEVERAL_NODES: "0" if host == LOOPBACK else None}
     debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
-    before = set_environment({**ENVIRONMENT, **loopback, **_authentication()})
+    wait = {_WAIT: os.environ.get(_WAIT, "120")}
+    before = set_environment({**ENVIRONMENT, **wait, **loopback, **_authentication()})
     cleanup.callback(set_environment, {**before, **debugger})
     directory = supervisor.ray_directory()
     # it outlives this process for as long as it takes to end its Ray

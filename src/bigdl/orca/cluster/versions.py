@@ -101,9 +101,10 @@ def data_type(text: str) -> DataType:
     from pyspark.sql.utils import is_remote
 
     if is_remote():
-        from pyspark.sql.connect import types as remote
+        from pyspark.sql.connect.session import SparkSession as Remote
 
-        return cast("Any", remote).parse_data_type(text)
+        session: Any = cast("Any", Remote).getActiveSession() or Remote._default_session
+        return session.client._analyze(method="ddl_parse", ddl_string=text).parsed
     from pyspark.sql.types import _parse_datatype_string
 
     return _parse_datatype_string(text)
