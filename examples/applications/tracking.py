@@ -124,8 +124,8 @@ class Tracker:
         worth = (
             alike - 0.01 * np.minimum(self.missed, 10)[:, None] - 0.1 * (self.seen == 1)[:, None]
         )
-        tracks, found = linear_sum_assignment(np.where(alike < self.least, -1.0, worth), True)
-        good = alike[tracks, found] >= self.least
+        tracks, found = linear_sum_assignment(np.where(alike > 0, worth, -1.0), True)
+        good = alike[tracks, found] > 0
         return tracks[good], found[good]
 
     def _correct(self, tracks, boxes):

@@ -219,6 +219,8 @@ def test_degrees_and_sums_over_edges_stay_in_floating_point():
     )
     for _ in range(4):  # one node is the target of all edges
         assert error(model, fast, *graph(1)) < 0.05
+    light = InferenceOptimizer.build(model, "openvino_int8_weight_only", input_sample=graph(12))
+    assert 0 < error(model, light, *graph(1)) < 0.05  # 0: nothing would have been compressed
 
 
 def test_the_last_state_of_a_recurrent_model_is_right():

@@ -59,6 +59,10 @@ class Daemons:
             return "\n".join((self.logs / name).read_text(errors="replace").splitlines()[-lines:])
         return ""
 
+    def tails(self, names: Sequence[str]) -> str:
+        """Return the last lines that each of some daemons has printed, to end an error with."""
+        return "".join(f"\n-- {name}\n{self.tail(name)}" for name in names)
+
     def process(self, name: str) -> psutil.Process | None:
         """The process of a daemon that runs."""
         try:
@@ -76,8 +80,7 @@ class Daemons:
         while not ready():
             ended = [name for name in self.names() if self.process(name) is None]
             if ended:
-                logs = "".join(f"\n-- {name}\n{self.tail(name)}" for name in ended)
-                raise SystemExit(f"{', '.join(ended)} ended; see {self.logs}{logs}")
+                raise SystemExit(f"{', '.join(ended)} ended; see {self.logs}{self.tails(ended)}")
             if time.monotonic() > end:
                 raise SystemExit(f"It was not ready after {seconds:g} s; see {self.logs}")
             time.sleep(0.2)

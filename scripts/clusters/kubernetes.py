@@ -560,7 +560,7 @@ def start(folder: Path, count: str = "2") -> None:
                 node_start(folder, name)
             _until("ready nodes", lambda: not _unready(folder, names))
     except SystemExit as error:
-        logs = "".join(f"\n-- {name}\n{Daemons(folder).tail(name)}" for name in names)
+        logs = Daemons(folder).tails(names)
         stop(folder)
         raise SystemExit(f"{error}{logs}") from None
     except BaseException:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, cast
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError
 from bigdl.orca.arguments import check_conf
-from bigdl.orca.cluster.spark import NEEDS_CONTEXT, connect_session
+from bigdl.orca.cluster.plan import connect_session
+from bigdl.orca.cluster.spark import NEEDS_CONTEXT
 from bigdl.orca.cluster.versions import require_pyspark
 from bigdl.orca.context import (
     OrcaContext,

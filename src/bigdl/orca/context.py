@@ -19,6 +19,7 @@ from bigdl.common.errors import UsageError, require
 from bigdl.orca import arguments
 from bigdl.orca.cluster import connect, launch, spark, submit
 from bigdl.orca.cluster.connect import ConnectCluster, ConnectedSession, active_spark
+from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.cluster.ray import OrcaRayContext
 from bigdl.orca.cluster.spark_calls import ignore_pandas_warning
 from bigdl.orca.cluster.submit import ContextRequest
@@ -154,7 +155,7 @@ def init_orca_context(
         return _init_ray(cores, memory, num_nodes, kwargs)
     ignore_pandas_warning()
     mode = arguments.check_cluster_mode(cluster_mode)
-    if mode in arguments.CONNECT_MODES or spark.connect_session() is not None:
+    if mode in arguments.CONNECT_MODES or connect_session() is not None:
         return _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs)
     is_local = mode == "local" or mode in arguments.SUBMIT_MODES
     arguments.check_names(kwargs)
@@ -319,7 +320,7 @@ def stop_orca_context() -> None:
             return  # this process was forked from the one that owns the context
         OrcaRayContext.stop_of_program()
         _stop_launched()
-        if spark.connect_session() is None:  # whose server may be in this process
+        if connect_session() is None:  # whose server may be in this process
             launch.stop_foreign_context()
         OrcaRayContext._program_options.clear()
 
@@ -339,7 +340,7 @@ def init_spark_with(
     """
     require_pyspark()
 
-    if spark.connect_session() is not None:
+    if connect_session() is not None:
         raise UsageError(spark.NEEDS_CONTEXT)
     with _State.lock:
         if spark.active_context() is None:

@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,10 +97,13 @@ class FloatGraph(OnnxFile):
     ----------
     ranges : Path
         Where the ranges of activations are kept from one trial to the next.
+    in_floats : list of str
+        Names of nodes that stay in floating point in each trial, once the first has shown them.
     """
 
     def __init__(self, original: OnnxFile, feeds: list[dict[str, np.ndarray]]):
         self.feeds = feeds
+        self.in_floats: list[str] = []
         super().__init__()
         self.ranges = self.path.with_name("ranges.json")
         model = onnx.load(original.path)
@@ -113,14 +117,17 @@ class FloatGraph(OnnxFile):
 
     def error(self, quantized: Path) -> float:
         """Return the relative error of a quantized form of this graph on the calibration data."""
+        return relative_error(self._expected, self._outputs(quantized))
+
+    @cached_property
+    def _expected(self) -> list[np.ndarray]:
+        return self._outputs(self.path)
+
+    def _outputs(self, path: Path) -> list[np.ndarray]:
+        """Results of a form of this graph on a few calibration batches."""
         names = [tensor.name for tensor in _graph_of(self.path).output]
-        expected: list[np.ndarray] = []
-        actual: list[np.ndarray] = []
-        for feed in self.feeds[:_COMPARED]:
-            for path, results in ((self.path, expected), (quantized, actual)):
-                values = _tensors(path, feed, names)
-                results += [values[name] for name in names]
-        return relative_error(expected, actual)
+        values = (_tensors(path, feed, names) for feed in self.feeds[:_COMPARED])
+        return [each[name] for each in values for name in names]
 
     def rank(self, quantized: Path, feed: Mapping[str, np.ndarray]) -> list[str]:
         """Return the quantized nodes by the error that they bring in, the largest first.
@@ -287,14 +294,16 @@ def quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[st
     products more than double the error, all of this stays in floating point: a small BERT is a
     seventh faster with it, and a ViT useless (0.38 instead of 0.04).
     """
-    _quantize_statically(graph, target, excluded)
-    if has_attention(graph.path):
-        nodes = _graph_of(graph.path).node
-        others = [node.name for node in nodes if node.op_type not in _PRODUCTS]
-        of_products = OnnxFile()
-        _quantize_statically(graph, of_products.path, {*excluded, *others})
-        if graph.error(target) > 2 * graph.error(of_products.path):
-            of_products.copy_to(target.parent)
+    _quantize_statically(graph, target, [*excluded, *graph.in_floats])
+    if excluded or not has_attention(graph.path):  # not the first trial, or nothing to decide
+        return
+    nodes = _graph_of(graph.path).node
+    others = [node.name for node in nodes if node.op_type not in _PRODUCTS]
+    of_products = OnnxFile()
+    _quantize_statically(graph, of_products.path, others)
+    if graph.error(target) > 2 * graph.error(of_products.path):
+        of_products.copy_to(target.parent)
+        graph.in_floats = others
 
 
 def _quantize_statically(graph: FloatGraph, target: Path, excluded: Collection[str]) -> None:

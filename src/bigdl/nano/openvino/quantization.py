@@ -156,7 +156,8 @@ class Quantizer:
         nncf = require("nncf", "nano")
         keywords = dict(self.options)
         scope = keywords.pop("ignored_scope", None)
-        scope = scope or nncf.IgnoredScope(types=_in_floats(self.network), validate=False)
+        types = RECURRENT if self.weights_only else _in_floats(self.network)
+        scope = scope or nncf.IgnoredScope(types=list(types), validate=False)
         keywords["ignored_scope"] = dataclasses.replace(scope, names=[*scope.names, *excluded])
         if self.weights_only:
             modes = nncf.CompressWeightsMode
@@ -228,8 +229,8 @@ def has_attention(network: Any) -> bool:
     return "Softmax" in types and any(_products_of_activations(network))
 
 
-def _in_floats(network: Any) -> list[str]:
-    """Return the types of operators that stay in floating point.
+def _in_floats(network: Any) -> Sequence[str]:
+    """Return the types of operators whose activations stay in floating point.
 
     In a network that adds up values where an input says, as those of graphs do, all but products:
     degrees and sums over edges have no range that calibration could find. With 8 bits for them a
@@ -237,8 +238,8 @@ def _in_floats(network: Any) -> list[str]:
     """
     types = {op.get_type_name() for op in network.get_ops()}
     if "ScatterElementsUpdate" not in types:
-        return list(RECURRENT)
-    return [*RECURRENT, *sorted(types - set(_LAYERS)), "Gather"]
+        return RECURRENT
+    return [*RECURRENT, *sorted(types.difference(_LAYERS, ["Constant"])), "Gather"]
 
 
 def _products_of_activations(network: Any) -> Iterator[Any]:

@@ -29,10 +29,10 @@ from bigdl.common.errors import BigDLError, UsageError, first_line, require
 from bigdl.orca.cluster.environment import zip_bigdl, zip_modules
 from bigdl.orca.cluster.launch import quiet_query_errors
 from bigdl.orca.cluster.pieces import PIECE, PIECES, pieces, pieces_frame, whole_values
+from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.cluster.spark import (
     NEEDS_CONTEXT,
     SparkCluster,
-    connect_session,
     is_local,
     simulated_cluster,
 )

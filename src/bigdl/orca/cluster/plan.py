@@ -1,4 +1,4 @@
-"""Inspection of Spark plans by other than the public DataFrame API, in one place.
+"""Inspection of Spark plans and sessions by other than the public DataFrame API, in one place.
 
 Each function has a safe answer for when Spark's internals do not have what it looks for; setting
 the environment variable ``BIGDL_NO_PLAN_INSPECTION=1`` makes every function give it.
@@ -8,9 +8,12 @@ import contextlib
 import logging
 import os
 import re
+import sys
 import threading
+from typing import Any
 
 __all__ = [
+    "connect_session",
     "fits_barrier",
     "is_cached",
     "is_connect",
@@ -157,3 +160,16 @@ def _silence(sc):
             configurator.setLevel(name, off)
     except Exception as error:  # an internal API
         logger.debug("Cannot quieten Spark's loggers: %s", error)
+
+
+def connect_session() -> Any:
+    """The active session of Spark Connect, or None; it wins over a SparkContext beside it.
+
+    The server of ``remote("local[2]")`` has one in this process, which is not for programs.
+    """
+    module = sys.modules.get("pyspark.sql.connect.session")
+    if module is None:
+        return None
+    active = module.SparkSession.getActiveSession()  # of this thread
+    session = active or getattr(module.SparkSession, "_default_session", None)
+    return None if session is None or session.is_stopped else session

@@ -21,6 +21,7 @@ from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import connect
 from bigdl.orca.cluster.connect import active_spark
+from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.cluster.ray_launch import (
     check_ray_arguments,
     connect_ray,
@@ -28,7 +29,7 @@ from bigdl.orca.cluster.ray_launch import (
     start_on_spark,
     start_ray,
 )
-from bigdl.orca.cluster.spark import SparkCluster, active_context, connect_session
+from bigdl.orca.cluster.spark import SparkCluster, active_context
 
 logger = logging.getLogger("bigdl.orca")
 

@@ -23,7 +23,8 @@ from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import connect, supervisor
 from bigdl.orca.cluster.environment import ship_modules
-from bigdl.orca.cluster.spark import SparkCluster, connect_session
+from bigdl.orca.cluster.plan import connect_session
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.runtime.channel import own_address
 from bigdl.runtime.engine import user_import_path
 
@@ -37,7 +38,7 @@ ENVIRONMENT = {
     # the workers of an engine take no CPUs while they wait, and see what their node has
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-_WAIT = "RAY_gcs_server_port_wait_time_s"  # Ray's own are too few on a busy machine
+_WAIT = "RAY_gcs_server_port_wait_time_s"  # for its start, which a busy machine makes slow
 _SEVERAL_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # "0" keeps Ray on the loopback interface
 TOKEN = "RAY_AUTH_TOKEN"
 _token = secrets.token_hex(32)  # one for this process: Ray reads it once

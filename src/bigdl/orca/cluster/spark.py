@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import kubernetes, plan
+from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.cluster.spark_calls import TaskWatch, users_errors
 
 if TYPE_CHECKING:
@@ -276,19 +277,6 @@ class SparkCluster:
 
     def _conf(self, key: str, default: str = "") -> str:
         return self.sc.getConf().get(key, default)
-
-
-def connect_session() -> Any:
-    """The active session of Spark Connect, or None; it wins over a SparkContext beside it.
-
-    The server of ``remote("local[2]")`` has one in this process, which is not for programs.
-    """
-    module = sys.modules.get("pyspark.sql.connect.session")
-    if module is None:
-        return None
-    active = module.SparkSession.getActiveSession()  # of this thread
-    session = active or getattr(module.SparkSession, "_default_session", None)
-    return None if session is None or session.is_stopped else session
 
 
 def active_context() -> SparkContext | None:

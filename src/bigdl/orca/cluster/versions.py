@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError, require
-from bigdl.orca.cluster.plan import is_connect
+from bigdl.orca.cluster.plan import connect_session, is_connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,10 +101,7 @@ def data_type(text: str) -> DataType:
     from pyspark.sql.utils import is_remote
 
     if is_remote():
-        from pyspark.sql.connect.session import SparkSession as Remote
-
-        session: Any = cast("Any", Remote).getActiveSession() or Remote._default_session
-        return session.client._analyze(method="ddl_parse", ddl_string=text).parsed
+        return connect_session().client._analyze(method="ddl_parse", ddl_string=text).parsed
     from pyspark.sql.types import _parse_datatype_string
 
     return _parse_datatype_string(text)

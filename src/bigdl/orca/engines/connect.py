@@ -20,7 +20,7 @@ from bigdl.orca.cluster.connect import (
     ServerLost,
     is_gone,
 )
-from bigdl.orca.cluster.spark import connect_session
+from bigdl.orca.cluster.plan import connect_session
 from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.engines.spark import ROWS, SparkEngine, SparkJob, run_task, sql_settings
 from bigdl.runtime.certificate import Certificate

@@ -20,7 +20,8 @@ from typing import Any, ClassVar
 from bigdl.common.checks import check_choice, check_number
 from bigdl.common.errors import UsageError, WorkerLost
 from bigdl.orca.cluster.environment import ship_modules
-from bigdl.orca.cluster.spark import SparkCluster, connect_session
+from bigdl.orca.cluster.plan import connect_session
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.cluster.spark_calls import (
     QUIET_S,
     SparkCall,

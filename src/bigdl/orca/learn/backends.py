@@ -5,7 +5,8 @@ from typing import Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import ray
-from bigdl.orca.cluster.spark import SparkCluster, connect_session
+from bigdl.orca.cluster.plan import connect_session
+from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.engines.connect import ConnectEngine
 from bigdl.orca.engines.ray import RayEngine
