@@ -544,6 +544,7 @@ def start(folder: Path, count: str = "2") -> None:
     check()
     if other := _running_cluster():
         missing(f"One Kubernetes can run here at a time, and one runs in {other}; stop that first")
+    binaries()  # or there is nothing to start
     stop(folder)  # networks that a killed cluster has left
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"node{number}" for number in range(1, int(count) + 1)]
