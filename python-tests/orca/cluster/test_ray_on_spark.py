@@ -14,12 +14,13 @@ from bigdl.common.errors import UsageError
 from bigdl.orca import OrcaContext, stop_orca_context
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import as_feed
+from bigdl.orca.data.xshards.ray import RayXShards
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.engines.spark import SparkEngine
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.ray import OrcaRayContext
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
 pytestmark = pytest.mark.slow
 
 
@@ -62,6 +63,18 @@ def frame_of(spark):
     )
 
 
+def remote_on(node):
+    """An actor without CPUs on a node, which need not have any."""
+
+    class Idle:
+        pass
+
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(num_cpus=0, scheduling_strategy=strategy)(Idle).remote()
+
+
 class KillNode(Callback):
     """Ends the Ray node of a worker after one step, and what would start it again."""
 
@@ -97,6 +110,9 @@ def test_nodes_are_started_whatever_the_master_is_called(local_cluster, monkeypa
     assert len(nodes) == 2
     said = RayEngine().run(lambda worker: [worker.rank, os.environ.get("SAID_TO_NODES")])
     assert said == [[0, "yes"], [1, "yes"]]
+    on_head = remote_on(ray.get_runtime_context().get_node_id())
+    shards = RayXShards([ray.put([1])])
+    assert shards.assign_partitions_to_actors([on_head]) == ([[0]], [info["node_ip_address"]])
     context.stop()
     assert_gone(nodes, below)
 

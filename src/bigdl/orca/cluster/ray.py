@@ -107,11 +107,12 @@ class RayCluster:
         return sorted(nodes, key=lambda node: (node.address, node.id))
 
     @property
-    def hosts(self) -> list[str]:
-        """The ids of all nodes that are alive, also of those without CPUs."""
+    def hosts(self) -> dict[str, str]:
+        """Id and address of all nodes that are alive, also of those without CPUs."""
         import ray
 
-        return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        return {node["NodeID"]: node["NodeManagerAddress"] for node in alive}
 
     @property
     def nodes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ __all__ = ["RayXShards"]
 
 ray = LazyModule("ray", "ray")
 logger = logging.getLogger("bigdl.orca")
+
+_PLACE_S = 5.0  # how long the node of an actor that was just made is waited for
 
 
 class RayXShards(XShards):
@@ -304,15 +307,19 @@ def evenly(homes: Sequence[Sequence[str]], nodes: Sequence[str]) -> list[list[in
 
 
 def _node_of_actors(actors) -> list[tuple[str, str]]:
-    """Node and address of actors; ones that Ray does not place yet count as anywhere."""
+    """Node and address of actors; ones that Ray does not place in time count as anywhere."""
     from ray._private.state import actors as states
 
-    addresses = {node.id: node.address for node in RayCluster.from_active().members}
-    nodes = []
-    for actor in actors:
-        node = (states(actor._actor_id.hex()) or {}).get("Address", {}).get("NodeID", "")
-        nodes.append((node, addresses.get(node, "")))
-    return nodes
+    def node_of(actor) -> str:
+        said = states(actor._actor_id.hex()) or {}  # before it is placed it has a nil NodeID
+        return said["Address"]["NodeID"] if said.get("State") == "ALIVE" else ""
+
+    end = time.monotonic() + _PLACE_S
+    while not all(nodes := [node_of(actor) for actor in actors]) and time.monotonic() < end:
+        time.sleep(0.05)
+    # an actor without CPUs may be on the head of a Ray on Spark, which has none
+    addresses = RayCluster.from_active().hosts
+    return [(node, addresses.get(node, "")) for node in nodes]
 
 
 def _reachable(argument: Any) -> Any:
