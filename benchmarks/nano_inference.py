@@ -300,7 +300,8 @@ def nano_side(case, precision, stack):
         "thread_num": case["threads"],
     }
     if runtime == "compile":
-        settings |= {"use_ipex": True, "channels_last": inputs[0].ndim == 4}
+        # of the sample's sizes only, as torch.compile by hand
+        settings |= {"use_ipex": True, "channels_last": inputs[0].ndim == 4, "dynamic_axes": False}
     if precision == "int8":
         columns = (
             torch.cat(column) for column in zip(*map(tensors, calibration(case)), strict=True)

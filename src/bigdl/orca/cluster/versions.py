@@ -202,7 +202,9 @@ def frame_of_arrow(
     wanted: Any = data_type(schema) if isinstance(schema, str) else schema
     wanted = wanted or from_arrow_schema(table.schema)
     table = table.rename_columns([field.name for field in wanted.fields])
-    table = table.cast(arrow_schema(wanted))
+    # the server refuses columns that may be null for ones that may not
+    required = [field.with_nullable(f.nullable) for field, f in zip(arrow_schema(wanted), wanted)]
+    table = table.cast(pa.schema(required))
     if is_connect(session):
         from pyspark.sql.connect import plan as plans
         from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
