@@ -124,11 +124,6 @@ def condition_of(error: Any) -> str:
     return str(name)
 
 
-def text_reader(session: SparkSession) -> Any:
-    """What the readers of Spark ML take to read a stage's parameters: a session or its context."""
-    return session if spark_release() >= (4, 0) else session.sparkContext
-
-
 # -- Arrow -----------------------------------------------------------------------------------------
 
 
@@ -203,8 +198,8 @@ def frame_of_arrow(
     wanted = wanted or from_arrow_schema(table.schema)
     table = table.rename_columns([field.name for field in wanted.fields])
     # the server refuses columns that may be null for ones that may not
-    required = [field.with_nullable(f.nullable) for field, f in zip(arrow_schema(wanted), wanted)]
-    table = table.cast(pa.schema(required))
+    pairs = zip(arrow_schema(wanted), wanted, strict=True)
+    table = table.cast(pa.schema([field.with_nullable(f.nullable) for field, f in pairs]))
     if is_connect(session):
         from pyspark.sql.connect import plan as plans
         from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame

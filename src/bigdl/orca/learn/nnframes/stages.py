@@ -7,10 +7,11 @@ import contextlib
 import contextvars
 import copy
 import functools
+import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import cloudpickle
 import pyarrow as pa
@@ -31,12 +32,13 @@ from pyspark.ml.util import (
     MLReader,
     MLWritable,
 )
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 from torch import nn
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError, WorkerError, refusing
-from bigdl.orca.cluster.versions import frame_of_arrow, text_reader
+from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.xshards.frames import quoted
 from bigdl.orca.learn.nnframes.preprocessing import (
     FeatureLabelPreprocessing,
@@ -404,10 +406,14 @@ class StageWriter(DefaultParamsWriter):
         stage: Any = self.instance
         advice = "create such objects inside a model creator instead"
         data = pickled_by_value(stage._saved(), "The stage cannot be saved", advice)
-        super().saveImpl(path)
+        session: Any = self.sparkSession
+        params = self._get_metadata_to_save(stage, session)
+        # as Spark does since 4.0: before, it did this by an RDD, which Spark Connect does not have
+        line = frame_of_arrow(session, pa.table({"value": [params]}))
+        line.coalesce(1).write.text(f"{path}/metadata")
         pieces = [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
         table = pa.table({"number": pa.array(range(len(pieces)), pa.int32()), "piece": pieces})
-        frame_of_arrow(self.sparkSession, table).coalesce(1).write.parquet(f"{path}/torch")
+        frame_of_arrow(session, table).coalesce(1).write.parquet(f"{path}/torch")
         _written.add(digest_of(data))
 
 
@@ -419,7 +425,8 @@ class StageReader(MLReader):
         self._cls, self._trust = cls, trust
 
     def load(self, path: str) -> Any:
-        metadata = DefaultParamsReader.loadMetadata(path, text_reader(self.sparkSession))
+        line = self.sparkSession.read.text(f"{path}/metadata").first()
+        metadata = json.loads(cast("Row", line).value)
         expected = f"{self._cls.__module__}.{self._cls.__name__}"
         if metadata["class"] != expected:
             raise UsageError(
