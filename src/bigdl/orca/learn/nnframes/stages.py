@@ -767,8 +767,11 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
                 checkpoint_trigger=checkpoint and checkpoint[1],
                 **self._goal(),
             )
-        except WorkerError as error:
-            raise self._explained(error) from error
+        except (WorkerError, UsageError) as error:
+            better = self._explained(getattr(error, "traceback", str(error)))
+            if better is None:
+                raise
+            raise better from error
         module = estimator.get_model()
         if preprocessing is not None:
             module = module.model
@@ -812,8 +815,8 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         """The frame with labels as the loss counts them."""
         return dataset
 
-    def _explained(self, error: WorkerError) -> Exception:
-        return error
+    def _explained(self, text: str) -> UsageError | None:
+        """A clearer error than one of this text, where there is one."""
 
     def _new_model(self, module) -> NNModel:
         return NNModel(module, self._preprocessing)
@@ -977,9 +980,9 @@ class NNClassifier(NNEstimator, ClassifierParams):
         """True if the loss takes one output, whose classes are 0 and 1 in any counting."""
         return isinstance(self._criterion, nn.BCELoss | nn.BCEWithLogitsLoss)
 
-    def _explained(self, error: WorkerError) -> Exception:
-        if "out of bounds" not in error.traceback or "Target" not in error.traceback:
-            return error
+    def _explained(self, text):
+        if "out of bounds" not in text or "Target" not in text:
+            return None
         first = 0 if self.getOrDefault("zeroBasedLabel") else 1
         advice = "if they start at 1, call setZeroBasedLabel(False)"
         if first:
