@@ -7,7 +7,7 @@ their shares and write them to their spools. Beside it, in one process, what the
 libraries need for the same columns as an Arrow table. All sides are interleaved; medians and
 ranges. The rows that the workers read are compared with those of the libraries.
 
-With the Python of an environment that has mosaicml-streaming, the first 200,000 of the rows are
+With the Python of an environment that has mosaicml-streaming and pyarrow, the first 200,000 of the rows are
 also read from shards of MDS by its dataset and a DataLoader of two workers.
 """
 
@@ -93,7 +93,7 @@ class Mosaic:
         script = str(Path(__file__).parent / "lake_sides" / "by_mosaic.py")
         command = [python, script, source, f"{folder}/mds", str(rows)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(command, text=True, stderr=subprocess.DEVNULL, **pipes)
+        self._process = subprocess.Popen(command, text=True, **pipes)
         self.rows = self._answer()
 
     def _answer(self):

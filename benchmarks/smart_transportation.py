@@ -307,7 +307,7 @@ def main():
 
     from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
 
-    init_orca_context("local", cores=options.cores)
+    init_orca_context("local", cores=options.cores, conf=program.QUICK_JVM)
     spark = OrcaContext.get_spark_session()
     spark.conf.set("spark.sql.shuffle.partitions", options.cores)
     try:

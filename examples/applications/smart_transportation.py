@@ -47,6 +47,8 @@ NEAR = np.ones((3, 3), np.uint8)
 FRAMES = "camera int, frame int, picture binary"
 FOUND = "boxes array<array<float>>, readings array<string>, chances array<array<float>>"
 TRACKS = "camera int, track int, frame int, box array<float>, reading string, chances array<float>"
+# Spark only passes rows on here: its JVM should leave the cores to the networks
+QUICK_JVM = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 
 
 # -- networks --------------------------------------------------------------------------------------
@@ -623,7 +625,7 @@ def main(argv=None):
     parser.add_argument("--picture", help="a file for a frame with its tracks and plates")
     options = parser.parse_args(argv)
 
-    init_orca_context("local", cores=options.cores)
+    init_orca_context("local", cores=options.cores, conf=QUICK_JVM)
     spark = OrcaContext.get_spark_session()
     spark.conf.set("spark.sql.shuffle.partitions", options.cores)  # each has states of its own
     begun = time.perf_counter()

@@ -136,7 +136,9 @@ def _in_task(digest: str, broadcast, paths: tuple[str, ...], threads: int) -> It
         if path not in sys.path and os.path.exists(path):
             sys.path.insert(0, path)
     from bigdl.common.cpu import thread_scope
+    from bigdl.common.memory import freeze_modules
 
+    freeze_modules()
     with thread_scope(threads):
         yield _cached(digest, broadcast)
 
