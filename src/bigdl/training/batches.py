@@ -582,7 +582,7 @@ class BatchSettings:
         made = cloudpickle.loads(shard.payload()) if made is None else made
         loader = as_loader(made, config, max(1, (self.batch_size or 1) // worker.world_size))
         if isinstance(loader.dataset, IterableDataset):
-            spool, keys = spooled(loader, shard, self.feature_cols, self.label_cols)
+            spool, keys = spooled(loader, shard.spool.path, self.feature_cols, self.label_cols)
             return TensorShard(spool, keys, None if keys is None else (), as_dict=keys is not None)
         batches = LoaderBatches(loader, worker.rank, worker.world_size)
         worker.at_exit(batches.close)
@@ -870,18 +870,18 @@ def _unchanged(batch):
 
 def spooled(
     loader: DataLoader,
-    shard: LoaderShard,
+    folder: str,
     feature_cols: Sequence[str] | None,
     label_cols: Sequence[str] | None,
 ) -> tuple[Shard, list[str] | None]:
-    """The rows of an iterable loader, read to its end, beside the pickled loader.
+    """The rows of an iterable loader, read to its end, as a spool in a folder.
 
     Returns
     -------
     Shard, list of str or None
         The keys of batches that are dicts: those that are named, or all of them.
     """
-    writer = SpoolWriter(shard.spool.path, 0, "rows", [])
+    writer = SpoolWriter(folder, 0, "rows", [])
     keys = None
     for sequence, batch in enumerate(_batches_of(loader)):
         if isinstance(batch, Mapping):

@@ -19,7 +19,7 @@ from bigdl.orca.data.feeds import ON_RAY, as_feed, kind_of
 from bigdl.runtime.shards.batches import permutation
 from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.shard import LoaderShard, Shard, Spool
+from bigdl.runtime.shards.shard import Shard, Spool
 from bigdl.runtime.shards.values import columns_of, named_by_shard
 from bigdl.runtime.task import read_input
 from bigdl.training.batches import LoaderBatches, TensorShard, as_loader, spooled
@@ -162,7 +162,7 @@ def part_of(data: Rows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
         return LoaderPart(data, worker)
     folder = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
     worker.at_exit(folder.cleanup)
-    shard, _ = spooled(data, LoaderShard(Spool(folder.name, "", 0)), None, None)
+    shard, _ = spooled(data, folder.name, None, None)
     return RowsPart(worker, shard)
 
 
