@@ -137,6 +137,17 @@ class Nowcast(nn.Module):
         return torch.stack(ahead, 1).reshape(len(past), AHEAD, SIZE * SIZE)
 
 
+class BalancedLoss(nn.Module):
+    """A loss in which heavy rain, of which there is little, counts more.
+
+    After X. Shi et al., "Deep Learning for Precipitation Nowcasting", NeurIPS 2017.
+    """
+
+    def forward(self, output, target):
+        losses = nn.functional.smooth_l1_loss(output, target, beta=0.1, reduction="none")
+        return ((1 + 4 * target) * losses).mean()
+
+
 # -- other forecasts, and the index ----------------------------------------------------------------
 
 
@@ -154,8 +165,9 @@ def optical_flow(past):
         flow = cv2.GaussianBlur(flow, (0, 0), 4)
         for step in range(AHEAD):
             far = flow * (step + 1)
+            at = x - far[..., 0], y - far[..., 1]
             ahead[number, step] = cv2.remap(
-                scans[-1], x - far[..., 0], y - far[..., 1], cv2.INTER_LINEAR
+                scans[-1], *at, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
             )
     return ahead
 
@@ -211,7 +223,7 @@ def main(argv=None):
     est = Estimator.from_torch(
         model=Nowcast,
         optimizer=lambda model, config: torch.optim.Adam(model.parameters(), lr=3e-3),
-        loss=nn.SmoothL1Loss(beta=0.1),
+        loss=BalancedLoss(),
         config={"hidden": options.hidden},
         workers_per_node=options.workers,
     )
