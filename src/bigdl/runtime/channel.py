@@ -237,7 +237,7 @@ def _waits(seconds: float | None) -> Iterator[float]:
 
 
 class Channel:
-    """The driver's end.
+    """The driver's end of the channel: what workers ask, and say, arrives here.
 
     Parameters
     ----------

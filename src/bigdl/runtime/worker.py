@@ -124,7 +124,9 @@ RESULT_LIMIT = 2 << 30  # bytes of one value that may go through the driver
 
 @dataclass
 class DriverConnection:
-    """A worker's connection to the driver, for one attempt; this one keeps what the worker says.
+    """A worker's connection to the driver, for one attempt.
+
+    This one keeps what the worker says in memory; others send it.
 
     Attributes
     ----------
@@ -179,7 +181,7 @@ class DriverConnection:
 
 
 class ChannelConnection(DriverConnection):
-    """By the channel, while the program runs."""
+    """A connection by the channel, which sends each thing at once."""
 
     def __init__(self, line: AttemptChannel):
         super().__init__(line.get_json("options"))
@@ -239,7 +241,9 @@ _PART = 1 << 16  # characters of a line without an end
 
 
 class HeartbeatThread(threading.Thread):
-    """Ends this process on abort or when the driver is gone; carries the heartbeat and the logs.
+    """A thread that sends the heartbeat and the logs, and ends the process when the run is over.
+
+    It is over on abort, or when the driver is gone.
 
     Nothing else interrupts a thread that is blocked in a collective.
 

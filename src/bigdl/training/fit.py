@@ -71,7 +71,7 @@ class RunSettings:
     keep : int
         How many checkpoints stay in that folder.
     start : str or None
-        Name of a checkpoint that stays there, too: the Estimator has its slices until the fit ends.
+        Name of a checkpoint that must not be removed during the fit, which reads slices from it.
     data_version : object
         What the Feed says of its version; checkpoints name it.
     layer : bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerOptions, optional

@@ -192,7 +192,11 @@ class SparkEngine(Engine):
 
 
 class SparkJob(Job):
-    """One program on the tasks of barrier stages; made by :meth:`SparkEngine.open`."""
+    """One program on tasks of Spark; made by :meth:`SparkEngine.open`.
+
+    They are those of barrier stages, or under dynamic allocation ordinary ones that wait for each
+    other (a gang).
+    """
 
     def __init__(self, engine: SparkEngine, *order: Any):
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark

@@ -23,7 +23,9 @@ from bigdl.runtime.engine import PeerLost
 
 
 class GradientSync(ABC):
-    """Collectives among the workers of a job; see the module for who calls what.
+    """Sums gradients over the workers of a job, and is their other collectives.
+
+    See the module for who calls what.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Rows packed in cells for an exchange, by Spark or by Ray, and unpacked in the worker.
 
-A *cell* is one row of the frame that is shuffled: all values of some rows of one record batch that
-go to the same shard, as one binary value.  Spark moves, sorts and copies a few large cells where
-it would have to handle many small rows.
+A *cell* holds many rows that go to the same shard, packed as one binary value; it is one row of the
+frame that is shuffled.  Spark moves, sorts and copies a few large cells where it would have to
+handle many small rows.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class OptimizerStep:
             (loss * counted).backward()
 
     def _last_backward(self, loss: torch.Tensor) -> None:
-        """Compute gradients that are sent as they are, if no other batch adds to them."""
+        """Compute gradients, and send them meanwhile unless further batches add to them."""
         if self._accumulate > 1:
             loss.backward()
             return
