@@ -7,8 +7,8 @@ their shares and write them to their spools. Beside it, in one process, what the
 libraries need for the same columns as an Arrow table. All sides are interleaved; medians and
 ranges. The rows that the workers read are compared with those of the libraries.
 
-With the Python of an environment that has mosaicml-streaming and pyarrow, the first 200,000 of the rows are
-also read from shards of MDS by its dataset and a DataLoader of two workers.
+With the Python of an environment that has mosaicml-streaming and pyarrow, the first 200,000 of the
+rows are also read from shards of MDS by its dataset and a DataLoader of two workers.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """How many sounds in a second a stream answers, how long an answer takes, and what restarts cost.
 
-    python benchmarks/streaming_speech.py [--data-dir spoken-digits] [--servers host:port] \
-[--restarts 10] [--json FILE]
+    python benchmarks/streaming_speech.py [--data-dir spoken-digits] [--restarts 10] [--json FILE]
+    python benchmarks/streaming_speech.py --servers host:port --only rates|restarts
     python benchmarks/streaming_speech.py --quick
 
 The stream is that of ``examples/applications/streaming_speech.py``: WAV files as records of a topic
@@ -57,6 +57,16 @@ def broker(folder):
         yield Path(folder, "address").read_text(encoding="utf-8"), control
     finally:
         control("stop")
+
+
+@contextlib.contextmanager
+def kafka(options):
+    """Yield the address of a broker, and what controls it if it is one of our own."""
+    if options.servers is not None:
+        yield options.servers, None
+        return
+    with tempfile.TemporaryDirectory() as folder, broker(f"{folder}/kafka") as started:
+        yield started
 
 
 def start(servers, model, folder, connector, most=2000):
@@ -236,24 +246,23 @@ def main():
     if options.serve:
         serve(options)
         return
+    if options.servers and not options.only:
+        parser.error("topics of a broker can have the sounds of one measurement: add --only")
 
     from bigdl.orca import init_orca_context, stop_orca_context
 
     train, test = (
         program.read_sounds(options.data_dir) if options.data_dir else program.made_up_sounds()
     )
-    with contextlib.ExitStack() as stack:
-        servers, control = options.servers, None
-        if servers is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            servers, control = stack.enter_context(broker(f"{folder}/kafka"))
+    with kafka(options) as (servers, _):
         context = init_orca_context("local", cores=options.cores)
         model, report = program.trained(train, options.epochs), {}
         version = context.version
         if options.only != "restarts":
             report |= measure(servers, model, test, options)
         stop_orca_context()
-        if options.only != "rates":
+    if options.only != "rates":
+        with kafka(options) as (servers, control):  # without the sounds of the others
             program.make_topics(servers)
             report["restarts"] = restarts(servers, control, model, test, options)
     print(
