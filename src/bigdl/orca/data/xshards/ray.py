@@ -19,7 +19,7 @@ __all__ = ["RayXShards"]
 ray = LazyModule("ray", "ray")
 logger = logging.getLogger("bigdl.orca")
 
-_PLACE_S = 5.0  # how long the node of an actor that was just made is waited for
+_PLACE_S = 60.0  # how long an actor that was just made is waited for, on a busy machine too
 
 
 class RayXShards(XShards):
@@ -310,16 +310,16 @@ def _node_of_actors(actors) -> list[tuple[str, str]]:
     """Node and address of actors; ones that Ray does not place in time count as anywhere."""
     from ray._private.state import actors as states
 
-    def node_of(actor) -> str:
+    def node_of(actor) -> str | None:
         said = states(actor._actor_id.hex()) or {}  # before it is placed it has a nil NodeID
-        return said["Address"]["NodeID"] if said.get("State") == "ALIVE" else ""
+        return said["Address"]["NodeID"] if said.get("State") in ("ALIVE", "DEAD") else None
 
     end = time.monotonic() + _PLACE_S
-    while not all(nodes := [node_of(actor) for actor in actors]) and time.monotonic() < end:
+    while None in (nodes := list(map(node_of, actors))) and time.monotonic() < end:
         time.sleep(0.05)
     # an actor without CPUs may be on the head of a Ray on Spark, which has none
     addresses = RayCluster.from_active().hosts
-    return [(node, addresses.get(node, "")) for node in nodes]
+    return [(node or "", addresses.get(node or "", "")) for node in nodes]
 
 
 def _reachable(argument: Any) -> Any:
