@@ -16,6 +16,7 @@ from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.ops.batches import flat
 from bigdl.orca.cluster.versions import spark_release, to_arrow
+from bigdl.orca.data.tables import scans as table_scans
 
 SCHEMA = pa.schema(
     [
@@ -153,8 +154,8 @@ def test_a_large_file_is_read_in_the_parts_that_spark_has(orca_spark, tmp_path):
 
 
 def test_workers_look_into_many_files(df, monkeypatch):
-    monkeypatch.setattr(scans, "_FEW_FILES", 0)
-    monkeypatch.setattr(scans, "_OF_TASK", 2)
+    monkeypatch.setattr(table_scans, "_FEW_FILES", 0)
+    monkeypatch.setattr(table_scans, "_OF_TASK", 2)
     assert_equal(from_files(df), df)
 
 
@@ -352,17 +353,17 @@ def test_row_groups_that_are_too_large_for_memory(df, monkeypatch):
 
 
 def test_more_parts_of_files_than_can_be_asked_for(df, monkeypatch):
-    monkeypatch.setattr(scans, "_MOST_PARTS", 1)
+    monkeypatch.setattr(table_scans, "_MOST_PARTS", 1)
     assert left_to_spark(df)
 
 
 def test_files_that_pyarrow_cannot_open(df, monkeypatch):
-    monkeypatch.setattr(scans, "opened", lambda *_: 1 / 0)
+    monkeypatch.setattr(table_scans, "opened", lambda *_: 1 / 0)
     assert left_to_spark(df)
 
 
 def test_another_version_of_spark(df, monkeypatch):
-    monkeypatch.setattr(scans, "_tasks", lambda rdd: rdd.noSuchMethod())
+    monkeypatch.setattr(table_scans, "_tasks", lambda rdd: rdd.noSuchMethod())
     assert left_to_spark(df)
     assert_equal(scans.map_batches(df, same, df.schema), df)
 

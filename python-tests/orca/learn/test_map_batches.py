@@ -141,6 +141,59 @@ def test_damaged_images_are_null_or_an_error(orca_spark):
 
 
 @pytest.mark.fault
+def lengths(batch, models):
+    return {"y": [len(text or "") + len(data) for text, data in zip(*batch.values(), strict=True)]}
+
+
+@pytest.fixture(scope="module")
+def files(orca_spark, tmp_path_factory):
+    """A folder of three files of two row groups or more, and one of no rows."""
+    path = str(tmp_path_factory.mktemp("tables") / "files")
+    frame = orca_spark.range(0, 60, 1, 3).selectExpr(
+        "id", "if(id % 7 = 0, null, string(id)) as text", "array(float(id), float(1)) as vector",
+        "binary(repeat('x', int(id))) as data", "date_add(date'1900-01-01', int(id)) as day",
+        "id as `a.b`", "timestamp_seconds(id) as moment",
+    )  # fmt: skip
+    frame.union(frame.limit(0)).write.option("parquet.block.size", 100).parquet(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("keep", "is_read_in_tasks"),
+    [(["id", "vector", "day"], True), (["data", "id"], True), ("a.b", False), ("moment", False)],
+)
+def test_columns_of_files_are_those_of_spark(
+    orca_spark, files, monkeypatch, keep, is_read_in_tasks
+):
+    def done(frame):
+        return map_batches(
+            frame, lengths, "y long", columns=["text", "data"], keep=keep, batch_size=7
+        )
+
+    read = orca_spark.read.parquet(files)
+    ours = done(read)
+    with monkeypatch.context() as patched:
+        patched.setenv("BIGDL_NO_PLAN_INSPECTION", "1")
+        theirs = done(read)
+    plans = [each._jdf.queryExecution().toString() for each in (ours, theirs)]
+    assert ["FileScan parquet" in plan for plan in plans] == [not is_read_in_tasks, True]
+    assert ours.rdd.glom().collect() == theirs.rdd.glom().collect()
+    assert ours.count() == 60
+    assert "FileScan parquet" in done(read.where("id > 3"))._jdf.queryExecution().toString()
+
+
+def test_a_file_that_is_gone_is_told(orca_spark, tmp_path):
+    orca_spark.range(9).coalesce(1).write.parquet(str(tmp_path / "numbers"))
+    done = map_batches(
+        orca_spark.read.parquet(str(tmp_path / "numbers")),
+        lambda batch, models: {"y": batch["id"]}, "y long", columns="id",
+    )  # fmt: skip
+    (file,) = (tmp_path / "numbers").glob("*.parquet")
+    file.unlink()
+    with pytest.raises(Exception, match=r"numbers.*is no longer there; read the table again"):
+        done.collect()
+
+
 def test_no_row_is_lost_or_doubled_when_workers_are_killed(orca_spark, pictures, tmp_path):
     def bright(batch, models):
         for number in range(2):  # two workers, one after the other

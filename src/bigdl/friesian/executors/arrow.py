@@ -16,7 +16,7 @@ import tempfile
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain, pairwise
@@ -36,9 +36,9 @@ from bigdl.friesian.ops.kinds import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import FittedOperator, Program, StatisticsQuery
 from bigdl.friesian.ops.sequences import AddHistSeq
 from bigdl.friesian.ops.spark import active_spark
-from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.file import is_local_path, open_file_system
 from bigdl.orca.data.pandas.readers import files_of, split_paths
+from bigdl.orca.data.tables.scans import call_in_tasks, opened
 from bigdl.orca.data.xshards.shards import hash_values
 
 if TYPE_CHECKING:
@@ -100,18 +100,7 @@ class SparkTasks(Host):
         self.workers = context.defaultParallelism if context is not None else 8
 
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            pa.set_cpu_count(1)
-            for batch in batches:
-                for place in batch.column(0).to_pylist():
-                    result = pickle.dumps(function(items[place]))
-                    yield pa.record_batch({"place": [place], "result": [result]})
-
-        if not items:
-            return []
-        tasks = self._spark.range(0, len(items), 1, len(items))
-        done = to_arrow(tasks.mapInArrow(work, "place bigint, result binary"))
-        return [pickle.loads(each.as_py()) for each in done.sort_by("place")["result"]]
+        return call_in_tasks(self._spark, function, items)
 
 
 class LocalWorkers(Host):
@@ -252,24 +241,6 @@ def _column(file: pq.ParquetFile, group: int | None, name: str) -> Any:
     if group is None:
         return normal(file.schema_arrow.empty_table()[name])
     return normal(file.read_row_group(group, columns=[name], use_threads=False)[name])
-
-
-@contextmanager
-def opened(path: str, names: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
-    """A file, whose columns of text come as dictionaries; `names` are those columns if known."""
-    fs, inside = open_file_system(path)
-    is_local = is_local_path(path)
-    # Arrow's threads can still hold a Python file while the process exits
-    options = {"filesystem": fs, "memory_map": is_local, "pre_buffer": is_local}
-    try:
-        file = pq.ParquetFile(
-            inside, read_dictionary=names, coerce_int96_timestamp_unit="us", **options
-        )
-    except KeyError as error:
-        name = error.args[0].decode()
-        raise UsageError(f"The column {name} of the other files is missing in {path}") from None
-    with file:
-        yield file
 
 
 Source = dict[str, dict[str, Any]]

@@ -19,7 +19,6 @@ import numpy as np
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.connect import active_spark
-from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_schema, data_type
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.inference.images import decode_images
@@ -50,7 +49,9 @@ def map_batches(
     """Call a function on batches of rows, with models that each worker builds once.
 
     The result is lazy and keeps the order of the rows. It is an ordinary stage of Spark: a task
-    whose worker is lost runs again. A streaming DataFrame gives a streaming DataFrame.
+    whose worker is lost runs again. A streaming DataFrame gives a streaming DataFrame. Where `data`
+    is nothing but columns of Parquet files, their tasks read the files by pyarrow, which spares the
+    way through the JVM (not with ``BIGDL_NO_PLAN_INSPECTION=1``).
 
     Parameters
     ----------
@@ -119,6 +120,8 @@ def map_batches(
     >>> [tuple(row) for row in seen.collect()]
     [(1, False), (2, True)]
     """
+    from bigdl.orca.data.tables.scans import map_in_arrow  # which needs pyarrow
+
     if not callable(function):
         raise UsageError(f"function must be callable, got {type(function).__name__}")
     check_positive("batch_size", batch_size)
@@ -152,7 +155,7 @@ def map_batches(
     )
     task = _task(shipped.in_task(threads), rows, added.names, arrow_schema(added), threads)
     schema = type(added)([*(plain.schema[f"c{i}"] for i in rows.kept), *_places(added)])
-    return plain.mapInArrow(silent_when_closed(task), schema).toDF(*kept, *added.names)
+    return map_in_arrow(plain, task, schema, batch_size).toDF(*kept, *added.names)
 
 
 # -- arguments -------------------------------------------------------------------------------------
