@@ -300,7 +300,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--accelerate", default="openvino_fp32")
+    parser.add_argument("--accelerate", default="openvino_fp32", help="or none")
     parser.add_argument("--json", help="write all figures here")
     parser.add_argument("--quick", action="store_true", help="200 pictures, once")
     options = parser.parse_args()
@@ -328,7 +328,8 @@ def measure(spark, options):
     else:
         train, animals = scenes.drawn_animals(300, 0), scenes.drawn_animals(100, 1)
     *modules, images, boxes = program.networks(train, epochs=options.epochs)
-    models = program.inference_models(*modules, images, boxes, options.accelerate)
+    method = None if options.accelerate == "none" else options.accelerate
+    models = program.inference_models(*modules, images, boxes, method)
     weights = [module.state_dict() for module in modules]
     context = multiprocessing.get_context("spawn")
     with (

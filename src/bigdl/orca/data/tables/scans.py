@@ -60,12 +60,12 @@ class RowGroups:
     groups: tuple[int, ...]
     count: int
 
-    def batches(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """Record batches of at most so many rows, with these columns in this order."""
-        with opened(self.path) as file:
-            batches = file.iter_batches(rows, self.groups, columns, use_threads=False)
-            for batch in batches:
-                yield batch.select(columns)
+        with told_if_gone(self.path), opened(self.path) as file:
+            for batch in file.iter_batches(rows, self.groups, schema.names, use_threads=False):
+                columns = [batch.column(each.name).cast(each.type) for each in schema]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @contextmanager
@@ -122,21 +122,20 @@ def map_in_arrow(df: DataFrame, function: Work, schema: Any, rows: int) -> DataF
     schema : pyspark.sql.types.StructType
         Of what it returns.
     rows : int
-        Most rows of a batch of files; other batches are as long as Spark makes them.
+        Of a batch of files, but for the last; other batches are as long as Spark makes them.
     """
     tasks = _tasks_of_files(df)
     if tasks is None:
         return df.mapInArrow(silent_when_closed(function), schema)
-    groups, columns = tasks
+    groups, columns_of_files = tasks
     spark = df.sparkSession
     shared = spark.sparkContext.broadcast(groups)
 
     def read(places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pa.set_cpu_count(1)
         for place in (place for batch in places for place in batch.column(0).to_pylist()):
-            for each in shared.value[place]:
-                with told_if_gone(each.path):
-                    yield from each.batches(columns, rows)
+            batches = (each.batches(columns_of_files, rows) for each in shared.value[place])
+            yield from _of_length(rows, chain.from_iterable(batches))
 
     def work(places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return function(read(places))
@@ -145,8 +144,30 @@ def map_in_arrow(df: DataFrame, function: Work, schema: Any, rows: int) -> DataF
     return places.mapInArrow(silent_when_closed(work), schema)
 
 
-def _tasks_of_files(df: DataFrame) -> tuple[list[list[RowGroups]], list[str]] | None:
-    """What each task reads and the columns by their names in the files; None if Spark has to."""
+def _of_length(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of batches in batches of so many rows, but for the last one."""
+    kept, count = [], 0
+    for batch in batches:
+        while count + batch.num_rows >= rows:
+            kept.append(batch.slice(0, rows - count))
+            batch = batch.slice(rows - count)
+            yield _joined(kept)
+            kept, count = [], 0
+        if batch.num_rows:
+            kept.append(batch)
+            count += batch.num_rows
+    if kept:
+        yield _joined(kept)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _tasks_of_files(df: DataFrame) -> tuple[list[list[RowGroups]], pa.Schema] | None:
+    """What each task reads, and the columns as the files name them; None if Spark has to read."""
     types = {each.name: _nullable(each.type) for each in arrow_schema(df.schema)}
     if not all(map(_is_common, types.values())):
         return None
@@ -155,7 +176,7 @@ def _tasks_of_files(df: DataFrame) -> tuple[list[list[RowGroups]], list[str]] | 
         return None
     wanted = {inside: types[name] for name, inside in scan.columns.items()}
     groups = row_groups_of(scan, df.sparkSession, partial(_is_read_alike, wanted, scan.old_dates))
-    return None if groups is None else (groups, list(scan.columns.values()))
+    return None if groups is None else (groups, pa.schema(wanted))
 
 
 def _is_common(kind: pa.DataType) -> bool:
