@@ -182,6 +182,15 @@ def test_columns_of_files_are_those_of_spark(
     assert "FileScan parquet" in done(read.where("id > 3"))._jdf.queryExecution().toString()
 
 
+def test_a_column_of_files_may_have_two_names(orca_spark, files):
+    def joined(batch, models):
+        return {"y": batch["twice"] + batch["id"]}
+
+    read = orca_spark.read.parquet(files).selectExpr("id as twice", "text", "id")
+    done = map_batches(read, joined, "y long", columns=["id", "twice"], keep=["text", "id"])
+    assert sorted(row.y - 2 * row.id for row in done.collect()) == [0] * 60
+
+
 def test_a_file_that_is_gone_is_told(orca_spark, tmp_path):
     orca_spark.range(9).coalesce(1).write.parquet(str(tmp_path / "numbers"))
     done = map_batches(

@@ -61,9 +61,10 @@ class RowGroups:
     count: int
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """Record batches of at most so many rows, with these columns in this order."""
+        """Record batches of at most so many rows, with these columns, also one several times."""
+        names = list(dict.fromkeys(schema.names))
         with told_if_gone(self.path), opened(self.path) as file:
-            for batch in file.iter_batches(rows, self.groups, schema.names, use_threads=False):
+            for batch in file.iter_batches(rows, self.groups, names, use_threads=False):
                 columns = [batch.column(each.name).cast(each.type) for each in schema]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -108,7 +109,7 @@ def told_if_gone(path: str) -> Iterator[None]:
         raise UsageError(message) from None
 
 
-# -- batches -------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def map_in_arrow(df: DataFrame, function: Work, schema: Any, rows: int) -> DataFrame:
@@ -174,9 +175,10 @@ def _tasks_of_files(df: DataFrame) -> tuple[list[list[RowGroups]], pa.Schema] | 
     scan = scan_of(df)
     if scan is None or any("." in name for name in scan.columns.values()):
         return None
-    wanted = {inside: types[name] for name, inside in scan.columns.items()}
-    groups = row_groups_of(scan, df.sparkSession, partial(_is_read_alike, wanted, scan.old_dates))
-    return None if groups is None else (groups, pa.schema(wanted))
+    columns = [(inside, types[name]) for name, inside in scan.columns.items()]
+    accepts = partial(_is_read_alike, dict(columns), scan.old_dates)
+    groups = row_groups_of(scan, df.sparkSession, accepts)
+    return None if groups is None else (groups, pa.schema(columns))
 
 
 def _is_common(kind: pa.DataType) -> bool:
