@@ -287,6 +287,7 @@ BETWEEN_PROCESSES = {
     "orca/engines/connect.py",
     "orca/learn/horovod.py",
     "orca/learn/mxnet/program.py",
+    "orca/data/tables/scans.py",
     "orca/inference/shipping.py",
     "orca/learn/pytorch/parameter_layer.py",
     "orca/learn/tf2/parts.py",

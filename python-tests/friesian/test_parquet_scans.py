@@ -15,6 +15,7 @@ from bigdl.friesian.executors import scans
 from bigdl.friesian.feature import FeatureTable
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.ops.batches import flat
+from bigdl.orca.cluster import scan
 from bigdl.orca.cluster.versions import spark_release, to_arrow
 from bigdl.orca.data.tables import scans as table_scans
 
@@ -353,7 +354,7 @@ def test_row_groups_that_are_too_large_for_memory(df, monkeypatch):
 
 
 def test_more_parts_of_files_than_can_be_asked_for(df, monkeypatch):
-    monkeypatch.setattr(table_scans, "_MOST_PARTS", 1)
+    monkeypatch.setattr(scan, "_MOST_PARTS", 1)
     assert left_to_spark(df)
 
 
@@ -363,7 +364,7 @@ def test_files_that_pyarrow_cannot_open(df, monkeypatch):
 
 
 def test_another_version_of_spark(df, monkeypatch):
-    monkeypatch.setattr(table_scans, "_tasks", lambda rdd: rdd.noSuchMethod())
+    monkeypatch.setattr(scan, "_tasks", lambda rdd: rdd.noSuchMethod())
     assert left_to_spark(df)
     assert_equal(scans.map_batches(df, same, df.schema), df)
 

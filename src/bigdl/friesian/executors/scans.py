@@ -20,12 +20,12 @@ from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, batch_of
 from bigdl.friesian.ops.kinds import Field
 from bigdl.friesian.ops.spark import shared
+from bigdl.orca.cluster.scan import scan_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.tables.scans import (
     has_columns,
     has_days_of_today,
     row_groups_of,
-    scan_of,
     told_if_gone,
 )
 
@@ -130,7 +130,7 @@ def _is_read_alike(columns: dict[str, str], old_dates: str, file: pq.ParquetFile
     columns : dict of str to str
         Kinds of the columns that are needed, by their names in the file.
     old_dates : str
-        See :class:`~bigdl.orca.data.tables.scans.Scan`.
+        See :class:`~bigdl.orca.cluster.scan.Scan`.
     file : pyarrow.parquet.ParquetFile
     """
     parts = map(file.metadata.row_group, range(file.num_row_groups))

@@ -1,0 +1,136 @@
+"""Plans of Spark that do nothing but read columns of Parquet files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from bigdl.orca.cluster.plan import is_switched_off
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Scan", "Split", "scan_of"]
+
+logger = logging.getLogger("bigdl.orca")
+
+_EXECUTION = "org.apache.spark.sql.execution."
+_FORMAT = f"{_EXECUTION}datasources.parquet.ParquetFileFormat"
+_INDEX = f"{_EXECUTION}datasources.InMemoryFileIndex"
+_RDD = f"{_EXECUTION}datasources.FileScanRDD"
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
+
+_OPTIONS = {"path", "paths"}  # others may change what is read
+_OFF = (  # they too, if they are on
+    "spark.sql.files.ignoreCorruptFiles",
+    "spark.sql.files.ignoreMissingFiles",
+    "spark.sql.parquet.fieldId.read.enabled",
+)
+_ENCRYPTION = "parquet.crypto.factory.class"
+_REBASE = "spark.sql.parquet.datetimeRebaseModeInRead"
+_MOST_PARTS = 4096  # parts of files, of which each takes a millisecond to ask for
+
+
+Split = tuple[str, int, int]
+"""Path, start and stop of bytes; row groups whose middle is among them are read together."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Columns and files that a plan reads.
+
+    Attributes
+    ----------
+    columns : dict of str to str
+        For each column of the DataFrame its name in the files.
+    tasks : list of list of Split
+        In the order of the rows.
+    old_dates : str
+        What Spark does with dates of long ago in files that do not say which calendar is theirs:
+        ``"CORRECTED"`` takes them as they stand, ``"EXCEPTION"`` refuses them.
+    """
+
+    columns: dict[str, str]
+    tasks: list[list[Split]]
+    old_dates: str
+
+
+def scan_of(df: DataFrame) -> Scan | None:
+    """Return the scan of a DataFrame, or None if it does anything else or that cannot be told."""
+    if is_switched_off():
+        return None
+    try:
+        return _scan_of(df)
+    except Exception as error:  # an internal API
+        logger.debug("Cannot tell whether the plan only reads Parquet files: %s", error)
+        return None
+
+
+def _scan_of(df: DataFrame) -> Scan | None:
+    plan = df._jdf.queryExecution().sparkPlan()
+    places = [each.exprId().id() for each in _items(plan.output())]
+    while _class(plan) == f"{_EXECUTION}ProjectExec":
+        sources = dict(map(_source, _items(plan.projectList())))
+        places = [sources[place] for place in places]
+        if None in places:
+            return None
+        plan = plan.child()
+    if _class(plan) != f"{_EXECUTION}FileSourceScanExec" or not _is_bare(plan, df.sparkSession):
+        return None
+    names = {each.exprId().id(): each.name() for each in _items(plan.output())}
+    tasks = _tasks(plan.inputRDDs().head())
+    if not places or not tasks:
+        return None
+    columns = {name: names[place] for name, place in zip(df.columns, places, strict=True)}
+    old_dates = cast("str", df.sparkSession.conf.get(_REBASE))
+    return Scan(columns, tasks, old_dates) if len(columns) == len(places) else None
+
+
+def _source(column: Any) -> tuple[int, int | None]:
+    """Of a projected column its number, and that of the column that it is the same as, if any."""
+    place, source = column.exprId().id(), column
+    if _class(column) == f"{_EXPRESSIONS}Alias":
+        source = column.child()
+    is_column = _class(source) == f"{_EXPRESSIONS}AttributeReference"
+    return place, source.exprId().id() if is_column else None
+
+
+def _is_bare(scan: Any, spark: Any) -> bool:
+    """Return True if a scan gives all rows of plain Parquet files as they are."""
+    relation = scan.relation()
+    options = {each for each in relation.options().keySet().mkString("\n").split("\n") if each}
+    hadoop = spark._jsparkSession.sessionState().newHadoopConf()
+    return (
+        _class(relation.fileFormat()) == _FORMAT
+        and _class(relation.location()) == _INDEX
+        and relation.partitionSchema().isEmpty()
+        and relation.bucketSpec().isEmpty()
+        and scan.partitionFilters().isEmpty()
+        and scan.dataFilters().isEmpty()
+        and scan.fileConstantMetadataColumns().isEmpty()
+        and options <= _OPTIONS
+        and not any(spark.conf.get(name).lower() == "true" for name in _OFF)
+        and hadoop.get(_ENCRYPTION) is None
+    )
+
+
+def _tasks(rdd: Any) -> list[list[Split]] | None:
+    if _class(rdd) != _RDD:
+        return None
+    parts = [each.files() for each in _items(rdd.filePartitions())]
+    if sum(map(len, parts)) > _MOST_PARTS:
+        return None
+    return [
+        [(f.filePath().toPath().toString(), f.start(), f.start() + f.length()) for f in files]
+        for files in parts
+    ]
+
+
+def _class(java: Any) -> str:
+    return java.getClass().getName()
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(i) for i in range(sequence.size()))
