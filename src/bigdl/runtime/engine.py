@@ -36,6 +36,7 @@ from bigdl.common.checks import check_integer, check_number
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
+    from bigdl.runtime.cluster import Cluster
     from bigdl.runtime.jobs import Job
     from bigdl.runtime.shards.feed import Feed, InputPlan
 
@@ -72,7 +73,7 @@ class Engine(ABC):
 
     Parameters
     ----------
-    cluster : SparkCluster, RayCluster or LocalMachine
+    cluster : Cluster
     workers_per_node, channel_port, timeout, log_to_driver
         As each engine describes them.
 
@@ -89,7 +90,7 @@ class Engine(ABC):
 
     def __init__(
         self,
-        cluster: Any,
+        cluster: Cluster,
         workers_per_node: int,
         channel_port: int,
         timeout: float,
@@ -119,7 +120,7 @@ class Engine(ABC):
     @property
     def is_encrypted(self) -> bool:
         """True if the cluster asks that what its processes say to each other is encrypted."""
-        return getattr(self.cluster, "asks_encryption", "") != ""
+        return self.cluster.asks_encryption != ""
 
     def open(
         self,

@@ -153,6 +153,11 @@ class RayCluster:
         return f"{context.get_job_id()}-{context.get_node_id()[:16]}"
 
     @property
+    def temp_dir(self) -> None:
+        """None: arrays travel through Ray's object store, not in files."""
+        return None
+
+    @property
     def threads_per_task(self) -> int:
         """CPUs of a task that predicts."""
         return 1

@@ -64,6 +64,8 @@ class ConnectEngine(SparkEngine):
     [0, 10]
     """
 
+    cluster: ConnectCluster
+
     def __init__(self, cluster: ConnectCluster | None = None, **options):
         session = connect_session() if cluster is None else cluster.spark
         if session is None:

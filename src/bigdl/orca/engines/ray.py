@@ -300,6 +300,8 @@ class RayEngine(Engine):
     [0, 10]
     """
 
+    cluster: RayCluster
+
     def __init__(
         self,
         cluster: RayCluster | None = None,

@@ -102,6 +102,7 @@ class SparkEngine(Engine):
     [0, 10]
     """
 
+    cluster: SparkCluster
     _over_connect: ClassVar[type["SparkEngine"] | None] = None  # which imports this module
 
     def __new__(cls, cluster: SparkCluster | None = None, **options: Any) -> "SparkEngine":

@@ -6,16 +6,16 @@ from typing import Any
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.cluster import ray
 from bigdl.orca.cluster.plan import connect_session
-from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.feeds import kind_of
 from bigdl.orca.engines.connect import ConnectEngine
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.engines.spark import SparkEngine
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.horovod import HorovodSync, require_horovod
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.engine import Engine
-from bigdl.runtime.local import LocalEngine, LocalMachine
+from bigdl.runtime.local import LocalEngine
 
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
@@ -137,9 +137,7 @@ def backend_of(name: str, old_names: Mapping[str, str]) -> str:
     return backend
 
 
-def cluster_of(
-    backend: str, data: Any, workers_per_node: int
-) -> SparkCluster | ray.RayCluster | LocalMachine:
+def cluster_of(backend: str, data: Any, workers_per_node: int) -> Cluster:
     """Return where `data` is predicted: what Spark has, by Spark."""
     name = "spark" if kind_of(data) in _OF_SPARK else backend
     return BACKENDS[name].engine(workers_per_node=workers_per_node).cluster

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -28,10 +28,12 @@ from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
-from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import job_number
 from bigdl.runtime.shards.shard import remove_spool
 from bigdl.runtime.worker import Worker
+
+if TYPE_CHECKING:
+    from bigdl.orca.engines.spark import SparkEngine
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
 _LARGE = 1 << 20  # bytes of a message from which on it is sent by itself
@@ -43,7 +45,7 @@ class BarrierTransport(Transport):
 
     Parameters
     ----------
-    engine : bigdl.runtime.engine.Engine
+    engine : SparkEngine
     plan : LayerPlan
     program, feed, threads
         See :class:`~.shuffle.ShuffleTransport`.
@@ -53,7 +55,7 @@ class BarrierTransport(Transport):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "SparkEngine",
         plan: LayerPlan,
         program: Callable[[int, dict], Replica],
         feed: FeedGroup,

@@ -25,7 +25,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 
@@ -38,9 +38,12 @@ from bigdl.orca.parameter_layer.messages import Inbox, Message, codec_for, frame
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, key
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, Replica, replica_of
-from bigdl.runtime.engine import Engine, user_import_path
+from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.jobs import job_number, user_error
 from bigdl.runtime.task import describe, read_to_end, reopen, task_environment
+
+if TYPE_CHECKING:
+    from bigdl.orca.engines.spark import SparkEngine
 
 _TO_GRADIENTS, _TO_BOTH, _TO_UPDATE = 1, 2, 3
 
@@ -282,7 +285,7 @@ class ShuffleTransport(Transport):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "SparkEngine",
         plan: LayerPlan,
         program: Callable[[int, dict], Replica],
         feed: FeedGroup,

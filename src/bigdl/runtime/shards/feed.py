@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.runtime.cluster import Cluster
 
 
 class SourceError(UsageError):
@@ -90,5 +91,5 @@ class Feed(ABC):
         """Raise a UsageError if processes that have neither Spark nor Ray cannot read the input."""
 
     @abstractmethod
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
+    def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         """Check the input and describe how `num_workers` tasks get its rows."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.data.feeds.packing import PackedFeed, prepare_packed
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.feed import Feed, InputPlan
 
 
@@ -41,7 +42,7 @@ class FeedGroup(Feed):
         for feed in self.feeds.values():
             feed.check_local()
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
+    def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if len(self.feeds) == 1:
             ((only, feed),) = self.feeds.items()
             return feed.prepare(cluster, num_workers, name=only)

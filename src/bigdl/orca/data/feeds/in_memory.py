@@ -15,6 +15,7 @@ from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.feed import InputPlan, SourceError
 from bigdl.runtime.shards.shard import Shard, write_array
 from bigdl.runtime.shards.values import columns_of, grouped
@@ -64,7 +65,7 @@ class ArrayFeed(PackedFeed):
     def travels(self, cluster) -> bool:
         return not (cluster.is_local or isinstance(cluster, RayCluster))
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
+    def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if self.travels(cluster):
             return super().prepare(cluster, num_workers, name=name)
         if isinstance(cluster, RayCluster):

@@ -21,6 +21,7 @@ a seed of its own.
 import os
 from typing import Any
 
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.serialization import pickled_by_value
 from bigdl.runtime.shards.feed import Feed, InputPlan
 from bigdl.runtime.shards.shard import LOADER_FILE, LoaderShard
@@ -59,7 +60,7 @@ class LoaderFeed(Feed):
             "pass a function (config, batch_size) that makes the loader in the worker instead",
         )
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
+    def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         payload = self._payload
 
         def read(batches, open_spool):

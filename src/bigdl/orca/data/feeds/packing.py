@@ -22,6 +22,7 @@ from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import one_row
 from bigdl.orca.cluster.versions import by_partition
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.columns import ArraySpec, decode_batch, float_dtype
 from bigdl.runtime.shards.feed import Feed, InputPlan, SourceError
 from bigdl.runtime.shards.shard import Shard
@@ -215,11 +216,13 @@ class PackedFeed(ColumnFeed):
         """Return True if the rows must travel in cells to reach the workers of a cluster."""
         return True
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
+    def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         return prepare_packed({name: self}, cluster, num_workers)
 
 
-def prepare_packed(feeds: Mapping[str, PackedFeed], cluster, num_workers: int) -> InputPlan:
+def prepare_packed(
+    feeds: Mapping[str, PackedFeed], cluster: Cluster, num_workers: int
+) -> InputPlan:
     """Send the rows of all feeds to their shards in one exchange, by Spark or through Ray."""
     specs: list[Sequence] = []
     first = next(iter(feeds.values()))

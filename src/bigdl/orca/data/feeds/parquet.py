@@ -19,6 +19,7 @@ from bigdl.orca.data.feeds.packing import ColumnFeed
 from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.tables import open_table
 from bigdl.orca.data.tables.table import cut, read_ranges
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.columns import column_spec, decode
 from bigdl.runtime.shards.feed import InputPlan
 from bigdl.runtime.shards.shard import Shard
@@ -86,7 +87,7 @@ class ParquetFeed(ColumnFeed):
         columns = self.feature_cols, self.label_cols
         return type(self)(version, *columns, self._config, name=self.name)
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
+    def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         specs = self.specs
         columns = self._table.columns([spec.name for spec in specs])
         ranges = cut(self._ranges, num_workers)

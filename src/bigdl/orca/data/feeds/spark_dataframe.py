@@ -22,6 +22,7 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
 from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packer
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.columns import column_spec, decode_batch, project, unified_spec
 from bigdl.runtime.shards.feed import InputPlan
 from bigdl.runtime.shards.shard import Shard
@@ -60,7 +61,7 @@ class SparkDataFrameFeed(PackedFeed):
         self.types = {column: types[column] for column in columns}
         self.specs = [column_spec(c, t, **self.dtypes) for c, t in self.types.items()]
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
+    def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if isinstance(cluster, RayCluster) or not self._is_cached_in(num_workers):
             return super().prepare(cluster, num_workers, name=name)
         direct = self.direct(name)

@@ -22,6 +22,7 @@ from bigdl.orca.data.feeds.packing import (
 )
 from bigdl.orca.data.ray_exchange import ordered_blocks
 from bigdl.orca.data.xshards.connect import frame_of
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.feed import InputPlan
 from bigdl.runtime.shards.values import columns_of, grouped
 
@@ -90,7 +91,7 @@ class RayXShardsFeed(ShardsFeed):
             "first"
         )
 
-    def prepare(self, cluster, num_workers: int, *, name: str = "data") -> InputPlan:
+    def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if not isinstance(cluster, RayCluster):
             self.check_local()
         import ray

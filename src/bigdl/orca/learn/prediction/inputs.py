@@ -27,6 +27,7 @@ from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
 from bigdl.orca.inference.shipping import Ready, ShippedModel
+from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
 from bigdl.runtime.shards.texts import takes_texts
@@ -36,7 +37,6 @@ from bigdl.training.batches import zero_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from bigdl.orca.cluster.spark import SparkCluster
 
 pa = LazyModule("pyarrow", "orca")
 logger = logging.getLogger("bigdl.orca")
@@ -472,7 +472,7 @@ def predict_any(
     data: Any,
     shipped: ShippedModel,
     options: PredictOptions,
-    cluster: SparkCluster | RayCluster | LocalMachine,
+    cluster: Cluster,
 ) -> Any:
     """Return predictions for an input that is :func:`opened`, in the form of its kind.
 
