@@ -141,9 +141,10 @@ _frozen_modules = 0
 def freeze_modules() -> None:
     """Take the loaded modules out of the garbage collector's sight.
 
-    PySpark runs a full collection after each task of a Python worker. Once torch is loaded that
-    takes longer than many a task, some 60 ms. A process that calls this at the start of each task
-    pays for it only when it has loaded other modules since the last time.
+    PySpark runs a full collection after each task of a Python worker, and a server has one now and
+    then. Once torch is loaded that takes longer than many a task or request, some 60 ms. A process
+    that calls this at the start of each task, or once it is ready for requests, pays for it only
+    when it has loaded other modules since the last time.
     """
     global _frozen_modules
     if len(sys.modules) != _frozen_modules:

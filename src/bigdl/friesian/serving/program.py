@@ -32,6 +32,7 @@ import pyarrow as pa
 
 from bigdl.common.checks import check_integer
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
+from bigdl.common.memory import freeze_modules
 from bigdl.friesian.feature.pipeline import FeaturePipeline
 from bigdl.friesian.serving.clients import (
     RecommenderClient,
@@ -650,6 +651,7 @@ def _serve(options: argparse.Namespace) -> int:
         return _serve_by_workers(config, workers, options, ending)
     worker = None if options.worker is None else Worker.from_json(options.worker)
     with Serving(config, options.shard, options.replica, worker) as serving:
+        freeze_modules()  # else a request in thousands waits for a collection of all of them
         listed = ", ".join(f"{name} {port}" for name, port in serving.ports.items())
         print(f"ready on {config.get('server.host', '127.0.0.1')}: {listed}", flush=True)
         ending.wait()

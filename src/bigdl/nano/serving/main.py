@@ -14,6 +14,7 @@ from typing import NoReturn
 from bigdl.common.checks import check_integer
 from bigdl.common.cpu import core_count
 from bigdl.common.errors import UsageError
+from bigdl.common.memory import freeze_modules
 from bigdl.nano.serving.access import read_token
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.repository import ModelRepository
@@ -138,6 +139,7 @@ def _serve(options: argparse.Namespace, stopped: threading.Event) -> int:
     server = _started(options, shares_port=worker is not None)
     siblings = None if worker is None else Siblings(worker, server.service)
     repository = server.repository
+    freeze_modules()  # else a request in thousands waits for a collection of all of them
     served = ", ".join(
         f"{name} {'/'.join(repository.versions(name))}" for name in repository.names()
     )
