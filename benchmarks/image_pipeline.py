@@ -300,7 +300,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--accelerate", default="openvino_fp32", help="or none")
+    parser.add_argument("--accelerate", default="openvino_fp32", help="a method of Nano, or none")
     parser.add_argument("--json", help="write all figures here")
     parser.add_argument("--quick", action="store_true", help="200 pictures, once")
     options = parser.parse_args()

@@ -19,12 +19,12 @@ from bigdl.friesian.executors.arrow import Piece
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import Batch, batch_of
 from bigdl.friesian.ops.kinds import Field
-from bigdl.friesian.ops.spark import shared
 from bigdl.orca.cluster.scan import scan_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.data.tables.scans import (
     has_columns,
     has_days_of_today,
+    map_items,
     row_groups_of,
     told_if_gone,
 )
@@ -106,20 +106,15 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
         [Piece(place, fields, each.path, each.groups, each.count, {}) for each in task]
         for place, task in enumerate(groups)
     ]
-    tasks = shared(pieces, df.sparkSession)
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pa.set_cpu_count(1)
-        places = (place for batch in batches for place in batch.column(0).to_pylist())
-        for piece in (piece for place in places for piece in tasks.value[place]):
+    def work(pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
+        for piece in pieces:
             with told_if_gone(piece.path):
                 for batch in piece.batches():
                     named = {name: partial(batch.__getitem__, columns[name]) for name in columns}
                     yield from function(Batch(named, batch.rows))
 
-    count = len(pieces)
-    numbers = df.sparkSession.range(0, count, 1, count)
-    return numbers.mapInArrow(silent_when_closed(work), schema)
+    return map_items(df.sparkSession, pieces, work, schema)
 
 
 def _is_read_alike(columns: dict[str, str], old_dates: str, file: pq.ParquetFile) -> bool:

@@ -126,19 +126,41 @@ def map_in_arrow(df: DataFrame, function: Work, schema: Any, rows: int) -> DataF
     if tasks is None:
         return df.mapInArrow(silent_when_closed(function), schema)
     groups, columns_of_files = tasks
-    spark = df.sparkSession
-    shared = spark.sparkContext.broadcast(groups)
 
-    def read(places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        pa.set_cpu_count(1)
-        for place in (place for batch in places for place in batch.column(0).to_pylist()):
-            batches = (each.batches(columns_of_files, rows) for each in shared.value[place])
-            yield from _of_length(rows, chain.from_iterable(batches))
+    def work(groups: list[RowGroups]) -> Iterator[pa.RecordBatch]:
+        batches = (each.batches(columns_of_files, rows) for each in groups)
+        return function(_of_length(rows, chain.from_iterable(batches)))
+
+    return map_items(df.sparkSession, groups, work, schema)
+
+
+def map_items(
+    spark: SparkSession,
+    items: Sequence[Any],
+    function: Callable[[Any], Iterator[pa.RecordBatch]],
+    schema: Any,
+) -> DataFrame:
+    """The batches that a function makes of each item, in a task of Spark for each, in their order.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        Not of Spark Connect.
+    items : sequence
+        Sent to each worker once, all of them.
+    function : callable
+        Called in a task with an item.
+    schema : pyspark.sql.types.StructType or str
+        Of what it returns.
+    """
+    shared = spark.sparkContext.broadcast(items)
 
     def work(places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return function(read(places))
+        pa.set_cpu_count(1)
+        for place in (place for batch in places for place in batch.column(0).to_pylist()):
+            yield from function(shared.value[place])
 
-    places = spark.range(0, len(groups), 1, len(groups))
+    places = spark.range(0, len(items), 1, len(items))
     return places.mapInArrow(silent_when_closed(work), schema)
 
 
