@@ -1,4 +1,6 @@
-"""One messy table for the tests of all operators."""
+"""One messy table for the tests of all operators, and a certificate for those of servers."""
+
+import subprocess
 
 import pytest
 from table_reference import SCHEMA, messy_rows
@@ -23,3 +25,17 @@ def make(orca_spark):
     from bigdl.friesian.feature import FeatureTable
 
     return lambda rows, schema: FeatureTable(orca_spark.createDataFrame(rows, schema).coalesce(2))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Certificate and key of this machine, as files."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return str(folder / "cert.pem"), str(folder / "key.pem")

@@ -390,19 +390,6 @@ def test_tokens_are_asked_for():
             assert len(ranker.predict(inputs)) == 2
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return str(folder / "cert.pem"), str(folder / "key.pem")
-
-
 def test_tls_is_spoken(certificate, stages):
     cert, key = certificate
     security = Security(certificate=cert, key=key)

@@ -1,6 +1,7 @@
 """Shards: their answers equal those of one process, and what a lost one has is missed."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,10 +10,11 @@ import time
 import urllib.request
 from contextlib import ExitStack
 
+import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
-from served_catalogue import Linear, free_port, items_frame, users_frame
+from served_catalogue import Linear, free_port, items_frame, start_redis, users_frame
 
 from bigdl.common.errors import UsageError
 from bigdl.friesian.serving import (
@@ -31,7 +33,7 @@ from bigdl.friesian.serving import (
     ShardedRecall,
 )
 from bigdl.friesian.serving.config import read_config
-from bigdl.friesian.serving.program import main
+from bigdl.friesian.serving.program import Serving, main
 
 SPANS = [(0, 399), (400, 799), (800, 1199)]
 USERS, ITEMS = users_frame(), items_frame()
@@ -189,23 +191,39 @@ def started(config, *options):
     return process
 
 
-@pytest.mark.slow
-@pytest.mark.fault
-@pytest.mark.parametrize("with_user_ranges", [False, True])
-def test_a_killed_shard_is_marked_under_load_and_whole_again_when_back(tmp_path, with_user_ranges):
+def write_sources(folder):
+    """Write files of users, items and vectors, and a model; returns the model."""
     import torch
 
     from bigdl.friesian.models import DeepFM
     from bigdl.nano.pytorch import InferenceOptimizer
 
-    USERS.to_parquet(tmp_path / "users.parquet")
-    ITEMS.drop(columns="vector").to_parquet(tmp_path / "items.parquet")
-    ITEMS[["item", "vector"]].to_parquet(tmp_path / "vectors.parquet")
+    USERS.to_parquet(folder / "users.parquet")
+    ITEMS.drop(columns="vector").to_parquet(folder / "items.parquet")
+    ITEMS[["item", "vector"]].to_parquet(folder / "vectors.parquet")
     torch.manual_seed(0)
     model = DeepFM({"user": 700, "item": 1300, "kind": 9}, ["price"], dim=4, hidden=(8,)).eval()
     sample = (*[torch.zeros(2, dtype=torch.int64)] * 3, torch.zeros(2))
     saved = InferenceOptimizer.trace(model, accelerator="openvino", input_sample=sample)
-    InferenceOptimizer.save(saved, str(tmp_path / "model"))
+    InferenceOptimizer.save(saved, str(folder / "model"))
+    return model
+
+
+def stages_in_config(model):
+    """The sections of a configuration that say what `write_sources` has written."""
+    return f"""
+recall: {{index: index, seen: seen}}
+ranking: {{model: model, inputs: {json.dumps(model.feature_cols)}}}
+recommender: {{candidates: 40, popular: [3, 0]}}
+init: {{users: users.parquet, items: items.parquet, vectors: vectors.parquet, vector: vector}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+@pytest.mark.parametrize("with_user_ranges", [False, True])
+def test_a_killed_shard_is_marked_under_load_and_whole_again_when_back(tmp_path, with_user_ranges):
+    model = write_sources(tmp_path)
     user_spans = [(0, 199), (200, 399), (400, 700)]
     ports = [free_port() for _ in range(6)]
     shards = [
@@ -218,12 +236,7 @@ def test_a_killed_shard_is_marked_under_load_and_whole_again_when_back(tmp_path,
         for number, span in enumerate(SPANS)
     ]
     router_port, web_port, whole_port = free_port(), free_port(), free_port()
-    common = f"""
-recall: {{index: index, seen: seen}}
-ranking: {{model: model, inputs: {json.dumps(model.feature_cols)}}}
-recommender: {{candidates: 40, popular: [3, 0]}}
-init: {{users: users.parquet, items: items.parquet, vectors: vectors.parquet, vector: vector}}
-"""
+    common = stages_in_config(model)
     config, whole = tmp_path / "serving.yaml", tmp_path / "whole.yaml"
     server = f"server: {{recommender_port: {router_port}, http_port: {web_port}}}\n"
     config.write_text(f"store: features\n{common}{server}shards: {json.dumps(shards)}\n")
@@ -309,3 +322,52 @@ def test_columns_of_shards_with_and_without_nulls_are_joined(tmp_path):
         assert rows["tags"].to_pylist() == [[], [1, 2], [], [4], [3]]
         assert rows["name"].to_pylist() == ["ü", "a", "", "a", "ü"]
         assert rows["item"].tolist() == [11, 0, 99, 10, 1]
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+def test_shards_in_redis_answer_by_tls_and_token(tmp_path, certificate):
+    cert, key = certificate
+    model = write_sources(tmp_path)
+    (tmp_path / "token").write_text("secret")
+    tls = f"certificate: {cert}, key: {key}, authority: {cert}, token_file: token, "
+    ports = [free_port() for _ in range(6)]
+    shards = [
+        {
+            "items": list(span),
+            "recall": f"127.0.0.1:{ports[2 * number]}",
+            "features": f"127.0.0.1:{ports[2 * number + 1]}",
+        }
+        for number, span in enumerate(SPANS)
+    ]
+    redis, redis_port = start_redis(tmp_path)
+    try:
+        config, whole = tmp_path / "serving.yaml", tmp_path / "whole.yaml"
+        config.write_text(
+            f"store: {{location: 'redis://127.0.0.1:{redis_port}', prefix: films_}}"
+            f"{stages_in_config(model)}"
+            f"server: {{{tls}recommender_port: 0}}\nshards: {json.dumps(shards)}\n"
+        )
+        common = stages_in_config(model).replace("index: index", "index: all-index")
+        whole.write_text(f"store: all\n{common}server: {{recommender_port: 0}}\n")
+        for each in (config, whole):
+            assert main(["init", "--config", str(each)]) == 0
+        numbers = np.random.default_rng(6).integers(0, 700, 200)
+        with ExitStack() as stack:
+            for number in range(len(SPANS)):
+                stack.enter_context(Serving(read_config(config), number))
+            router = stack.enter_context(Serving(read_config(config)))
+            one = stack.enter_context(Serving(read_config(whole)))
+            address = f"localhost:{router.ports['recommender']}"
+            client = stack.enter_context(RecommenderClient(address, 30, "secret", cert))
+            assert shown(client.recommend(numbers, 5)) == shown(
+                one.recommender.recommend(numbers, 5)
+            )
+            for token, authority in ((None, cert), ("wrong", cert), ("secret", None)):
+                with (
+                    RecommenderClient(address, 5, token, authority) as other,
+                    pytest.raises(grpc.RpcError),
+                ):
+                    other.recommend([1], 5)
+    finally:
+        redis.kill()
+        redis.wait()

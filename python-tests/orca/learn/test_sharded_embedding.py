@@ -16,12 +16,13 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
+from bigdl.orca.learn.pytorch.growing import KeyPlaces, ids_of_keys, keys_of_ids, owners_of_keys
 from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.sharded import whole
+from bigdl.orca.learn.pytorch.tables import whole
 from bigdl.orca.learn.trigger import SeveralIteration
-from bigdl.orca.torch import RowwiseAdagrad, ShardedEmbedding
-from bigdl.runtime.collectives.rows import RowExchange
+from bigdl.orca.torch import GrowingEmbedding, RowwiseAdagrad, ShardedEmbedding
+from bigdl.runtime.collectives.rows import NumberedRows, RowExchange
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.position import Goal
@@ -80,9 +81,11 @@ def shards_of(sizes):
     return rows_of(sizes, dtype="float32")
 
 
-def fit(crew, run, shards, optimizer, *, epochs=2, snapshot=None, config=None, **options):
+def fit(
+    crew, run, shards, optimizer, *, epochs=2, snapshot=None, config=None, model=lookup, **options
+):
     """Train on a crew; what the run's newest checkpoint is then."""
-    parts = ModelParts(lookup, optimizer, nn.MSELoss(), config=config or {})
+    parts = ModelParts(model, optimizer, nn.MSELoss(), config=config or {})
     settings = FitSettings(
         Goal(epochs=epochs),
         4,
@@ -101,7 +104,8 @@ def fit(crew, run, shards, optimizer, *, epochs=2, snapshot=None, config=None, *
 
     given_options = {} if doc is None else {"snapshot": doc}
     rows, _ = crew.run(program, [{"data": s} for s in shards], state, given_options)
-    assert [sum(each) for each in zip(*rows, strict=True)] == [10, 30]
+    if model is lookup:
+        assert [sum(each) for each in zip(*rows, strict=True)] == [10, 30]
     return run.latest()[1]
 
 
@@ -231,7 +235,7 @@ def test_ranks_may_read_what_and_as_often_as_they_like(crew, plans, weights):
         exchange, rank = RowExchange(sync), sync.rank
         own = [nn.Parameter(table[rank::3].clone()) for table in tables]
         for parameter in own:
-            exchange.add(parameter, 7)
+            exchange.add(NumberedRows(parameter, 7))
         got, total = [], torch.zeros(())
         for number, (table, ids) in enumerate(plans[rank]):
             rows = exchange.fetch(table, torch.tensor(ids, dtype=torch.int64))
@@ -422,3 +426,263 @@ def test_a_whole_model_can_be_traced_and_exported():
     for each in (traced, exported):
         assert torch.equal(each(ids), expected)
         assert torch.equal(each(ids.flip(0)), other)
+
+
+# -- tables that grow ----------------------------------------------------------------------------
+
+FAR = -(10**15)  # ids are not near zero
+
+
+class Growing(nn.Module):
+    """Looks every id up twice; the table has only rows of those that were read."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.table = GrowingEmbedding(3, **options)
+        self.last = nn.Linear(3, 1)
+
+    def forward(self, i):
+        return self.last(self.table(FAR + 7919 * i) + self.table(FAR + 7919 * (9 - i)))
+
+
+def growing(config=None):
+    torch.manual_seed(1)
+    return Growing(**(config or {}))
+
+
+def first_values(count=10):
+    """First values of the rows of as many ids."""
+    ids = FAR + 7919 * torch.arange(count)
+    return growing().table.first_values(keys_of_ids(ids))
+
+
+class ByHand(nn.Module):
+    """The same as a whole table, whose ids are counted one by one."""
+
+    def __init__(self, admit_after=1, expire_after=None):
+        super().__init__()
+        model = growing()
+        self.table = nn.Embedding.from_pretrained(first_values(), freeze=False)
+        self.last = model.last
+        self._admit_after, self._expire_after = admit_after, expire_after
+        self.is_admitted, self.counts = torch.zeros(10, dtype=torch.bool), torch.zeros(10)
+        self.last_read, self._steps = torch.zeros(10), 0
+
+    def expire(self):
+        if self._expire_after and self._steps and self._steps % self._expire_after == 0:
+            gone = self.last_read < self._steps - self._expire_after
+            self.is_admitted &= ~gone
+            self.counts[~self.is_admitted] = 0
+            self.table.weight.data[gone] = first_values()[gone]
+
+    def forward(self, i):
+        self.expire()
+        rows = []
+        for ids in (i, 9 - i):
+            self.counts += torch.bincount(ids, minlength=10)
+            self.is_admitted |= self.counts >= self._admit_after
+            self.last_read[ids] = self._steps
+            rows.append(self.table(ids) * self.is_admitted[ids][:, None])
+        self._steps += 1
+        return self.last(sum(rows))
+
+
+def rows_by_id(checkpoint):
+    """The rows of a checkpoint's table, zeros for an id that has none; and the other weights."""
+    state = weights_of(checkpoint)
+    ids = (ids_of_keys(state["table.keys"]) - FAR) // 7919
+    found = torch.zeros(10, 3)
+    is_used = state["table.last_read"] >= 0
+    found[ids[is_used]] = state["table.weight"][is_used]
+    assert len(set(ids[is_used].tolist())) == int(is_used.sum())
+    return {"table": found, **{key: state[key] for key in ("last.weight", "last.bias")}}
+
+
+def rows_by_hand(model):
+    model.expire()
+    state = model.state_dict()
+    table = state.pop("table.weight") * model.is_admitted[:, None]
+    return {"table": table, **state}
+
+
+GROWTH = {
+    "all": {},
+    "third time": {"admit_after": 3},
+    "for two updates": {"expire_after": 2},
+    "both": {"admit_after": 2, "expire_after": 3},
+}
+
+
+def passing_rows(sizes):
+    """Rows whose ids come and go."""
+    shards = shards_of(sizes)
+    for shard in shards:
+        shard["i"] = (np.arange(len(shard["i"])) // 2 % 5).astype(shard["i"].dtype)
+    return shards
+
+
+@pytest.mark.parametrize("options", GROWTH.values(), ids=GROWTH)
+@pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS)
+def test_workers_grow_as_one_process_does(crew, run, sizes, options):
+    shards, sgd = passing_rows(sizes), optimizer_of("SGD")
+    how = {"epochs": 3, "shuffle": False}
+    by_hand, _ = train_alone(ByHand(**options), sgd, squared, shards, batch_size=4, seed=5, **how)
+    found = rows_by_id(fit(crew, run, shards, sgd, model=growing, config=options, **how))
+    assert largest_difference(found, rows_by_hand(by_hand)) <= 1e-6
+
+
+@pytest.mark.parametrize("kind", ["Adagrad", "RowwiseAdagrad", "SparseAdam"])
+@pytest.mark.parametrize("storage", ["memory", "mmap"])
+@pytest.mark.parametrize("sizes", [[7, 4], [11], [5, 3, 2, 1]], ids=str)
+def test_a_growing_table_goes_on_where_it_was(crew, run, tmp_path, kind, storage, sizes):
+    """On as many workers to the last bit; on others from the same rows, states and counts."""
+
+    def optimizer(model, config=None):
+        model.last.requires_grad_(False)
+        return OPTIMIZERS[kind]([model.table.weight])
+
+    options = {
+        "model": growing,
+        "shuffle": False,
+        "config": {"storage": storage, "admit_after": 2, "expire_after": 4},
+    }
+    half = fit(crew, run, passing_rows([7, 4]), optimizer, epochs=1, **options)
+    if sizes == [7, 4]:
+        straight = CheckpointDirectory.create(str(tmp_path / "straight"))
+        expected = fit(crew, straight, passing_rows(sizes), optimizer, epochs=3, **options)
+        found = fit(crew, run, passing_rows(sizes), optimizer, epochs=3, snapshot=half, **options)
+        for name in expected.slices.names:
+            for owner in range(2):
+                one, two = (each.slices.of_owner(name, owner) for each in (expected, found))
+                assert np.array_equal(one, two), name
+        return
+    config = options.pop("config")
+    parts = ModelParts(growing, optimizer, nn.MSELoss(), config=config)
+    settings = FitSettings(Goal(epochs=1), 4, 5, ["i"], ["y"], run_url=run.url)
+    doc, state = half.pack()
+
+    def program(worker):
+        loop = TorchLoop(worker, TorchDistributedSync(worker), parts, settings)
+        return {name: array.copy() for name, array in loop._built.tables.arrays().items()}
+
+    shards = [{"data": s} for s in passing_rows(sizes)]
+    slices, _ = crew.run(program, shards, state, {"snapshot": doc})
+    expected = loads(whole(half).files["model.pt"])
+    states = loads(whole(half).files["optimizer.pt"])["state"][0]
+    keys = {"weight": "", "keys": "-keys", "last_read": "-last_read"}
+    arrays = {f"table.weight{end}": expected[f"table.{key}"] for key, end in keys.items()}
+    lengths = {k: v for k, v in states.items() if torch.is_tensor(v) and v.dim()}
+    arrays |= {f"table.weight.{key}": value for key, value in lengths.items()}
+    assert len(arrays) > 3
+    order = torch.sort(expected["table.keys"][1:]).indices + 1
+    for rank, own in enumerate(slices):
+        owners = owners_of_keys(torch.from_numpy(own["table.weight-keys"][1:]), len(sizes))
+        assert (owners == rank).all()
+    for name, value in arrays.items():
+        joined = np.concatenate([own[name][1:] for own in slices])
+        by_key = np.argsort(np.concatenate([own["table.weight-keys"][1:] for own in slices]))
+        assert np.array_equal(joined[by_key], value[order].numpy()), name
+        assert not any(own["table.weight"][0].any() for own in slices)
+    waiting = np.concatenate([own["table.weight-candidates"] for own in slices])
+    assert sorted(waiting.tolist()) == sorted(expected["table.candidates"].tolist())
+
+
+def test_a_growing_table_is_evaluated_predicted_saved_and_loaded(data, tmp_path, monkeypatch):
+    def fitted_on(workers, folder):
+        return Estimator.from_torch(
+            model=lambda config: growing({"admit_after": 2}),
+            optimizer=optimizer_of("Adagrad"),
+            loss=nn.MSELoss(),
+            backend="local",
+            workers_per_node=workers,
+            model_dir=str(tmp_path / folder),
+        )
+
+    fitted = fitted_on(2, "models")
+    fitted.fit(data, epochs=2, batch_size=4, seed=3)
+    model = fitted.get_model()
+    seen = np.unique(np.concatenate([data[0], 9 - data[0]]))
+    assert model.table.ids().tolist() == sorted((FAR + 7919 * seen).tolist())
+    with torch.no_grad():
+        expected = model(torch.from_numpy(data[0])).numpy()
+        unknown = model.table(torch.tensor([3, FAR - 1]))
+    assert not unknown.any()
+    loss = float(np.square(expected - data[1]).mean())
+    assert np.allclose(fitted.predict(data[0]), expected[:, 0], atol=1e-6)
+    assert fitted.evaluate(data, batch_size=4)["val_loss"] == pytest.approx(loss, rel=1e-5)
+    arrow = model.table.to_arrow("user", "prediction")
+    assert arrow["user"].to_pylist() == model.table.ids().tolist()
+    rows = model.table(torch.tensor(arrow["user"].to_numpy())).detach().numpy()
+    assert np.array_equal(np.stack(arrow["prediction"].to_numpy()), rows)
+    path = fitted.save(str(tmp_path / "model.pt"))
+    other = fitted_on(1, "other")
+    other.load(path)
+    assert largest_difference(other.get_model().state_dict(), model.state_dict()) == 0
+    assert other.evaluate(data)["val_loss"] == pytest.approx(loss, rel=1e-5)
+    other.fit(data, epochs=1, batch_size=4)
+    grown = other.get_state_dict()["optimizers"][0]["state"][0]["sum"]
+    assert grown.shape == other.get_model().table.weight.shape
+    assert (grown[1:].sum(1) > 0).all()
+    monkeypatch.setattr("bigdl.orca.learn.pytorch.estimator.BROADCAST", 0)
+    assert np.allclose(fitted.predict(data[0]), expected[:, 0], atol=1e-6)
+    for each in (fitted, other):
+        each.shutdown()
+
+
+def test_fields_have_ids_of_their_own():
+    table = GrowingEmbedding(2, fields=3)
+    ids = torch.tensor([[5, 5, -5], [0, 1, 5]])
+    keys = keys_of_ids(table._with_field(ids))
+    assert len(keys.unique()) == 6
+    rows, saved = table.rows, []
+    rows.places([(torch.stack([keys.flatten(), torch.ones(6).long()], 1).flatten(), True)])
+    for field in range(3):
+        found = table.to_arrow("id", "row", field)
+        assert found["id"].to_pylist() == sorted(set(ids[:, field].tolist()))
+        saved.append(np.stack(found["row"].to_numpy()))
+    assert np.array_equal(table(ids)[0, 2].detach().numpy(), saved[2][0])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    ids=st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=40),
+    parts=st.integers(1, 7),
+)
+def test_a_key_has_one_owner_and_one_place(ids, parts):
+    keys = keys_of_ids(torch.tensor(ids, dtype=torch.int64))
+    assert ids_of_keys(keys).tolist() == ids
+    ordered = torch.sort(keys).values
+    table = GrowingEmbedding(1)
+    ends = table.rows.ends(ordered, parts)
+    owners = owners_of_keys(ordered, parts)
+    for owner in range(parts):
+        assert (owners[ends[owner] : ends[owner + 1]] == owner).all()
+    assert ends[-1] == len(ids)
+    known = KeyPlaces()
+    half = len(ids) // 2
+    known.put(keys[:half], torch.arange(half) + 1)
+    assert known.find(keys[half:]).tolist() == [0] * (len(ids) - half)
+    known.put(keys[half:], torch.arange(half, len(ids)) + 1)
+    assert known.find(keys).tolist() == list(range(1, len(ids) + 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: GrowingEmbedding(0), "embedding_dim.*0"),
+        (lambda: GrowingEmbedding(2, fields=0), "fields.*0"),
+        (lambda: GrowingEmbedding(2, admit_after=0), "admit_after.*0"),
+        (lambda: GrowingEmbedding(2, expire_after=-1), "expire_after.*-1"),
+        (lambda: GrowingEmbedding(2, init=0.1), "init.*0.1"),
+        (lambda: GrowingEmbedding(2, fields=2)(torch.tensor([1, 2, 0])), r"dimension of 2.*3"),
+        (lambda: GrowingEmbedding(2, fields=2)(torch.tensor([1, 2**63 - 1])), "should be from -"),
+        (lambda: GrowingEmbedding(2).to_arrow(field=1), "field.*0.*1"),
+        (
+            lambda: GrowingEmbedding(2).load_state_dict(nn.Embedding(3, 2).state_dict()),
+            "is no growing table",
+        ),
+    ],
+)
+def test_wrong_use_of_a_growing_table_gets_one_sentence(make, text):
+    with pytest.raises((UsageError, RuntimeError), match=text):
+        make()

@@ -1,9 +1,9 @@
 """Slices of tables in a checkpoint: every worker writes and reads its own rows.
 
 Row ``i`` of a table lies in the slice of rank ``i % N``, as in
-:mod:`bigdl.runtime.collectives.rows`.  A checkpoint has one file of NumPy's format ``.npy`` for
-each array and rank, and a description in its manifest; so it can be read by another number of
-workers, and by anything that reads such files.
+:mod:`bigdl.runtime.collectives.rows`; :meth:`SavedSlices.of_owner` reads what has another order.  A
+checkpoint has one file of NumPy's format ``.npy`` for each array and rank, and a description in its
+manifest; so it can be read by another number of workers, and by anything that reads such files.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ class SavedSlices:
         """Return how many rows an array has."""
         return sum(each["shape"][0] for each in self._described[name])
 
+    def count(self, name: str) -> int:
+        """Return in how many slices an array lies."""
+        return len(self._described[name])
+
     def _path(self, name: str, rank: int) -> str:
         return f"{self._root}/{file_name(name, rank)}"
 
@@ -135,18 +139,42 @@ class SavedSlices:
         form, dtype = (rows, *slices[0]["shape"][1:]), np.dtype(slices[0]["dtype"])
         if into is None or into.shape != form or into.dtype != dtype:
             into = np.empty(form, dtype)
-        for owner, each in enumerate(slices):
+        for owner in range(len(slices)):
             if len(slices) == world_size and owner != rank:
                 continue
-            path = self._path(name, owner)
-            try:
-                for first, block in _blocks(self._fs, path, each):
-                    ids = np.arange(first, first + len(block)) * len(slices) + owner
-                    own = ids % world_size == rank
-                    into[ids[own] // world_size] = block[own]
-            except (OSError, ValueError, KeyError, SyntaxError) as error:
-                raise UsageError(f"The slice {path} cannot be read: {error}") from error
+            for first, block in self._blocks(name, owner):
+                ids = np.arange(first, first + len(block)) * len(slices) + owner
+                own = ids % world_size == rank
+                into[ids[own] // world_size] = block[own]
         return into
+
+    def of_owner(self, name: str, owner: int, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return the slice that one rank wrote.
+
+        Parameters
+        ----------
+        rows : ndarray, optional
+            Which rows of it, in ascending order; default all.
+
+        Raises
+        ------
+        UsageError
+            If the file is missing or damaged.
+        """
+        shape = self._described[name][owner]["shape"]
+        rows = np.arange(shape[0]) if rows is None else rows
+        into = np.empty((len(rows), *shape[1:]), self._described[name][owner]["dtype"])
+        for first, block in self._blocks(name, owner):
+            start, end = np.searchsorted(rows, [first, first + len(block)])
+            into[start:end] = block[rows[start:end] - first]
+        return into
+
+    def _blocks(self, name: str, owner: int) -> Iterator[tuple[int, np.ndarray]]:
+        path = self._path(name, owner)
+        try:
+            yield from _blocks(self._fs, path, self._described[name][owner])
+        except (OSError, ValueError, KeyError, SyntaxError) as error:
+            raise UsageError(f"The slice {path} cannot be read: {error}") from error
 
 
 def _blocks(fs: Any, path: str, described: dict) -> Iterator[tuple[int, np.ndarray]]:

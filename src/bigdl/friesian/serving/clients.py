@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,23 +66,30 @@ class Client:
         self._headers = () if token is None else (("authorization", f"Bearer {token}"),)
         self._stub = wire.stub_of(self._channel, self.service)
 
+    def _ask(self, method: str, request: str, headers: tuple = (), **values: Any) -> Any:
+        """Return the answer of a call."""
+        call = getattr(self._stub, method)  # waits in this thread, which a future does not
+        return call(self._message(request, values), **self._options(headers))
+
     def _send(self, method: str, request: str, headers: tuple = (), **values: Any) -> Any:
         """Start a call; the result is a future of the answer."""
+        call = getattr(self._stub, method)
+        return call.future(self._message(request, values), **self._options(headers))
+
+    def _message(self, request: str, values: dict[str, Any]) -> Any:
         package = self.service.partition(".")[0]
-        name = request if "." in request else f"{package}.{request}"
-        return getattr(self._stub, method).future(
-            wire.message(name)(**values),
-            timeout=self._timeout,
-            metadata=(*self._headers, *headers),
-        )
+        return wire.message(request if "." in request else f"{package}.{request}")(**values)
+
+    def _options(self, headers: tuple) -> dict[str, Any]:
+        return {"timeout": self._timeout, "metadata": (*self._headers, *headers)}
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the figures of the service's ``getMetrics``."""
-        return json.loads(self._send("getMetrics", "google.protobuf.Empty").result().str)
+        return json.loads(self._ask("getMetrics", "google.protobuf.Empty").str)
 
     def reset_metrics(self) -> None:
         """Have the service forget its figures."""
-        self._send("resetMetrics", "google.protobuf.Empty").result()
+        self._ask("resetMetrics", "google.protobuf.Empty")
 
     def close(self) -> None:
         """Close the line."""
@@ -159,7 +166,7 @@ class RemoteFeatures(Client):
         headers: tuple = ((wire.PAYLOAD, wire.ARROW),)
         if columns is not None:
             headers = (*headers, ("bigdl-columns", ",".join(columns)))
-        answer = self._send(method, "IDs", headers, ID=ids).result()
+        answer = self._ask(method, "IDs", headers, ID=ids)
         if len(answer.b64Feature) != 1:
             raise UsageError(f"The service at {self._address} does not answer by Arrow")
         arrays = wire.decoded(answer.b64Feature[0])[1]
@@ -218,30 +225,35 @@ class RemoteRecall(Client):
         answered: list[tuple[np.ndarray, np.ndarray]] = []
         partial = False
         for start in range(0, len(user_ids), _AT_ONCE):
-            calls = [
-                self._send("searchCandidates", "Query", _SCORES, userID=int(user), k=k)
-                for user in user_ids[start : start + _AT_ONCE]
-            ]
-            answers = [self._found(call) for call in calls]
+            users = user_ids[start : start + _AT_ONCE].tolist()
+            answers = self._found(users, k)
             answered += [each[:2] for each in answers]
             partial = partial or any(each[2] for each in answers)
         return Candidates.joined(answered, partial)
 
-    def _found(self, call: Any) -> tuple[np.ndarray, np.ndarray, bool]:
+    def _found(self, users: list[int], k: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
+        arguments: tuple = ("searchCandidates", "Query", _SCORES)
+        if len(users) == 1:
+            waiting = [lambda: self._ask(*arguments, userID=users[0], k=k)]
+        else:
+            waiting = [self._send(*arguments, userID=user, k=k).result for user in users]
+        return [self._candidates_of(answer) for answer in waiting]
+
+    def _candidates_of(self, answer: Callable[[], Any]) -> tuple[np.ndarray, np.ndarray, bool]:
         try:
-            answer = call.result()
+            found = answer()
         except self._grpc.RpcError as error:
             if error.code() != self._grpc.StatusCode.NOT_FOUND:  # of an unknown user
                 raise
             return np.zeros(0, np.int64), np.zeros(0, np.float32), False
-        ids = np.array(answer.candidate, np.int64)
-        scores = np.array(answer.score or np.zeros(len(ids)), np.float32)
-        return ids, scores, answer.partial
+        ids = np.array(found.candidate, np.int64)
+        scores = np.array(found.score or np.zeros(len(ids)), np.float32)
+        return ids, scores, found.partial
 
     def add_item(self, item_id: int, vector: Any) -> None:
         """Add an item to the index of the service."""
         values = np.asarray(vector, np.float32).tolist()
-        self._send("addItem", "Item", itemID=item_id, itemVector=values).result()
+        self._ask("addItem", "Item", itemID=item_id, itemVector=values)
 
 
 class RemoteRanker(Client):
@@ -270,7 +282,7 @@ class RemoteRanker(Client):
     def predict(self, inputs: dict[str, np.ndarray]) -> Any:
         """Return a score for each row."""
         text = wire.encoded(wire.batch_of_arrays(inputs))
-        answer = self._send("doPredict", "Content", encodedStr=text).result()
+        answer = self._ask("doPredict", "Content", encodedStr=text)
         columns = wire.decoded(answer.predictStr)[1]
         scores = {name: as_numpy(each, name) for name, each in columns.items()}
         return scores["prediction"] if list(scores) == ["prediction"] else scores
@@ -322,8 +334,7 @@ class RecommenderClient(Client):
         """
         users = ids_of(user_ids).tolist()
         values = {"recommendNum": k, "candidateNum": candidates, "ID": users}
-        call = self._send("getRecommendIDs", "RecommendRequest", **values)
-        lists = call.result().IDProbList
+        lists = self._ask("getRecommendIDs", "RecommendRequest", **values).IDProbList
         return [
             Recommendation(
                 user,

@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from bigdl.common.checks import check_integer
+from bigdl.common.cpu import core_count
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.common.memory import freeze_modules
 from bigdl.friesian.feature.pipeline import FeaturePipeline
@@ -73,6 +74,7 @@ from bigdl.nano.serving.workers import Siblings, Worker, Workers
 logger = logging.getLogger("bigdl.friesian.serving")
 
 _SWITCH = 0.0005  # seconds
+_WAITING_THREADS = 8  # of a recommender whose stages wait for others
 _LOOK = 2.0  # seconds between looks at the files of index and models
 _BATCHING = ("max_batch_size", "max_delay_ms", "instances")
 
@@ -416,6 +418,21 @@ class Serving:
         return self._local_ranker
 
     @property
+    def _computing_threads(self) -> int:
+        """How many requests are computed at a time; more than cores would wait for each other."""
+        keys = self.config.values
+        waits = ("features.url", "recall.url", "ranking.url", "ranking.max_batch_size")
+        calls = ("recommender.prepare", "recommender.rerank")
+        if (
+            self._is_routed
+            or "://" in self.config.get("store.location", "")
+            or any(key in keys for key in (*waits, *calls))
+        ):
+            return _WAITING_THREADS
+        cores = core_count() // self.config.get("server.workers", 1)
+        return min(max(cores, 1), _WAITING_THREADS)
+
+    @property
     def _recommender(self) -> Recommender:
         config = self.config
 
@@ -444,7 +461,7 @@ class Serving:
                     output=config.get("ranking.output"),
                     popular=config.get("recommender.popular", ()),
                     deadline=None if deadline is None else deadline / 1000,
-                    threads=config.get("recommender.threads", 8),
+                    threads=config.get("recommender.threads", self._computing_threads),
                     metrics=self.metrics,
                     split=config.get("ranking.split", True),
                     item_memory=config.get("ranking.item_memory_mb", 1024) << 20,

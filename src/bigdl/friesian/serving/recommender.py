@@ -434,6 +434,8 @@ class Recommender:
         in_shards = hasattr(features, "read_found")
         self._may_split = split and is_model and prepare is None and not in_shards
         self._split: tuple[tuple[list[str], list[str]], PairScores | None] | None = None
+        # columns that there are, and those that are read
+        self._chosen: tuple[tuple[list[str], list[str]], tuple[list[str], list[str]]] | None = None
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -685,19 +687,25 @@ class Recommender:
         """Return the columns that are read of users, and of items."""
         tables = self._user_table, self._item_table
         user, item = (self.features.names(table) for table in tables)
+        if self._chosen is None or self._chosen[0] != (user, item):
+            self._chosen = (user, item), self._choose(user, item)
+        return self._chosen[1]
+
+    def _choose(self, user: list[str], item: list[str]) -> tuple[list[str], list[str]]:
         if self._prepare is not None:
-            wanted = [*user, *item]
+            wanted = {*user, *item}
         elif self._pipeline is not None:
-            wanted = [*self._pipeline.inputs, *self._inputs]
+            wanted = {*self._pipeline.inputs, *self._inputs}
         else:
-            wanted = self._inputs
+            wanted = set(self._inputs)
         chosen = (
             [name for name in user if name in wanted],
             [name for name in item if name in wanted],
         )
         if both := set(chosen[0]) & set(chosen[1]):
             raise UsageError(
-                f"{sorted(both)} are columns of {tables[0]} and of {tables[1]}; rename them in one"
+                f"{sorted(both)} are columns of {self._user_table} and of {self._item_table}; "
+                "rename them in one"
             )
         return chosen
 

@@ -251,7 +251,7 @@ class FeatureService(Service):
             ]
         else:
             raise UsageError(f"{wire.PAYLOAD} should be arrow or json, got {kind!r}")
-        context.send_initial_metadata(((wire.PAYLOAD, kind),))
+        context.set_trailing_metadata(((wire.PAYLOAD, kind),))
         return self._message(
             "Features", colNames=list(features.columns), b64Feature=content, ID=request.ID
         )
@@ -373,7 +373,7 @@ class RankingService(Service):
         except (TypeError, ValueError, IndexError) as error:
             raise UsageError(f"The ranker does not take these inputs: {one_line(error)}") from error
         scores = output if isinstance(output, Mapping) else {"prediction": output}
-        context.send_initial_metadata(((wire.PAYLOAD, kind),))
+        context.set_trailing_metadata(((wire.PAYLOAD, kind),))
         if kind == wire.ARROW:
             arrays = {name: np.asarray(each) for name, each in scores.items()}
             return self._message(
@@ -387,8 +387,9 @@ class RankingService(Service):
 class RecommenderService(Service):
     """Recommendations: the service ``recommender.Recommender``.
 
-    The header ``bigdl-sources`` of an answer counts its users by where their items come from, such
-    as ``popular=1,ranked=9``; a field of its own marks each user whom the ranker did not serve.
+    ``bigdl-sources`` in the trailing metadata of an answer counts its users by where their items
+    come from, such as ``popular=1,ranked=9``; a field of its own marks each user whom the ranker
+    did not serve.
 
     Parameters
     ----------
@@ -448,7 +449,8 @@ class RecommenderService(Service):
         answers = self._recommender.recommend(users, k, candidates, _time_left(context))
         counts = Counter(each.source for each in answers)
         said = ",".join(f"{source}={count}" for source, count in sorted(counts.items()))
-        context.send_initial_metadata((("bigdl-sources", said),))
+        # leading metadata would be a message of their own
+        context.set_trailing_metadata((("bigdl-sources", said),))
         lists = [
             self._message(
                 "IDProbs",

@@ -1,5 +1,6 @@
 """The backends of an Estimator: an engine, its cluster, and how gradients meet."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,14 +21,10 @@ from bigdl.runtime.local import LocalEngine
 _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
 
-class Backend:
-    """What a ``backend=`` of an Estimator stands for: its engine and its GradientSync.
+class Backend(ABC):
+    """What a ``backend=`` of an Estimator stands for: its engine and its GradientSync."""
 
-    This class is ``"spark"``: workers are tasks of the active Spark, and gradients meet by
-    torch.distributed. Subclasses are the others.
-    """
-
-    def require(self) -> None:
+    def require(self) -> None:  # noqa: B027  most need none
         """Raise a MissingExtraError if a package is missing."""
 
     def is_on_ray(self) -> bool:
@@ -38,6 +35,7 @@ class Backend:
         """Return the class by which the workers' gradients meet."""
         return TorchDistributedSync
 
+    @abstractmethod
     def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
         """Return the engine whose workers train and evaluate.
 
@@ -48,10 +46,16 @@ class Backend:
         **options
             ``workers_per_node`` and ``log_to_driver``.
         """
-        return (SparkEngine if connect_session() is None else ConnectEngine)(**options)
 
-    def end_workers(self) -> None:
+    def end_workers(self) -> None:  # noqa: B027  tasks of Spark end by themselves
         """End the workers that wait for programs."""
+
+
+class SparkBackend(Backend):
+    """Workers are tasks of the active Spark, also over Spark Connect."""
+
+    def engine(self, min_workers: int | None = None, **options: Any) -> Engine:
+        return (SparkEngine if connect_session() is None else ConnectEngine)(**options)
 
 
 class RayBackend(Backend):
@@ -90,7 +94,7 @@ class HorovodBackend(Backend):
         self._workers().end_workers()
 
     def _workers(self) -> Backend:
-        return RayBackend() if self.is_on_ray() else Backend()
+        return RayBackend() if self.is_on_ray() else SparkBackend()
 
 
 class LocalBackend(Backend):
@@ -104,8 +108,8 @@ class LocalBackend(Backend):
 
 
 BACKENDS: dict[str, Backend] = {
-    "spark": Backend(),
-    "bigdl": Backend(),
+    "spark": SparkBackend(),
+    "bigdl": SparkBackend(),
     "ray": RayBackend(),
     "horovod": HorovodBackend(),
     "local": LocalBackend(),

@@ -16,10 +16,18 @@ from bigdl.common.errors import UsageError, require
 require("torch", "orca")  # this module is about nothing else
 
 from bigdl.orca.learn.optimizers.rowwise_adagrad import RowwiseAdagrad  # noqa: E402
+from bigdl.orca.learn.pytorch.growing import GrowingEmbedding  # noqa: E402
 from bigdl.orca.learn.pytorch.sharded import ShardedEmbedding  # noqa: E402
 from bigdl.training.state import dumps  # noqa: E402
 
-__all__ = ["RowwiseAdagrad", "ShardedEmbedding", "TorchLoss", "TorchModel", "TorchOptim"]
+__all__ = [
+    "GrowingEmbedding",
+    "RowwiseAdagrad",
+    "ShardedEmbedding",
+    "TorchLoss",
+    "TorchModel",
+    "TorchOptim",
+]
 
 _DECAYS = {"EpochDecay": "epoch", "IterationDecay": "batch", "EpochDecayByScore": "epoch"}
 

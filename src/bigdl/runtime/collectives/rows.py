@@ -1,8 +1,8 @@
 """Rows of tables that lie in slices on the workers, fetched by id and given their gradients.
 
-Row ``i`` of a table belongs to rank ``i % world_size``, its *owner*, and is row
-``i // world_size`` of the owner's slice: frequent rows, which often have neighbouring ids, are
-spread over all workers.
+Every row belongs to one rank, its *owner*.  Row ``i`` of :class:`NumberedRows` is that of rank
+``i % world_size``, and row ``i // world_size`` of its slice: frequent rows, which often have
+neighbouring ids, are spread over all workers.  Other tables say themselves who has a row.
 
 A forward pass fetches rows in *rounds*.  In a round every rank says which table it reads, if any,
 and how many rows of each owner; then ids go to the owners and rows come back.  A rank that has
@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bigdl.common.errors import UsageError
 
@@ -32,6 +32,89 @@ def rows_of_rank(rows: int, rank: int, world_size: int) -> int:
     return len(range(rank, rows, world_size))
 
 
+class RowTable(Protocol):
+    """A table whose rows are fetched: who owns a row, and where it lies there.
+
+    Attributes
+    ----------
+    numbers : int
+        That are sent for a row that is asked for.
+    is_ordered : bool
+        True if the places of what one rank asks for ascend, each once.
+    has_zero_row : bool
+        True if row 0 of every slice stands for rows that are not there, and gets no gradients.
+    """
+
+    numbers: int
+    is_ordered: bool
+    has_zero_row: bool
+
+    @property
+    def weight(self) -> Any:
+        """This rank's slice, a parameter of two dimensions on the CPU."""
+        ...
+
+    def keys(self, ids: Any, world_size: int) -> Any:
+        """Return a number for each id; those of one owner are neighbours, in rank order."""
+        ...
+
+    def ends(self, keys: Any, world_size: int) -> list[int]:
+        """Return the start of the first owner's part of ascending keys, and every part's end."""
+        ...
+
+    def request(self, keys: Any, counts: Any, world_size: int) -> Any:
+        """Return what is sent for keys that were asked for so often."""
+        ...
+
+    def places(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
+        """Return where the rows of each rank's request lie; True means one of the training."""
+        ...
+
+    def end_step(self) -> None:
+        """After the gradients of an update have come."""
+        ...
+
+
+class NumberedRows:
+    """A table of so many rows; row ``i`` belongs to rank ``i % world_size``.
+
+    Parameters
+    ----------
+    weight : torch.nn.Parameter
+    rows : int
+        Of the whole table.
+    """
+
+    numbers = 1
+    is_ordered = True
+    has_zero_row = False
+
+    def __init__(self, weight: Any, rows: int):
+        self.weight: Any = weight
+        self._rows = rows
+
+    def _stride(self, world_size: int) -> int:
+        return rows_of_rank(self._rows, 0, world_size)
+
+    def keys(self, ids: Any, world_size: int) -> Any:
+        return ids % world_size * self._stride(world_size) + ids // world_size
+
+    def ends(self, keys: Any, world_size: int) -> list[int]:
+        import torch
+
+        limits = torch.arange(world_size + 1) * self._stride(world_size)
+        return torch.searchsorted(keys, limits).tolist()
+
+    def request(self, keys: Any, counts: Any, world_size: int) -> Any:
+        return keys % self._stride(world_size)
+
+    def places(self, requests: Sequence[tuple[Any, bool]]) -> list[Any]:
+        return [places for places, _ in requests]
+
+    def end_step(self) -> None:
+        pass
+
+
 @dataclass
 class _Round:
     """A round whose rows can get gradients.
@@ -40,8 +123,8 @@ class _Round:
     ----------
     asked : list of (int, int)
         Table and number of rows that each rank got from this one.
-    places : torch.Tensor
-        Of these rows in the slices, in rank order.
+    places : list of torch.Tensor
+        Of these rows in the slices, of each rank.
     leaf : torch.Tensor or None
         The rows that this rank got.
     counts : list of int
@@ -49,7 +132,7 @@ class _Round:
     """
 
     asked: list[tuple[int, int]]
-    places: Any
+    places: list[Any]
     leaf: Any
     counts: list[int]
 
@@ -66,6 +149,10 @@ class Distinct:
     ----------
     keys : torch.Tensor
         Each once, in ascending order.
+    counts : torch.Tensor
+        How often each is there.
+    places : torch.Tensor
+        Of one dimension: where each of all keys is among the distinct ones.
     """
 
     def __init__(self, keys: Any):
@@ -77,15 +164,17 @@ class Distinct:
         torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
         self._starts = torch.nonzero(is_first)[:, 0]
         self.keys = ordered[self._starts]
-        self._places = torch.empty_like(self._order)
-        self._places[self._order] = is_first.cumsum(0) - 1
+        ends = torch.cat([self._starts[1:], torch.tensor([len(ordered)])])
+        self.counts = ends - self._starts if len(self._starts) else self._starts
+        self.places = torch.empty_like(self._order)
+        self.places[self._order] = is_first.cumsum(0) - 1
 
     def spread(self, rows: Any) -> Any:
         """Return a row for each of all keys, of the rows of the distinct ones.
 
         The gradient of a row is the sum of those of its keys, in their order.
         """
-        return _spread()(rows, self._places, self._order, self._starts).view(
+        return _spread()(rows, self.places, self._order, self._starts).view(
             *self._shape, rows.shape[1]
         )
 
@@ -125,34 +214,25 @@ class RowExchange:
 
     def __init__(self, sync: GradientSync):
         self._sync = sync
-        self._weights: list[Any] = []
-        self._rows: list[int] = []
+        self._tables: list[RowTable] = []
         self._rounds: list[_Round] = []
         self._is_finished = False
 
-    def add(self, weight: Any, rows: int) -> int:
+    def add(self, table: RowTable) -> int:
         """Add a table; returns its number.
-
-        Parameters
-        ----------
-        weight : torch.nn.Parameter
-            This rank's slice, of two dimensions, on the CPU.
-        rows : int
-            Of the whole table.
 
         Raises
         ------
         UsageError
-            If it has not the dtype of the others.
+            If its weight has not the dtype of the others.
         """
-        if self._weights and weight.dtype != self._weights[0].dtype:
+        if self._tables and table.weight.dtype != self._tables[0].weight.dtype:
             raise UsageError(
-                f"The sharded embeddings of a model need one dtype, got {weight.dtype} and "
-                f"{self._weights[0].dtype}"
+                f"The sharded embeddings of a model need one dtype, got {table.weight.dtype} and "
+                f"{self._tables[0].weight.dtype}"
             )
-        self._weights.append(weight)
-        self._rows.append(rows)
-        return len(self._weights) - 1
+        self._tables.append(table)
+        return len(self._tables) - 1
 
     def begin(self) -> None:
         """Before the forward pass of a batch."""
@@ -165,7 +245,7 @@ class RowExchange:
         ----------
         table : int
         ids : torch.Tensor
-            Integers of any shape, from 0 to below the number of the table's rows.
+            Integers of any shape, that the table has rows of.
 
         Returns
         -------
@@ -174,34 +254,32 @@ class RowExchange:
         """
         import torch
 
-        weight, world_size = self._weights[table], self._sync.world_size
-        wants_gradient = torch.is_grad_enabled() and weight.requires_grad
+        rows, world_size = self._tables[table], self._sync.world_size
+        wants_gradient = torch.is_grad_enabled() and rows.weight.requires_grad
         if wants_gradient and self._is_finished:
             raise UsageError(
                 "A ShardedEmbedding was called after the forward pass of its batch, as activation "
                 "checkpointing does; call it once, outside of what is computed again"
             )
-        stride = rows_of_rank(self._rows[table], 0, world_size)
-        # sorted by owner, then by place
-        distinct = Distinct(ids % world_size * stride + ids // world_size)
-        keys = distinct.keys
-        limits = torch.arange(world_size + 1) * stride
-        ends = torch.searchsorted(keys, limits).tolist()
-        counts = [end - start for start, end in itertools.pairwise(ends)]
-        return distinct.spread(self._round(table, keys % stride, counts, wants_gradient))
+        distinct = Distinct(rows.keys(ids, world_size))
+        counts = [
+            end - start for start, end in itertools.pairwise(rows.ends(distinct.keys, world_size))
+        ]
+        request = rows.request(distinct.keys, distinct.counts, world_size)
+        return distinct.spread(self._round(table, request, counts, wants_gradient))
 
     def finish(self) -> None:
         """After a forward pass, or instead of one: give others their rows until all have ended."""
         import torch
 
         self._is_finished = True
-        if self._sync.world_size > 1 and self._weights:
+        if self._sync.world_size > 1 and self._tables:
             nothing = torch.empty(0, dtype=torch.int64)
             while self._round(_NOTHING, nothing, [0] * self._sync.world_size, False) is not None:
                 pass
 
-    def _round(self, table: int, places: Any, counts: list[int], wants_gradient: bool) -> Any:
-        """Return the rows at some places of the owners' slices; None if nobody reads."""
+    def _round(self, table: int, request: Any, counts: list[int], wants_gradient: bool) -> Any:
+        """Return the rows that this rank asks the owners for; None if nobody reads."""
         import torch
 
         sync = self._sync
@@ -209,15 +287,19 @@ class RowExchange:
         asked = [(int(row[0]), int(row[2 + sync.rank])) for row in everyone]
         if all(read == _NOTHING for read, _ in asked):
             return None
-        received = sync.all_to_all(places, counts, [count for _, count in asked])
-        replies, start = [], 0
+        numbers = [count * self._numbers(read) for read, count in asked]
+        received = sync.all_to_all(
+            request, [count * self._numbers(table) for count in counts], numbers
+        )
+        is_training = [bool(row[1]) for row in everyone]
+        places = self._places(asked, received.split(numbers), is_training)
+        nothing = self._tables[0].weight.new_empty(0)
         with torch.no_grad():
-            for read, count in asked:
-                if count:
-                    part = received[start : start + count]
-                    replies.append(self._weights[read].index_select(0, part).reshape(-1))
-                    start += count
-        nothing = self._weights[0].new_empty(0)
+            replies = [
+                self._tables[read].weight.index_select(0, own).reshape(-1)
+                for (read, count), own in zip(asked, places, strict=True)
+                if count
+            ]
         width = self._width(table)
         rows = sync.all_to_all(
             torch.cat(replies) if len(replies) > 1 else replies[0] if replies else nothing,
@@ -225,13 +307,28 @@ class RowExchange:
             [count * width for count in counts],
         ).detach()
         rows = rows.view(sum(counts), width) if width else rows
-        if any(row[1] for row in everyone):
+        if any(is_training):
             leaf = rows.requires_grad_() if wants_gradient else None
-            self._rounds.append(_Round(asked, received, leaf, counts))
+            self._rounds.append(_Round(asked, places, leaf, counts))
         return rows
 
+    def _places(
+        self, asked: list[tuple[int, int]], requests: Sequence[Any], is_training: list[bool]
+    ) -> list[Any]:
+        """Return where the rows that each rank asks for lie."""
+        places = list(requests)
+        for number in {read for read, count in asked if count}:
+            ranks = [rank for rank, (read, count) in enumerate(asked) if read == number and count]
+            found = self._tables[number].places([(requests[r], is_training[r]) for r in ranks])
+            for rank, each in zip(ranks, found, strict=True):
+                places[rank] = each
+        return places
+
+    def _numbers(self, table: int) -> int:
+        return 0 if table == _NOTHING else self._tables[table].numbers
+
     def _width(self, table: int) -> int:
-        return 0 if table == _NOTHING else self._weights[table].shape[1]
+        return 0 if table == _NOTHING else self._tables[table].weight.shape[1]
 
     def send_gradients(self, weight: float) -> None:
         """Give every slice the sum over ranks of ``weight * gradient``, as a sparse gradient.
@@ -254,7 +351,7 @@ class RowExchange:
             has_sent = [bool(row[number]) for row in everyone]
             if not any(has_sent):
                 continue
-            gradient, send = self._weights[0].new_empty(0), [0] * len(each.counts)
+            gradient, send = self._tables[0].weight.new_empty(0), [0] * len(each.counts)
             if flag:
                 gradient = each.leaf.grad if weight == 1.0 else each.leaf.grad * weight
                 send = [count * gradient.shape[1] for count in each.counts]
@@ -264,23 +361,27 @@ class RowExchange:
                 for (read, count), has in zip(each.asked, has_sent, strict=True)
             ]
             gradient = self._sync.all_to_all(gradient, send, receive)
-            place = start = 0
-            for (read, count), size, has in zip(each.asked, receive, has_sent, strict=True):
+            values = gradient.split(receive)
+            for rank, ((read, count), has) in enumerate(zip(each.asked, has_sent, strict=True)):
                 if has:
-                    values = gradient[start : start + size].view(count, self._width(read))
-                    sent.setdefault(read, []).append((each.places[place : place + count], values))
-                place, start = place + count, start + size
-        for table, parameter in enumerate(self._weights):
-            parameter.grad = _summed(parameter, sent[table]) if table in sent else None
+                    of_rank = values[rank].view(count, self._width(read))
+                    sent.setdefault(read, []).append((each.places[rank], of_rank))
+        for number, table in enumerate(self._tables):
+            table.weight.grad = _summed(table, sent[number]) if number in sent else None
+            table.end_step()
 
 
-def _summed(parameter: Any, pieces: Sequence[tuple[Any, Any]]) -> Any:
+def _summed(table: RowTable, pieces: Sequence[tuple[Any, Any]]) -> Any:
     """Return the sum of rows, given as places and values, as a coalesced sparse tensor."""
     import torch
 
     places = torch.cat([places for places, _ in pieces])[None]
     values = torch.cat([values for _, values in pieces])
-    is_coalesced = len(pieces) == 1  # of one rank, which sends every row once, in order
+    if table.has_zero_row:
+        is_there = places[0] > 0
+        places, values = places[:, is_there], values[is_there]
+    # of one rank, which sends every row once, in order
+    is_coalesced = len(pieces) == 1 and table.is_ordered
     return torch.sparse_coo_tensor(
-        places, values, parameter.shape, check_invariants=False, is_coalesced=is_coalesced
+        places, values, table.weight.shape, check_invariants=False, is_coalesced=is_coalesced
     ).coalesce()

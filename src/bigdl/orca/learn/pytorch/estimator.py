@@ -43,8 +43,9 @@ from bigdl.orca.learn.pytorch.parts import (
     snapshot_of,
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
-from bigdl.orca.learn.pytorch.sharded import BROADCAST, NOWHERE, whole
+from bigdl.orca.learn.pytorch.sharded import NOWHERE
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
+from bigdl.orca.learn.pytorch.tables import BROADCAST, whole
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes

@@ -19,7 +19,8 @@ from bigdl.orca.learn.metrics import Metric, merge_states
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, ForwardPass, forward_for
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
-from bigdl.orca.learn.pytorch.sharded import Place, ShardedTables
+from bigdl.orca.learn.pytorch.sharded import Place
+from bigdl.orca.learn.pytorch.tables import ShardedTables
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource
@@ -410,7 +411,7 @@ class EvaluateProgram:
         load_into(built.model, sync.broadcast(worker.state() if worker.rank == 0 else None))
         if worker.options.get("slices"):
             slices = SavedSlices(**worker.options["slices"])
-            built.tables.load(slices, worker.rank, worker.world_size)
+            built.tables.load(slices)
         runner = TorchRunner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)

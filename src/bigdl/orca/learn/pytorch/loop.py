@@ -454,7 +454,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         return self._built.tables.arrays()
 
     def _load_slices(self, slices):
-        self._built.tables.load(slices, self.rank, self.size)
+        self._built.tables.load(slices)
 
     def _is_stopped(self) -> bool:
         """Return True if a callback has stopped the training, on any rank; a collective."""

@@ -19,7 +19,8 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
-from bigdl.orca.learn.pytorch.sharded import Place, ShardedTables, cut_tables, placed
+from bigdl.orca.learn.pytorch.sharded import Place, placed
+from bigdl.orca.learn.pytorch.tables import ShardedTables, cut_tables
 from bigdl.training.checkpoint import Checkpoint, read_bytes, read_checkpoint
 from bigdl.training.figures import figure_of
 from bigdl.training.position import Position

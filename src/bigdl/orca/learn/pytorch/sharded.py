@@ -1,9 +1,8 @@
 """Embeddings whose rows lie in slices on the workers of a fit or an evaluation.
 
-A worker makes its model within :func:`placed`, so that a :class:`ShardedEmbedding` allocates the
+A worker makes its model within :func:`placed`, so that a :class:`ShardedTable` allocates the
 worker's rows only.  Its weight is an ordinary parameter with a sparse gradient, so the user's
-optimizer updates the rows, and keeps their state, where they lie.  :class:`ShardedTables` are those
-of a model: what the loop asks them to do, and their arrays in a checkpoint.
+optimizer updates the rows, and keeps their state, where they lie.
 """
 
 from __future__ import annotations
@@ -12,26 +11,31 @@ import contextlib
 import itertools
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch.nn import functional
 
-from bigdl.common.checks import check_choice, check_positive
+from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.errors import UsageError
-from bigdl.runtime.collectives.base import GradientSync
-from bigdl.runtime.collectives.rows import Distinct, RowExchange, rows_of_rank
+from bigdl.runtime.collectives.rows import (
+    NumberedRows,
+    RowExchange,
+    RowTable,
+    rows_of_rank,
+)
 from bigdl.runtime.worker import Worker
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.slices import SavedSlices
-from bigdl.training.state import dumps, loads, mixed_seed
+from bigdl.training.state import mixed_seed
 
 _CHUNK = 1 << 16  # rows that are initialized under one seed
-BROADCAST = 1 << 30  # bytes of tables that travel with a model that predicts
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,147 @@ def placed(place: Place | None) -> Iterator[None]:
         _place.reset(token)
 
 
-class ShardedEmbedding(torch.nn.Module):
+class ShardedTable(torch.nn.Module, ABC):
+    """An embedding whose rows lie in slices on workers.
+
+    Attributes
+    ----------
+    weight : torch.nn.Parameter
+        The rows that this process has.
+    exchange : bigdl.runtime.collectives.rows.RowExchange or None
+        By which its rows are fetched on a worker.
+    states : callable
+        Returns what the optimizer keeps of the weight.
+    """
+
+    sparse = True  # gradients of its weight
+    weight: torch.nn.Parameter
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place = _place.get()
+        self.exchange: RowExchange | None = None
+        self._number = 0
+        self.states: Callable[[], dict] = dict
+
+    @property
+    def is_placed(self) -> bool:
+        """True if it holds the rows of a worker, which are no part of the state dict then."""
+        return self._place is not None
+
+    def connect(self, exchange: RowExchange) -> None:
+        """Fetch rows from the other workers from now on."""
+        self.read_from(exchange, exchange.add(self.row_table()))
+
+    def read_from(self, exchange: RowExchange, number: int) -> None:
+        """Fetch rows as the table of this number."""
+        self.exchange, self._number = exchange, number
+
+    def _check_met(self) -> None:
+        if self._place is not None:
+            raise UsageError(f"A {type(self).__name__} was called before its workers have met")
+
+    def to_arrow(self, id_col: str = "id", vector_col: str = "vector", field: int = 0) -> pa.Table:
+        """Return the ids of a field and their rows, such as for a store of features.
+
+        Parameters
+        ----------
+        id_col, vector_col : str
+            Names of the columns: int64, and lists of as many numbers as a row has.
+        field : int
+
+        Returns
+        -------
+        pyarrow.Table
+            Of the rows in this process, by id; those of ``Estimator.get_model`` are all.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from bigdl.orca.torch import ShardedEmbedding
+        >>> table = ShardedEmbedding([3, 2], 4, init=torch.nn.init.ones_)
+        >>> table.to_arrow("item", field=1).to_pydict()
+        {'item': [0, 1], 'vector': [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]}
+        """
+        check_integer("field", field, 0, self.fields - 1)
+        ids, rows = self._rows_of_field(field)
+        values = pa.array(rows.reshape(-1).numpy())
+        vectors = pa.FixedSizeListArray.from_arrays(values, rows.shape[1])
+        return pa.table({id_col: pa.array(ids.numpy()), vector_col: vectors})
+
+    @property
+    @abstractmethod
+    def fields(self) -> int:
+        """How many fields have rows in it."""
+
+    @abstractmethod
+    def _rows_of_field(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids of a field, and their rows."""
+
+    # -- what Estimators do ----------------------------------------------------------------------
+
+    @abstractmethod
+    def row_table(self) -> RowTable:
+        """Return what the other workers fetch rows of."""
+
+    @property
+    @abstractmethod
+    def whole_rows(self) -> int:
+        """Rows of the whole table."""
+
+    @abstractmethod
+    def cut(self, place: Place) -> None:
+        """Keep the rows of a worker only, of a table that is whole."""
+
+    @abstractmethod
+    def own(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this worker's rows of an array that has one for each of the whole table."""
+
+    def saved(self) -> dict[str, torch.Tensor]:
+        """Return what a checkpoint has of it, by what follows the name of the weight."""
+        return {"": self.weight.detach()}
+
+    def used(self, array: torch.Tensor) -> torch.Tensor:
+        """Return those rows that a checkpoint has, of an array as long as the weight."""
+        return array
+
+    @abstractmethod
+    def load(self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict) -> None:
+        """Take over a worker's rows of a checkpoint.
+
+        Parameters
+        ----------
+        slices : SavedSlices
+        name : str
+            Of the weight.
+        keys : sequence of str
+            Names of what an optimizer keeps of each row.
+        states : dict
+            What the optimizer has of the weight; is given that.
+        """
+
+    @classmethod
+    @abstractmethod
+    def whole(cls, slices: SavedSlices, name: str, keys: Sequence[str]) -> tuple[dict, dict]:
+        """Return entries of a state dict with all rows, and what an optimizer keeps of them."""
+
+    @abstractmethod
+    def reader(self, slices: SavedSlices, name: str) -> Callable[[torch.Tensor], np.ndarray]:
+        """Return a function that reads the rows of some ids from mapped files."""
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> ShardedTable:
+        if not self.is_placed:
+            return super()._apply(fn, recurse)
+        # rows of a worker stay in its memory, whatever the device of the model
+        dtype = fn(self.weight.detach()[:0]).dtype
+        if dtype != self.weight.dtype:
+            self.weight.data = self.weight.detach().to(dtype)
+        for name, buffer in self._buffers.items():
+            self._buffers[name] = None if buffer is None else fn(buffer)
+        return self
+
+
+class ShardedEmbedding(ShardedTable):
     """An embedding that is cut in slices on the workers of an Estimator.
 
     Row i lies on worker ``i % N``. A forward pass fetches the rows of its batch from their owners,
@@ -132,8 +276,6 @@ class ShardedEmbedding(torch.nn.Module):
     torch.Size([2, 2, 8])
     """
 
-    sparse = True  # gradients of its weight
-
     def __init__(
         self,
         num_embeddings: int | Sequence[int],
@@ -157,9 +299,6 @@ class ShardedEmbedding(torch.nn.Module):
         self.storage = check_choice("storage", storage, ("memory", "mmap"))
         self._starts: torch.Tensor
         self._sizes: torch.Tensor
-        self._place = _place.get()
-        self.exchange: RowExchange | None = None
-        self._number = 0
         # drawn everywhere, so that what is made next has the same weights on all ranks
         seed = int(torch.randint(1 << 62, ()))
         place = self._place or Place()
@@ -168,7 +307,7 @@ class ShardedEmbedding(torch.nn.Module):
         shape = rows, self.embedding_dim
         weight = torch.empty(shape, dtype=dtype)
         if self.storage == "mmap" and self._place is not None and rows:
-            weight = _mapped(shape, dtype, place.folder)
+            weight = mapped_tensor(shape, dtype, place.folder)
         if not place.is_loaded:
             _initialize(weight, self.num_embeddings, place, init, seed)
         self.weight = torch.nn.Parameter(weight)
@@ -197,8 +336,7 @@ class ShardedEmbedding(torch.nn.Module):
         rows = self._rows_of(ids.to(torch.int64))
         if self.exchange is not None:
             return self.exchange.fetch(self._number, rows.cpu()).to(ids.device)
-        if self._place is not None:
-            raise UsageError("A ShardedEmbedding was called before its workers have met")
+        self._check_met()
         return functional.embedding(rows, self.weight, sparse=True)
 
     def _rows_of(self, ids: torch.Tensor) -> torch.Tensor:
@@ -226,44 +364,69 @@ class ShardedEmbedding(torch.nn.Module):
     # -- what Estimators do ----------------------------------------------------------------------
 
     @property
-    def is_placed(self) -> bool:
-        """True if it holds the rows of a worker, which are no part of the state dict then."""
-        return self._place is not None
+    def fields(self) -> int:
+        return len(self._fields)
+
+    def _rows_of_field(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:
+        place = self._place or Place()
+        first = sum(self._fields[:field])
+        numbers = torch.arange(place.rank, self.num_embeddings, place.world_size or 1)
+        here = (numbers >= first) & (numbers < first + self._fields[field])
+        return numbers[here] - first, self.weight.detach().cpu()[here]
+
+    def row_table(self) -> RowTable:
+        return NumberedRows(self.weight, self.num_embeddings)
+
+    @property
+    def whole_rows(self) -> int:
+        return self.num_embeddings
 
     def cut(self, place: Place) -> None:
-        """Keep the rows of a worker only, of a table that is whole."""
-        if not self.is_placed:
-            self._place = place
-            own = self.own(self.weight.detach())
-            if self.storage == "mmap" and len(own):
-                rows = _mapped(own.shape, own.dtype, place.folder)
-                rows.copy_(own)
-            else:
-                rows = own.clone()
-            self.weight.data = rows
+        self._place = place
+        own = self.own(self.weight.detach())
+        if self.storage == "mmap" and len(own):
+            rows = mapped_tensor(own.shape, own.dtype, place.folder)
+            rows.copy_(own)
+        else:
+            rows = own.clone()
+        self.weight.data = rows
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this worker's rows of an array that has one for each of the table."""
         place = self._place or Place()
         return whole[place.rank :: place.world_size] if place.world_size else whole[:0]
 
-    def connect(self, exchange: RowExchange) -> None:
-        """Fetch rows from the other workers from now on."""
-        self.read_from(exchange, exchange.add(self.weight, self.num_embeddings))
+    def load(self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict) -> None:
+        if name not in slices.names or slices.rows(name) != self.num_embeddings:
+            count = slices.rows(name) if name in slices.names else "no"
+            raise UsageError(
+                f"The checkpoint has {count} rows of {name}, the model has {self.num_embeddings}"
+            )
+        place, rows = self._place or Place(), self.weight.detach()
+        found = torch.from_numpy(slices.read(name, place.rank, place.world_size, rows.numpy()))
+        if found.data_ptr() != rows.data_ptr():  # of another dtype
+            rows.copy_(found)
+        for key in keys:
+            into = states[key].numpy() if key in states else None
+            array = slices.read(f"{name}.{key}", place.rank, place.world_size, into)
+            states[key] = torch.from_numpy(array)
 
-    def read_from(self, exchange: RowExchange, number: int) -> None:
-        """Fetch rows as the table of this number."""
-        self.exchange, self._number = exchange, number
+    @classmethod
+    def whole(cls, slices: SavedSlices, name: str, keys: Sequence[str]) -> tuple[dict, dict]:
+        states = {key: torch.from_numpy(slices.read(f"{name}.{key}")) for key in keys}
+        return {name: torch.from_numpy(slices.read(name))}, states
 
-    def _apply(self, fn: Callable, recurse: bool = True) -> ShardedEmbedding:
-        if not self.is_placed:
-            return super()._apply(fn, recurse)
-        # rows of a worker stay in its memory, whatever the device of the model
-        dtype = fn(self.weight.detach()[:0]).dtype
-        if dtype != self.weight.dtype:
-            self.weight.data = self.weight.detach().to(dtype)
-        self._starts, self._sizes = fn(self._starts), fn(self._sizes)
-        return self
+    def reader(self, slices: SavedSlices, name: str) -> Callable[[torch.Tensor], np.ndarray]:
+        owners = slices.mapped(name)
+
+        def read(ids: torch.Tensor) -> np.ndarray:
+            numbers = ids.numpy()
+            rows = np.empty((len(numbers), *owners[0].shape[1:]), owners[0].dtype)
+            for owner, array in enumerate(owners):
+                own = numbers % len(owners) == owner
+                rows[own] = array[numbers[own] // len(owners)]
+            return rows
+
+        return read
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not self.is_placed:
@@ -321,7 +484,7 @@ def _initialize(weight: torch.Tensor, rows: int, place: Place, init: Callable, s
             filled += len(own)
 
 
-def _mapped(shape: Sequence[int], dtype: torch.dtype, folder: str | None) -> torch.Tensor:
+def mapped_tensor(shape: Sequence[int], dtype: torch.dtype, folder: str | None) -> torch.Tensor:
     """Return a tensor in a file that goes with this process."""
     size = int(np.prod(shape))
     descriptor, path = tempfile.mkstemp(prefix="bigdl-rows-", dir=folder)
@@ -330,7 +493,7 @@ def _mapped(shape: Sequence[int], dtype: torch.dtype, folder: str | None) -> tor
         return torch.from_file(path, shared=True, size=size, dtype=dtype).view(*shape)
     except OSError as error:
         raise UsageError(
-            f"The rows of a ShardedEmbedding with storage='mmap' need {size * dtype.itemsize} "
+            f"The rows of a table with storage='mmap' need {size * dtype.itemsize} "
             f"bytes in {os.path.dirname(path)!r}: {error}"
         ) from error
     finally:
@@ -338,217 +501,10 @@ def _mapped(shape: Sequence[int], dtype: torch.dtype, folder: str | None) -> tor
         os.unlink(path)
 
 
-def tables_of(model: torch.nn.Module) -> dict[str, ShardedEmbedding]:
-    """Return the sharded embeddings of a model, by the names of their weights."""
-    return {
-        f"{name}.weight" if name else "weight": module
-        for name, module in model.named_modules()
-        if isinstance(module, ShardedEmbedding)
-    }
-
-
-def cut_tables(model: torch.nn.Module, optimizer: Any, place: Place) -> None:
-    """Keep a worker's rows of the tables of a model that came whole, and of its optimizer."""
-    for table in model.modules():
-        if isinstance(table, ShardedEmbedding) and not table.is_placed:
-            table.cut(place)
-            if isinstance(optimizer, torch.optim.Optimizer):
-                state = optimizer.state.get(table.weight, {})
-                for key, value in _of_rows(state, table.num_embeddings).items():
-                    state[key] = table.own(value).clone()
-
-
-class ShardedTables:
-    """The sharded embeddings of a worker's model, and what the optimizer keeps of their rows.
-
-    Without any, all methods do nothing.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    optimizer : torch.optim.Optimizer, optional
-    """
-
-    def __init__(self, model: torch.nn.Module, optimizer: Any = None):
-        tables = tables_of(model).items()
-        self._tables = {name: table for name, table in tables if table.is_placed}
-        self._optimizer = optimizer
-        exchanges = [table.exchange for table in self._tables.values()]
-        self._exchange = exchanges[0] if exchanges else None
-
-    def __bool__(self) -> bool:
-        return bool(self._tables)
-
-    @property
-    def weights(self) -> list[torch.nn.Parameter]:
-        """The slices of this process."""
-        return [table.weight for table in self._tables.values()]
-
-    def without(self, parameters: Sequence) -> list:
-        """Return the parameters that all ranks have."""
-        own = {id(weight) for weight in self.weights}
-        return [p for p in parameters if id(p) not in own]
-
-    # -- a step; collectives ---------------------------------------------------------------------
-
-    def connect(self, sync: GradientSync) -> None:
-        """Let the workers fetch rows from each other."""
-        if self._tables:
-            self._exchange = RowExchange(sync)
-            for table in self._tables.values():
-                table.connect(self._exchange)
-
-    def begin(self) -> None:
-        """Before the forward pass of a batch, or of several batches without gradients."""
-        if self._exchange is not None:
-            self._exchange.begin()
-
-    def finish(self) -> None:
-        """After it, or instead of it."""
-        if self._exchange is not None:
-            self._exchange.finish()
-
-    def send_gradients(self, weight: float) -> None:
-        """Set the gradients of the slices; see :meth:`RowExchange.send_gradients`."""
-        if self._exchange is not None:
-            self._exchange.send_gradients(weight)
-
-    # -- the state -------------------------------------------------------------------------------
-
-    def optimizer_state(self) -> dict:
-        """Return the optimizer's state dict, without what it keeps of a worker's rows.
-
-        Of sharded embeddings it says under ``tables`` which of its parameters they are.
-        """
-        state = self._optimizer.state_dict()
-        if not self._tables:
-            return state
-        numbers = {id(p): number for number, p in enumerate(_parameters(self._optimizer))}
-        state["tables"] = {}
-        for name, table in self._tables.items():
-            number = state["tables"][name] = numbers.get(id(table.weight))
-            of_table = state["state"].get(number, {})
-            for key in _of_rows(of_table, len(table.weight)):
-                of_table = state["state"][number] = {**of_table}
-                del of_table[key]
-        return state
-
-    def load_optimizer(self, load: Callable[[], None]) -> None:
-        """Call what loads a state dict into the optimizer, and have its rows cut or kept.
-
-        Parameters
-        ----------
-        load : callable
-            Of a state that has none of the rows, which stay, or those of the whole tables.
-        """
-        kept = {
-            id(table.weight): _of_rows(
-                self._optimizer.state.get(table.weight, {}), len(table.weight)
-            )
-            for table in self._tables.values()
-        }
-        load()
-        for table in self._tables.values():
-            if id(table.weight) not in {id(p) for p in _parameters(self._optimizer)}:
-                continue
-            state = self._optimizer.state[table.weight]
-            for key, value in _of_rows(state, table.num_embeddings).items():
-                state[key] = table.own(value).clone()
-            if state:
-                self._optimizer.state[table.weight] = {**kept[id(table.weight)], **state}
-            elif kept[id(table.weight)]:
-                state.update(kept[id(table.weight)])
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return this worker's rows, and what its optimizer keeps of them, where they lie."""
-        arrays = {}
-        for name, table in self._tables.items():
-            arrays[name] = table.weight.detach().numpy()
-            state = self._optimizer.state.get(table.weight, {})
-            for key, value in _of_rows(state, len(table.weight)).items():
-                arrays[f"{name}.{key}"] = value.contiguous().numpy()
-        return arrays
-
-    def load(self, slices: SavedSlices, rank: int, world_size: int) -> None:
-        """Take over a worker's rows of a checkpoint."""
-        for name, table in self._tables.items():
-            self._check(slices, name, table)
-            rows = table.weight.detach()
-            found = torch.from_numpy(slices.read(name, rank, world_size, rows.numpy()))
-            if found.data_ptr() != rows.data_ptr():  # of another dtype
-                rows.copy_(found)
-            for key in _keys(slices, name) if self._optimizer is not None else ():
-                state = self._optimizer.state[table.weight]
-                into = state[key].numpy() if key in state else None
-                array = slices.read(f"{name}.{key}", rank, world_size, into)
-                state[key] = torch.from_numpy(array)
-
-    def _check(self, slices: SavedSlices, name: str, table: ShardedEmbedding) -> None:
-        if name not in slices.names or slices.rows(name) != table.num_embeddings:
-            rows = slices.rows(name) if name in slices.names else "no"
-            raise UsageError(
-                f"The checkpoint has {rows} rows of {name}, the model has {table.num_embeddings}"
-            )
-
-
-class SavedRows:
-    """Rows that a model reads from the files of a checkpoint, as they are asked for.
-
-    Parameters
-    ----------
-    slices : SavedSlices
-        On storage that is mapped to memory.
-    model : torch.nn.Module
-        Made :data:`NOWHERE`; its sharded embeddings read here from now on.
-    """
-
-    def __init__(self, slices: SavedSlices, model: torch.nn.Module):
-        self._tables: list[list[np.ndarray]] = []
-        for name, table in tables_of(model).items():
-            table.read_from(cast("Any", self), len(self._tables))
-            self._tables.append(slices.mapped(name))
-
-    def fetch(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of some ids."""
-        slices, distinct = self._tables[table], Distinct(ids)
-        numbers = distinct.keys.numpy()
-        rows = np.empty((len(numbers), *slices[0].shape[1:]), slices[0].dtype)
-        for owner, array in enumerate(slices):
-            own = numbers % len(slices) == owner
-            rows[own] = array[numbers[own] // len(slices)]
-        return distinct.spread(torch.from_numpy(rows))
-
-
-def whole(snapshot: Checkpoint) -> Checkpoint:
-    """Return a checkpoint whose files hold all rows of tables that lie in slices."""
-    slices = snapshot.slices
-    if slices is None:
-        return snapshot
-    model, optimizer = (loads(snapshot.files[name]) for name in ("model.pt", "optimizer.pt"))
-    for name, number in optimizer.pop("tables").items():
-        model[name] = torch.from_numpy(slices.read(name))
-        for key in _keys(slices, name):
-            state = optimizer["state"].setdefault(number, {})
-            state[key] = torch.from_numpy(slices.read(f"{name}.{key}"))
-    files = {**snapshot.files, "model.pt": dumps(model), "optimizer.pt": dumps(optimizer)}
-    manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
-    return Checkpoint(manifest, files)
-
-
-def _parameters(optimizer: Any) -> list:
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _of_rows(state: dict, rows: int) -> dict[str, torch.Tensor]:
+def of_rows(state: dict, rows: int) -> dict[str, torch.Tensor]:
     """Return what an optimizer keeps of each row of a weight."""
     return {
         key: cast("torch.Tensor", value)
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and value.dim() and len(value) == rows
     }
-
-
-def _keys(slices: SavedSlices, name: str) -> list[str]:
-    """Return names of what the optimizer kept of the rows of a table."""
-    start = f"{name}."
-    return [each[len(start) :] for each in slices.names if each.startswith(start)]

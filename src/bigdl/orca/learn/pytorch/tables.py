@@ -1,0 +1,226 @@
+"""The tables of a model whose rows lie in slices on the workers.
+
+:class:`ShardedTables` are what the loop asks them to do, and their arrays in a checkpoint;
+:class:`SavedRows` reads rows for predictions from its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from bigdl.orca.learn.pytorch.growing import GrowingEmbedding
+from bigdl.orca.learn.pytorch.sharded import Place, ShardedEmbedding, ShardedTable, of_rows
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.runtime.collectives.rows import Distinct, RowExchange
+from bigdl.training.checkpoint import Checkpoint
+from bigdl.training.slices import SavedSlices
+from bigdl.training.state import dumps, loads
+
+BROADCAST = 1 << 30  # bytes of tables that travel with a model that predicts
+
+
+def tables_of(model: torch.nn.Module) -> dict[str, ShardedTable]:
+    """Return the sharded embeddings of a model, by the names of their weights."""
+    return {
+        f"{name}.weight" if name else "weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, ShardedTable)
+    }
+
+
+def cut_tables(model: torch.nn.Module, optimizer: Any, place: Place) -> None:
+    """Keep a worker's rows of the tables of a model that came whole, and of its optimizer."""
+    for table in model.modules():
+        if isinstance(table, ShardedTable) and not table.is_placed:
+            table.cut(place)
+            if isinstance(optimizer, torch.optim.Optimizer):
+                state = optimizer.state.get(table.weight, {})
+                for key, value in of_rows(state, table.whole_rows).items():
+                    state[key] = table.own(value).clone()
+
+
+class ShardedTables:
+    """The sharded embeddings of a worker's model, and what the optimizer keeps of their rows.
+
+    Without any, all methods do nothing.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    optimizer : torch.optim.Optimizer, optional
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any = None):
+        tables = tables_of(model).items()
+        self._tables = {name: table for name, table in tables if table.is_placed}
+        self._optimizer = optimizer
+        if optimizer is not None:
+            for table in self._tables.values():
+                table.states = partial(self._state, table)
+        exchanges = [table.exchange for table in self._tables.values()]
+        self._exchange = exchanges[0] if exchanges else None
+
+    def __bool__(self) -> bool:
+        return bool(self._tables)
+
+    @property
+    def weights(self) -> list[torch.nn.Parameter]:
+        """The slices of this process."""
+        return [table.weight for table in self._tables.values()]
+
+    def without(self, parameters: Sequence) -> list:
+        """Return the parameters that all ranks have."""
+        own = {id(weight) for weight in self.weights}
+        return [p for p in parameters if id(p) not in own]
+
+    def _state(self, table: ShardedTable) -> dict:
+        return self._optimizer.state.get(table.weight, {})
+
+    # -- a step; collectives ---------------------------------------------------------------------
+
+    def connect(self, sync: GradientSync) -> None:
+        """Let the workers fetch rows from each other."""
+        if self._tables:
+            self._exchange = RowExchange(sync)
+            for table in self._tables.values():
+                table.connect(self._exchange)
+
+    def begin(self) -> None:
+        """Before the forward pass of a batch, or of several batches without gradients."""
+        if self._exchange is not None:
+            self._exchange.begin()
+
+    def finish(self) -> None:
+        """After it, or instead of it."""
+        if self._exchange is not None:
+            self._exchange.finish()
+
+    def send_gradients(self, weight: float) -> None:
+        """Set the gradients of the slices; see :meth:`RowExchange.send_gradients`."""
+        if self._exchange is not None:
+            self._exchange.send_gradients(weight)
+
+    # -- the state -------------------------------------------------------------------------------
+
+    def optimizer_state(self) -> dict:
+        """Return the optimizer's state dict, without what it keeps of a worker's rows.
+
+        Of sharded embeddings it says under ``tables`` which of its parameters they are.
+        """
+        state = self._optimizer.state_dict()
+        if not self._tables:
+            return state
+        numbers = {id(p): number for number, p in enumerate(_parameters(self._optimizer))}
+        state["tables"] = {}
+        for name, table in self._tables.items():
+            number = state["tables"][name] = numbers.get(id(table.weight))
+            of_table = state["state"].get(number, {})
+            for key in of_rows(of_table, len(table.weight)):
+                of_table = state["state"][number] = {**of_table}
+                del of_table[key]
+        return state
+
+    def load_optimizer(self, load: Callable[[], None]) -> None:
+        """Call what loads a state dict into the optimizer, and have its rows cut or kept.
+
+        Parameters
+        ----------
+        load : callable
+            Of a state that has none of the rows, which stay, or those of the whole tables.
+        """
+        kept = {
+            id(table.weight): of_rows(
+                self._optimizer.state.get(table.weight, {}), len(table.weight)
+            )
+            for table in self._tables.values()
+        }
+        load()
+        for table in self._tables.values():
+            if id(table.weight) not in {id(p) for p in _parameters(self._optimizer)}:
+                continue
+            state = self._optimizer.state[table.weight]
+            for key, value in of_rows(state, table.whole_rows).items():
+                state[key] = table.own(value).clone()
+            if state:
+                self._optimizer.state[table.weight] = {**kept[id(table.weight)], **state}
+            elif kept[id(table.weight)]:
+                state.update(kept[id(table.weight)])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return this worker's rows, and what its optimizer keeps of them, where they lie."""
+        arrays = {}
+        for name, table in self._tables.items():
+            arrays.update({f"{name}{key}": each.numpy() for key, each in table.saved().items()})
+            state = self._optimizer.state.get(table.weight, {})
+            for key, value in of_rows(state, len(table.weight)).items():
+                arrays[f"{name}.{key}"] = table.used(value.contiguous()).numpy()
+        return arrays
+
+    def load(self, slices: SavedSlices) -> None:
+        """Take over the worker's rows of a checkpoint."""
+        for name, table in self._tables.items():
+            if self._optimizer is None:
+                table.load(slices, name, (), {})
+            elif keys := _keys(slices, name):
+                table.load(slices, name, keys, self._optimizer.state[table.weight])
+            else:
+                table.load(slices, name, (), {})
+
+
+class SavedRows:
+    """Rows that a model reads from the files of a checkpoint, as they are asked for.
+
+    Parameters
+    ----------
+    slices : SavedSlices
+        On storage that is mapped to memory.
+    model : torch.nn.Module
+        Made :data:`NOWHERE`; its sharded embeddings read here from now on.
+    """
+
+    def __init__(self, slices: SavedSlices, model: torch.nn.Module):
+        self._readers: list[Callable[[torch.Tensor], np.ndarray]] = []
+        for name, table in tables_of(model).items():
+            table.read_from(cast("Any", self), len(self._readers))
+            self._readers.append(table.reader(slices, name))
+
+    def fetch(self, table: int, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of some ids."""
+        distinct = Distinct(ids)
+        return distinct.spread(torch.from_numpy(self._readers[table](distinct.keys)))
+
+
+def whole(snapshot: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose files hold all rows of tables that lie in slices."""
+    slices = snapshot.slices
+    if slices is None:
+        return snapshot
+    model, optimizer = (loads(snapshot.files[name]) for name in ("model.pt", "optimizer.pt"))
+    for name, number in optimizer.pop("tables").items():
+        kind = _kind_of(slices, name)
+        rows, states = kind.whole(slices, name, _keys(slices, name))
+        model.update(rows)
+        if states:
+            optimizer["state"].setdefault(number, {}).update(states)
+    files = {**snapshot.files, "model.pt": dumps(model), "optimizer.pt": dumps(optimizer)}
+    manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
+    return Checkpoint(manifest, files)
+
+
+def _parameters(optimizer: Any) -> list:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _kind_of(slices: SavedSlices, name: str) -> type[ShardedTable]:
+    return GrowingEmbedding if f"{name}-keys" in slices.names else ShardedEmbedding
+
+
+def _keys(slices: SavedSlices, name: str) -> list[str]:
+    """Return names of what the optimizer kept of the rows of a table."""
+    start = f"{name}."
+    return [each[len(start) :] for each in slices.names if each.startswith(start)]
