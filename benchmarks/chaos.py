@@ -1,11 +1,16 @@
-"""The parameter layer under fire: processes are killed while it trains, and nothing may differ.
+"""Trainings under fire: processes are killed while they run, and nothing may differ.
 
 A network is trained on two executors (``local-cluster``), once undisturbed and then again and again
 while a thread of the driver kills a random process with ``kill -9`` at random moments: a Python
 worker, or an executor with all that it holds. Every training must end with the very weights of the
 undisturbed one, and must leave neither processes nor files of its rows behind.
 
-    python benchmarks/chaos.py [--trials 20] [--kills 2] [--seed 0] [--json out.json]
+    python benchmarks/chaos.py [--of shuffle barrier] [--trials 20] [--kills 2] [--seed 0]
+        [--json out.json]
+
+``shuffle`` and ``barrier`` train by the parameter layer with its two transports, ``sharded`` and
+``growing`` a model with a :class:`ShardedEmbedding` or a :class:`GrowingEmbedding` on workers that
+go on from the newest checkpoint.
 
 It prints one line per trial and a table of all; the exit status is 1 if any weight differs or
 anything is left.
@@ -29,6 +34,7 @@ import numpy as np
 import psutil
 
 TRANSPORTS = ("shuffle", "barrier")
+TABLES = ("sharded", "growing")
 VICTIMS = ("Python worker", "executor")
 ROWS, INPUTS, EPOCHS, BATCH = 512, 16, 3, 32
 GROUP = 8
@@ -38,7 +44,8 @@ _AFTER_S = 30.0  # seconds that processes which were asked to end get for it
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--of", nargs="+", choices=(*TRANSPORTS, *TABLES), default=TRANSPORTS)
+    parser.add_argument("--trials", type=int, default=20, help="of all together")
     parser.add_argument("--kills", type=int, default=2, help="of a trial, at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all trials there, too")
@@ -102,38 +109,40 @@ def spools(folder: Path) -> list[str]:
 def run(options) -> list[dict]:
     """All trials; transports and victims in turn, moments at random."""
     undisturbed, seconds = {}, {}
-    for transport in TRANSPORTS:
-        train(transport)  # warms up
+    for what in options.of:
+        train(what)  # warms up
         started = time.perf_counter()
-        undisturbed[transport] = train(transport)
-        seconds[transport] = time.perf_counter() - started
-        print(f"{transport}, undisturbed: {seconds[transport]:.1f} s", flush=True)
-    assert same(undisturbed["shuffle"], undisturbed["barrier"]), "the transports differ"
+        undisturbed[what] = train(what)
+        seconds[what] = time.perf_counter() - started
+        print(f"{what}, undisturbed: {seconds[what]:.1f} s", flush=True)
+    transports = [undisturbed[what] for what in TRANSPORTS if what in undisturbed]
+    assert same(transports[0], transports[-1]) if transports else True, "the transports differ"
     generator, trials = random.Random(options.seed), []
     while len(trials) < options.trials:
         number = len(trials)
-        transport, victim = TRANSPORTS[number % 2], VICTIMS[number // 2 % 2]
+        kinds = len(options.of)
+        what, victim = options.of[number % kinds], VICTIMS[number // kinds % 2]
         count = generator.randint(1, options.kills)
-        moments = sorted(generator.uniform(0, seconds[transport]) for _ in range(count))
-        found = trial(transport, victim, moments, generator.random(), undisturbed)
+        moments = sorted(generator.uniform(0, seconds[what]) for _ in range(count))
+        found = trial(what, victim, moments, generator.random(), undisturbed)
         # what else the machine does may have ended since, and nobody is killed after the end
-        seconds[transport] = min(seconds[transport], found["seconds"])
+        seconds[what] = min(seconds[what], found["seconds"])
         if found["killed"]:
-            trials.append({**found, "undisturbed_s": seconds[transport]})
+            trials.append({**found, "undisturbed_s": seconds[what]})
             print(json.dumps(trials[-1]), flush=True)
     return trials
 
 
-def trial(transport, victim, moments, chance, undisturbed) -> dict:
+def trial(what, victim, moments, chance, undisturbed) -> dict:
     """One training whose processes are killed at some moments."""
     killer = Killer(victim, moments, random.Random(chance))
     started = time.perf_counter()
     with killer:
-        weights = train(transport)
+        weights = train(what)
     seconds = time.perf_counter() - started
-    expected = undisturbed[transport]
+    expected = undisturbed[what]
     return {
-        "transport": transport,
+        "what": what,
         "victim": victim,
         "killed": killer.killed,
         "seconds": seconds,
@@ -195,8 +204,12 @@ def is_worker(process) -> bool:
 # -- what is trained ------------------------------------------------------------------------------
 
 
-def train(transport: str) -> list[np.ndarray]:
+def train(what: str) -> list[np.ndarray]:
     """The weights after a training."""
+    return train_tables(what) if what in TABLES else train_by_layer(what)
+
+
+def train_by_layer(transport: str) -> list[np.ndarray]:
     import torch
 
     from bigdl.orca.learn.pytorch import Estimator
@@ -216,6 +229,63 @@ def train(transport: str) -> list[np.ndarray]:
         max_failures=20,
     )
     return [value.numpy() for value in est.get_model().state_dict().values()]
+
+
+def train_tables(kind: str) -> list[np.ndarray]:
+    import torch
+
+    from bigdl.orca.learn.pytorch import Estimator
+    from bigdl.orca.learn.trigger import SeveralIteration
+    from bigdl.orca.torch import RowwiseAdagrad
+
+    rng = np.random.default_rng(0)
+    ids = np.minimum(rng.geometric(0.02, (ROWS, 2)), USERS - 1)
+    labels = (ids.sum(1, keepdims=True) % 5).astype(np.float32)
+    with tempfile.TemporaryDirectory(prefix="bigdl-chaos-models-") as folder:
+        est = Estimator.from_torch(
+            model=lambda config: clicks(kind),
+            optimizer=lambda model, config: RowwiseAdagrad(model.parameters(), lr=0.1),
+            loss=torch.nn.MSELoss(),
+            workers_per_node=1,
+            backend="spark",
+            model_dir=folder,
+        )
+        trigger = SeveralIteration(GROUP)
+        how = {"epochs": EPOCHS, "batch_size": BATCH, "seed": 1, "max_failures": 20}
+        est.fit((ids, labels), checkpoint_trigger=trigger, **how)
+        model = est.get_model()
+        rows = [model.table.to_arrow(field=field) for field in range(2)]
+        state = est.get_state_dict()["optimizers"][0]["state"]
+    found = [np.stack(each[name].to_numpy(False)) for each in rows for name in each.column_names]
+    sums = [value["sum"].numpy() for value in state.values()]
+    return [*found, *sums, *(value.detach().numpy() for value in model.rest.parameters())]
+
+
+USERS = 400
+
+
+def clicks(kind: str):
+    """A model of two categories, whose tables lie in slices on the workers."""
+    import torch
+
+    from bigdl.orca.torch import GrowingEmbedding, ShardedEmbedding
+
+    torch.manual_seed(0)
+
+    class Clicks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = (
+                ShardedEmbedding([USERS, USERS], 8)
+                if kind == "sharded"
+                else GrowingEmbedding(8, fields=2, admit_after=2, expire_after=10)
+            )
+            self.rest = torch.nn.Linear(16, 1)
+
+        def forward(self, ids):
+            return self.rest(self.table(ids).flatten(1))
+
+    return Clicks()
 
 
 def network(config):
@@ -243,19 +313,19 @@ def same(one, other) -> bool:
 
 def report(trials: list[dict], left: list[str]) -> None:
     print(
-        "\n| transport | victim | trials | killed | equal to the last bit | seconds, median "
+        "\n| what | victim | trials | killed | equal to the last bit | seconds, median "
         "(undisturbed) |\n|---|---|---|---|---|---|"
     )
-    for transport in TRANSPORTS:
+    for what in (*TRANSPORTS, *TABLES):
         for victim in VICTIMS:
-            own = [t for t in trials if (t["transport"], t["victim"]) == (transport, victim)]
+            own = [t for t in trials if (t["what"], t["victim"]) == (what, victim)]
             if not own:
                 continue
             killed = sum(t["killed"] for t in own)
             equal = sum(not t["differing"] for t in own)
             median = statistics.median(t["seconds"] for t in own)
             print(
-                f"| {transport} | {victim} | {len(own)} | {killed} | {equal} | {median:.1f} "
+                f"| {what} | {victim} | {len(own)} | {killed} | {equal} | {median:.1f} "
                 f"({own[0]['undisturbed_s']:.1f}) |"
             )
     print(f"\nProcesses and files left: {len(left)}", *left, sep="\n")

@@ -11,6 +11,7 @@ vectors between them. Every side has the same model, batch size, learning rate a
 ==================  =============================================================================
 ``bigdl, N×T``      ``Estimator.fit`` on N workers of T threads: ``ShardedEmbedding``,
                     ``RowwiseAdagrad``
+``growing, N×T``    the same with a ``GrowingEmbedding``, which has the rows that were read only
 ``plain``           one process with all cores: one ``nn.Embedding(sparse=True)`` of all fields, the
                     row-wise Adagrad of its sparse gradient by hand, ``torch.optim.Adagrad`` for the
                     rest; batches are slices of tensors in memory
@@ -46,7 +47,7 @@ from torch import nn
 
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.torch import RowwiseAdagrad, ShardedEmbedding
+from bigdl.orca.torch import GrowingEmbedding, RowwiseAdagrad, ShardedEmbedding
 
 NUMBERS = 13
 # distinct ids of Criteo's fields (Kaggle's data set), which say what the proportions are
@@ -136,6 +137,13 @@ def sharded_model(config):
     return Interactions(table, config["hidden"])
 
 
+def growing_model(config):
+    torch.manual_seed(config["seed"])
+    how = {"init": small_values, "storage": config["storage"]}
+    table = GrowingEmbedding(WIDTH, fields=len(config["fields"]), **how)
+    return Interactions(table, config["hidden"])
+
+
 def dense_model(config):
     """The same model, with the same first weights and dense gradients."""
     model = sharded_model(config)
@@ -190,7 +198,11 @@ def bigdl_side(options, side, numbers, ids, labels):
     }
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         estimator = Estimator.from_torch(
-            model=dense_model(config) if side.startswith("dense") else sharded_model,
+            model={
+                "dense": dense_model(config) if side.startswith("dense") else None,
+                "bigdl": sharded_model,
+                "growing": growing_model,
+            }[side.partition(",")[0]],
             optimizer=lambda model, config: options.sharded_optimizer(model),
             loss=nn.BCEWithLogitsLoss(),
             config=config,
@@ -314,6 +326,7 @@ def in_child(options, side, **changes):
 
 def speed(options):
     sides = [f"bigdl, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
+    sides += [f"growing, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
     sides += ["plain"] if options.rows > 2e7 else ["plain", "plain, Adagrad"]
     sides += ["fbgemm"] if importlib.util.find_spec("fbgemm_gpu") else []
     found = {side: [] for side in sides}

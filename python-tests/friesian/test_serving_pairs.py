@@ -128,6 +128,31 @@ def test_a_table_that_would_be_too_large_is_not_kept(store, index, model):
     check_equal(split, whole, random_users(100).tolist())
 
 
+@pytest.mark.parametrize("user_memory", [0, 2000, 1 << 20])
+def test_users_are_kept_until_they_change(store, index, model, catalogue, user_memory):
+    split, whole = both(store, index, model, user_memory=user_memory)
+    assert is_split(split)
+    users = random_users(100)
+    reads = []
+    for _ in range(2):
+        check_equal(split, whole, users.tolist())
+        kept = [*split._pairs()._models.values()][-1]._users
+        reads.append({place for memory in kept.values() for place in memory._kept})
+        assert all(memory._bytes <= user_memory for memory in kept.values())
+    known = {1, 3, *users.tolist()} & set(catalogue[0]["user"].tolist())
+    assert len(reads[1]) == len(known) if user_memory > 2000 else len(reads[1]) < len(known)
+    frame = catalogue[0].copy()
+    frame["age"] = 100 - frame["age"]
+    store.update({"user": frame.iloc[::2]})
+    check_equal(split, whole, users.tolist())
+    store.delete("user", frame["user"].iloc[:50])
+    check_equal(split, whole, users.tolist())
+    store.replace({"user": frame, "item": catalogue[1].drop(columns="vector")})
+    check_equal(split, whole, users.tolist())
+    store.rollback()
+    check_equal(split, whole, users.tolist())
+
+
 def test_a_new_model_answers_with_its_own_values(store, index):
     with ModelRepository() as repository:
         repository.add("ranker", ServedModel(deepfm(), sample=SAMPLE, thread_num=1))

@@ -51,6 +51,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "instances": int,
         "split": bool,
         "item_memory_mb": int,
+        "user_memory_mb": int,
     },
     "recommender": {
         "candidates": int,

@@ -1,9 +1,9 @@
 """Scores of users and their candidates by a model that is split into parts.
 
 All candidates of a request have the features of one user.  What the model makes of these is
-computed once for the user; what it makes of an item is computed once for each row of the store and
-kept in a table in memory; only the rest is computed for each pair.  See
-:class:`bigdl.nano.openvino.SplitNetwork`.
+computed once for the user, and kept for those who were here last; what it makes of an item is
+computed once for each row of the store and kept in a table in memory; only the rest is computed for
+each pair.  See :class:`bigdl.nano.openvino.SplitNetwork`.
 
 A row of a table belongs to a row of the store's files, which never change, so an item that was
 updated has another row, which is computed when it is asked for.  A model that is replaced takes its
@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from bigdl.nano.serving.model import ServedModel
 
 logger = logging.getLogger(__name__)
 
+_ARRAY_BYTES = 112  # of an array, besides its numbers
 _CHUNK = 4096  # rows that are computed in one call
 _TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 _FEW = 64  # rows of items whose number may be any; each number of rows is a shape to compile for
@@ -58,14 +60,50 @@ class _ItemTable:
         return self._values.take(places, axis=0)
 
 
+class _UserMemory:
+    """What a model makes of users, each a row of a file of the store; the oldest go first."""
+
+    def __init__(self, most_bytes: int):
+        self._most_bytes, self._bytes = most_bytes, 0
+        self._kept: dict[int, list[np.ndarray]] = {}
+        self._changing = threading.Lock()
+
+    def get(self, place: int) -> list[np.ndarray] | None:
+        return self._kept.get(place)
+
+    def put(self, place: int, values: list[np.ndarray]) -> None:
+        copies = [np.array(each) for each in values]
+        size = _size_of(copies)
+        with self._changing:
+            if place in self._kept or size > self._most_bytes:
+                return
+            self._kept[place] = copies
+            self._bytes += size
+            while self._bytes > self._most_bytes:
+                self._bytes -= _size_of(self._kept.pop(next(iter(self._kept))))
+
+
+def _size_of(arrays: Sequence[np.ndarray]) -> int:
+    return sum(each.nbytes + _ARRAY_BYTES for each in arrays)
+
+
 class _SplitModel:
-    """A model in parts, with its tables."""
+    """A model in parts, with what it made of users and items."""
 
     def __init__(self, network: SplitNetwork, tolerance: float):
         self.network, self.tolerance = network, tolerance
+        self._users: weakref.WeakKeyDictionary[Rows, _UserMemory] = weakref.WeakKeyDictionary()
         self.is_checked = False
         self._tables: weakref.WeakKeyDictionary[Rows, _ItemTable] = weakref.WeakKeyDictionary()
         self._adding = threading.Lock()
+
+    def users(self, rows: Rows, most_bytes: int) -> _UserMemory:
+        """Return what is kept of the users of a file."""
+        memory = self._users.get(rows)
+        if memory is None:
+            with self._adding:
+                memory = self._users.setdefault(rows, _UserMemory(most_bytes))
+        return memory
 
     def table(self, rows: Rows, most_bytes: int) -> _ItemTable | None:
         """Return the table for the rows of a file; None if it would be too large."""
@@ -78,6 +116,28 @@ class _SplitModel:
                 if table is None:
                     table = self._tables[rows] = _ItemTable(len(rows), self.network.width)
         return table
+
+
+@dataclass(frozen=True)
+class _Requested:
+    """The users of a request who have candidates.
+
+    Attributes
+    ----------
+    counts : list of int
+        Candidates of each.
+    sources : list of (_UserMemory, int) or None
+        Where what the model makes of each is kept.
+    kept : list of list of ndarray or None
+        What is known of it.
+    features : Features or None
+        Of those of whom nothing is known, in their order.
+    """
+
+    counts: list[int]
+    sources: list[tuple[_UserMemory, int] | None]
+    kept: list[list[np.ndarray] | None]
+    features: Features | None
 
 
 class PairScores:
@@ -98,6 +158,8 @@ class PairScores:
         The score, of a model that gives several.
     most_bytes : int
         A table of items is kept if it has no more.
+    user_bytes : int
+        That what is kept of users may take.
 
     Raises
     ------
@@ -115,7 +177,9 @@ class PairScores:
         pipeline: FeaturePipeline | None,
         output: str | None,
         most_bytes: int,
+        user_bytes: int,
     ):
+        self._user_bytes = user_bytes
         self._ranker, self._features = ranker, features
         self._tables, self._columns = tables, columns
         self._pipeline, self._output, self._most_bytes = pipeline, output, most_bytes
@@ -123,7 +187,7 @@ class PairScores:
         self._models: weakref.WeakKeyDictionary[ServedModel, _SplitModel | None] = (
             weakref.WeakKeyDictionary()
         )
-        self._making = threading.Lock()
+        self._making, self._splitting = threading.Lock(), threading.Lock()
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -150,6 +214,11 @@ class PairScores:
         return None
 
     def _make(self, model: ServedModel) -> None:
+        with self._splitting:
+            if self._models.get(model) is None:
+                self._models[model] = self._made(model)
+
+    def _made(self, model: ServedModel) -> _SplitModel | None:
         try:
             network = model.split([n for n in _names(model) if n in self._of_user])
             tolerance = _TOLERANCE["bf16" if "bf16" in model.method else "fp32"]
@@ -157,9 +226,8 @@ class PairScores:
             self._fill(model, split)
         except Exception as error:
             logger.info("The model is used as a whole: %s", one_line(error))
-            self._models[model] = None
-        else:
-            self._models[model] = split
+            return None
+        return split
 
     def _fill(self, model: ServedModel, split: _SplitModel) -> None:
         if not hasattr(self._features, "parts"):
@@ -175,8 +243,8 @@ class PairScores:
 
     def scores(
         self,
+        users: np.ndarray,
         candidates: Candidates,
-        read: Callable[[], Features],
         whole: Callable[[], np.ndarray],
         stage: Callable[[str], AbstractContextManager[None]],
     ) -> np.ndarray | None:
@@ -184,9 +252,8 @@ class PairScores:
 
         Parameters
         ----------
+        users : ndarray of int64
         candidates : Candidates
-        read : callable
-            Returns the features of the users.
         whole : callable
             Returns the scores of the whole model, which the first ones are compared with.
         stage : callable
@@ -197,13 +264,14 @@ class PairScores:
             if model is None or split is None:
                 return None
             with stage("features"):
-                users = read()
+                requested = self._requested(split, users, candidates)
             with stage("ranking"):
                 if split.is_checked:
-                    return self._computed(model, split, users, candidates)
+                    return self._computed(model, split, requested, candidates)
                 expected = whole()
                 try:
-                    self._check(split, self._computed(model, split, users, candidates), expected)
+                    scores = self._computed(model, split, requested, candidates)
+                    self._check(split, scores, expected)
                 except Exception as error:
                     logger.warning("The model is used as a whole: %s", one_line(error))
                     self._models[model] = None
@@ -217,17 +285,46 @@ class PairScores:
             raise SplitError(f"its parts give other scores, which differ by {most:.3g}")
         split.is_checked = True
 
+    def _requested(
+        self, split: _SplitModel, users: np.ndarray, candidates: Candidates
+    ) -> _Requested:
+        """Look what is kept of the users who have candidates; read the features of the others."""
+        asked = np.flatnonzero(candidates.counts)
+        counts, ids = candidates.counts[asked].tolist(), users[asked]
+        table, columns = self._tables[0], self._columns[0]
+        if not hasattr(self._features, "parts"):
+            nothing = [None] * len(ids)
+            return _Requested(counts, nothing, nothing, self._features.read(table, ids, columns))
+        layout, parts = self._features.parts(table)
+        sources: list[tuple[_UserMemory, int] | None] = [None] * len(ids)
+        for rows in parts:  # later ones replace earlier ones
+            memory = split.users(rows, self._user_bytes)
+            for number, place in enumerate(rows.places(ids).tolist()):
+                if place >= 0:
+                    sources[number] = memory, place
+        kept = [None if source is None else source[0].get(source[1]) for source in sources]
+        missing = [number for number, values in enumerate(kept) if values is None]
+        # of these parts, whatever the store has by now
+        features = gathered(layout, parts, ids[missing], columns) if missing else None
+        return _Requested(counts, sources, kept, features)
+
     def _computed(
-        self, model: ServedModel, split: _SplitModel, users: Features, candidates: Candidates
+        self, model: ServedModel, split: _SplitModel, requested: _Requested, candidates: Candidates
     ) -> np.ndarray:
         begin = time.perf_counter()
         items = self._items(model, split, candidates.ids)
-        of_user = self._inputs(model, self._of_user, users.columns, 0)
-        scores, start = [], 0
-        for place, count in enumerate(candidates.counts.tolist()):
-            if not count:
-                continue
-            common = split.network.common([each[place : place + 1] for each in of_user])
+        of_user: list[np.ndarray] = []
+        if requested.features is not None:
+            of_user = self._inputs(model, self._of_user, requested.features.columns, 0)
+        scores, start, place = [], 0, 0
+        for count, source, common in zip(
+            requested.counts, requested.sources, requested.kept, strict=True
+        ):
+            if common is None:
+                common = split.network.common([each[place : place + 1] for each in of_user])
+                place += 1
+                if source is not None:
+                    source[0].put(source[1], common)
             rows = items[start : start + count]
             start += count
             scores.append(self._score(model, split.network.joint(common, rows)))

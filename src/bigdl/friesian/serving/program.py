@@ -465,6 +465,7 @@ class Serving:
                     metrics=self.metrics,
                     split=config.get("ranking.split", True),
                     item_memory=config.get("ranking.item_memory_mb", 1024) << 20,
+                    user_memory=config.get("ranking.user_memory_mb", 64) << 20,
                     **functions,
                 ),
             )

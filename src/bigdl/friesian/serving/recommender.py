@@ -361,13 +361,15 @@ class Recommender:
         For requests with a deadline.
     metrics : ServingMetrics, optional
     split : bool, default True
-        Compute what the ranker makes of a user once for all candidates, and keep what it makes of
-        an item.  A :class:`ServedModel` or :class:`ServedRanker` in OpenVINO is split if it can be
-        and its scores stay equal up to rounding; not with `prepare`, and not if a step of the
-        pipeline reads columns of both tables.
+        Compute what the ranker makes of a user once for all candidates, and keep it and what it
+        makes of an item.  A :class:`ServedModel` or :class:`ServedRanker` in OpenVINO is split if
+        it can be and its scores stay equal up to rounding; not with `prepare`, and not if a step of
+        the pipeline reads columns of both tables.
     item_memory : int, default 1 GiB
         Bytes that what is kept of the items may take, for each model and file of the store; items
         that need more are computed with each request.
+    user_memory : int, default 64 MiB
+        The same for users; those who were kept first make room for others.
 
     Examples
     --------
@@ -412,6 +414,7 @@ class Recommender:
         metrics: ServingMetrics | None = None,
         split: bool = True,
         item_memory: int = 1 << 30,
+        user_memory: int = 64 << 20,
     ):
         self.features, self.recall, self.ranker = features, recall, ranker
         self._inputs = _inputs_of(ranker, inputs)
@@ -429,7 +432,10 @@ class Recommender:
         self._pool: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()
         self._told: dict[str, float] = {}  # when, by stage
-        self._item_memory = check_integer("item_memory", item_memory, 0)
+        self._memory = (
+            check_integer("item_memory", item_memory, 0),
+            check_integer("user_memory", user_memory, 0),
+        )
         is_model = isinstance(ranker, ServedModel | ServedRanker)
         in_shards = hasattr(features, "read_found")
         self._may_split = split and is_model and prepare is None and not in_shards
@@ -548,13 +554,11 @@ class Recommender:
         if pairs is None:
             return None
 
-        def read() -> Features:
-            return self.features.read(self._user_table, request.users, self._needed()[0])
-
         def whole() -> np.ndarray:
             return self._scores(self._columns(request.users, candidates)[0], len(candidates.ids))
 
-        return pairs.scores(candidates, read, whole, partial(self._begun, request))
+        stage = partial(self._begun, request)
+        return pairs.scores(request.users, candidates, whole, stage)
 
     def _pairs(self) -> PairScores | None:
         """Return what computes scores by parts of the model, for the columns that there are."""
@@ -563,7 +567,7 @@ class Recommender:
         needed = self._needed()
         if self._split is None or self._split[0] != needed:
             tables = self._user_table, self._item_table
-            how = needed, self._inputs, self._pipeline, self._output, self._item_memory
+            how = needed, self._inputs, self._pipeline, self._output, *self._memory
             try:
                 pairs = PairScores(self.ranker, self.features, tables, *how)
             except SplitError as error:
