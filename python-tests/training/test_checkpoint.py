@@ -15,6 +15,7 @@ from reference_training import rows_of
 from torch import nn
 
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
+from bigdl.common.storage import read_bytes, write_bytes
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.loop import FitProgram, FitSettings
@@ -22,7 +23,7 @@ from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.failure import FailurePolicy
-from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory, read_bytes, write_bytes
+from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
 from bigdl.training.fit import TrainingSession
 from bigdl.training.position import Goal
 

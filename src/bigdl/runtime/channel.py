@@ -143,7 +143,7 @@ class Connection:
         """Remove a value; False if there is none."""
         return self._ask(["delete", key])[0]
 
-    def will(self, key: str) -> None:
+    def set_on_disconnect(self, key: str) -> None:
         """Have a key set as soon as this connection ends, however this process does."""
         self._ask(["will", key])
 
@@ -354,9 +354,9 @@ class AttemptChannel:
         """Add to a counter and return it."""
         return self.store.add(self._prefix + key, by)
 
-    def will(self, key: str) -> None:
+    def set_on_disconnect(self, key: str) -> None:
         """Have a key set as soon as the connection of this line ends; for lines of workers."""
-        self.store.will(self._prefix + key)
+        self.store.set_on_disconnect(self._prefix + key)
 
     def delete(self, key: str) -> None:
         self.store.delete(self._prefix + key)

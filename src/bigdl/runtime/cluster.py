@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 __all__ = ["Cluster"]
 
@@ -29,6 +29,9 @@ class Cluster(Protocol):
         The address at which workers reach this process.
     temp_dir : str or None
         A folder for files that workers here may read, removed when this process ends.
+    moves_rows_by : str
+        How rows reach workers of other machines: ``"spark"``, by a stage of Spark; ``"ray"``, by
+        Ray's object store; ``"files"``, all workers read the files that the driver writes.
     asks_encryption : str
         The setting that asks that what processes say to each other is encrypted; "" if none does.
     broadcaster : object
@@ -52,6 +55,9 @@ class Cluster(Protocol):
 
     @property
     def temp_dir(self) -> str | None: ...
+
+    @property
+    def moves_rows_by(self) -> Literal["spark", "ray", "files"]: ...
 
     @property
     def asks_encryption(self) -> str: ...

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any
@@ -80,15 +80,15 @@ def user_error(doc: dict) -> BigDLError:
     return WorkerError(doc["rank"], doc["kind"], doc["traceback"])
 
 
-def worker_lost(vanished: list[dict], reason: str, reason_of_several: str = "") -> WorkerLost:
+def worker_lost(unfinished: list[dict], reason: str, reason_of_several: str = "") -> WorkerLost:
     """Return an error that names the lost workers, as far as they are known, and the reason."""
-    if not vanished:
+    if not unfinished:
         return WorkerLost(f"A worker was lost: {reason}")
-    who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in vanished[:3])
-    if len(vanished) == 1:
+    who = " and ".join(f"{w['rank']} (process {w['pid']} on {w['host']})" for w in unfinished[:3])
+    if len(unfinished) == 1:
         return WorkerLost(f"Worker {who} was lost: {reason}")
-    if len(vanished) > 3:
-        who += f" and {len(vanished) - 3} more"
+    if len(unfinished) > 3:
+        who += f" and {len(unfinished) - 3} more"
     return WorkerLost(f"Workers {who} were lost: {reason_of_several or reason}")
 
 
@@ -106,7 +106,7 @@ OTHER_LOST = "another worker was lost"
 BY_DRIVER = "stopped by the driver"
 
 
-def order_stop(line: AttemptChannel, why: str) -> None:
+def request_stop(line: AttemptChannel, why: str) -> None:
     """Tell all workers of an attempt to end, unless somebody has told them already."""
     if not line.has("abort"):
         line.set("abort", why)
@@ -198,7 +198,7 @@ class AttemptMonitor:
             return
         waited = time.monotonic() - self._failed_at
         if waited > _GRACE_S:
-            order_stop(self._line, OTHER_FAILED)
+            request_stop(self._line, OTHER_FAILED)
         if waited > 2 * _GRACE_S:  # one that cannot look for the order: native code keeps the GIL
             self._cancel()
             self._failed_at = float("inf")
@@ -212,24 +212,26 @@ class AttemptMonitor:
 def await_survivors(line: AttemptChannel, world_size: int) -> None:
     """Wait for the survivors of a failed stage to leave, all but those that died."""
     end = time.monotonic() + _LEAVE_S
-    while (left := vanished(line, world_size)) and time.monotonic() < end:
-        if len(left) == 1:
+    while (remaining := unfinished(line, world_size)) and time.monotonic() < end:
+        if len(remaining) == 1:
             end = min(end, time.monotonic() + 0.3)
         time.sleep(LOOK_S)
 
 
-def departed(line: AttemptChannel, world_size: int) -> list[int]:
+def disconnected(line: AttemptChannel, world_size: int) -> list[int]:
     """Places of the workers whose connections ended before they left."""
     return [p for p in range(world_size) if line.has(f"gone/{p}") and not line.has(f"left/{p}")]
 
 
-def vanished(line: AttemptChannel, world_size: int) -> list[dict]:
+def unfinished(line: AttemptChannel, world_size: int) -> list[dict]:
     """Rank, pid and host of the workers that came and did not leave."""
-    return [
-        line.get_json(f"who/{place}")
-        for place in range(world_size)
-        if line.has(f"who/{place}") and not line.has(f"left/{place}")
-    ]
+    return workers_at(line, [p for p in range(world_size) if not line.has(f"left/{p}")])
+
+
+def workers_at(line: AttemptChannel, places: Iterable[int]) -> list[dict]:
+    """Rank, pid and host of the workers of some tasks, as far as they have said so."""
+    keys = [f"who/{place}" for place in places]
+    return [line.get_json(key) for key in keys if line.has(key)]
 
 
 _END_S = 5.0  # seconds that workers get to end when they are told to
@@ -505,7 +507,7 @@ class WorkerCalls(contextlib.AbstractContextManager):
     def _stop(self, why: str) -> None:
         """End the workers: by themselves if they can."""
         with contextlib.suppress(Exception):
-            order_stop(self._line, why)
+            request_stop(self._line, why)
         with contextlib.suppress(Exception):
             end = time.monotonic() + _END_S
             while self._running and time.monotonic() < end:
@@ -542,5 +544,4 @@ class CalledJob(Job):
 
 def lost_workers(line: AttemptChannel, calls: WorkerCalls) -> list[dict]:
     """Rank, pid and host of the workers that died, as far as they had said so."""
-    keys = [f"who/{place}" for place in sorted(calls.lost)]
-    return [line.get_json(key) for key in keys if line.has(key)]
+    return workers_at(line, sorted(calls.lost))

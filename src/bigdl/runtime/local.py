@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 from bigdl.common.checks import check_integer
 from bigdl.common.environment import scratch_home
@@ -113,6 +113,7 @@ class LocalMachine:
 
     nodes = 1
     is_local = True
+    moves_rows_by: Literal["files"] = "files"
     asks_encryption = ""
     driver_host = _LOOPBACK
 

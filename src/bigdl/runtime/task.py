@@ -5,6 +5,8 @@ reported on the way to the driver; ``"peer"``, when another worker went away; ``
 the driver asked for it and the state is kept; ``"nospool"``, when spools expected here are gone;
 ``"refused"``, when the input does not accept the sizes of its shards; ``"void"``, when the cluster
 ran this task again after a loss; and ``"copy"``, when it did so while the first run was at work.
+The driver itself writes ``"aborted"`` of a process that ended as it was told, and the engine of Ray
+``"unreachable"`` of an actor whose node it cannot reach.
 """
 
 import contextlib
@@ -242,7 +244,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
         line = address.connect(attempt)
         if line.count(f"enter/{place}", 1) > 1:
             return place, await_first(line, place), "The cluster ran this task again"
-        line.will(f"gone/{place}")
+        line.set_on_disconnect(f"gone/{place}")
         with captured(spec.log_to_driver, spec.drops_output) as log:
             task = Task(spec, place, local_dir, line, address, ChannelConnection(line))
             watcher = HeartbeatThread(address.connect(attempt), place, task.worker, log)

@@ -241,9 +241,7 @@ _PART = 1 << 16  # characters of a line without an end
 
 
 class HeartbeatThread(threading.Thread):
-    """A thread that sends the heartbeat and the logs, and ends the process when the run is over.
-
-    It is over on abort, or when the driver is gone.
+    """A thread that sends heartbeat and logs, and ends the process on abort or without a driver.
 
     Nothing else interrupts a thread that is blocked in a collective.
 

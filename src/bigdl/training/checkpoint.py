@@ -24,7 +24,6 @@ import os
 import posixpath
 import re
 import secrets
-import tempfile
 import threading
 import time
 import zlib
@@ -109,11 +108,11 @@ class CheckpointDirectory:
 
     Attributes
     ----------
-    start : str or None
+    pinned : str or None
         Name of a checkpoint that stays, too.
     """
 
-    start: str | None = None
+    pinned: str | None = None
 
     def __init__(self, url: str, keep: int = 2):
         self._fs, self._root = open_file_system(url)
@@ -228,7 +227,7 @@ class CheckpointDirectory:
             self._fs.mv(aside, f"{self._root}/{name}", recursive=True)
         complete, listed = self.names(), _names_in(self._fs, self._root)
         unfinished = [n for n in listed if n.startswith(".checkpoint-")]  # of a dead writer
-        oldest = [n for n in complete[: -self.keep] if n != self.start]
+        oldest = [n for n in complete[: -self.keep] if n != self.pinned]
         for old in [*unfinished, *oldest]:
             self._fs.rm(f"{self._root}/{old}", recursive=True)
         return name
@@ -331,73 +330,6 @@ def _names_in(fs, folder: str) -> list[str]:
     if not fs.exists(folder):
         return []
     return [posixpath.basename(path.rstrip("/")) for path in fs.ls(folder, detail=False)]
-
-
-def read_bytes(url: str) -> bytes:
-    """The content of a file on any fsspec URL, or a UsageError that names it."""
-    fs, path = open_file_system(url)
-    try:
-        return fs.cat_file(path)
-    except OSError as error:
-        raise UsageError(f"The file {url!r} cannot be read: {error}") from error
-
-
-def write_bytes(url: str, data: bytes) -> None:
-    """Write a file on any fsspec URL; a local one is written aside and renamed."""
-    fs, path = open_file_system(url)
-    try:
-        parent = posixpath.dirname(path)
-        if parent:
-            fs.makedirs(parent, exist_ok=True)
-        if is_local_storage(fs):
-            aside = f"{path}.{secrets.token_hex(4)}"
-            fs.pipe_file(aside, data)
-            fs.mv(aside, path)
-        else:
-            fs.pipe_file(path, data)
-    except OSError as error:
-        raise UsageError(f"The file {url!r} cannot be written: {error}") from error
-
-
-def file_exists(url: str) -> bool:
-    """Return True if a file is there, on any fsspec URL."""
-    fs, path = open_file_system(url)
-    return fs.isfile(path)
-
-
-def remove_file(url: str) -> None:
-    """Remove a file on any fsspec URL, if it is there."""
-    fs, path = open_file_system(url)
-    if fs.isfile(path):
-        fs.rm_file(path)
-
-
-class RemoteFolder:
-    """A local folder whose files go to a URL.
-
-    Parameters
-    ----------
-    url : str
-    """
-
-    def __init__(self, url: str):
-        self._fs, self._root = open_file_system(url)
-        self._folder = tempfile.TemporaryDirectory(prefix="callback-")
-        self._times: dict[str, int] = {}  # when what was uploaded had been changed
-        self.path = self._folder.name
-
-    def upload(self) -> None:
-        """Upload the files that are new or have changed."""
-        for folder, _, names in os.walk(self.path):
-            for name in names:
-                local = os.path.join(folder, name)
-                changed = os.stat(local).st_mtime_ns
-                if self._times.get(local) == changed:
-                    continue
-                self._times[local] = changed
-                target = posixpath.join(self._root, os.path.relpath(local, self.path))
-                self._fs.makedirs(posixpath.dirname(target), exist_ok=True)
-                self._fs.put_file(local, target)
 
 
 class BackgroundWriter:

@@ -70,11 +70,11 @@ class RunSettings:
         Folder for checkpoints; None sends them to the driver.
     keep : int
         How many checkpoints stay in that folder.
-    start : str or None
+    pinned_checkpoint : str or None
         Name of a checkpoint that must not be removed during the fit, which reads slices from it.
     data_version : object
         What the Feed says of its version; checkpoints name it.
-    layer : bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerOptions, optional
+    parameter_layer : bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerOptions, optional
         Of a fit by the parameter layer.
     """
 
@@ -87,9 +87,9 @@ class RunSettings:
     end_trigger: Trigger | None = field(default=None, kw_only=True)
     run_url: str | None = field(default=None, kw_only=True)
     keep: int = field(default=2, kw_only=True)
-    start: str | None = field(default=None, kw_only=True)
+    pinned_checkpoint: str | None = field(default=None, kw_only=True)
     data_version: Any = field(default=None, kw_only=True)
-    layer: Any = field(default=None, kw_only=True)
+    parameter_layer: Any = field(default=None, kw_only=True)
 
 
 class TrainingSession:
@@ -192,7 +192,7 @@ class TrainingSession:
             if self._run is not None:
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
                 if start is not None and start.slices is not None:
-                    settings = replace(settings, start=checkpoint_name(start))
+                    settings = replace(settings, pinned_checkpoint=checkpoint_name(start))
             elif policy.max_failures == 0:
                 # nobody would use the checkpoints
                 settings = replace(settings, checkpoint_trigger=None)
@@ -245,7 +245,7 @@ class TrainingSession:
         self._seed = snapshot.manifest.get("seed", self._seed)
 
     def _choose_run(self) -> None:
-        """A run's folder that holds nothing beyond the state to start from."""
+        """Take a run's folder that holds nothing beyond the state to start from."""
         if self._model_dir is None:
             return
         here = "" if self.snapshot is None else checkpoint_name(self.snapshot)
@@ -440,7 +440,7 @@ class FitLoop(ABC):
 
 
 class WorkerLoop(FitLoop):
-    """Checkpoints, resume and ends of epochs in a worker; its methods are collectives."""
+    """Checkpoints, resume and ends of epochs in a worker; all ranks call its methods together."""
 
     worker: Worker
     sync: GradientSync
@@ -510,7 +510,7 @@ class WorkerLoop(FitLoop):
         settings, rank = self.settings, self.sync.rank
         if settings.run_url is not None:
             self._directory = CheckpointDirectory(settings.run_url, settings.keep)
-            self._directory.start = settings.start
+            self._directory.pinned = settings.pinned_checkpoint
             if rank == 0 and not self._directory.is_shared():
                 raise UsageError(
                     f"The worker on {self.worker.host} does not see model_dir "

@@ -126,17 +126,17 @@ class _Requested:
     ----------
     counts : list of int
         Candidates of each.
-    sources : list of (_UserMemory, int) or None
+    sources : sequence of (_UserMemory, int) or None
         Where what the model makes of each is kept.
-    kept : list of list of ndarray or None
+    kept : sequence of list of ndarray or None
         What is known of it.
     features : Features or None
         Of those of whom nothing is known, in their order.
     """
 
     counts: list[int]
-    sources: list[tuple[_UserMemory, int] | None]
-    kept: list[list[np.ndarray] | None]
+    sources: Sequence[tuple[_UserMemory, int] | None]
+    kept: Sequence[list[np.ndarray] | None]
     features: Features | None
 
 

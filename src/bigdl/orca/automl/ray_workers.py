@@ -23,10 +23,10 @@ from ray import tune
 from ray.util.placement_group import PlacementGroup
 
 from bigdl.common.errors import WorkerError, WorkerLost
+from bigdl.common.storage import write_bytes
 from bigdl.orca.automl.trial import CLEAN_UP_S, TrialJob, TrialRun
 from bigdl.orca.engines.ray import kill
 from bigdl.runtime.channel import Address, AttemptChannel, Channel
-from bigdl.training.checkpoint import write_bytes
 
 ACTOR = "bigdl_search_actor"
 """The entry of Tune's configurations that names the SearchActor."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.cpu import thread_scope, usable_cores
 from bigdl.common.errors import UsageError, require
+from bigdl.common.storage import write_bytes
 from bigdl.orca.automl.records import TrialRecords, latest_search, new_search
 from bigdl.orca.automl.trial import EpochResult, TrialJob, TrialRun
 from bigdl.orca.cluster.ray import is_connected
 from bigdl.orca.cluster.spark import active_context
-from bigdl.training.checkpoint import write_bytes
 from bigdl.training.state import isolated_rng
 from bigdl.tuning import run_trials
 

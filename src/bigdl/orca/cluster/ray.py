@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, require
@@ -62,6 +62,8 @@ class RayCluster:
 
     Build it with :meth:`from_active` at the time of use and do not keep it: nodes come and go.
     """
+
+    moves_rows_by: Literal["ray"] = "ray"
 
     @classmethod
     def from_active(cls) -> RayCluster:

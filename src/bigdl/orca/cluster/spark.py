@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import kubernetes, plan
@@ -69,6 +69,8 @@ class SparkCluster:
     """
 
     start_local: ClassVar[Callable[[], Any] | None] = None
+
+    moves_rows_by: Literal["spark"] = "spark"
 
     def __init__(self, sc: SparkContext):
         self.sc = sc

@@ -402,14 +402,14 @@ def _said_of_container(text: str, reasons: tuple[str, str], in_pod: bool) -> str
     return f"; {match[1].strip(' .')}" if match else ""
 
 
-def job_error(error: BaseException, vanished: list[dict], in_pod: bool = False) -> BaseException:
+def job_error(error: BaseException, unfinished: list[dict], in_pod: bool = False) -> BaseException:
     """A lost worker, the input's own failure, or what else ended a Spark job.
 
     Parameters
     ----------
     error : exception
         What Spark raised.
-    vanished : list of dict
+    unfinished : list of dict
         Rank, pid and host of the workers that did not end by themselves.
     in_pod : bool
         True if executors are pods of Kubernetes.
@@ -432,7 +432,7 @@ def job_error(error: BaseException, vanished: list[dict], in_pod: bool = False) 
         for pattern, reasons in _LOST:
             if re.search(pattern, text, re.IGNORECASE):
                 said = _said_of_container(text, reasons, in_pod)
-                return worker_lost(vanished, *(f"{reason}{said}" for reason in reasons))
+                return worker_lost(unfinished, *(f"{reason}{said}" for reason in reasons))
         if _CANCELLED.search(text):
             return JobCancelled("The Spark job was cancelled before it was done")
     cause = _without_state(match[1]) if match else text.split("\n\tat ")[0].strip()

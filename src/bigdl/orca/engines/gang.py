@@ -15,7 +15,7 @@ from collections.abc import Callable
 from bigdl.common.errors import BigDLError, UsageError, WorkerLost
 from bigdl.orca.cluster.spark_calls import SparkCall
 from bigdl.runtime.channel import AttemptChannel
-from bigdl.runtime.jobs import OTHER_LOST, departed, order_stop, worker_lost
+from bigdl.runtime.jobs import OTHER_LOST, disconnected, request_stop, worker_lost, workers_at
 
 logger = logging.getLogger("bigdl.orca")
 
@@ -25,8 +25,8 @@ _SAY_S = 10.0  # seconds after which it is said that workers are waited for
 _GONE = "its process or its executor went away", "their processes or executors went away"
 
 
-class Watching(ABC):
-    """Something that looks again and again while a stage runs."""
+class StageWatch(ABC):
+    """A watch on a stage that runs, which is polled."""
 
     @abstractmethod
     def poll(self) -> None:
@@ -42,7 +42,7 @@ class Watching(ABC):
         return both
 
 
-class Departures(Watching):
+class DecommissionWatch(StageWatch):
     """Tells the workers when Spark decommissions an executor of theirs.
 
     Parameters
@@ -69,7 +69,7 @@ class Departures(Watching):
             self._line.set("leave", ",".join(leaving))
 
 
-class Gang(Watching):
+class Gang(StageWatch):
     """The workers of one attempt, from the driver's view.
 
     Parameters
@@ -145,17 +145,15 @@ class Gang(Watching):
             self._end(UsageError(few + cure) if self._is_first else WorkerLost(few))
 
     def _look_for_losses(self) -> None:
-        lost = departed(self._line, self._world_size)
+        lost = disconnected(self._line, self._world_size)
         if not lost:
             return
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         elif time.monotonic() - self._lost_at > _NOTICE_S:
-            keys = [f"who/{place}" for place in lost]
-            who = [self._line.get_json(key) for key in keys if self._line.has(key)]
-            self._end(worker_lost(who, *_GONE))
+            self._end(worker_lost(workers_at(self._line, lost), *_GONE))
 
     def _end(self, failure: BigDLError) -> None:
         self.failure = failure
-        order_stop(self._line, OTHER_LOST)
+        request_stop(self._line, OTHER_LOST)
         self._cancel()

@@ -1,4 +1,4 @@
-"""The way without a channel, for clusters whose executors cannot reach the driver.
+"""Jobs without a channel to the driver, for clusters whose executors cannot reach it.
 
 Rank 0 hosts the channel at which the workers meet; they learn its address by Spark's ``allGather``,
 which takes about a second.  Options, state and the secret of the channel travel with the task, and

@@ -85,7 +85,7 @@ class RayPool:
     def __init__(self, session: str):
         self._directory = f"bigdl-{session}"
         self._idle: dict[str, list] = {}  # by node
-        self._own = threading.Lock()
+        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def lend(self, number: int, cores: int, patience: float) -> Iterator[list]:
@@ -116,24 +116,24 @@ class RayPool:
         with _reserved(number, cores, patience) as nodes:
             try:
                 for node in nodes:
-                    actors.append((node, self._take(node)))
+                    actors.append((node, self._idle_or_new(node)))
                 self._await_start(actors)
                 yield [actor for _, actor in actors]
             finally:
-                with self._own:
+                with self._lock:
                     for node, actor in actors:
                         self._idle.setdefault(node, []).append(actor)
 
     def close(self) -> None:
         """End the idle workers."""
-        with self._own:
+        with self._lock:
             idle, self._idle = self._idle, {}
         for actors in idle.values():
             for actor in actors:
                 kill(actor)
 
-    def _take(self, node: str):
-        with self._own:
+    def _idle_or_new(self, node: str):
+        with self._lock:
             if self._idle.get(node):
                 return self._idle[node].pop()
         return self._start(node)

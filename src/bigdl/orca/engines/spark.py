@@ -31,7 +31,7 @@ from bigdl.orca.cluster.spark_calls import (
 )
 from bigdl.orca.cluster.versions import settings_for_every_task
 from bigdl.orca.engines import rank0
-from bigdl.orca.engines.gang import Departures, Gang
+from bigdl.orca.engines.gang import DecommissionWatch, Gang
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
@@ -44,8 +44,8 @@ from bigdl.runtime.jobs import (
     NoRows,
     WorkersMoved,
     await_survivors,
-    order_stop,
-    vanished,
+    request_stop,
+    unfinished,
     worker_lost,
 )
 from bigdl.runtime.shards.feed import Feed, InputPlan
@@ -218,7 +218,7 @@ class SparkJob(Job):
         watch = AttemptMonitor(line, call.cancel, on_event)
         gang, poll = None, self._poll(watch)
         if self._spec.may_leave:
-            poll = Departures(line, call).poll_with(poll)
+            poll = DecommissionWatch(line, call).poll_with(poll)
         if self._is_gang:
             cluster, is_first = self._engine.cluster, self._attempts == 1
             patience, world_size = self._engine.patience, self.num_workers
@@ -228,7 +228,7 @@ class SparkJob(Job):
             poll = gang.poll_with(poll)
         rows, failure = [], None
         try:
-            rows = call.wait(poll, lambda: order_stop(line, BY_DRIVER))
+            rows = call.wait(poll, lambda: request_stop(line, BY_DRIVER))
         except Exception as error:
             if not call.future.done() or call.future.exception() is not error:  # of `on_event`
                 raise
@@ -239,7 +239,7 @@ class SparkJob(Job):
             return answers
         if gang is not None and gang.failure is not None:
             raise gang.failure from None
-        gone = vanished(line, self.num_workers)
+        gone = unfinished(line, self.num_workers)
         if failure is None:
             return self._without_results(rows, outcomes, details, gone)
         cause = job_error(failure, gone, self._engine.cluster.is_kubernetes)
@@ -280,7 +280,7 @@ class SparkJob(Job):
                 return self._rows(stage)
             except BaseException:
                 with contextlib.suppress(Exception):
-                    order_stop(line, OTHER_FAILED)
+                    request_stop(line, OTHER_FAILED)
                     await_survivors(line, self.num_workers)
                     time.sleep(QUIET_S)
                 raise

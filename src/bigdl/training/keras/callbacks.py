@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from bigdl.common.errors import LazyModule, UsageError
-from bigdl.training.checkpoint import RemoteFolder
+from bigdl.common.storage import RemoteFolder
 from bigdl.training.keras.state import share_state
 
 keras = LazyModule("keras", "tf")

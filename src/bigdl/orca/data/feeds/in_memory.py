@@ -12,7 +12,6 @@ import numpy as np
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.connect import active_spark
-from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer
 from bigdl.runtime.cluster import Cluster
@@ -63,12 +62,12 @@ class ArrayFeed(PackedFeed):
         """Accept: the workers read files that the driver writes."""
 
     def travels(self, cluster) -> bool:
-        return not (cluster.is_local or isinstance(cluster, RayCluster))
+        return cluster.moves_rows_by == "spark" and not cluster.is_local
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if self.travels(cluster):
             return super().prepare(cluster, num_workers, name=name)
-        if isinstance(cluster, RayCluster):
+        if cluster.moves_rows_by == "ray":
             return self._through_ray(num_workers, name)
         folder = tempfile.TemporaryDirectory(
             dir=cluster.temp_dir, prefix="arrays-", ignore_cleanup_errors=True

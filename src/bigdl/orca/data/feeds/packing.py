@@ -11,7 +11,7 @@ import contextlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
 from bigdl.orca.cluster.connect import ConnectCluster
 from bigdl.orca.cluster.plan import is_connect
-from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import one_row
 from bigdl.orca.cluster.versions import by_partition
 from bigdl.runtime.cluster import Cluster
@@ -239,16 +238,16 @@ def prepare_packed(
             specs.append(columns)
             cells = frame if cells is None else cells.union(frame)
         reader = packed_reader(list(feeds), specs)
-        if not isinstance(cluster, RayCluster):
+        if cluster.moves_rows_by != "ray":
             exchanged = by_partition(cells, num_workers, "target")
             return InputPlan(exchanged, reader, opened.pop_all().close)
         from bigdl.orca.data.ray_exchange import cells_to_ray
 
-        return blocks_input(reader, cells_to_ray(cells, cluster, num_workers))
+        return blocks_input(reader, cells_to_ray(cells, cast("Any", cluster), num_workers))
 
 
 def blocks_input(reader: Callable, blocks: Sequence[Sequence]) -> InputPlan:
-    """Of the cells of each worker, in tables in Ray's object store."""
+    """Return an input of the cells of each worker, which lie in Ray's object store as tables."""
 
     def read(batches, open_spool):
         import ray

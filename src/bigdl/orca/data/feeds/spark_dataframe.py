@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
-from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packer
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.columns import column_spec, decode_batch, project, unified_spec
@@ -62,7 +61,7 @@ class SparkDataFrameFeed(PackedFeed):
         self.specs = [column_spec(c, t, **self.dtypes) for c, t in self.types.items()]
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
-        if isinstance(cluster, RayCluster) or not self._is_cached_in(num_workers):
+        if cluster.moves_rows_by == "ray" or not self._is_cached_in(num_workers):
             return super().prepare(cluster, num_workers, name=name)
         direct = self.direct(name)
         # the workers look at the sizes once they have them: to count first costs another job

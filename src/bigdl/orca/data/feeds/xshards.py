@@ -10,7 +10,6 @@ from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import freeze_modules
-from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.data.feeds.packing import (
     CELL,
     ColumnFeed,
@@ -92,7 +91,7 @@ class RayXShardsFeed(ShardsFeed):
         )
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
-        if not isinstance(cluster, RayCluster):
+        if cluster.moves_rows_by != "ray":
             self.check_local()
         import ray
 

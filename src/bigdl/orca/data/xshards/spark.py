@@ -17,7 +17,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import BigDLError, LazyModule, UsageError
-from bigdl.common.storage import open_file_system
+from bigdl.common.storage import open_file_system, read_bytes, write_bytes
 from bigdl.orca.cluster.connect import ConnectCluster, active_spark, refuse
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.ray import active_cluster, is_alone
@@ -44,7 +44,6 @@ from bigdl.orca.data.xshards.shards import (
 )
 from bigdl.orca.settings import OrcaContext
 from bigdl.runtime.serialization import user_signature
-from bigdl.training.checkpoint import read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

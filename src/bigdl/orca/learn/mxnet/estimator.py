@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
+from bigdl.common.storage import read_bytes, write_bytes
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.learn.backends import BACKENDS, backend_of
 from bigdl.orca.learn.mxnet.environment import isolated_python
 from bigdl.orca.learn.mxnet.worker import WEIGHTS, run
 from bigdl.runtime.serialization import pickled_by_value
-from bigdl.training.checkpoint import read_bytes, write_bytes
 
 Creator = Callable[[dict], Any]
 

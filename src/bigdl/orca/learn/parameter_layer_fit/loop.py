@@ -162,7 +162,7 @@ class ParameterLayerLoop(FitLoop):
         weighted: bool = False,
     ):
         self._program, self.settings = program, program.settings
-        options: ParameterLayerOptions = self.settings.layer
+        options: ParameterLayerOptions = self.settings.parameter_layer
         self._options, self._start = options, start
         self._flat, self._optimizer = flat, optimizer
         rule = options.drop_stragglers
@@ -484,7 +484,7 @@ class ParameterLayerTraining(TrainingSession):
     loop: Callable[..., ParameterLayerLoop]
 
     def _attempt_until_done(self, engine, feed, program, start, policy, progress):
-        options = program.settings.layer
+        options = program.settings.parameter_layer
         options.check(engine.num_workers)
         if options.transport == "shuffle" and isinstance(engine, ConnectEngine):
             refuse('backend="bigdl" with transport="shuffle"', 'pass transport="barrier" to fit')

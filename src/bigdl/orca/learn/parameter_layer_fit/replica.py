@@ -108,7 +108,7 @@ class ParameterLayerReplica(ABC):
         self._resources = contextlib.ExitStack()
         self.at_exit, self.close = self._resources.callback, self._resources.close
         self._settings = program.settings
-        self._is_exact = self._settings.layer.sampling == "exact"
+        self._is_exact = self._settings.parameter_layer.sampling == "exact"
         self._order: tuple[int, Any] = (-1, None)  # of an epoch
         self._data = self._open(program, weights, shards["data"])
         if not self._is_exact and not isinstance(self._data, TensorShard):

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_errors
-from bigdl.orca.cluster.ray import RayCluster
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import to_arrow
 from bigdl.orca.data.feeds import ON_RAY, kind_of
@@ -28,7 +27,6 @@ from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
 from bigdl.orca.inference.shipping import Ready, ShippedModel
 from bigdl.runtime.cluster import Cluster
-from bigdl.runtime.local import LocalMachine
 from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
 from bigdl.runtime.shards.texts import takes_texts
 from bigdl.runtime.shards.values import columns_of, is_frame
@@ -510,17 +508,17 @@ def opened(data: Any, cluster) -> Any:
     Delta or Iceberg: a pandas frame where there is no cluster."""
     if kind_of(data) != "path":
         return data
-    if is_lake(data) or isinstance(cluster, LocalMachine):
+    if is_lake(data) or cluster.moves_rows_by == "files":
         from bigdl.orca.data.tables import frames
 
         table = open_table(data)
-        if isinstance(cluster, RayCluster):
+        if cluster.moves_rows_by == "ray":
             return frames.ray_dataset(table, cluster.slots())
-        if isinstance(cluster, LocalMachine):
+        if cluster.moves_rows_by == "files":
             return frames.pandas_frame(table)
         return frames.spark_frame(table, cluster.spark)
     paths = [os.fspath(p) for p in (data if isinstance(data, list | tuple) else [data])]
-    if isinstance(cluster, RayCluster):
+    if cluster.moves_rows_by == "ray":
         from bigdl.orca.data.ray_exchange import parquet_dataset
 
         return parquet_dataset(paths)

@@ -14,6 +14,7 @@ import torch
 
 from bigdl.common.checks import check_choice, check_number, check_positive
 from bigdl.common.errors import UsageError
+from bigdl.common.storage import write_bytes
 from bigdl.orca.inference.shipping import ModelBytes, ShippedModel, shipped_of
 from bigdl.orca.learn.arguments import (
     check_counts,
@@ -48,7 +49,7 @@ from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validatio
 from bigdl.orca.learn.pytorch.tables import BROADCAST, whole
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
-from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint, write_bytes
+from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint
 from bigdl.training.figures import as_returned, epoch_as_returned, summaries_of
 from bigdl.training.fit import TrainingSession
 from bigdl.training.position import EveryEpoch, Goal, Trigger
@@ -503,7 +504,7 @@ Ray also RayXShards or a ray.data.Dataset
             drop_last=bool(config.get("drop_last", False)),
             checkpoint_trigger=trigger,
             end_trigger=end,
-            layer=layer,
+            parameter_layer=layer,
             metrics=self._metrics,
             callbacks=callbacks,
             per_worker=not reduce_results,

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.common.storage import write_bytes
 from bigdl.orca.learn.metrics import Metric, merge_states
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, ForwardPass, forward_for
@@ -24,7 +25,6 @@ from bigdl.orca.learn.pytorch.tables import ShardedTables
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource
-from bigdl.training.checkpoint import write_bytes
 from bigdl.training.figures import EpochSums, Timers
 from bigdl.training.position import Position
 from bigdl.training.slices import SavedSlices
@@ -112,8 +112,8 @@ class TorchRunner:
         self._values: dict[str, Any] = {}
         self._forward_by: Callable[[], tuple] | None = None
 
-    def _take(self, built: BuiltParts) -> None:
-        """Show the parts of a model."""
+    def _bind(self, built: BuiltParts) -> None:
+        """Have the parts of a model as attributes."""
         self.model, self.optimizer = built.model, built.optimizer
         self.criterion, self.scheduler = built.criterion, built.scheduler
 
@@ -415,7 +415,7 @@ class EvaluateProgram:
         runner = TorchRunner(worker, config, self.callbacks)
         runner.device = device_of(worker, sync)
         move(built, runner.device)
-        runner._take(built)
+        runner._bind(built)
         data = settings.open_batches(worker.shard, worker, config)
         runner.val_loader = WorkerBatches(data, settings.batch_size // runner.size)
         forward_pass = settings.forward_pass(built)

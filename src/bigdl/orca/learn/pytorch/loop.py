@@ -378,7 +378,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         seed_everything(settings.seed)
         self._built = built = parts.build(training=True, place=Place.of(worker))
         self._check_tables()
-        self._take(built)
+        self._bind(built)
         self._forward_pass = settings.forward_pass(built)
         self._update = OptimizerStep(sync, built, self._forward_pass.loss_is_sum, settings)
         seed_everything(settings.seed, self.rank + 1)

@@ -176,7 +176,7 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
             self._built = built = parts.build(training=True)
         place: Any = SimpleNamespace(rank=0, world_size=ranks)
         TorchRunner.__init__(self, place, program.parts.config, settings.callbacks)
-        self._take(built)
+        self._bind(built)
         optimizer = TorchParameterLayerOptimizer(built, settings.clipping, self)
         self._records: dict[str, Records] = {}
         if settings.summary:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bigdl.common.errors import UsageError
+from bigdl.common.storage import read_bytes
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
 from bigdl.orca.learn.pytorch.sharded import Place, placed
 from bigdl.orca.learn.pytorch.tables import ShardedTables, cut_tables
-from bigdl.training.checkpoint import Checkpoint, read_bytes, read_checkpoint
+from bigdl.training.checkpoint import Checkpoint, read_checkpoint
 from bigdl.training.figures import figure_of
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
@@ -237,7 +238,7 @@ class ModelParts:
             _check_trainable(self.model, self.optimizer, self.loss)
 
     def build_loss(self) -> Callable | None:
-
+        """Return the loss, made by its creator if it has one; None of a module with its own."""
         criterion = self.loss
         if criterion is None:
             return None

@@ -91,12 +91,12 @@ class ShardedTables:
                 table.connect(self._exchange)
 
     def begin(self) -> None:
-        """Before the forward pass of a batch, or of several batches without gradients."""
+        """Allow reads of rows for a forward pass, or for several without gradients."""
         if self._exchange is not None:
             self._exchange.begin()
 
     def finish(self) -> None:
-        """After it, or instead of it."""
+        """Take part in the reads of the other ranks until their forward passes have ended."""
         if self._exchange is not None:
             self._exchange.finish()
 

@@ -366,7 +366,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             shuffle=bool(config.get("shuffle", True)),
             drop_last=bool(config.get("drop_last", False)),
             checkpoint_trigger=trigger,
-            layer=layer,
+            parameter_layer=layer,
             verbose=verbose,
         )
         packed = Packed.of(self._parts, callbacks)

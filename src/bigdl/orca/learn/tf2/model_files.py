@@ -22,17 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.errors import UsageError, refusing
+from bigdl.common.storage import file_exists, read_bytes, write_bytes
 from bigdl.orca.data.file import open_file_system
 from bigdl.orca.learn.arguments import path_of, path_under, warn_once
 from bigdl.orca.learn.estimator import TrainingEstimator
 from bigdl.orca.learn.tf2.parts import KerasParts, call_on
-from bigdl.training.checkpoint import (
-    Checkpoint,
-    file_exists,
-    read_bytes,
-    read_checkpoint,
-    write_bytes,
-)
+from bigdl.training.checkpoint import Checkpoint, read_checkpoint
 from bigdl.training.keras.backends import backend_of_program
 from bigdl.training.keras.state import (
     array_of,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from bigdl.common.checks import check_choice, check_integer, check_number
 from bigdl.common.errors import UsageError
+from bigdl.common.storage import file_exists, remove_file
 from bigdl.orca.learn.pytorch.callbacks.base import Callback
-from bigdl.training.checkpoint import file_exists, remove_file
 from bigdl.training.figures import figure_of
 
 if TYPE_CHECKING:

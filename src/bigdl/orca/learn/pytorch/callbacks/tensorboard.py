@@ -109,7 +109,7 @@ def writer_class() -> type:
 
 def open_writer(opened: contextlib.ExitStack, url: str | None, **options: Any) -> Any:
     """Return a SummaryWriter whose files are in a folder or at an fsspec URL once it is closed."""
-    from bigdl.training.checkpoint import RemoteFolder
+    from bigdl.common.storage import RemoteFolder
 
     make, path = writer_class(), url
     if url is not None and "://" in url:
