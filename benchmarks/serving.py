@@ -1,14 +1,16 @@
 """Recommendations of DeepFM: by bigdl-friesian-serve, and by other parts joined by hand.
 
     python benchmarks/serving.py [--pytriton PYTHON] [--ray PYTHON] [--feast PYTHON]
-        [--load PYTHON] [--only one-request load store] [--seconds 4] [--rounds 1] [--json FILE]
+        [--load PYTHON] [--only one-request load floor store] [--seconds 4] [--rounds 1]
+        [--json FILE]
     python benchmarks/serving.py --soak MINUTES [--load PYTHON]
 
 100,000 items with vectors of 64 numbers (IVF, 8 of 400 parts searched), 26 categories of users and
 items, 500 candidates for a user, the 10 best are the answer.  All sides have the same network of
 OpenVINO in fp32 with one thread a call, and the same index of Faiss.  Each is asked by gRPC:
 
-``two workers``   bigdl-friesian-serve with all stages in two processes on one port;
+``two workers``   bigdl-friesian-serve with all stages in two processes on one port; also without
+                  keeping what the model makes of users, who ask again and again here;
 ``one process``   the same in one process, also with the model as a whole (``not split``);
 ``four services`` bigdl-friesian-serve four times, one stage each;
 ``pytriton``      Faiss, rows in Redis and the network, in two processes behind Triton;
@@ -26,6 +28,8 @@ mlcommons-loadgen, whose Server scenario is the load then.  Needs ``redis-server
 ``one-request``   milliseconds of one request alone, and of the bare search and network;
 ``load``          the peak rate, what a request costs the processors (with Redis), and p50 and p99
                   at parts of the peak rate;
+``floor``         the same of servers that only spin for ``--spin`` milliseconds: what is left of a
+                  tail is that of gRPC, the load and the queue;
 ``store``         rows of the stores, 1, 50 and 500 at a time, and of Feast's;
 ``--soak``        70 % of the peak rate for so long: memory and errors minute by minute.
 """
@@ -50,6 +54,7 @@ import psutil
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "serving_sides"))
+from by_spin import METHOD as SPIN
 from parts import BEST, DIM, NAMES, OF_ITEM, OF_USER, Parts, load_redis
 from say import requests_of
 
@@ -73,6 +78,7 @@ REDIS = []  # the number of its process
 METHOD = "/recommender.Recommender/getRecommendIDs"
 OWN = {
     "two workers": {"workers": 2},
+    "two workers, users not kept": {"workers": 2, "user_memory_mb": 0},
     "one process": {},
     "one process, not split": {"split": False},
 }
@@ -185,13 +191,13 @@ def served(stack, folder, name, sections):
     return Program(stack, command, folder / f"{name}.log")
 
 
-def one_server(stack, folder, candidates, name="one", workers=1, split=True):
+def one_server(stack, folder, candidates, name="one", workers=1, split=True, **ranking):
     """Start all stages in one server; returns it and its port."""
     (port,) = free_ports(1)
     sections = {
         "store": str(folder / "store"),
         "recall": {"index": str(folder / "index")},
-        "ranking": {"model": str(folder / "model"), "inputs": NAMES, "split": split},
+        "ranking": {"model": str(folder / "model"), "inputs": NAMES, "split": split, **ranking},
         "recommender": {"candidates": candidates},
         "server": {"recommender_port": port, "workers": workers, "threads": 4},
     }
@@ -260,16 +266,16 @@ def start_sides(stack, folder, redis_port, options):
             command = [python, SIDES / script, *arguments]
             command += [2] if "two" in name else []
             begun[name] = Program(stack, command, folder / f"{script}.log")
+            told[name] = json.loads(begun[name].line().removeprefix("ready "))
     own = {}
     for name, how in OWN.items():
-        program, port = one_server(stack, folder, options.candidates, name.replace(" ", "-"), **how)
+        name_of_file = name.replace(",", "").replace(" ", "-")
+        program, port = one_server(stack, folder, options.candidates, name_of_file, **how)
         program.line()
         own[name] = [program], port
     own["four services"] = four_services(stack, folder, options.candidates)
     for name, (_, at) in own.items():
         told[name] = {"address": f"127.0.0.1:{at}", "method": METHOD, "requests": ours}
-    for name, program in begun.items():
-        told[name] = json.loads(program.line().removeprefix("ready "))
     processes = {name: [each.process.pid, *REDIS] for name, each in begun.items()}
     for name, (programs, _) in own.items():
         processes[name] = [each.process.pid for each in programs]
@@ -426,6 +432,31 @@ def under_load(sides, processes, load, expected, options):
     return found
 
 
+def floor(folder, load, stack, options):
+    """Peak rate of servers that only compute in C for a while, and p50 and p99 at half of it."""
+    found = {}
+    head = ("a server that only spins", "requests/s", "p50 ms at half", "p99 ms at half")
+    print("\n|", " | ".join(head), "|\n|---|---|---|---|")
+    for processes, threads in ((1, 2), (2, 1)):
+        (port,) = free_ports(1)
+        for _ in range(processes):
+            command = [sys.executable, SIDES / "by_spin.py", port, options.spin, threads]
+            Program(stack, command, folder / "spin.log").line()
+        name = f"{processes} × {threads} threads, {options.spin:g} ms"
+        side = {"address": f"127.0.0.1:{port}", "method": SPIN}
+        requests = requests_of(folder, "spin", varint)
+        load.ask(json.dumps({"side": name, **side, "requests": requests}))
+        for _ in range(options.rounds):
+            command = {"run": name, "outstanding": options.outstanding, "seconds": options.seconds}
+            peak = load.ask(json.dumps(command))["requests_per_s"]
+            command = {"run": name, "rate": peak / 2, "seconds": options.seconds}
+            answer = load.ask(json.dumps(command))
+            p50, p99 = answer["p50_ms"], answer["p99_ms"]
+            found.setdefault(name, []).append((peak, p50, p99))
+            print(f"| {name} | {peak:.0f} | {p50:.1f} | {p99:.1f} |", flush=True)
+    return found
+
+
 def rows_of_stores(folder, store, redis_port, users, items, options, stack):
     """Milliseconds and requests/s of reads of 1, 50 and 500 rows, one after the other."""
     remote = stack.enter_context(RedisStore(f"redis://127.0.0.1:{redis_port}", "ours_"))
@@ -513,11 +544,12 @@ def main(argv=None):
     for name in ("pytriton", "ray", "feast"):
         parser.add_argument(f"--{name}", metavar="PYTHON")
     parser.add_argument("--load", metavar="PYTHON", default=sys.executable)
-    parts = ["one-request", "load", "store"]
+    parts = ["one-request", "load", "floor", "store"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--candidates", type=int, default=500)
     parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--spin", type=float, default=2.5)
     parser.add_argument("--outstanding", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=1)
@@ -537,8 +569,12 @@ def main(argv=None):
         if options.soak:
             load = start_load(stack, folder, options)
             results["soak"] = soak(folder, load, options, stack)
-        elif "load" in options.only:
+        elif {"load", "floor"}.intersection(options.only):
             load = start_load(stack, folder, options)
+        if not options.soak and "floor" in options.only:
+            with ExitStack() as running:
+                results["floor"] = floor(folder, load, running, options)
+        if not options.soak and "load" in options.only:
             by_hand = Parts(folder, redis_port, options.candidates, SEARCHED)
             expected = by_hand.recommend(list(range(20)))[:, :BEST]
             with ExitStack() as running:
