@@ -158,7 +158,7 @@ def fitted(shards, creator, *, callbacks=(), start=None, group=3, options=None, 
     """Train by ranks of this process; the loop, and the snapshot that it ended with."""
     packed = Packed.of(KerasParts(creator), list(callbacks))
     layer = ParameterLayerOptions(group_size=group, **(options or {}))
-    program = KerasFitProgram(packed, {}, None, settings_of(**settings, layer=layer))
+    program = KerasFitProgram(packed, {}, None, settings_of(**settings, parameter_layer=layer))
     loop = KerasParameterLayerLoop(program, len(shards), start)
     with tempfile.TemporaryDirectory() as folder:
         replicas = [
