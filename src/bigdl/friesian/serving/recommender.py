@@ -691,9 +691,10 @@ class Recommender:
         """Return the columns that are read of users, and of items."""
         tables = self._user_table, self._item_table
         user, item = (self.features.names(table) for table in tables)
-        if self._chosen is None or self._chosen[0] != (user, item):
-            self._chosen = (user, item), self._choose(user, item)
-        return self._chosen[1]
+        chosen = self._chosen  # other threads may replace it
+        if chosen is None or chosen[0] != (user, item):
+            chosen = self._chosen = (user, item), self._choose(user, item)
+        return chosen[1]
 
     def _choose(self, user: list[str], item: list[str]) -> tuple[list[str], list[str]]:
         if self._prepare is not None:
