@@ -165,34 +165,43 @@ class KeyedRows:
 
     def places(self, requests: Sequence[tuple[torch.Tensor, bool]]) -> list[torch.Tensor]:
         asked = [content.view(-1, 2).t().contiguous() for content, _ in requests]
-        training = [
-            each for each, (_, is_training) in zip(asked, requests, strict=True) if is_training
+        flags = [is_training for _, is_training in requests]
+        admitted = iter(
+            self._admit([each for each, flag in zip(asked, flags, strict=True) if flag])
+        )
+        return [
+            next(admitted) if flag else self.find(each[0])
+            for each, flag in zip(asked, flags, strict=True)
         ]
-        if training:
-            self._admit(*torch.cat(training, 1))
-        return [self.find(keys) for keys, _ in asked]
 
     def find(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the place of each key; 0 for one that has none."""
         return self._places.find(keys)
 
-    def _admit(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
-        """Give rows to the keys of a batch that have been read often enough."""
+    def _admit(self, training: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Give rows to keys that have been read often enough; returns where all rows lie then."""
+        if not training:
+            return []
+        keys, counts = torch.cat(list(training), 1)
         distinct = Distinct(keys)
-        keys = distinct.keys
-        counts = torch.zeros_like(keys).index_add_(0, distinct.places, counts)
-        places = self._places.find(keys)
-        is_known = places > 0
-        self.last_read[places[is_known]] = self.steps
-        keys, counts = keys[~is_known], counts[~is_known]
-        if self._admit_after > 1:
-            keys = self._ripe(keys, counts)
-        if len(keys):
-            places = self._take_places(len(keys))
-            self.row_keys[places], self.last_read[places] = keys, self.steps
-            with torch.no_grad():
-                self.weight[places] = self._table.first_values(keys)
-            self._places.put(keys, places)
+        counts = torch.zeros_like(distinct.keys).index_add_(0, distinct.places, counts)
+        places = self.find(distinct.keys)
+        is_new = places == 0
+        self.last_read[places[~is_new]] = self.steps
+        new = distinct.keys[is_new]
+        ripe = self._ripe(new, counts[is_new]) if self._admit_after > 1 else new
+        if len(ripe):
+            self._add(ripe)
+            places[is_new] = self.find(new)
+        return places[distinct.places].split([each.shape[1] for each in training])
+
+    def _add(self, keys: torch.Tensor) -> None:
+        """Give rows to keys."""
+        places = self._take_places(len(keys))
+        self.row_keys[places], self.last_read[places] = keys, self.steps
+        with torch.no_grad():
+            self.weight[places] = self._table.first_values(keys)
+        self._places.put(keys, places)
 
     def _ripe(self, keys: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Return the keys that get a row now; count the others."""
@@ -496,7 +505,7 @@ class GrowingEmbedding(ShardedTable):
         return self._ids_and_places(field)[0]
 
     def _ids_and_places(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:
-        fields = self._fields or 1
+        fields = self.fields
         places = torch.nonzero(self.rows.last_read[: self.rows.used] != _FREE)[:, 0]
         numbers = ids_of_keys(self.rows.row_keys[places])
         of_field = numbers % fields == field
