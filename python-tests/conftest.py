@@ -22,6 +22,8 @@ HERE = Path(__file__).parent
 
 
 def pytest_configure(config):
+    if "gpu" not in config.option.markexpr:  # before anything asks CUDA
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # How fast this machine is today is no property of what is tested.
     slow = hypothesis.HealthCheck.too_slow
     hypothesis.settings.register_profile("bigdl", deadline=None, suppress_health_check=[slow])

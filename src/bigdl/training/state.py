@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import random
 import socket
 import sys
@@ -223,9 +224,10 @@ def device_of(worker: Worker, sync: GradientSync) -> torch.device:
 
 
 def device_of_task() -> torch.device:
-    """The device of a Spark task that knows nothing of others: a GPU if its machine has one.
+    """The device of a task that knows nothing of others: a GPU if its machine has one.
 
-    The GPU is the one that Spark has assigned, else the partitions take the machine's in turn.
+    The GPU is the one that Spark has assigned, else the partitions take the machine's in turn, and
+    processes that are no tasks of Spark by their numbers.
     """
     import torch
 
@@ -234,23 +236,26 @@ def device_of_task() -> torch.device:
         return torch.device("cpu")
     index = _assigned_gpu(count)
     if index is None:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        index = (0 if context is None else context.partitionId()) % count
+        context = _spark_task()
+        index = (os.getpid() if context is None else context.partitionId()) % count
     return torch.device("cuda", index)
 
 
 def _assigned_gpu(count: int) -> int | None:
     """The GPU that Spark gave this task, where it schedules them."""
-    pyspark = sys.modules.get("pyspark")
-    context = pyspark.TaskContext.get() if pyspark is not None else None
+    context = _spark_task()
     resource = context.resources().get("gpu") if context is not None else None
     if resource is None or not resource.addresses:
         return None
     address = resource.addresses[0]
     # behind CUDA_VISIBLE_DEVICES the numbers are others
     return int(address) if address.isdigit() and int(address) < count else None
+
+
+def _spark_task() -> Any:
+    """The TaskContext of this process, if it runs a task of Spark."""
+    pyspark = sys.modules.get("pyspark")
+    return None if pyspark is None else pyspark.TaskContext.get()
 
 
 def move(built: Any, device: torch.device) -> None:

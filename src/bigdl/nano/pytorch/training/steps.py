@@ -287,17 +287,22 @@ class ModuleState:
     """
 
     def __init__(self, module: nn.Module, attributes: bool = False):
-        self._buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        # by name: a module that moves to another device gets other tensors
+        self._module = module
+        self._buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         parts: Iterable[nn.Module] = module.modules() if attributes else ()
         self._attributes = [(vars(part), dict(vars(part))) for part in parts]
         self._random = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
     def restore(self) -> None:
         """Undo what calls have done since then."""
         with torch.no_grad():
-            for buffer, before in self._buffers:
-                if not torch.equal(buffer, before):  # its version counts
-                    buffer.copy_(before)
+            for name, buffer in self._module.named_buffers():
+                before = self._buffers.get(name)
+                if before is None or torch.equal(buffer, before.to(buffer.device)):
+                    continue  # its version counts
+                buffer.copy_(before)
         for attributes, earlier in self._attributes:
             for name, now in list(attributes.items()):
                 if not isinstance(now, _CONSTANTS) or earlier.get(name, now) is now:
@@ -305,6 +310,8 @@ class ModuleState:
                 if isinstance(earlier[name], _CONSTANTS):
                     attributes[name] = earlier[name]
         torch.set_rng_state(self._random)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda)
 
 
 @contextmanager

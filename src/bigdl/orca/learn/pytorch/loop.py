@@ -91,12 +91,13 @@ class Clipping:
             own = [_values(p) for p in slices if p.grad is not None]
             if slices and sync is not None:
                 squares = torch.nn.utils.get_total_norm(own).double().square()
-                total = (total.double().square() + sync.all_reduce(squares)).sqrt()
+                squares = sync.all_reduce(squares).to(total.device)
+                total = (total.double().square() + squares).sqrt()
                 gradients += own
             scale = torch.clamp(self.norm / (total + 1e-6), max=1.0)
             with torch.no_grad():
                 for gradient in gradients:
-                    gradient.mul_(scale)
+                    gradient.mul_(scale.to(gradient.device))  # slices stay on the CPU
 
 
 def _values(parameter):
