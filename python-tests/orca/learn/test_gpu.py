@@ -1,11 +1,14 @@
 """Training, evaluation and prediction on a GPU: equal to the CPU's, and nothing of them is left."""
 
+import contextlib
 import copy
 import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
+import threading
+import types
 
 import numpy as np
 import pandas as pd
@@ -17,8 +20,10 @@ from bigdl.common.errors import WorkerError
 from bigdl.orca.engine import LocalEngine
 from bigdl.orca.learn.metrics import AUC, Accuracy
 from bigdl.orca.learn.pytorch import Estimator
+from bigdl.orca.learn.pytorch.device_batches import DeviceBatches
 from bigdl.orca.learn.trigger import EveryEpoch
 from bigdl.orca.torch import GrowingEmbedding, RowwiseAdagrad, ShardedEmbedding
+from bigdl.runtime.shards.batches import BatchPlan, permutation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -302,6 +307,57 @@ def test_gradients_of_tables_and_of_the_gpu_are_limited_together(tmp_path, limit
         made.fit(rows, epochs=3, batch_size=128, feature_cols=["i"], label_cols=["y"])
         results.append(np.reshape(made.predict(rows, feature_cols=["i"]), -1))
     np.testing.assert_allclose(results[1], results[0], atol=1e-5)
+
+
+class Source:
+    """Rows in memory, as a shard has them."""
+
+    can_read_ahead = True
+
+    def __init__(self, rows):
+        self.rows, self.threads = rows, set()
+
+    def batch(self, start, stop, order):
+        self.threads.add(threading.current_thread().name)
+        index = torch.from_numpy(order[start:stop])
+        return [self.rows[index], {"labels": self.rows[index, :1]}]
+
+
+@pytest.mark.parametrize("width", [10, 20_000])
+def test_batches_that_are_read_ahead_are_those_that_are_asked_for(width):
+    """Of few bytes they are not; where an epoch starts in its middle or ends, none is wrong."""
+    rows, exit_stack = torch.randn(203, width), contextlib.ExitStack()
+    source, plan = Source(rows), BatchPlan([203], 32)
+    worker = types.SimpleNamespace(rank=0, at_exit=exit_stack.callback)
+    with exit_stack:
+        batches = DeviceBatches(source, torch.device(GPU, 0), worker)
+        for epoch, first in ((1, 0), (2, 3), (3, 0)):
+            order = permutation(203, 0, epoch, 0)
+            for step in range(first, plan.steps):
+                start, stop, _ = plan.batch(step, 0)
+                found, labels = batches.get(step, start, stop, plan, order)
+                busy = found.square().sum()  # on the stream that computes
+                expected = rows[torch.from_numpy(order[start:stop])]
+                assert torch.equal(found.cpu(), expected)
+                assert torch.equal(labels["labels"].cpu(), expected[:, :1])
+                assert float(busy) == pytest.approx(float(expected.square().sum()), rel=1e-4)
+    assert len(source.threads) == (2 if width > 10 else 1)
+
+
+def test_an_error_in_a_batch_that_is_read_ahead_is_that_of_its_step():
+    class Broken(Source):
+        def batch(self, start, stop, order):
+            if start:
+                raise OSError("the file is gone")
+            return super().batch(start, stop, order)
+
+    plan, order = BatchPlan([203], 32), np.arange(203)
+    with contextlib.ExitStack() as exit_stack:
+        worker = types.SimpleNamespace(rank=0, at_exit=exit_stack.callback)
+        batches = DeviceBatches(Broken(torch.randn(203, 20_000)), torch.device(GPU, 0), worker)
+        batches.get(0, 0, 32, plan, order)
+        with pytest.raises(OSError, match="gone"):
+            batches.get(1, 32, 64, plan, order)
 
 
 def test_a_program_that_has_used_the_gpu_itself():

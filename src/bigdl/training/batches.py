@@ -250,6 +250,11 @@ class BatchSource(ABC):
     def batch(self, start: int, stop: int, order: Any = None) -> Any:
         """The batch of rows `start`...`stop` of an order; default that of an evaluation."""
 
+    @property
+    def can_read_ahead(self) -> bool:
+        """Whether a thread may read a batch early: nobody notices, random numbers included."""
+        return False
+
     def has_label(self, value: float) -> bool:
         """Return True unless it is known that no target is `value`."""
         return True
@@ -361,6 +366,10 @@ class TensorShard(BatchSource):
             for places in self._labels
             for i, j in places.values()
         )
+
+    @property
+    def can_read_ahead(self) -> bool:
+        return True
 
     def window(self, memory: int) -> int:
         """Rows of a window that is shuffled at a time; 0 when all rows fit in `memory` bytes."""

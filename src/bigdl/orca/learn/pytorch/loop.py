@@ -18,6 +18,7 @@ import torch
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
+from bigdl.orca.learn.pytorch.device_batches import DeviceBatches
 from bigdl.orca.learn.pytorch.evaluation import (
     EvaluationSettings,
     TorchRunner,
@@ -42,7 +43,6 @@ from bigdl.training.state import (
     precision_of,
     restore_rng,
     seed_everything,
-    to_device,
 )
 
 
@@ -390,6 +390,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         move(built, self.device)
         self._precision = precision_of(settings.precision, self.device)
         self._prepare_data()
+        self._batches = DeviceBatches(self._data, self.device, worker)
         self._running = Buffers(self.model, sync)
         self._records = {"summary.pt": StepSummary()} if settings.summary else {}
         self._restore()
@@ -474,7 +475,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self.batch_idx = position.batch
         self.batch = self.output = self.target = self.loss = None
         if rows:
-            self.batch = to_device(self._data.batch(start, stop, order), self.device)
+            self.batch = self._batches.get(position.batch, start, stop, self._plan, order)
         self.call("before_train_iter")
         self._update.begin()
         fetched = forwarded = time.perf_counter()

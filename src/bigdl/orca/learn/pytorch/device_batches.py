@@ -1,0 +1,93 @@
+"""Batches of a training on its device; a GPU gets the next one while it computes."""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from bigdl.training.state import to_device
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.runtime.shards.batches import BatchPlan
+    from bigdl.runtime.worker import Worker
+    from bigdl.training.batches import BatchSource
+
+AHEAD_BYTES = 1 << 20
+"""Batches of fewer bytes are read when they are needed: to hand them over costs more."""
+
+
+class DeviceBatches:
+    """A worker's batches of an epoch, in tensors on a device.
+
+    On a GPU a thread gathers the next batch, copies it to pinned memory and from there to the
+    device in a stream of its own, if the source says that its batches can be read ahead of time.
+
+    Parameters
+    ----------
+    data : BatchSource
+    device : torch.device
+    worker : Worker
+        That reads the batches; the thread ends at its exit.
+    """
+
+    def __init__(self, data: BatchSource, device: torch.device, worker: Worker):
+        self._data, self._device, self._rank = data, device, worker.rank
+        self._threads: ThreadPoolExecutor | None = None
+        self._next: tuple[tuple, Future] | None = None
+        if device.type != "cpu" and data.can_read_ahead:
+            import torch
+
+            self._stream = torch.cuda.Stream(device)
+            self._threads = ThreadPoolExecutor(1, "bigdl-batches")
+            worker.at_exit(self._threads.shutdown)
+
+    def get(self, step: int, start: int, stop: int, plan: BatchPlan, order: Any) -> Any:
+        """The batch of a step of a plan, whose rows are `start`...`stop` of this worker's order."""
+        place = step, start, stop, id(order)
+        expected, self._next = self._next, None
+        if expected is not None and expected[0] == place:
+            batch = self._arrived(expected[1])
+        else:
+            batch = to_device(self._data.batch(start, stop, order), self._device)
+        if self._threads is not None and step + 1 < plan.steps and _size(batch) >= AHEAD_BYTES:
+            # the plan remembers where it was read last
+            start, stop, _ = copy.copy(plan).batch(step + 1, self._rank)
+            if stop > start:
+                place = step + 1, start, stop, id(order)
+                self._next = place, self._threads.submit(self._bring, start, stop, order)
+        return batch
+
+    def _bring(self, start: int, stop: int, order: Any) -> tuple[Any, torch.cuda.Event]:
+        import torch
+        from torch.utils._pytree import tree_map_only
+
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            batch = self._data.batch(start, stop, order)
+            pinned = tree_map_only(torch.Tensor, torch.Tensor.pin_memory, batch)
+            moved = tree_map_only(
+                torch.Tensor, lambda each: each.to(self._device, non_blocking=True), pinned
+            )
+            return moved, self._stream.record_event()
+
+    def _arrived(self, future: Future) -> Any:
+        import torch
+        from torch.utils._pytree import tree_iter
+
+        batch, copied = future.result()
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(copied)
+        for each in tree_iter(batch):
+            if isinstance(each, torch.Tensor):
+                each.record_stream(stream)  # its memory is the other stream's
+        return batch
+
+
+def _size(batch: Any) -> int:
+    """Bytes of the tensors of a batch."""
+    import torch
+    from torch.utils._pytree import tree_iter
+
+    return sum(each.nbytes for each in tree_iter(batch) if isinstance(each, torch.Tensor))
