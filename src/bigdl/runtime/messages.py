@@ -22,6 +22,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.runtime.serialization import value_pickler
 
 _IN_MEMORY_FILE = 1 << 18  # bytes from which on they are worth one
 _ALIGNMENT = 64  # of an array in the content: a cache line, and what AVX512 likes
@@ -174,9 +175,7 @@ def _memory_file(parts: list[memoryview], places: list[int]) -> int | None:
 
 @functools.cache
 def _pickler() -> type:
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):
+    class Pickler(value_pickler()):  # type: ignore[misc]  # made where it is first used
         def reducer_override(self, value):
             reduced = _reduced_tensor(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced

@@ -15,6 +15,7 @@ import logging
 import os
 import pickle
 import secrets
+import types
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -55,6 +56,30 @@ class _PlainUnpickler(pickle.Unpickler):
         raise UsageError("The pickle refers to objects that are not in it and cannot be read")
 
 
+@functools.cache
+def value_pickler() -> type:
+    """The Pickler of ``cloudpickle``; code keeps the name of its file, which tracebacks show.
+
+    From 3.1.3 on cloudpickle leaves it out.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            if type(value) is not types.CodeType:
+                return super().reducer_override(value)
+            make, parts = self.dispatch_table[types.CodeType](value)
+            named = [_file_of(value) if part == "<dynamic-code>" else part for part in parts]
+            return make, tuple(named)
+
+    return Pickler
+
+
+def _file_of(code: types.CodeType) -> str:
+    """The name of its file, in an object of its own: equal code has equal pickles."""
+    return "".join(code.co_filename)
+
+
 def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
     """Pickle what may refer to lambdas and to classes of a notebook.
 
@@ -63,10 +88,10 @@ def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
     UsageError
         With `failure`, the reason and `advice`, if it refers to something that cannot be pickled.
     """
-    import cloudpickle
-
+    buffer = io.BytesIO()
     try:
-        return cloudpickle.dumps(value)
+        value_pickler()(buffer).dump(value)
+        return buffer.getvalue()
     except Exception as error:
         raise UsageError(
             f"{failure}, since it refers to something that cannot be pickled ({error}); {advice}"

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from bigdl.nano.acceleration.quiet import refusing
+from bigdl.runtime.serialization import value_pickler
 from bigdl.training.keras.state import array_of
 
 _OF_TRAINING = ("optimizer", "run_eagerly", "jit_compile", "steps_per_execution")
@@ -163,7 +164,7 @@ def dumps(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(value_pickler()):  # type: ignore[misc]  # a class that is made
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, tf.types.experimental.PolymorphicFunction):
             options = {

@@ -13,12 +13,13 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import cloudpickle
 import torch
 from lightning_fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+from bigdl.runtime.serialization import value_pickler
 
 # Attributes that say what a module consists of, and which mode it is in; all others of every module
 # are hooks.
@@ -70,7 +71,7 @@ class ObjectRegistry:
         return {name: root for name, root in self.roots.items() if isinstance(root, classes)}
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(value_pickler()):  # type: ignore[misc]  # a class that is made
     registry: ObjectRegistry
 
     def persistent_id(self, value: Any) -> tuple[str, str] | None:
