@@ -36,7 +36,7 @@ class DeviceBatches:
     def __init__(self, data: BatchSource, device: torch.device, worker: Worker):
         self._data, self._device, self._rank = data, device, worker.rank
         self._threads: ThreadPoolExecutor | None = None
-        self._next: tuple[tuple, Future] | None = None
+        self._next: tuple[tuple[int, int, int], Any, Future] | None = None  # rows, order, batch
         if device.type != "cpu" and data.can_read_ahead:
             import torch
 
@@ -46,18 +46,17 @@ class DeviceBatches:
 
     def get(self, step: int, start: int, stop: int, plan: BatchPlan, order: Any) -> Any:
         """The batch of a step of a plan, whose rows are `start`...`stop` of this worker's order."""
-        place = step, start, stop, id(order)
-        expected, self._next = self._next, None
-        if expected is not None and expected[0] == place:
-            batch = self._arrived(expected[1])
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead[0] == (step, start, stop) and ahead[1] is order:
+            batch = self._arrived(ahead[2])
         else:
             batch = to_device(self._data.batch(start, stop, order), self._device)
         if self._threads is not None and step + 1 < plan.steps and _size(batch) >= AHEAD_BYTES:
             # the plan remembers where it was read last
             start, stop, _ = copy.copy(plan).batch(step + 1, self._rank)
             if stop > start:
-                place = step + 1, start, stop, id(order)
-                self._next = place, self._threads.submit(self._bring, start, stop, order)
+                coming = self._threads.submit(self._bring, start, stop, order)
+                self._next = (step + 1, start, stop), order, coming
         return batch
 
     def _bring(self, start: int, stop: int, order: Any) -> tuple[Any, torch.cuda.Event]:
