@@ -329,6 +329,7 @@ def speed(options):
     sides += [f"growing, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
     sides += ["plain"] if options.rows > 2e7 else ["plain", "plain, Adagrad"]
     sides += ["fbgemm"] if importlib.util.find_spec("fbgemm_gpu") else []
+    sides = [side for side in sides if side.partition(",")[0] in (options.sides or side)]
     found = {side: [] for side in sides}
     for repeat in range(options.repeats):
         for side in sides:
@@ -337,7 +338,8 @@ def speed(options):
     small = {s: in_child(options, s, rows=1000, epochs=1)["peak"] for s in sides}
     rows = sum(fields_of(options.rows))
     others = [side for side in sides if "×" not in side]
-    best = max(statistics.median(f["samples_s"] for f in found[side]) for side in others)
+    rates_alone = [statistics.median(f["samples_s"] for f in found[side]) for side in others]
+    best = max(rates_alone, default=float("nan"))
     print(
         f"\n{rows:,} rows of {WIDTH}, batches of {options.batch_size:,}, MLPs of {options.hidden}"
     )
@@ -390,6 +392,7 @@ def main():
     parser.add_argument("--hidden", type=int, default=64, help="width of the MLPs")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--sides", nargs="+", help="bigdl, growing, plain, fbgemm; default all")
     parser.add_argument("--storage", choices=["memory", "mmap"], default="memory")
     parser.add_argument("--folder", help="for checkpoints; default that of temporary files")
     parser.add_argument("--repeats", type=int, default=3)
