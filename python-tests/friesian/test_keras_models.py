@@ -75,6 +75,47 @@ def test_a_number_that_was_not_there_stands_for_the_unknown_one(name):
         np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, pair))
 
 
+def sharded(name):
+    """The model of this name with embeddings in slices."""
+    makers = {
+        "ncf": lambda: models.ncf(SCHEMA, factors=4, hidden=(16, 8), sharded=True),
+        "wide and deep": lambda: models.wide_and_deep(
+            SCHEMA, ["cross", "user"], ["user", "item"], ["price"], 4, (16,), sharded=True
+        ),
+        "deepfm": lambda: models.deepfm(
+            SCHEMA, ["user", "item"], ["price"], dim=4, hidden=(16,), sharded=True
+        ),
+        "mmoe": lambda: mmoe(sharded=True),
+        "two tower": lambda: two_tower(sharded=True),
+    }
+    return makers[name]()
+
+
+@pytest.mark.parametrize("name", ["ncf", "wide and deep", "deepfm", "mmoe", "two tower"])
+def test_sharded_embeddings_are_the_same_model(name):
+    """With the rows of the tables that each column has, one after the other."""
+    keras.utils.set_random_seed(1)
+    model, other = {**MODELS, "mmoe": mmoe, "two tower": two_tower}[name](), sharded(name)
+
+    def weights(each, *, are_tables):
+        return [w for w in each.weights if w.path.endswith("/embeddings") == are_tables]
+
+    for mine, theirs in zip(
+        weights(other, are_tables=False), weights(model, are_tables=False), strict=True
+    ):
+        mine.assign(theirs)
+    tables = map(keras.ops.convert_to_numpy, weights(model, are_tables=True))
+    for mine in weights(other, are_tables=True):
+        whole = next(tables)
+        while len(whole) < mine.shape[0]:
+            whole = np.concatenate([whole, next(tables)])
+        mine.assign(whole)
+    columns, _ = rows(6)
+    found = [keras.tree.flatten(each(inputs_of(each, columns))) for each in (model, other)]
+    for pair in zip(*found, strict=True):
+        np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, pair), rtol=1e-5)
+
+
 def test_products_of_users_and_items_are_learned_and_files_need_no_bigdl(tmp_path):
     keras.utils.set_random_seed(2)
     model = models.deepfm(SCHEMA, ["user", "item"], ["price"], dim=8, hidden=(32,))

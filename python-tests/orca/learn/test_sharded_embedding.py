@@ -16,10 +16,8 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
-from bigdl.orca.learn.pytorch.growing import KeyPlaces, ids_of_keys, keys_of_ids, owners_of_keys
 from bigdl.orca.learn.pytorch.loop import Clipping, FitSettings, TorchLoop
 from bigdl.orca.learn.pytorch.parts import ModelParts
-from bigdl.orca.learn.pytorch.tables import whole
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.torch import GrowingEmbedding, RowwiseAdagrad, ShardedEmbedding
 from bigdl.runtime.collectives.rows import NumberedRows, RowExchange
@@ -27,6 +25,8 @@ from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.training.checkpoint import CheckpointDirectory
 from bigdl.training.position import Goal
 from bigdl.training.state import loads
+from bigdl.training.tables.growing import KeyPlaces, ids_of_keys, keys_of_ids, owners_of_keys
+from bigdl.training.tables.torch_model import whole
 
 SHARDS = {"11": [11], "7+4": [7, 4], "9+0": [9, 0], "1+5+3+2": [1, 5, 3, 2]}
 OPTIMIZERS = {
@@ -380,7 +380,7 @@ def test_evaluation_and_prediction_are_those_of_the_whole_model(trained, data, t
 
 def test_tasks_read_rows_of_large_tables_from_the_checkpoint(trained, data, monkeypatch):
     expected = trained.predict(data[0])
-    monkeypatch.setattr("bigdl.orca.learn.pytorch.estimator.BROADCAST", 0)
+    monkeypatch.setattr("bigdl.training.slices.BROADCAST", 0)
     path = Path(trained._training.snapshot.url, "rows.pair.weight.00001.npy")
     away = path.rename(path.with_suffix(".away"))
     try:
@@ -623,7 +623,7 @@ def test_a_growing_table_is_evaluated_predicted_saved_and_loaded(data, tmp_path,
     grown = other.get_state_dict()["optimizers"][0]["state"][0]["sum"]
     assert grown.shape == other.get_model().table.weight.shape
     assert (grown[1:].sum(1) > 0).all()
-    monkeypatch.setattr("bigdl.orca.learn.pytorch.estimator.BROADCAST", 0)
+    monkeypatch.setattr("bigdl.training.slices.BROADCAST", 0)
     assert np.allclose(fitted.predict(data[0]), expected[:, 0], atol=1e-6)
     for each in (fitted, other):
         each.shutdown()

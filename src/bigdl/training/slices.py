@@ -20,6 +20,7 @@ from bigdl.common.errors import UsageError
 from bigdl.common.storage import is_local_storage, open_file_system
 from bigdl.runtime.collectives.rows import rows_of_rank
 
+BROADCAST = 1 << 30  # bytes of tables that travel with a model that predicts
 _PIECE = 1 << 24  # bytes that are read or written at once
 _MAGIC = b"\x93NUMPY\x01\x00"
 
@@ -99,6 +100,11 @@ class SavedSlices:
     def is_local(self) -> bool:
         """True if :meth:`mapped` works, on machines that have the folder."""
         return is_local_storage(self._fs)
+
+    @property
+    def stay_in_files(self) -> bool:
+        """True if tasks that predict read rows here, since the tables are too large to travel."""
+        return self.size > BROADCAST and self.is_local
 
     def mapped(self, name: str) -> list[np.ndarray]:
         """Return the slices of an array, mapped to memory and not checked.

@@ -13,8 +13,9 @@ columns.  An Estimator of Orca makes and trains it on the cluster that holds the
     )
     est.fit(table.df, feature_cols=["user", "item", "price"], label_cols=["label"])
 
-They have only layers of Keras' own, so that a file of a model is read without BigDL.  A number that
-a column did not have when the model was sized stands for 0, the number of unknown values.
+They have only layers of Keras' own, so that a file of a model is read without BigDL, unless their
+embeddings are sharded.  A number that a column did not have when the model was sized stands for 0,
+the number of unknown values.
 
 :class:`InBatchSoftmax` is the loss of :func:`two_tower`.
 """
@@ -42,6 +43,7 @@ def ncf(
     factors: int = 16,
     hidden: Sequence[int] = (64, 32, 16),
     dropout: float = 0.0,
+    sharded: bool = False,
 ) -> keras.Model:
     """The probability that a user chooses an item, of their two numbers alone (NeuMF).
 
@@ -57,6 +59,9 @@ def ncf(
     hidden : sequence of int, default (64, 32, 16)
         Widths of the network.
     dropout : float, default 0.0
+    sharded : bool, default False
+        True keeps the embeddings in slices on the workers, as a
+        :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
@@ -74,8 +79,9 @@ def ncf(
     """
     sizes = cardinalities(schema, [user, item])
     inputs = _inputs(sizes, ())
-    product = layers.Multiply()(_embedded(inputs, sizes, factors, "product"))
-    network = layers.Concatenate()(_embedded(inputs, sizes, hidden[0] // 2, "network"))
+    product = layers.Multiply()(_embedded(inputs, sizes, factors, "product", sharded))
+    network = _embedded(inputs, sizes, hidden[0] // 2, "network", sharded)
+    network = layers.Concatenate()(network)
     network = _network(network, hidden, dropout)
     return _model(inputs, layers.Dense(1)(layers.Concatenate()([product, network])))
 
@@ -88,6 +94,7 @@ def wide_and_deep(
     dim: int = 16,
     hidden: Sequence[int] = (128, 64),
     dropout: float = 0.0,
+    sharded: bool = False,
 ) -> keras.Model:
     """The probability of a click, by a linear model of crosses and a network.
 
@@ -105,6 +112,9 @@ def wide_and_deep(
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
+    sharded : bool, default False
+        True keeps the embeddings in slices on the workers, as a
+        :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
@@ -125,8 +135,8 @@ def wide_and_deep(
     if not linear:
         raise UsageError("wide has no columns; name those of the linear part")
     inputs = _inputs(linear | deep, numbers)
-    network = _network(_rows(inputs, deep, numbers, dim), hidden, dropout)
-    first = _embedded(inputs, linear, 1, "wide", initializer="zeros")
+    network = _network(_rows(inputs, deep, numbers, dim, sharded), hidden, dropout)
+    first = _embedded(inputs, linear, 1, "wide", sharded, "zeros")
     return _model(inputs, layers.Add()([*first, layers.Dense(1)(network)]))
 
 
@@ -137,6 +147,7 @@ def deepfm(
     dim: int = 16,
     hidden: Sequence[int] = (128, 64),
     dropout: float = 0.0,
+    sharded: bool = False,
 ) -> keras.Model:
     """The probability of a click, by products of all pairs of fields and a network on them.
 
@@ -154,6 +165,9 @@ def deepfm(
         Length of an embedding.
     hidden : sequence of int, default (128, 64)
     dropout : float, default 0.0
+    sharded : bool, default False
+        True keeps the embeddings in slices on the workers, as a
+        :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
@@ -173,8 +187,8 @@ def deepfm(
         raise UsageError("categories has no columns; name those that are embedded")
     inputs = _inputs(sizes, numbers)
     rows = layers.Reshape((1, dim))
-    fields = [rows(each) for each in _embedded(inputs, sizes, dim, "fields")]
-    first = _embedded(inputs, sizes, 1, "linear", initializer="zeros")
+    fields = [rows(each) for each in _embedded(inputs, sizes, dim, "fields", sharded)]
+    first = _embedded(inputs, sizes, 1, "linear", sharded, "zeros")
     if numbers:
         values = _joined([_column(inputs[name]) for name in numbers])
         first.append(layers.Dense(1, kernel_initializer="zeros", name="linear_numbers")(values))
@@ -201,6 +215,7 @@ def mmoe(
     expert_hidden: Sequence[int] = (64,),
     tower_hidden: Sequence[int] = (32,),
     dropout: float = 0.0,
+    sharded: bool = False,
 ) -> keras.Model:
     """Probabilities of several tasks, each by its own mixture of the same experts.
 
@@ -227,6 +242,9 @@ def mmoe(
     tower_hidden : sequence of int, default (32,)
         Widths of the network of every task.
     dropout : float, default 0.0
+    sharded : bool, default False
+        True keeps the embeddings in slices on the workers, as a
+        :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
@@ -250,7 +268,7 @@ def mmoe(
     if taken:
         raise UsageError(f"tasks should have names of their own, but {taken[0]!r} is taken")
     inputs = _inputs(sizes, numbers)
-    rows = _rows(inputs, sizes, numbers, dim)
+    rows = _rows(inputs, sizes, numbers, dim, sharded)
     opinions = [_network(rows, expert_hidden, dropout) for _ in range(experts)]
     opinions = layers.Concatenate(axis=1)([layers.Reshape((1, -1))(each) for each in opinions])
     outputs = []
@@ -271,6 +289,7 @@ def two_tower(
     user_sequences: Iterable[str] = (),
     dim: int = 32,
     hidden: Sequence[int] = (64,),
+    sharded: bool = False,
 ) -> keras.Model:
     """Vectors of users and of items, whose product says how well they fit.
 
@@ -290,6 +309,9 @@ def two_tower(
     dim : int, default 32
         Length of an embedding, and of the vectors.
     hidden : sequence of int, default (64,)
+    sharded : bool, default False
+        True keeps the embeddings in slices on the workers, as a
+        :class:`~bigdl.orca.keras.ShardedEmbedding`.
 
     Returns
     -------
@@ -307,8 +329,8 @@ def two_tower(
     ((None, 2, 8), (None, 8))
     """
     towers = [
-        _tower("user_tower", schema, user, user_numbers, user_sequences, dim, hidden),
-        _tower("item_tower", schema, item, item_numbers, (), dim, hidden),
+        _tower("user_tower", schema, user, user_numbers, user_sequences, dim, hidden, sharded),
+        _tower("item_tower", schema, item, item_numbers, (), dim, hidden, sharded),
     ]
     shared = set(towers[0].input) & set(towers[1].input)
     if shared:
@@ -320,12 +342,12 @@ def two_tower(
     return keras.Model(inputs, layers.Concatenate(axis=1, name="vectors")(vectors))
 
 
-def _tower(label, schema, categories, numbers, sequences, dim, hidden) -> keras.Model:
+def _tower(label, schema, categories, numbers, sequences, dim, hidden, sharded) -> keras.Model:
     """A vector of length 1 for the columns of a user, or of an item."""
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     lists = cardinalities(schema, sequences)
     inputs = _inputs(sizes, numbers, lists)
-    rows = _rows(inputs, sizes, numbers, dim, lists)
+    rows = _rows(inputs, sizes, numbers, dim, sharded, lists)
     vectors = layers.Dense(dim)(_network(rows, hidden, 0.0))
     return keras.Model(dict(inputs), layers.UnitNormalization(axis=1)(vectors), name=label)
 
@@ -343,11 +365,12 @@ def _rows(
     sizes: Mapping[str, int],
     numbers: Sequence[str],
     dim: int,
+    sharded: bool,
     sequences: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
     """Embeddings of categories and of arrays beside numbers, as one vector for each row."""
-    parts = _embedded(inputs, sizes, dim, "fields")
-    lists = _embedded(inputs, sequences, dim, "lists")
+    parts = _embedded(inputs, sizes, dim, "fields", sharded)
+    lists = _embedded(inputs, sequences, dim, "lists", sharded, have_lengths=True)
     parts += [_mean_of_known(each, inputs[n]) for n, each in zip(sequences, lists, strict=True)]
     parts += [_column(inputs[name]) for name in numbers]
     if not parts:
@@ -366,21 +389,38 @@ def _embedded(
     sizes: Mapping[str, int],
     dim: int,
     prefix: str,
+    sharded: bool,
     initializer: str | None = None,
+    *,
+    have_lengths: bool = False,
 ) -> list[Any]:
-    """A vector for each of some columns."""
-    embedded = []
-    for name, size in sizes.items():
-        table = layers.Embedding(
-            max(1, size),
-            dim,
-            name=f"{prefix}_{name}",
-            embeddings_initializer=initializer or keras.initializers.RandomNormal(stddev=0.05),
-        )
-        number = inputs[name]
-        is_known = ops.logical_and(number >= 0, number < max(1, size))
-        embedded.append(table(ops.where(is_known, number, ops.zeros_like(number))))
-    return embedded
+    """A vector for each of some columns; columns of lists have lengths of their own."""
+    if not sizes:
+        return []
+    numbers = [_known(inputs[name], size) for name, size in sizes.items()]
+    rows = [max(1, size) for size in sizes.values()]
+    kind: Any = layers.Embedding
+    if sharded:
+        from bigdl.orca.keras import ShardedEmbedding as kind
+
+        if not have_lengths:  # the rows of all columns are fetched together
+            vectors = kind(rows, dim, _first(initializer), name=prefix)(ops.stack(numbers, 1))
+            return [vectors[:, n] for n in range(len(rows))]
+    return [
+        kind(size, dim, _first(initializer), name=f"{prefix}_{name}")(number)
+        for name, size, number in zip(sizes, rows, numbers, strict=True)
+    ]
+
+
+def _first(initializer: str | None) -> Any:
+    """First values; one object gives all tables the same."""
+    return initializer or keras.initializers.RandomNormal(stddev=0.05)
+
+
+def _known(number: Any, size: int) -> Any:
+    """The numbers of a column, with 0 for those that the table does not have."""
+    is_known = ops.logical_and(number >= 0, number < max(1, size))
+    return ops.where(is_known, number, ops.zeros_like(number))
 
 
 def _column(numbers: Any) -> Any:

@@ -45,7 +45,10 @@ from bigdl.training.keras.state import (
     set_values,
     values_of,
 )
+from bigdl.training.keras.tables import ModelTables, sharded_layers
+from bigdl.training.slices import SavedSlices
 from bigdl.training.state import capture_rng, restore_rng
+from bigdl.training.tables.place import Place, placed
 
 
 @dataclass(kw_only=True)
@@ -109,7 +112,13 @@ class KerasFitProgram(KerasProgram):
     settings: KerasFitSettings
 
     def _run(self, worker, sync, parts, callbacks):
-        return KerasLoop(worker, sync, parts, self.settings, callbacks, self.config).fit()
+        loop = KerasLoop(worker, sync, parts, self.settings, callbacks, self.config)
+        if self.settings.run_url is None and sharded_layers(loop.model):
+            raise UsageError(
+                "A model with a ShardedEmbedding needs model_dir= in Estimator.from_keras, a "
+                "folder that the driver and all workers share: workers write their rows there"
+            )
+        return loop.fit()
 
 
 class KerasEpochs(FitLoop):
@@ -229,7 +238,10 @@ class KerasLoop(KerasEpochs, WorkerLoop):
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_keras(settings.seed)
-        self.model = parts.build(training=True)
+        # rows of tables need a folder to be written to
+        place = None if settings.run_url is None else Place.of(worker)
+        with placed(place):
+            self.model = parts.build(training=True)
         check_optimizer(self.model)
         self._steps = WorkerSteps(self.model, sync, settings.batch_size or 0)
         self._start(worker, sync)
@@ -237,6 +249,8 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         self._prepare_data()
         seed_keras(settings.seed, self.rank + 1)
         self._steps.attach()
+        self._tables = self._steps.tables
+        self._check_callbacks(callbacks)
         self._initial_metrics = values_of(self.model.metrics_variables)
         self._running = self._steps.running
         self._epoch_steps = settings.steps_per_epoch or self._data.steps
@@ -245,6 +259,14 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         window = (self._layout.windows or [0] * self.size)[self.rank]
         self._data.start(self._assembly, settings, self.rank, window)
         self._parts: Iterator[Part] | None = None
+
+    def _check_callbacks(self, callbacks: Sequence[Any]) -> None:
+        """Refuse what sharded embeddings do not go with."""
+        if self._tables and any(getattr(c, "restore_best_weights", False) for c in callbacks):
+            raise UsageError(
+                "restore_best_weights of a callback does not go with a ShardedEmbedding, whose "
+                "rows are on all workers; leave it out, and load a checkpoint of model_dir"
+            )
 
     # -- the fit -------------------------------------------------------------------------------
 
@@ -307,7 +329,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         )
         with self._running.merged():
             figures = evaluate_batches(
-                self.model, self._steps, batches, self.sync, self._callbacks.list
+                self.model, self._steps, batches, self.sync, self._callbacks.list, self._tables
             )
         return {f"val_{name}": value for name, value in figures.items()}
 
@@ -334,6 +356,18 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         restore_rng(state["rng"])
         set_values(seed_states(self.model), state["seeds"])
         set_values(self.model.metrics_variables, state["metrics"])
+
+    def _files(self):
+        return {**super()._files(), **self._tables.files()}
+
+    def _load(self, files):
+        super()._load(self._tables.cut(files))
+
+    def _slices(self):
+        return self._tables.arrays()
+
+    def _load_slices(self, slices):
+        self._tables.load(slices)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -387,7 +421,12 @@ class KerasLoop(KerasEpochs, WorkerLoop):
 
 
 def evaluate_batches(
-    model: Any, steps: Any, batches: Iterable, sync: GradientSync, callbacks: Any
+    model: Any,
+    steps: Any,
+    batches: Iterable,
+    sync: GradientSync,
+    callbacks: Any,
+    tables: ModelTables,
 ) -> dict[str, float]:
     """Return the figures of a model over the batches of all workers; a collective.
 
@@ -399,15 +438,19 @@ def evaluate_batches(
         Of this worker.
     sync : GradientSync
     callbacks : keras.callbacks.CallbackList
+    tables : ModelTables
     """
     model.reset_metrics()
+    tables.begin(is_training=False)
     initial = values_of(model.metrics_variables)
     callbacks.on_test_begin()
     logs, rows = {}, 0
     for index, (batch, rows_of_batch) in enumerate(batches):
         callbacks.on_test_batch_begin(index)
         logs, rows = steps.test(batch), rows + rows_of_batch
+        tables.check()
         callbacks.on_test_batch_end(index, numbers_of(logs))
+    tables.finish()
     figures = figures_of(model, logs, rows, sync, initial)
     callbacks.on_test_end(figures)
     return figures
@@ -464,7 +507,8 @@ class EvaluateProgram(KerasProgram):
     def _run(self, worker, sync, parts, callbacks):
         settings = self.settings
         seed_keras(self.seed)
-        model = parts.build(training=True)
+        with placed(Place.of(worker)):
+            model = parts.build(training=True)
         sync.start()
         data = open_rows(worker, worker.shard, settings, self.config, sync)
         check_end(data, "evaluation", "num_steps", settings.num_steps)
@@ -474,9 +518,13 @@ class EvaluateProgram(KerasProgram):
         assembly = settings.assembly(model)
         types = next((each["types"] for each in known if each["types"]), None)
         build_for(model, data.example(types, assembly))
+        tables = ModelTables(model)
+        tables.connect(sync)
         weights = sync.broadcast(worker.state() if sync.rank == 0 else None)
         if weights:
-            put_weights(model, weights)
+            put_weights(model, tables.cut({"model.pt": weights})["model.pt"])
+        if worker.options.get("slices"):
+            tables.load(SavedSlices(**worker.options["slices"]))
         hooks = WorkerCallbacks(callbacks, model, sync.rank).list
         batches = data.batches(assembly, settings.batch_size, sync.world_size, settings.num_steps)
-        return evaluate_batches(model, steps_of(model), batches, sync, hooks)
+        return evaluate_batches(model, steps_of(model), batches, sync, hooks, tables)

@@ -34,6 +34,7 @@ from bigdl.training.keras.state import (
     synchronized_layers,
     tensor_of,
 )
+from bigdl.training.keras.tables import ModelTables
 
 keras = LazyModule("keras", "tf")
 tf = LazyModule("tensorflow", "tf")
@@ -57,9 +58,12 @@ class WorkerSteps:
     ----------
     running : RunningWeights
         What layers change besides the trained weights.
+    tables : ModelTables
+        The sharded embeddings of the model.
     """
 
     running: RunningWeights
+    tables: ModelTables
 
     def __init__(self, model: Any, sync: GradientSync, batch_rows: int):
         self._model, self._sync = model, sync
@@ -79,8 +83,10 @@ class WorkerSteps:
                 entropy = [*(int(n) for n in tensor_of(variable).reshape(-1)), self._sync.rank]
                 drawn = np.random.SeedSequence(entropy).generate_state(variable.shape[0]) >> 1
                 variable.assign(drawn.astype("int64"))
+        self.tables = ModelTables(model, training=True)
+        self.tables.connect(self._sync)
         self._reducer.attach(model)
-        self._reducer.is_active = False
+        self._reducer.is_active, self._reducer.end_forward = False, self.tables.finish
         self._steps = steps_of(model)
         self.test = self._steps.test
         self.running = RunningWeights(model, self._sync)
@@ -105,15 +111,19 @@ class WorkerSteps:
         reducer = self._reducer
         reducer.weight, reducer.has_rows = self._weight(batch, rows, total), bool(rows)
         reducer.is_active = True
+        self.tables.begin(is_training=bool(rows))
         try:
             mine = cast("tuple", batch)  # None only without rows
             logs = self._steps.train(mine) if rows else self._train_without_rows(zero_row)
         except Exception:
+            self.tables.check()
             reducer.check()  # the backend has made another exception of its failure
             raise
         finally:
             reducer.is_active = False
+        self.tables.check()
         reducer.check()
+        self.tables.update(reducer.weight)
         self.running.rows += rows
         return logs
 
@@ -153,6 +163,8 @@ class GradientReducer:
         Whether this rank's rows are rows of the batch, and not made up to take part.
     is_active : bool
         False while others than the loop train the model, e.g. a callback: they do so alone.
+    end_forward : callable
+        Called before gradients meet.
     failure : BaseException or None
         What went wrong inside a graph, where the backend makes another exception of it.
     """
@@ -162,6 +174,7 @@ class GradientReducer:
         self._tables: dict[tuple, list] = {}
         self.weight = 1.0
         self.has_rows = self.is_active = True
+        self.end_forward: Callable[[], None] = lambda: None
         self.failure: BaseException | None = None
 
     def attach(self, model: Any, others: Sequence = ()) -> None:
@@ -169,10 +182,12 @@ class GradientReducer:
 
         Layers that want the moments of the whole batch get them, too.
         """
+        backend = keras.backend.backend()
         if self._sync.world_size == 1:
+            for optimizer in [*optimizers_of(model), *others] if backend == "tensorflow" else ():
+                object.__setattr__(optimizer, "apply", partial(self._apply, optimizer, _coalesced))
             return
         # instances keep their classes, so a file of the model tells nothing of this
-        backend = keras.backend.backend()
         for optimizer in [*optimizers_of(model), *others]:
             if backend == "jax":
                 # one that scales the loss looks at the gradients before it calls its ``apply``
@@ -217,6 +232,7 @@ class GradientReducer:
     # -- the torch backend -----------------------------------------------------------------------
 
     def _of_tensors(self, gradients: Sequence, variables: Sequence) -> list:
+        self.end_forward()
         parameters = [variable.value for variable in variables]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -262,6 +278,7 @@ class GradientReducer:
 
     def _sum_of_all(self, kinds: Sequence[tuple], arrays: Sequence[np.ndarray]) -> list:
         """Return the sums of what a graph has sent: gradients, then values and indices of rows."""
+        self.end_forward()
         first = len(arrays) - 2 * len(kinds)
         dense = [np.asarray(array) for array in arrays[:first]]
         sums = self._sync.sum_arrays(dense, self.weight) if dense else []
@@ -320,6 +337,7 @@ class GradientReducer:
         received = [np.asarray(array) for array in arrays]
         if self.failure is None:
             try:
+                self.end_forward()
                 return self._sync.sum_arrays(received, self.weight)
             except BaseException as error:
                 self.failure = error
@@ -370,6 +388,21 @@ class GradientReducer:
         weight = self.weight if self.has_rows else 0.0
         total = self._noted(self._sync.sum_arrays, [gradient], weight)[0]
         return total / weight if weight else np.zeros_like(total)
+
+
+def _coalesced(gradients: Sequence, variables: Sequence) -> list:
+    """Return gradients that have each row once, as the sum over several workers has it.
+
+    Optimizers of Keras that square a gradient would take an id that stands in a batch twice for two
+    rows.
+    """
+    out = list(gradients)
+    for i, gradient in enumerate(gradients):
+        if isinstance(gradient, tf.IndexedSlices):
+            places, numbers = tf.unique(gradient.indices)
+            values = tf.math.unsorted_segment_sum(gradient.values, numbers, tf.size(places))
+            out[i] = tf.IndexedSlices(values, places, gradient.dense_shape)
+    return out
 
 
 def _wide(tensor):

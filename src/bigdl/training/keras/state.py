@@ -93,10 +93,23 @@ def dump_optimizers(model: Any) -> bytes:
 
 
 def put_optimizers(model: Any, data: bytes) -> None:
-    """Load what :func:`dump_optimizers` gave into optimizers that have their variables."""
+    """Load what :func:`dump_optimizers` gave into optimizers that have their variables.
+
+    Of a table that lies in slices they have no rows; a whole one keeps what it has.
+    """
     states = loads(data)["optimizers"]
-    for optimizer, values in zip(optimizers_of(model), states, strict=False):
+    for optimizer, stored in zip(optimizers_of(model), states, strict=False):
+        pairs = zip(optimizer.variables, stored, strict=False)
+        values = [*(_of_size(v, value) for v, value in pairs), *stored[len(optimizer.variables) :]]
         _put(optimizer.variables, values, "optimizer's state", "optimizer")
+
+
+def _of_size(variable: Any, stored: torch.Tensor) -> torch.Tensor:
+    """Return a stored value; what the variable has if one of both has no rows."""
+    shape, other = tuple(variable.shape), tuple(stored.shape)
+    if shape[1:] == other[1:] and shape != other and shape and 0 in (shape[0], other[0]):
+        return tensor_of(variable)
+    return stored
 
 
 def share_state(model: Any, sync: Any) -> None:

@@ -44,9 +44,7 @@ from bigdl.orca.learn.pytorch.parts import (
     snapshot_of,
 )
 from bigdl.orca.learn.pytorch.prediction import TorchSnapshot, predicting_parts
-from bigdl.orca.learn.pytorch.sharded import NOWHERE
 from bigdl.orca.learn.pytorch.summaries import TRAIN_TAGS, EventFiles, validation_summary
-from bigdl.orca.learn.pytorch.tables import BROADCAST, whole
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
 from bigdl.training.checkpoint import CheckpointDirectory, find_checkpoint
@@ -55,6 +53,8 @@ from bigdl.training.fit import TrainingSession
 from bigdl.training.position import EveryEpoch, Goal, Trigger
 from bigdl.training.progress import progress_form
 from bigdl.training.state import check_precision, dumps, isolated_rng, loads
+from bigdl.training.tables.place import NOWHERE
+from bigdl.training.tables.torch_model import whole
 
 __all__ = ["Estimator", "PyTorchEstimator", "TrainingOperator"]
 
@@ -1038,7 +1038,7 @@ RayXShards or a ray.data.Dataset
         slices = None if snapshot is None else snapshot.slices
         if snapshot is None or slices is None:
             return self._weights(), None
-        if is_whole or slices.size <= BROADCAST or not slices.is_local:
+        if is_whole or not slices.stay_in_files:
             return self._weights(), None
         return snapshot.files["model.pt"], slices.to_json()
 

@@ -20,8 +20,6 @@ from bigdl.orca.learn.metrics import Metric, merge_states
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, ForwardPass, forward_for
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
-from bigdl.orca.learn.pytorch.sharded import Place
-from bigdl.orca.learn.pytorch.tables import ShardedTables
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource
@@ -38,6 +36,8 @@ from bigdl.training.state import (
     to_cpu,
     to_device,
 )
+from bigdl.training.tables.place import Place
+from bigdl.training.tables.torch_model import ShardedTables
 
 
 class TorchRunner:

@@ -27,7 +27,6 @@ from bigdl.orca.learn.pytorch.evaluation import (
 )
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
-from bigdl.orca.learn.pytorch.sharded import Place
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.batches import BatchPlan
@@ -44,6 +43,7 @@ from bigdl.training.state import (
     restore_rng,
     seed_everything,
 )
+from bigdl.training.tables.place import Place
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import read_bytes
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
-from bigdl.orca.learn.pytorch.sharded import Place, placed
-from bigdl.orca.learn.pytorch.tables import ShardedTables, cut_tables
 from bigdl.training.checkpoint import Checkpoint, read_checkpoint
 from bigdl.training.figures import figure_of
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
+from bigdl.training.tables.place import Place, placed
+from bigdl.training.tables.torch_model import ShardedTables, cut_tables
 
 if TYPE_CHECKING:
     from bigdl.orca.learn.pytorch.evaluation import TorchRunner

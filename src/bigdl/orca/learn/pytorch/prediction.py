@@ -15,10 +15,10 @@ from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import TorchRunner
 from bigdl.orca.learn.pytorch.forward import call_model
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
-from bigdl.orca.learn.pytorch.sharded import NOWHERE
-from bigdl.orca.learn.pytorch.tables import SavedRows
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import precision_of, to_device
+from bigdl.training.tables.place import NOWHERE
+from bigdl.training.tables.torch_model import SavedRows
 
 
 @dataclass(frozen=True)

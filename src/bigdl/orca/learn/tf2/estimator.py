@@ -38,6 +38,7 @@ from bigdl.training.keras.callbacks import as_callbacks
 from bigdl.training.keras.data import EvaluationSettings, is_dataset, shipped_dataset
 from bigdl.training.keras.loop import EvaluateProgram, KerasFitProgram, KerasFitSettings
 from bigdl.training.keras.state import dump_weights
+from bigdl.training.keras.tables import whole_tables
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger
 from bigdl.training.progress import progress_form
 
@@ -572,7 +573,7 @@ RayXShards or a ray.data.Dataset
             )
         config = _data_config_of(self._parts.config)
         return self._pack_model(
-            sample, config, feature_cols, batch_size, output_cols, self._ship_model
+            sample, config, feature_cols, batch_size, output_cols, self._ship_whole_model
         )
 
     @classmethod
@@ -586,13 +587,23 @@ RayXShards or a ray.data.Dataset
         estimator._training.take(Checkpoint(manifest, {"model.pt": snapshot.weights}))
         return estimator
 
+    def _weights(self):
+        snapshot = self._training.snapshot
+        return super()._weights() if snapshot is None else whole_tables(snapshot).files["model.pt"]
+
     def _first_weights(self):
         model = self._parts.build_on_driver(self._training.seed)
         return dump_weights(model) if model.built else b""
 
-    def _ship_model(self, data, names, cluster, inputs):
+    def _ship_model(self, data, names, cluster, inputs, *, is_whole=False):
         """Broadcast the model, unless it is what was broadcast last."""
-        weights, threads = self._weights(), cluster.threads_per_task
+        snapshot = self._training.snapshot
+        files = None if snapshot is None else snapshot.slices
+        slices = None  # rows of large tables stay where they are, where the checkpoint does
+        if files is not None and files.stay_in_files and not is_whole:
+            slices = files.to_json()
+        weights = self._weights() if slices is None else snapshot.files["model.pt"]
+        threads = cluster.threads_per_task
         if not weights:
             raise UsageError(
                 "The model has no weights yet, since it does not know the shape of its input; fit "
@@ -600,14 +611,18 @@ RayXShards or a ray.data.Dataset
             )
         parts = self._parts
         self._shipped = shipped_of(
-            lambda: KerasSnapshot(Packed.of(parts), weights, names, parts.config, threads),
+            lambda: KerasSnapshot(Packed.of(parts), weights, names, parts.config, threads, slices),
             self._shipped,
             cluster.broadcaster,
             parts,
             digest_of(weights),
-            repr((names, threads)),
+            repr((names, threads, slices and slices["url"])),
         )
         return self._shipped, inputs
+
+    def _ship_whole_model(self, *arguments):
+        """Ship a model that outlives its checkpoint."""
+        return self._ship_model(*arguments, is_whole=True)
 
     def _kind_of(self, data):
         if is_dataset(data):

@@ -38,6 +38,7 @@ from bigdl.training.keras.state import (
     put_weights,
     zeros_of,
 )
+from bigdl.training.keras.tables import whole_tables
 from bigdl.training.position import Position
 from bigdl.training.state import dumps, loads
 
@@ -98,6 +99,7 @@ class KerasFiles(TrainingEstimator):
                 "Failed to set model weights, please provide real tensor data for the model: pass "
                 "a row as sample_input"
             )
+        snapshot = whole_tables(snapshot)
         put_weights(model, snapshot.files["model.pt"])
         data = snapshot.files.get("optimizer.pt")
         if data is not None and with_optimizer and model.compiled and model.optimizer is not None:
@@ -352,6 +354,9 @@ class KerasFiles(TrainingEstimator):
             "optimizer": loads(dump_optimizers(model)),
             "known": self._known_inputs(sample_input),
         }
+        snapshot = self._training.snapshot
+        if snapshot is not None and "tables.pt" in snapshot.files:
+            state["tables"] = loads(whole_tables(snapshot).files["tables.pt"])
         write_bytes(path, dumps(state))
 
     def load_checkpoint(self, path: str, *, sample_input: Any = None) -> None:
@@ -376,7 +381,8 @@ class KerasFiles(TrainingEstimator):
         model = self._parts.build_on_driver(self._training.seed)
         row = _tell_shapes(model, sample_input, snapshot.manifest)
         if model.built:
-            put_weights(model, snapshot.files["model.pt"], f"weights in {path!r}")
+            whole = whole_tables(snapshot)
+            put_weights(model, whole.files["model.pt"], f"weights in {path!r}")
         if row is not None:
             snapshot.manifest["example"] = form_of(row)
         self._training.take(snapshot)
@@ -387,7 +393,8 @@ def _read_state(path: str) -> Checkpoint:
     try:
         state = loads(read_bytes(path))
         position = Position(epoch=int(state["epoch"]))
-        files = {f"{part}.pt": dumps(state[part]) for part in ("model", "optimizer")}
+        parts = ("model", "optimizer", *({"tables"} & set(state)))
+        files = {f"{part}.pt": dumps(state[part]) for part in parts}
         return Checkpoint({**position.to_json(), **state.get("known", {})}, files)
     except UsageError:
         raise

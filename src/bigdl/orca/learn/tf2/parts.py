@@ -7,6 +7,7 @@ choose the backend before it unpacks it.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pickle
 import warnings
@@ -19,7 +20,10 @@ from bigdl.common.stand_ins import actual
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
 from bigdl.training.keras.data import BatchArguments
 from bigdl.training.keras.state import put_weights
+from bigdl.training.keras.tables import ModelTables, optimizers_cut
+from bigdl.training.slices import SavedSlices
 from bigdl.training.state import isolated_rng
+from bigdl.training.tables.place import NOWHERE, placed, placed_now
 
 if TYPE_CHECKING:
     import keras
@@ -108,6 +112,7 @@ class KerasParts:
         if self.archive is not None:
             with (
                 keras.saving.custom_object_scope(self.custom_objects),
+                contextlib.nullcontext() if placed_now() is None else optimizers_cut(),
                 warnings.catch_warnings(),
             ):
                 # of a model that has not been trained yet
@@ -194,6 +199,9 @@ class KerasSnapshot:
     config : dict
     threads : int
         Of each task.
+    slices : dict or None
+        Of :class:`~bigdl.training.slices.SavedSlices`, from whose files the tasks read the rows of
+        sharded embeddings.
     """
 
     packed: Packed
@@ -201,12 +209,15 @@ class KerasSnapshot:
     names: Sequence[str]
     config: dict
     threads: int
+    slices: dict | None = None
 
     def ready(self, device: Any) -> _ReadyModel:
         """Return the model, in a process; Keras chooses the device itself."""
         (parts,) = self.packed.unpack(self.config, self.threads)
-        model = parts.build()
-        return _ReadyModel(model, BatchArguments.of(model, self.names), self.weights)
+        with placed(NOWHERE if self.slices else None):
+            model = parts.build()
+        assembly = BatchArguments.of(model, self.names)
+        return _ReadyModel(model, assembly, self.weights, self.slices)
 
 
 class _ReadyModel:
@@ -218,12 +229,21 @@ class _ReadyModel:
     assembly : BatchArguments
     weights : bytes
         Loaded before the first batch, which may tell the model its shapes.
+    slices : dict or None
+        See :class:`KerasSnapshot`.
     """
 
     squeezes: ClassVar[bool] = False
 
-    def __init__(self, model: keras.Model, assembly: BatchArguments, weights: bytes):
+    def __init__(
+        self,
+        model: keras.Model,
+        assembly: BatchArguments,
+        weights: bytes,
+        slices: dict | None = None,
+    ):
         self.model, self._assembly, self._weights = model, assembly, weights
+        self._slices = slices
         self._steps = steps_of(model)
         self._is_loaded = False
         if model.built:
@@ -239,6 +259,8 @@ class _ReadyModel:
 
     def _load(self):
         put_weights(self.model, self._weights)
+        if self._slices is not None:
+            ModelTables(self.model).read_from(SavedSlices(**self._slices))
         self._is_loaded = True
 
 

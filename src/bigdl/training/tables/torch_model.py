@@ -13,15 +13,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from bigdl.orca.learn.pytorch.growing import GrowingEmbedding
-from bigdl.orca.learn.pytorch.sharded import Place, ShardedEmbedding, ShardedTable, of_rows
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.rows import Distinct, RowExchange
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads
-
-BROADCAST = 1 << 30  # bytes of tables that travel with a model that predicts
+from bigdl.training.tables.growing import GrowingEmbedding
+from bigdl.training.tables.place import Place
+from bigdl.training.tables.sharded import ShardedEmbedding, ShardedTable, of_rows
 
 
 def tables_of(model: torch.nn.Module) -> dict[str, ShardedTable]:

@@ -22,15 +22,11 @@ from torch.nn import functional
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.pytorch.sharded import (
-    Place,
-    ShardedTable,
-    mapped_tensor,
-    of_rows,
-)
 from bigdl.runtime.collectives.rows import Distinct, RowTable
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import mixed_seed
+from bigdl.training.tables.place import Place
+from bigdl.training.tables.sharded import ShardedTable, mapped_tensor, of_rows
 
 _POOL = 1 << 16  # first values that are drawn; each id takes one of them
 _FIRST_ROWS = 1 << 10

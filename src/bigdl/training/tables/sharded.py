@@ -1,20 +1,17 @@
 """Embeddings whose rows lie in slices on the workers of a fit or an evaluation.
 
-A worker makes its model within :func:`placed`, so that a :class:`ShardedTable` allocates the
-worker's rows only.  Its weight is an ordinary parameter with a sparse gradient, so the user's
-optimizer updates the rows, and keeps their state, where they lie.
+A worker makes its model within :func:`~bigdl.training.tables.place.placed`, so that a
+:class:`ShardedTable` allocates the worker's rows only.  Its weight is an ordinary parameter with a
+sparse gradient, so the user's optimizer updates the rows, and keeps their state, where they lie.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -30,54 +27,11 @@ from bigdl.runtime.collectives.rows import (
     RowTable,
     rows_of_rank,
 )
-from bigdl.runtime.worker import Worker
-from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import mixed_seed
+from bigdl.training.tables.place import Place, placed_now
 
 _CHUNK = 1 << 16  # rows that are initialized under one seed
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a model is made.
-
-    Attributes
-    ----------
-    rank, world_size : int
-        Of the worker.
-    folder : str or None
-        Where it may write files.
-    is_loaded : bool
-        True if rows come from a checkpoint, so that they need no first values.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    folder: str | None = None
-    is_loaded: bool = False
-
-    @classmethod
-    def of(cls, worker: Worker) -> Place:
-        """Return the place of a worker."""
-        options = worker.options
-        has_slices = "snapshot" in options and Checkpoint.unpack_head(options["snapshot"]).slices
-        is_loaded = bool(has_slices or options.get("slices"))
-        return cls(worker.rank, worker.world_size, worker.local_dir, is_loaded)
-
-
-NOWHERE = Place(0, 0)  # a model without the rows of its tables
-_place: ContextVar[Place | None] = ContextVar("place", default=None)
-
-
-@contextlib.contextmanager
-def placed(place: Place | None) -> Iterator[None]:
-    """Make models for a place within the block; None leaves it to a block around this one."""
-    token = _place.set(place or _place.get())
-    try:
-        yield
-    finally:
-        _place.reset(token)
 
 
 class ShardedTable(torch.nn.Module, ABC):
@@ -98,7 +52,7 @@ class ShardedTable(torch.nn.Module, ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self._place = _place.get()
+        self._place = placed_now()
         self.exchange: RowExchange | None = None
         self._number = 0
         self.states: Callable[[], dict] = dict

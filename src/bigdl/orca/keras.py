@@ -1,0 +1,295 @@
+"""Parts of models for Keras: sharded embeddings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bigdl.common.checks import check_choice, check_number, check_positive
+from bigdl.common.errors import UsageError, require
+
+require("keras", "tf")  # this module is about nothing else
+require("torch", "orca")
+
+import keras  # noqa: E402
+import torch  # noqa: E402
+
+from bigdl.orca.learn.optimizers.rowwise_adagrad import RowwiseAdagrad  # noqa: E402
+from bigdl.training.keras.tables import LayerRows  # noqa: E402
+from bigdl.training.tables.place import placed, placed_now  # noqa: E402
+from bigdl.training.tables.sharded import ShardedEmbedding as Table  # noqa: E402
+
+if TYPE_CHECKING:
+    from bigdl.training.tables.place import Place
+
+__all__ = ["ShardedEmbedding"]
+
+_OPTIMIZERS = ("sgd", "adagrad", "adam", "rowwise_adagrad")
+
+
+@keras.saving.register_keras_serializable("bigdl")
+class ShardedEmbedding(keras.layers.Layer):
+    """An embedding that is cut in slices on the workers of an Estimator.
+
+    Row i lies on worker ``i % N``. A forward pass fetches the rows of its batch from their owners,
+    every row once, and the gradients go back to them; there the rows are updated, and there the
+    state of their optimizer lies. So N workers together hold the table once, and make the updates
+    of one process.
+
+    Anywhere else, in a program of one's own for example, it is an ordinary embedding, and so is
+    that of ``Estimator.get_model``.
+
+    Parameters
+    ----------
+    input_dim : int or sequence of int
+        Rows of the table. Several numbers are those of several fields, whose rows lie in one table,
+        one field after the other, and are fetched together; the last dimension of the ids is that
+        of the fields then.
+    output_dim : int
+        Width of a row.
+    embeddings_initializer : str or keras.initializers.Initializer
+        Of the first values, which do not depend on the number of workers.
+    mask_zero : bool
+        Id 0 is padding, and masked in the layers that follow.
+    optimizer : str, optional
+        How the rows are updated: ``"sgd"``, ``"adagrad"``, ``"adam"`` (lazy: the averages of a row
+        stay as they are while it is not read) or ``"rowwise_adagrad"``, which keeps one number a
+        row. Default: as the optimizer of the model does, if that is SGD without momentum, Adagrad
+        or Adam, without clipping.
+    learning_rate : float, optional
+        Of the rows; default that of the model's optimizer, with its schedule.
+    storage : str
+        ``"memory"``, or ``"mmap"``: a worker keeps its rows in a file that is mapped to memory, so
+        the table may be larger than the memory of the workers. The optimizer's state stays in
+        memory.
+    **options
+        Of :class:`keras.layers.Layer`, such as ``name`` and ``trainable``.
+
+    Raises
+    ------
+    UsageError
+        For an argument that cannot work.
+
+    Notes
+    -----
+    Give the Estimator a function ``model_creator(config)``, so that each worker makes its rows
+    alone, and a ``model_dir``, in whose checkpoints every worker writes its rows. Clipping and
+    weight decay of the model's optimizer, and its averages of weights, do not reach the rows.
+    ``model.predict`` and ``model.evaluate`` in a callback have to be called by all workers alike.
+
+    The table and the optimizer of its own are those of ``DistributedEmbedding`` in keras-rs.
+
+    Examples
+    --------
+    >>> import keras
+    >>> import numpy as np
+    >>> from bigdl.orca.keras import ShardedEmbedding
+    >>> table = ShardedEmbedding([1000, 50], 8)  # two fields
+    >>> tuple(table(np.array([[999, 0], [3, 49]])).shape)
+    (2, 2, 8)
+    """
+
+    def __init__(
+        self,
+        input_dim: int | Sequence[int],
+        output_dim: int,
+        embeddings_initializer: Any = "uniform",
+        *,
+        mask_zero: bool = False,
+        optimizer: str | None = None,
+        learning_rate: float | None = None,
+        storage: str = "memory",
+        **options: Any,
+    ):
+        super().__init__(**options)
+        self._has_fields = not isinstance(input_dim, int)
+        self.input_dim = [input_dim] if isinstance(input_dim, int) else list(input_dim)
+        for rows in self.input_dim:
+            check_positive("input_dim", rows)
+        if not self.input_dim:
+            raise UsageError("input_dim should be a number or numbers, got an empty list")
+        self.output_dim = check_positive("output_dim", output_dim)
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.mask_zero = self.supports_masking = mask_zero
+        if optimizer is not None:
+            check_choice("optimizer", optimizer, _OPTIMIZERS)
+        if learning_rate is not None:
+            check_number("learning_rate", learning_rate, above=0)
+        self.table_optimizer_name, self.learning_rate = optimizer, learning_rate
+        self.storage = check_choice("storage", storage, ("memory", "mmap"))
+        self._model_optimizer: list = []  # in a list, so that it is no part of the layer
+        self._place: Place | None = placed_now()
+        # as seeds of initializers are drawn: alike on all workers
+        self._seed = random.randint(1, 1 << 30)
+        self.sharded_rows: LayerRows | None = None
+
+    def build(self, input_shape: Any = None) -> None:
+        fields = self.input_dim if self._has_fields else self.input_dim[0]
+        dtype = getattr(torch, keras.backend.standardize_dtype(self.variable_dtype), None)
+        if dtype not in (torch.float32, torch.float64):
+            raise UsageError(
+                "The rows of a ShardedEmbedding are float32 or float64, got "
+                f"dtype={self.variable_dtype!r}"
+            )
+        with torch.random.fork_rng(devices=[]), placed(self._place):
+            torch.manual_seed(self._seed)
+            table = Table(
+                fields, self.output_dim, init=self._first_values, storage=self.storage, dtype=dtype
+            )
+        values = table.weight.detach()
+        if self._place is not None:
+            self.sharded_rows, values = LayerRows(table), values[:0]
+        self.embeddings = self.add_weight(
+            shape=tuple(values.shape),
+            initializer=lambda shape, dtype: keras.ops.convert_to_tensor(values.numpy(), dtype),
+            name="embeddings",
+        )
+        self.built = True
+
+    def _first_values(self, rows: torch.Tensor) -> None:
+        """Set some rows of the table, under the seed of torch that they have."""
+        initializer, dtype = self.embeddings_initializer, str(rows.dtype).removeprefix("torch.")
+        if isinstance(initializer, keras.initializers.Initializer):
+            config = initializer.get_config()
+            if "seed" in config:  # it gives the same values again and again
+                seed = int(torch.randint(1 << 31, ()))
+                initializer = type(initializer).from_config({**config, "seed": seed})
+        values = keras.ops.convert_to_numpy(initializer(tuple(rows.shape), dtype=dtype))
+        rows.copy_(torch.from_numpy(values.copy()))
+
+    def call(self, inputs: Any) -> Any:
+        """Return the rows of some ids, of the shape of the ids and the width of a row."""
+        ids = keras.ops.cast(inputs, "int32" if keras.backend.backend() == "jax" else "int64")
+        if self.sharded_rows is not None:
+            anchor = keras.ops.convert_to_tensor(self.embeddings)
+            rows = self.sharded_rows.lookup(anchor, ids)
+        else:
+            if self._has_fields:
+                starts = [sum(self.input_dim[:n]) for n in range(len(self.input_dim))]
+                ids = ids + keras.ops.cast(keras.ops.convert_to_tensor(starts), ids.dtype)
+            rows = keras.ops.take(self.embeddings, ids, axis=0)
+        return keras.ops.cast(rows, self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple:
+        return (*input_shape, self.output_dim)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+
+    def get_config(self) -> dict:
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim if self._has_fields else self.input_dim[0],
+            "output_dim": self.output_dim,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "mask_zero": self.mask_zero,
+            "optimizer": self.table_optimizer_name,
+            "learning_rate": self.learning_rate,
+            "storage": self.storage,
+        }
+
+    def save_own_variables(self, store: Any) -> None:
+        if self.sharded_rows is not None:
+            raise UsageError(
+                "A worker has some rows of a ShardedEmbedding only, so it cannot write the model "
+                "to a file; fit writes checkpoints to model_dir, and save of the Estimator files"
+            )
+        super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        if self.sharded_rows is None:
+            super().load_own_variables(store)
+            return
+        table, whole = self.sharded_rows.table, torch.from_numpy(store["0"][()])
+        if table.weight.numel():
+            with torch.no_grad():
+                table.weight.copy_(table.own(whole))
+
+    # -- what Estimators do -----------------------------------------------------------------------
+
+    def table_optimizer(self, model_optimizer: Any) -> torch.optim.Optimizer:
+        """Return what updates the rows of this worker.
+
+        Parameters
+        ----------
+        model_optimizer : keras.optimizers.Optimizer
+
+        Raises
+        ------
+        UsageError
+            If the rows cannot be updated as it does, or at its pace.
+        """
+        optimizer, name = model_optimizer, self.table_optimizer_name
+        if optimizer is None:
+            raise UsageError("A ShardedEmbedding needs a model that is compiled with an optimizer")
+        advice = "; use another one, or pass optimizer= to the ShardedEmbedding"
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            raise UsageError(
+                "A ShardedEmbedding does not go with a LossScaleOptimizer, which scales the "
+                "gradients of its rows; use the precision mixed_bfloat16"
+            )
+        if optimizer.gradient_accumulation_steps:
+            raise UsageError(
+                "A ShardedEmbedding does not go with gradient_accumulation_steps: its rows are "
+                "updated after every batch; use a larger batch_size"
+            )
+        if name is None:
+            clips = ("clipnorm", "global_clipnorm", "clipvalue")
+            if clip := next((each for each in clips if getattr(optimizer, each)), None):
+                raise UsageError(
+                    f"{clip} of the model's optimizer does not reach the rows of a "
+                    f"ShardedEmbedding{advice}"
+                )
+            name = _name_of(optimizer, advice)
+        self._model_optimizer = [optimizer]
+        rate = self.current_learning_rate()
+        sharded: Any = self.sharded_rows
+        return _made(name, sharded.table.weight, rate, optimizer)
+
+    def current_learning_rate(self) -> float:
+        """Return the learning rate of the rows at the next step."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return float(keras.ops.convert_to_numpy(self._model_optimizer[0].learning_rate))
+
+
+def _name_of(optimizer: Any, advice: str) -> str:
+    """Return which optimizer of rows does as one of Keras does."""
+    # with torch an optimizer is of a subclass with the same name
+    kind, name = type(optimizer).__name__, type(optimizer).__name__.lower()
+    is_known = kind in ("SGD", "Adagrad", "Adam") and isinstance(
+        optimizer, getattr(keras.optimizers, kind)
+    )
+    has_more = getattr(optimizer, "momentum", 0) or getattr(optimizer, "amsgrad", False)
+    if is_known and not has_more:
+        return name
+    raise UsageError(
+        "The rows of a ShardedEmbedding are updated as by SGD without momentum, Adagrad or Adam, "
+        f"the model's optimizer is {type(optimizer).__name__}{advice}"
+    )
+
+
+def _made(name: str, weight: Any, rate: float, like: Any) -> torch.optim.Optimizer:
+    """Return an optimizer of rows, with what it shares with one of Keras."""
+
+    def option(attribute: str, default: float) -> float:
+        return float(getattr(like, attribute, default))
+
+    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "sgd": lambda: torch.optim.SGD([weight], lr=rate),
+        "adagrad": lambda: torch.optim.Adagrad(
+            [weight],
+            lr=rate,
+            initial_accumulator_value=option("initial_accumulator_value", 0.1),
+            eps=1e-10,
+        ),
+        "adam": lambda: torch.optim.SparseAdam(
+            [weight],
+            lr=rate,
+            betas=(option("beta_1", 0.9), option("beta_2", 0.999)),
+            eps=option("epsilon", 1e-7),
+        ),
+        "rowwise_adagrad": lambda: RowwiseAdagrad([weight], lr=rate, initial_accumulator_value=0.1),
+    }
+    return makers[name]()

@@ -1,0 +1,438 @@
+"""The sharded embeddings of a Keras model in a worker.
+
+A layer whose rows lie in slices has a weight without rows, the *anchor*, which stands in its place
+among the weights of the model: gradients flow to it, and so a backward pass reaches the layer.  Its
+rows are those of a table of torch (:mod:`bigdl.training.tables`), which optimizers of torch update
+where they lie.  A lookup leaves the graph of TensorFlow, or the compiled step of JAX, by a
+callback, and so do the gradients on their way back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from bigdl.common.errors import LazyModule, UsageError
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.training.checkpoint import Checkpoint
+from bigdl.training.slices import SavedSlices
+from bigdl.training.state import dumps, loads
+
+if TYPE_CHECKING:
+    import torch
+
+    from bigdl.training.tables.sharded import ShardedEmbedding
+else:
+    torch = LazyModule("torch", "orca")
+
+keras = LazyModule("keras", "tf")
+tf = LazyModule("tensorflow", "tf")
+
+
+class LayerRows:
+    """The rows of one layer in a worker, and how its calls reach those of the other workers.
+
+    Parameters
+    ----------
+    table : bigdl.training.tables.sharded.ShardedEmbedding
+
+    Attributes
+    ----------
+    is_connected : bool
+        Before, when the model is built, all rows are zeros.
+    is_training : bool
+        True if gradients of the rows will come.
+    failure : BaseException or None
+        What went wrong inside a step, where the backend makes another exception of it.
+    """
+
+    def __init__(self, table: ShardedEmbedding):
+        self.table = table
+        self.is_connected = self.is_training = False
+        self.failure: BaseException | None = None
+        self.lock = threading.Lock()
+        self._lookups: list[torch.Tensor] = []  # of a step, with what autograd knows of them
+
+    def begin(self, *, is_training: bool) -> None:
+        """Before a step."""
+        self.is_training = is_training
+        self._lookups.clear()
+
+    def lookup(self, anchor: Any, ids: Any) -> Any:
+        """Return the rows of some ids, as tensors of the backend of Keras.
+
+        Parameters
+        ----------
+        anchor : tensor
+            The value of the layer's weight without rows.
+        ids : tensor
+            Integers of any shape.
+        """
+        backend = {"tensorflow": self._in_graph, "jax": self._in_step, "torch": self._of_tensors}
+        return backend[keras.backend.backend()](anchor, ids)
+
+    def _fetch(self, ids: torch.Tensor) -> torch.Tensor:
+        if not self.is_connected:
+            return torch.zeros(*ids.shape, self.table.embedding_dim, dtype=self.table.weight.dtype)
+        with self.lock, torch.set_grad_enabled(self.is_training):
+            return self.table(ids)
+
+    def _answer(self, ids: Any) -> tuple[np.ndarray, np.int32]:
+        """Return rows, and the number by which :meth:`_take_gradient` knows them."""
+        rows = self._fetch(torch.from_numpy(np.array(ids, "int64")))
+        number = len(self._lookups)
+        if rows.requires_grad:
+            self._lookups.append(rows)
+        return rows.detach().numpy(), np.int32(number)
+
+    def _take_gradient(self, number: Any, gradient: Any) -> np.float32:
+        if self.is_training and int(number) < len(self._lookups):
+            with self.lock:  # lookups of one row add to one gradient
+                self._lookups[int(number)].backward(torch.from_numpy(np.array(gradient)))
+        return np.float32(0)
+
+    def _noted(self, function: Callable, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    # -- the torch backend -----------------------------------------------------------------------
+
+    def _of_tensors(self, anchor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        if ids.device.type == "meta":
+            shape = *ids.shape, self.table.embedding_dim
+            return torch.empty(shape, dtype=anchor.dtype, device="meta")
+        rows = self._fetch(ids.detach().to("cpu", torch.int64)).to(ids.device)
+        return _anchored()(anchor, rows)
+
+    # -- the TensorFlow backend ------------------------------------------------------------------
+
+    def _in_graph(self, anchor, ids):
+        forms = [anchor.dtype, tf.int32]
+
+        @tf.custom_gradient
+        def lookup(anchor, ids):
+            answer = partial(self._noted, self._answer)
+            rows, number = tf.numpy_function(answer, [ids], forms, stateful=True)
+            rows.set_shape((*ids.shape, anchor.shape[1]))
+
+            def gradient(upstream):
+                take = partial(self._noted, self._take_gradient)
+                sent = [number, tf.convert_to_tensor(upstream)]
+                done = tf.numpy_function(take, sent, tf.float32, stateful=True)
+                with tf.control_dependencies([done]):
+                    return tf.zeros_like(anchor), None
+
+            return rows, gradient
+
+        return lookup(tf.convert_to_tensor(anchor), ids)
+
+    # -- the JAX backend -------------------------------------------------------------------------
+
+    def _in_step(self, anchor, ids):
+        import jax
+        from jax.experimental import io_callback
+
+        number_form = jax.ShapeDtypeStruct((), "int32")
+        done_form = jax.ShapeDtypeStruct((), "float32")
+
+        def ask(anchor, ids):
+            shape = *ids.shape, anchor.shape[1]
+            forms = jax.ShapeDtypeStruct(shape, anchor.dtype), number_form
+            answer = partial(self._answer_or_zeros, shape, anchor.dtype)
+            # ordered: all lookups come before the gradients of the step meet
+            return io_callback(answer, forms, ids, ordered=True)
+
+        @jax.custom_vjp
+        def lookup(anchor, ids):
+            return ask(anchor, ids)[0]
+
+        def forward(anchor, ids):
+            rows, number = ask(anchor, ids)
+            return rows, (number, anchor)
+
+        def backward(kept, upstream):
+            number, anchor = kept
+            io_callback(self._take_or_leave, done_form, number, upstream, ordered=True)
+            return jax.numpy.zeros_like(anchor), None
+
+        lookup.defvjp(forward, backward)
+        return lookup(anchor, ids)
+
+    # Without raising: that would meet the next training of this process, too.
+
+    def _answer_or_zeros(self, shape, dtype, ids) -> tuple[np.ndarray, np.int32]:
+        if self.failure is None:
+            try:
+                return self._answer(ids)
+            except BaseException as error:
+                self.failure = error
+        return np.zeros(shape, dtype), np.int32(0)
+
+    def _take_or_leave(self, number, gradient) -> np.float32:
+        if self.failure is None:
+            try:
+                return self._take_gradient(number, gradient)
+            except BaseException as error:
+                self.failure = error
+        return np.float32(0)
+
+
+def _anchored() -> Callable:
+    """Return the function that lets the gradient of rows reach a layer's anchor, as zeros."""
+
+    class Anchored(torch.autograd.Function):
+        @staticmethod
+        def forward(context, anchor, rows):
+            context.save_for_backward(anchor)
+            return rows.view_as(rows)
+
+        @staticmethod
+        def backward(context, upstream):
+            (anchor,) = context.saved_tensors
+            return torch.zeros_like(anchor), upstream
+
+    return Anchored.apply
+
+
+def sharded_layers(model: Any) -> list:
+    """Return the sharded embeddings of a model, at any depth."""
+    return [layer for layer in model._flatten_layers() if hasattr(layer, "sharded_rows")]
+
+
+class ModelTables:
+    """The sharded embeddings of a worker's model, and what updates their rows.
+
+    Without any, all methods do nothing.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Whose weights are made.
+    training : bool
+        False without an optimizer, for an evaluation or a prediction.
+    """
+
+    def __init__(self, model: Any, *, training: bool = False):
+        from bigdl.training.tables.torch_model import ShardedTables
+
+        numbers = {id(variable): n for n, variable in enumerate(model.weights)}
+        layers = [each for each in sharded_layers(model) if each.sharded_rows is not None]
+        #: by the number of the anchor among the weights of the model, which names its files, too
+        self._layers = {numbers[id(each.embeddings)]: each for each in layers}
+        self._optimizers = {
+            number: layer.table_optimizer(model.optimizer)
+            for number, layer in self._layers.items()
+            if training
+        }
+        self.modules = torch.nn.ModuleDict(
+            {str(number): layer.sharded_rows.table for number, layer in self._layers.items()}
+        )
+        self._states = _States(self._optimizers.values()) if training else None
+        self._tables = ShardedTables(self.modules, self._states)
+        self._is_open = False
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    @property
+    def _rows(self) -> list[LayerRows]:
+        return [layer.sharded_rows for layer in self._layers.values()]
+
+    def connect(self, sync: GradientSync) -> None:
+        """Let the workers fetch rows from each other."""
+        self._tables.connect(sync)
+        self._connected()
+
+    def read_from(self, slices: SavedSlices) -> None:
+        """Read rows from mapped files of a checkpoint."""
+        from bigdl.training.tables.torch_model import SavedRows
+
+        SavedRows(slices, self.modules)
+        self._connected()
+
+    def _connected(self) -> None:
+        lock = threading.Lock()  # they share an exchange
+        for rows in self._rows:
+            rows.lock, rows.is_connected = lock, True
+
+    # -- a step; collectives ---------------------------------------------------------------------
+
+    def begin(self, *, is_training: bool) -> None:
+        """Before a step, or several without gradients."""
+        if self._layers:
+            for layer in self._layers.values():
+                layer.sharded_rows.begin(is_training=is_training)
+                layer.sharded_rows.table.weight.requires_grad_(layer.trainable)
+            for number, optimizer in self._optimizers.items():
+                for group in optimizer.param_groups:
+                    group["lr"] = self._layers[number].current_learning_rate()
+            self._tables.begin()
+            self._is_open = True
+
+    def finish(self) -> None:
+        """Take part in the lookups of the other ranks until their forward passes have ended."""
+        if self._is_open:
+            self._is_open = False
+            self._tables.finish()
+            self.check()
+
+    def update(self, weight: float) -> None:
+        """Sum the gradients of the rows over the ranks, and update them.
+
+        Parameters
+        ----------
+        weight : float
+            Of this rank's loss in that of the batch.
+        """
+        if self._layers:
+            self.finish()
+            self._tables.send_gradients(weight)
+            # as torch does by itself, with a warning
+            with torch.sparse.check_sparse_tensor_invariants(enable=False):
+                for optimizer in self._optimizers.values():
+                    optimizer.step()
+            for rows in self._rows:
+                rows.begin(is_training=False)
+
+    def check(self) -> None:
+        """Raise what went wrong in a lookup, where the step could not."""
+        for rows in self._rows:
+            if rows.failure is not None:
+                failure, rows.failure = rows.failure, None
+                raise failure
+
+    # -- the state -------------------------------------------------------------------------------
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return this worker's rows, and what its optimizer keeps of them, where they lie."""
+        return self._tables.arrays()
+
+    def files(self) -> dict[str, bytes]:
+        """Return what a checkpoint has besides the rows: the same on all ranks."""
+        if not self._layers:
+            return {}
+        from bigdl.training.tables.sharded import of_rows
+
+        states = {}
+        for number, optimizer in self._optimizers.items():
+            weight = self._weight(number)
+            state = optimizer.state.get(weight, {})
+            kept = of_rows(state, len(weight))
+            states[number] = {key: value for key, value in state.items() if key not in kept}
+        return {"tables.pt": dumps(states)}
+
+    def load(self, slices: SavedSlices) -> None:
+        """Take over the worker's rows of a checkpoint."""
+        self._tables.load(slices)
+
+    def cut(self, files: dict[str, bytes]) -> dict[str, bytes]:
+        """Take over the worker's rows of a state that has whole tables; returns the rest of it.
+
+        Parameters
+        ----------
+        files : dict of str to bytes
+            Of a checkpoint.
+        """
+        if not self._layers:
+            return files
+        files = dict(files)
+        states = loads(files.pop("tables.pt")) if "tables.pt" in files else {}
+        model = loads(files["model.pt"])
+        for number in self._layers:
+            table, whole = self._table(number), model["weights"][number]
+            if len(whole):
+                if whole.shape != (table.num_embeddings, table.embedding_dim):
+                    raise UsageError(
+                        f"The weights do not fit the model: a ShardedEmbedding of "
+                        f"{table.num_embeddings} rows of {table.embedding_dim} numbers got "
+                        f"{tuple(whole.shape)}"
+                    )
+                with torch.no_grad():
+                    table.weight.copy_(table.own(whole))
+                model["weights"][number] = whole[:0]
+            if number in self._optimizers:
+                state = self._optimizers[number].state[table.weight]
+                for key, value in states.get(number, {}).items():
+                    is_of_rows = (
+                        isinstance(value, torch.Tensor)
+                        and value.dim()
+                        and len(value) == table.num_embeddings
+                    )
+                    state[key] = table.own(value).clone() if is_of_rows else value
+        return {**files, "model.pt": dumps(model)}
+
+    def _table(self, number: int) -> ShardedEmbedding:
+        return self._layers[number].sharded_rows.table
+
+    def _weight(self, number: int) -> torch.nn.Parameter:
+        return self._table(number).weight
+
+
+class _States:
+    """What several optimizers keep, each of one weight, as that of one optimizer."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]):
+        self._of = {id(o.param_groups[0]["params"][0]): o for o in optimizers}
+
+    @property
+    def state(self) -> _States:
+        return self
+
+    def get(self, weight: torch.Tensor, default: Any = None) -> Any:
+        return self._of[id(weight)].state.get(weight, default)
+
+    def __getitem__(self, weight: torch.Tensor) -> Any:
+        return self._of[id(weight)].state[weight]
+
+
+@contextlib.contextmanager
+def optimizers_cut() -> Iterator[None]:
+    """Let optimizers of Keras that are read within the block leave out rows of whole tables.
+
+    What updates the rows of a worker keeps its own state of them.
+    """
+    kind = keras.optimizers.Optimizer
+
+    def load(optimizer, store):
+        values = {key: store[key][()] for key in store.keys()}  # noqa: SIM118
+        for number, variable in enumerate(optimizer.variables):
+            value = values.get(str(number))
+            if value is not None and tuple(variable.shape) == (0, *value.shape[1:]):
+                values[str(number)] = value[:0]
+        before(optimizer, values)
+
+    before, is_own = kind.load_own_variables, "load_own_variables" in vars(kind)
+    kind.load_own_variables = load
+    try:
+        yield
+    finally:
+        if is_own:
+            kind.load_own_variables = before
+        else:
+            del kind.load_own_variables
+
+
+def whole_tables(snapshot: Checkpoint) -> Checkpoint:
+    """Return a checkpoint of a Keras model whose files hold all rows of its tables."""
+    slices = snapshot.slices
+    if slices is None:
+        return snapshot
+    model, states = loads(snapshot.files["model.pt"]), loads(snapshot.files["tables.pt"])
+    for name in slices.names:
+        number, _, key = name.partition(".weight")
+        array = torch.from_numpy(slices.read(name))
+        if key:
+            states.setdefault(int(number), {})[key.removeprefix(".")] = array
+        else:
+            model["weights"][int(number)] = array
+    files = {**snapshot.files, "model.pt": dumps(model), "tables.pt": dumps(states)}
+    manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
+    return Checkpoint(cast("dict", manifest), files)
