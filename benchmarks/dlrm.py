@@ -1,12 +1,14 @@
-"""DLRM with large tables: sharded embeddings beside PyTorch in one process.
+"""DLRM and DCN with large tables: sharded embeddings beside PyTorch in one process.
 
     python benchmarks/dlrm.py [--rows 10000000] [--repeats 3] [--quick] [--json results.json]
     python benchmarks/dlrm.py --auc 5          # and dense training, on tables where both fit
+    python benchmarks/dlrm.py --sides keras keras.fit --rows 1000000
 
 Rows of the shape of Criteo's: 13 numbers, 26 categories whose tables have the proportions of
 Criteo's, with a few ids that are frequent and many that are rare, and a label that depends on
 them. The model is DLRM (Naumov et al., 2019): two MLPs, and the dot products of all pairs of
-vectors between them. Every side has the same model, batch size, learning rate and cores.
+vectors between them; or with ``--model dcn`` DCN v2 (Wang et al., 2021): three cross layers of low
+rank on all vectors, and an MLP. Every side has the same model, batch size, learning rate and cores.
 
 ==================  =============================================================================
 ``bigdl, N×T``      ``Estimator.fit`` on N workers of T threads: ``ShardedEmbedding``,
@@ -19,6 +21,8 @@ vectors between them. Every side has the same model, batch size, learning rate a
                     their backward pass (``pip install fbgemm-gpu-cpu``; 1.8 goes with torch 2.13)
 ``plain, Adagrad``  the same with ``torch.optim.Adagrad`` for the table, too: a state as large as
                     the table
+``keras, N×T``      DLRM of Keras on TensorFlow by an Estimator with its ``ShardedEmbedding``
+``keras.fit``       the same with ``keras.layers.Embedding`` and Adagrad, by ``fit`` of Keras
 ==================  =============================================================================
 
 Every run is a process of its own. Samples per second are those of the last epoch; the start, the
@@ -87,6 +91,27 @@ class Interactions(nn.Module):
         return self.top(torch.cat([first, products], 1))[:, 0]
 
 
+class Crosses(nn.Module):
+    """DCN v2 around a table of all fields."""
+
+    def __init__(self, table, hidden, layers=3):
+        super().__init__()
+        self.table = table
+        width = NUMBERS + len(CRITEO) * WIDTH
+        self.down = nn.ModuleList(nn.Linear(width, hidden, bias=False) for _ in range(layers))
+        self.up = nn.ModuleList(nn.Linear(hidden, width) for _ in range(layers))
+        self.top = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, numbers, ids):
+        first = crossed = torch.cat([numbers, self.table(ids).flatten(1)], 1)
+        for down, up in zip(self.down, self.up, strict=True):
+            crossed = torch.addcmul(crossed, first, up(down(crossed)))
+        return self.top(crossed)[:, 0]
+
+
+MODELS = {"dlrm": Interactions, "dcn": Crosses}
+
+
 class Fields(nn.Module):
     """Tables of several fields in one ``nn.Embedding``."""
 
@@ -134,14 +159,14 @@ def small_values(rows):
 def sharded_model(config):
     torch.manual_seed(config["seed"])
     table = ShardedEmbedding(config["fields"], WIDTH, init=small_values, storage=config["storage"])
-    return Interactions(table, config["hidden"])
+    return MODELS[config["model"]](table, config["hidden"])
 
 
 def growing_model(config):
     torch.manual_seed(config["seed"])
     how = {"init": small_values, "storage": config["storage"]}
     table = GrowingEmbedding(WIDTH, fields=len(config["fields"]), **how)
-    return Interactions(table, config["hidden"])
+    return MODELS[config["model"]](table, config["hidden"])
 
 
 def dense_model(config):
@@ -151,6 +176,39 @@ def dense_model(config):
     model.table = Fields(config["fields"], sparse=False)
     with torch.no_grad():
         model.table.rows.weight.copy_(rows)
+    return model
+
+
+def keras_model(config):
+    """DLRM of Keras, compiled."""
+    import keras
+    from keras import layers, ops
+
+    from bigdl.orca.keras import ShardedEmbedding as KerasEmbedding
+
+    keras.utils.set_random_seed(config["seed"])
+    small = keras.initializers.RandomNormal(stddev=0.05)
+    fields, hidden = config["fields"], config["hidden"]
+    numbers = keras.Input((NUMBERS,))
+    ids = keras.Input((len(CRITEO),), dtype="int64")
+    if config["is_sharded"]:
+        how = {"optimizer": "rowwise_adagrad", "storage": config["storage"]}
+        rows = KerasEmbedding(fields, WIDTH, small, **how)(ids)
+    else:
+        starts = ops.convert_to_tensor([[0, *np.cumsum(fields)[:-1].tolist()]], "int64")
+        rows = layers.Embedding(sum(fields), WIDTH, small)(ids + starts)
+    first = layers.Dense(hidden, activation="relu")(numbers)
+    first = layers.Dense(WIDTH, activation="relu")(first)
+    vectors = layers.Concatenate(axis=1)([layers.Reshape((1, WIDTH))(first), rows])
+    count = len(CRITEO) + 1
+    one, other = np.tril_indices(count, -1)
+    products = ops.matmul(vectors, ops.transpose(vectors, (0, 2, 1)))
+    products = layers.Reshape((count * count,))(products)
+    products = ops.take(products, one * count + other, axis=1)
+    top = layers.Dense(hidden, activation="relu")(layers.Concatenate()([first, products]))
+    model = keras.Model([numbers, ids], layers.Dense(1)(top))
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adagrad(config["lr"]), loss)
     return model
 
 
@@ -189,13 +247,59 @@ class CpuTime(Callback):
         Path(self.folder, f"cpu-{runner.rank}").write_text(str(seconds))
 
 
+def config_of(options):
+    names = ("seed", "fields", "hidden", "storage", "model", "lr")
+    return {name: getattr(options, name) for name in names}
+
+
+def keras_side(options, side, numbers, ids, labels):
+    import keras
+
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    folder = tempfile.TemporaryDirectory(dir=options.folder)
+
+    class Times(keras.callbacks.Callback):
+        """Leaves the seconds of the last epoch, and those of CPU."""
+
+        def __init__(self, folder):
+            super().__init__()
+            self.folder = folder
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.began = time.perf_counter(), time.process_time()
+
+        def on_epoch_end(self, epoch, logs=None):
+            now = time.perf_counter(), time.process_time()
+            text = json.dumps([b - a for a, b in zip(self.began, now, strict=True)])
+            Path(self.folder, f"seconds-{os.getpid()}").write_text(text)
+
+    config = {**config_of(options), "is_sharded": "×" in side}
+    how = {"epochs": options.epochs, "batch_size": options.batch_size, "verbose": 0}
+    times = Times(folder.name)
+    with folder:
+        if "×" in side:
+            from bigdl.orca.learn.tf2 import Estimator as KerasEstimator
+
+            estimator = KerasEstimator.from_keras(
+                model_creator=keras_model,
+                config=config,
+                backend="local",
+                workers_per_node=int(side.partition(", ")[2].partition("×")[0]),
+                model_dir=folder.name,
+            )
+            data = {"x": [numbers, ids], "y": labels[:, None]}
+            estimator.fit(data, callbacks=[times], seed=options.seed, **how)
+            estimator.shutdown()
+        else:
+            keras_model(config).fit(
+                [numbers, ids], labels[:, None], callbacks=[times], shuffle=True, **how
+            )
+        files = [json.loads(path.read_text()) for path in Path(folder.name).glob("seconds-*")]
+    return [max(each[0] for each in files)], sum(each[1] for each in files), None
+
+
 def bigdl_side(options, side, numbers, ids, labels):
-    config = {
-        "seed": options.seed,
-        "fields": options.fields,
-        "hidden": options.hidden,
-        "storage": options.storage,
-    }
+    config = config_of(options)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         estimator = Estimator.from_torch(
             model={
@@ -230,8 +334,9 @@ def plain_side(options, kind, numbers, ids, labels):
     torch.set_num_threads(os.cpu_count())
     is_fused, by_hand = kind == "fbgemm", kind == "plain"
     table = Fused(options.fields, options.lr) if is_fused else Fields(options.fields, sparse=True)
-    model = Interactions(table, options.hidden)
-    rest = [*model.bottom.parameters(), *model.top.parameters()]
+    model = MODELS[options.model](table, options.hidden)
+    of_table = {id(parameter) for parameter in table.parameters()}
+    rest = [each for each in model.parameters() if id(each) not in of_table]
     trained = rest if is_fused or by_hand else model.parameters()
     optimizer = torch.optim.Adagrad(trained, lr=options.lr)
     weight = table.rows.weight if by_hand else None
@@ -263,6 +368,7 @@ def run_side(options, side):
     data = make_data(options.samples, options.fields, options.seed)
     with Watch() as watch:
         run = bigdl_side if "×" in side else plain_side
+        run = keras_side if side.startswith("keras") else run
         seconds, cpu, model = run(options, side, *data)
     figures = {
         "samples_s": options.samples / seconds[-1],
@@ -329,7 +435,11 @@ def speed(options):
     sides += [f"growing, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
     sides += ["plain"] if options.rows > 2e7 else ["plain", "plain, Adagrad"]
     sides += ["fbgemm"] if importlib.util.find_spec("fbgemm_gpu") else []
-    sides = [side for side in sides if side.partition(",")[0] in (options.sides or side)]
+    if options.model == "dlrm":
+        sides += [f"keras, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
+        sides += ["keras.fit"]
+    wanted = options.sides or ["bigdl", "growing", "plain", "fbgemm"]
+    sides = [side for side in sides if side.partition(",")[0] in wanted]
     found = {side: [] for side in sides}
     for repeat in range(options.repeats):
         for side in sides:
@@ -341,7 +451,8 @@ def speed(options):
     rates_alone = [statistics.median(f["samples_s"] for f in found[side]) for side in others]
     best = max(rates_alone, default=float("nan"))
     print(
-        f"\n{rows:,} rows of {WIDTH}, batches of {options.batch_size:,}, MLPs of {options.hidden}"
+        f"\n{options.model}, {rows:,} rows of {WIDTH}, batches of {options.batch_size:,}, "
+        f"MLPs of {options.hidden}"
     )
     print(
         "| side | samples/s (range) | ratio to the fastest of one process | "
@@ -349,7 +460,8 @@ def speed(options):
     )
     for side in sides:
         rates = sorted(each["samples_s"] for each in found[side])
-        state = 4 * rows * (2 * WIDTH if side == "plain, Adagrad" else WIDTH + 1)
+        is_wide = side in ("plain, Adagrad", "keras.fit")
+        state = 4 * rows * (2 * WIDTH if is_wide else WIDTH + 1)
         memory = statistics.median(f["peak"] - small[side] for f in found[side]) / state
         median = statistics.median(rates)
         cpu = statistics.median(each["cpu"] for each in found[side])
@@ -392,7 +504,12 @@ def main():
     parser.add_argument("--hidden", type=int, default=64, help="width of the MLPs")
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--sides", nargs="+", help="bigdl, growing, plain, fbgemm; default all")
+    parser.add_argument("--model", choices=list(MODELS), default="dlrm")
+    parser.add_argument(
+        "--sides",
+        nargs="+",
+        help="of bigdl, growing, plain, fbgemm (the default), keras, keras.fit",
+    )
     parser.add_argument("--storage", choices=["memory", "mmap"], default="memory")
     parser.add_argument("--folder", help="for checkpoints; default that of temporary files")
     parser.add_argument("--repeats", type=int, default=3)
