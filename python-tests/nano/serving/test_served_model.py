@@ -259,6 +259,20 @@ def test_a_request_whose_time_is_over_is_not_computed(gate):
     assert gate.rows == [1]
 
 
+def test_requests_whose_time_is_over_leave_room_in_the_queue(gate):
+    batcher, first = busy(gate, max_queue=2)
+    late = batcher.submit(one(2.0), timeout=0.01)
+    back = batcher.submit(one(2.0))
+    back.cancel()
+    time.sleep(0.03)
+    waiting = [batcher.submit(one(3.0)) for _ in range(2)]
+    with pytest.raises(DeadlineError, match=r"within its time of 0\.01 s"):
+        late.result(0)
+    gate.open.set()
+    assert [each.result(30)[0].tolist() for each in (first, *waiting)] == [[[2.0]], *[[[6.0]]] * 2]
+    batcher.close()
+
+
 def test_an_error_of_one_request_is_not_that_of_others(gate):
     batcher, _ = busy(gate)
     good, bad = batcher.submit(one(2.0)), batcher.submit(one(-1.0))

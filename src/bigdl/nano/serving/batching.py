@@ -111,9 +111,17 @@ class _Request:
     arrays: list[np.ndarray]
     rows: int
     kind: tuple  # requests of the same kind fit into one batch
-    deadline: float | None
+    timeout: float | None  # seconds
     future: Future = field(default_factory=Future)
     arrived: float = field(default_factory=time.perf_counter)
+
+    def is_late(self, now: float) -> bool:
+        """Return True if its time is over; its caller learns it then."""
+        if self.timeout is None or self.arrived + self.timeout >= now:
+            return False
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(_late(self.timeout))
+        return True
 
 
 @dataclass(frozen=True)
@@ -222,13 +230,12 @@ class MicroBatcher:
             As of :meth:`call`.
         """
         kind = tuple((each.shape[1:], each.dtype) for each in arrays) if self._most > 1 else ()
-        deadline = None if timeout is None else time.perf_counter() + timeout
-        request = _Request(arrays, _rows(arrays), kind, deadline)
+        request = _Request(arrays, _rows(arrays), kind, timeout)
         with self._changed:
             if self._closed:
                 raise ClosedError("The model is being unloaded and takes no more requests")
             if len(self._queue) >= self.options.max_queue:
-                self._forget_cancelled()
+                self._forget_ended()
             if len(self._queue) >= self.options.max_queue:
                 raise OverloadError(
                     f"{len(self._queue)} requests wait for the model already, which is the most "
@@ -250,8 +257,12 @@ class MicroBatcher:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _forget_cancelled(self) -> None:
-        waiting = [each for each in self._queue if not each.future.cancelled()]
+    def _forget_ended(self) -> None:
+        """Leave out requests that were taken back, and those whose time is over."""
+        now = time.perf_counter()
+        waiting = [
+            each for each in self._queue if not (each.is_late(now) or each.future.cancelled())
+        ]
         self._queue.clear()
         self._queue.extend(waiting)
 
@@ -312,10 +323,7 @@ class MicroBatcher:
             if batch and (request.kind != batch[0].kind or rows + request.rows > self._most):
                 passed.append(request)
                 continue
-            if not request.future.set_running_or_notify_cancel():
-                continue
-            if request.deadline is not None and request.deadline < now:
-                request.future.set_exception(_late(request.deadline - request.arrived))
+            if request.is_late(now) or not request.future.set_running_or_notify_cancel():
                 continue
             batch.append(request)
             rows += request.rows
