@@ -279,6 +279,22 @@ def test_elsewhere_it_is_an_ordinary_embedding():
     assert copy.get_config() == table.get_config()
 
 
+def test_rows_of_a_field_as_arrow():
+    table = ShardedEmbedding([3, 2], 4)
+    with pytest.raises(UsageError, match="get_model"):
+        table.to_arrow()
+    table.build()
+    found = table.to_arrow("item", "row", field=1)
+    assert found.column_names == ["item", "row"]
+    assert found["item"].to_pylist() == [0, 1]
+    np.testing.assert_array_equal(found["row"].to_pylist(), table.get_weights()[0][3:])
+    with placed(Place()):
+        of_worker = ShardedEmbedding(3, 4)
+        of_worker.build()
+    with pytest.raises(UsageError, match="all rows"):
+        of_worker.to_arrow()
+
+
 def test_first_values_do_not_depend_on_the_number_of_workers(monkeypatch):
     monkeypatch.setattr("bigdl.training.tables.sharded._CHUNK", 4)
 

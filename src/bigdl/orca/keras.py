@@ -6,19 +6,22 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bigdl.common.checks import check_choice, check_number, check_positive
+from bigdl.common.checks import check_choice, check_integer, check_number, check_positive
 from bigdl.common.errors import UsageError, require
 
 require("keras", "tf")  # this module is about nothing else
 require("torch", "orca")
 
 import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
 import torch  # noqa: E402
 
 from bigdl.orca.learn.optimizers.rowwise_adagrad import RowwiseAdagrad  # noqa: E402
 from bigdl.training.keras.tables import LayerRows  # noqa: E402
 from bigdl.training.tables.place import placed, placed_now  # noqa: E402
 from bigdl.training.tables.sharded import ShardedEmbedding as Table  # noqa: E402
+from bigdl.training.tables.sharded import arrow_of  # noqa: E402
 
 if TYPE_CHECKING:
     from bigdl.training.tables.place import Place
@@ -176,6 +179,35 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return keras.ops.not_equal(inputs, 0) if self.mask_zero else None
+
+    def to_arrow(self, id_col: str = "id", vector_col: str = "vector", field: int = 0) -> pa.Table:
+        """Return the ids of a field and their rows, such as for a store of features.
+
+        Parameters
+        ----------
+        id_col, vector_col : str
+            Names of the columns: int64, and lists of as many numbers as a row has.
+        field : int
+
+        Returns
+        -------
+        pyarrow.Table
+            By id. The layer has to be in a whole model, as ``Estimator.get_model`` returns it.
+
+        Raises
+        ------
+        UsageError
+            On a worker, which has some of the rows only, and before the layer is built.
+        """
+        check_integer("field", field, 0, len(self.input_dim) - 1)
+        if self.sharded_rows is not None or not self.built:
+            raise UsageError(
+                "to_arrow needs all rows of a ShardedEmbedding: call it on the layer of the model "
+                "that get_model of the Estimator returns"
+            )
+        first = sum(self.input_dim[:field])
+        rows = keras.ops.convert_to_numpy(self.embeddings)[first : first + self.input_dim[field]]
+        return arrow_of(np.arange(len(rows)), rows, id_col, vector_col)
 
     def get_config(self) -> dict:
         return {

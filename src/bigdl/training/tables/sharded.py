@@ -98,9 +98,7 @@ class ShardedTable(torch.nn.Module, ABC):
         """
         check_integer("field", field, 0, self.fields - 1)
         ids, rows = self._rows_of_field(field)
-        values = pa.array(rows.reshape(-1).numpy())
-        vectors = pa.FixedSizeListArray.from_arrays(values, rows.shape[1])
-        return pa.table({id_col: pa.array(ids.numpy()), vector_col: vectors})
+        return arrow_of(ids.numpy(), rows.numpy(), id_col, vector_col)
 
     @property
     @abstractmethod
@@ -420,6 +418,12 @@ class ShardedEmbedding(ShardedTable):
     def extra_repr(self) -> str:
         rows = self._fields if self._has_fields else self.num_embeddings
         return f"{rows}, {self.embedding_dim}"
+
+
+def arrow_of(ids: np.ndarray, rows: np.ndarray, id_col: str, vector_col: str) -> pa.Table:
+    """Return ids and their rows, of shape ``(n, width)``, as a table."""
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+    return pa.table({id_col: pa.array(ids), vector_col: vectors})
 
 
 def _initialize(weight: torch.Tensor, rows: int, place: Place, init: Callable, seed: int) -> None:
