@@ -76,8 +76,10 @@ def in_pod(cluster: Path, conf: dict | None = None, **more) -> dict:
     }
 
 
-def run_job(cluster: Path, file: str, folder: Path, program: str, arguments: dict) -> tuple:
-    """Run a program by a job of docker/kubernetes, with the image of this machine.
+def run_job(
+    cluster: Path, file: str, folder: Path, program: str, arguments: dict, image: str = IMAGE
+) -> tuple:
+    """Run a program by a job of docker/kubernetes; the image of this machine needs its template.
 
     Returns
     -------
@@ -88,13 +90,15 @@ def run_job(cluster: Path, file: str, folder: Path, program: str, arguments: dic
     name = "ARGUMENTS['conf']['spark.kubernetes.driver.pod.name'] = os.environ['BIGDL_POD']"
     head = f"import os\nARGUMENTS = {arguments!r}\nif 'BIGDL_POD' in os.environ:\n    {name}\n"
     (folder / "train.py").write_text(head + textwrap.dedent(program), encoding="utf-8")
-    template = json.loads((cluster / "pod.json").read_text())
+    template: dict = {"spec": {"containers": [{"volumeMounts": []}], "volumes": []}}
+    if image == IMAGE:
+        template = json.loads((cluster / "pod.json").read_text())
     (folder / "pod.json").write_text(json.dumps(template))
     documents = list(yaml.safe_load_all((FILES / file).read_text()))
     job = documents[-1]
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    container.update(image=IMAGE, imagePullPolicy="Never")
+    container.update(image=image, imagePullPolicy="Never")
     mounts = template["spec"]["containers"][0]["volumeMounts"]
     folders = [{"name": "saved", "mountPath": str(folder)}]
     volumes = [{"name": "saved", "hostPath": {"path": str(folder)}}]
