@@ -4,13 +4,14 @@ A layer whose rows lie in slices has a weight without rows, the *anchor*, which 
 among the weights of the model: gradients flow to it, and so a backward pass reaches the layer.  Its
 rows are those of a table of torch (:mod:`bigdl.training.tables`), which optimizers of torch update
 where they lie.  A lookup leaves the graph of TensorFlow, or the compiled step of JAX, by a
-callback, and so do the gradients on their way back.
+callback, and so do the gradients on their way back.  Both make the callbacks of a step one after
+the other, in the order of the model, so that they meet those of the other workers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -55,7 +56,6 @@ class LayerRows:
         self.table = table
         self.is_connected = self.is_training = False
         self.failure: BaseException | None = None
-        self.lock = threading.Lock()
         self._lookups: list[torch.Tensor] = []  # of a step, with what autograd knows of them
 
     def begin(self, *, is_training: bool) -> None:
@@ -79,7 +79,7 @@ class LayerRows:
     def _fetch(self, ids: torch.Tensor) -> torch.Tensor:
         if not self.is_connected:
             return torch.zeros(*ids.shape, self.table.embedding_dim, dtype=self.table.weight.dtype)
-        with self.lock, torch.set_grad_enabled(self.is_training):
+        with torch.set_grad_enabled(self.is_training):
             return self.table(ids)
 
     def _answer(self, ids: Any) -> tuple[np.ndarray, np.int32]:
@@ -92,8 +92,7 @@ class LayerRows:
 
     def _take_gradient(self, number: Any, gradient: Any) -> np.float32:
         if self.is_training and int(number) < len(self._lookups):
-            with self.lock:  # lookups of one row add to one gradient
-                self._lookups[int(number)].backward(torch.from_numpy(np.array(gradient)))
+            self._lookups[int(number)].backward(torch.from_numpy(np.array(gradient)))
         return np.float32(0)
 
     def _noted(self, function: Callable, *arguments: Any) -> Any:
@@ -185,6 +184,7 @@ class LayerRows:
         return np.float32(0)
 
 
+@functools.cache
 def _anchored() -> Callable:
     """Return the function that lets the gradient of rows reach a layer's anchor, as zeros."""
 
@@ -259,9 +259,8 @@ class ModelTables:
         self._connected()
 
     def _connected(self) -> None:
-        lock = threading.Lock()  # they share an exchange
         for rows in self._rows:
-            rows.lock, rows.is_connected = lock, True
+            rows.is_connected = True
 
     # -- a step; collectives ---------------------------------------------------------------------
 
