@@ -43,7 +43,9 @@ def images_of_pods(cluster) -> set[str]:
 
 
 def test_executors_of_the_image_learn_what_is_learned_here(built, tmp_path):
-    there = last_line(run(tmp_path, FIT, of_image(on_kubernetes(built)), environment(built)))
+    there = last_line(
+        run(tmp_path / "there", FIT, of_image(on_kubernetes(built)), environment(built))
+    )
     assert len(there["hosts"]) == 2
     np.testing.assert_allclose(there["weights"], fitted_weights(), rtol=1e-5)
 
@@ -71,6 +73,7 @@ WHO = """
 
 def test_cluster_mode_in_the_image(built, tmp_path):
     """The driver's pod is Spark's own; nobody is root, or may write what others import."""
+    tmp_path.chmod(0o755)  # the image's user reads the program in it
     conf = {
         "spark.kubernetes.authenticate.driver.serviceAccountName": "bigdl",
         "spark.kubernetes.driver.request.cores": "0.1",
