@@ -65,7 +65,7 @@ class Certificate:
         return cls(private, made.public_bytes(encoding))
 
     def context(self, *, server: bool) -> ssl.SSLContext:
-        """What wraps the sockets of one end; it accepts no certificate but this."""
+        """The context of the sockets of one end; it accepts no certificate but this."""
         side = ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3

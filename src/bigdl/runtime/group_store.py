@@ -26,7 +26,7 @@ class GroupStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """How long :meth:`get` and :meth:`wait` wait."""
+        """The longest wait of :meth:`get` and :meth:`wait`."""
         return timedelta(seconds=self._seconds)
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -300,7 +300,7 @@ class KeyValueServer:
                 await writer.drain()
 
     async def _answer(self, verb: str, arguments: list, body: bytes) -> tuple[Any, bytes] | None:
-        """What there is to say to a request: a head and a body, or nothing."""
+        """Return the answer to a request: a head and a body, or nothing."""
         store = self._store
         match verb, arguments:
             case "post", [str(key)]:

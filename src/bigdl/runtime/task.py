@@ -156,7 +156,7 @@ _CLEAN_UP_S = 1.0  # seconds that the clean-up after an error may hold up its re
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What the driver tells every task of a job; the same for all attempts that read the input.
+    """The description of a job for every task; the same for all attempts that read the input.
 
     Attributes
     ----------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Worker:
-    """What a program sees of the process that it runs in: its rank, threads, input and channel.
+    """A process as the program in it sees it: its rank, threads, input and channel.
 
     Attributes
     ----------

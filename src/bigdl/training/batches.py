@@ -252,7 +252,7 @@ class BatchSource(ABC):
 
     @property
     def can_read_ahead(self) -> bool:
-        """Whether a thread may read a batch early: nobody notices, random numbers included."""
+        """True if a thread may read a batch early: nobody notices, random numbers included."""
         return False
 
     def has_label(self, value: float) -> bool:

@@ -34,7 +34,7 @@ class _Stage:
         self.buckets: dict[float, float] = defaultdict(float)
 
     def since(self, before: _Stage) -> _Stage:
-        """What was added since an earlier look; all of it if the server was started again."""
+        """Return the figures added since an earlier look; all if the server was started again."""
         added = _Stage()
         if before.count > self.count:
             before = _Stage()
@@ -70,7 +70,7 @@ class _Stage:
 
 
 class ServingRun:
-    """What a server did while a block ran, as rows of figures and as a chart.
+    """The activity of a server while a block ran, as rows of figures and as a chart.
 
     In a notebook it shows its chart.
 

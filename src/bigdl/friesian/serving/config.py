@@ -141,7 +141,7 @@ _REDIS_KINDS = {"standalone": "redis", "sentinel": "redis+sentinel", "cluster": 
 
 @dataclass
 class Config:
-    """What a file says.
+    """The settings in a file.
 
     Attributes
     ----------

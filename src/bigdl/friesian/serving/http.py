@@ -39,7 +39,7 @@ _KEYS = {"users", "k", "candidates", "deadline_ms"}
 
 
 class _Routes:
-    """What the server answers beside the protocol of its models."""
+    """The routes of the server beside the protocol of its models."""
 
     def __init__(self, recommender: Recommender, limits: Limits, threads: int):
         self._recommender, self._limits = recommender, limits

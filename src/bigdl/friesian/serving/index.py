@@ -92,7 +92,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class _State:
-    """What a search sees: base, items beside it, and items of the base that no longer count."""
+    """The items that a search sees: base, items beside it, and those of it that no longer count."""
 
     kind: str
     metric: str
@@ -206,12 +206,12 @@ class ItemIndex:
 
     @property
     def kind(self) -> str:
-        """How vectors are searched."""
+        """The kind of search over the vectors."""
         return self._state.kind
 
     @property
     def metric(self) -> str:
-        """How vectors are compared."""
+        """The measure by which vectors are compared."""
         return self._state.metric
 
     @property

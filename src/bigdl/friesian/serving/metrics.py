@@ -1,4 +1,4 @@
-"""How long the stages of serving take, and how often they fail.
+"""Times and failures of the stages of serving.
 
 Figures go to histograms of Prometheus and, as the latest times of each stage, to the services'
 ``getMetrics``.

@@ -1,4 +1,4 @@
-"""What the HTTP server of a recommender adds to the description of its models' interface."""
+"""The description of a recommender's HTTP interface, added to that of its models."""
 
 from __future__ import annotations
 

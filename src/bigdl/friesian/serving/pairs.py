@@ -41,7 +41,7 @@ _FEW = 64  # rows of items whose number may be any; each number of rows is a sha
 
 
 class _ItemTable:
-    """What a model makes of the rows of one file of the store; computed when they are asked for."""
+    """Results of a model for the rows of one file of the store, computed as they are asked for."""
 
     def __init__(self, rows: int, width: int):
         self._values = np.empty((rows, width), np.float32)  # untouched pages take no memory
@@ -61,7 +61,7 @@ class _ItemTable:
 
 
 class _UserMemory:
-    """What a model makes of users, each a row of a file of the store; the oldest go first."""
+    """Results of a model for users, each a row of a file of the store; the oldest go first."""
 
     def __init__(self, most_bytes: int):
         self._most_bytes, self._bytes = most_bytes, 0

@@ -262,7 +262,7 @@ class Serving:
 
     @property
     def _line(self) -> dict[str, Any]:
-        """What every client of another service is made with."""
+        """Return the options of every client of another service."""
         config = self.config
         return {
             "timeout": config.get("recommender.deadline_ms", 10_000.0) / 1000,
@@ -419,7 +419,7 @@ class Serving:
 
     @property
     def _computing_threads(self) -> int:
-        """How many requests are computed at a time; more than cores would wait for each other."""
+        """The requests that are computed at a time; more than cores would wait for each other."""
         keys = self.config.values
         waits = ("features.url", "recall.url", "ranking.url", "ranking.max_batch_size")
         calls = ("recommender.prepare", "recommender.rerank")

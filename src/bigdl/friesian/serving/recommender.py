@@ -50,7 +50,7 @@ RANKED, RECALLED, POPULAR = "ranked", "recalled", "popular"
 
 
 class FeatureReader(Protocol):
-    """What gives features by id: a :class:`FeatureStore`, or a client of one."""
+    """A source of features by id: a :class:`FeatureStore`, or a client of one."""
 
     def names(self, table: str) -> list[str]:
         """Return the columns of a table."""
@@ -60,14 +60,14 @@ class FeatureReader(Protocol):
 
 
 class Recall(Protocol):
-    """What finds candidates for users."""
+    """A search for candidates of users."""
 
     def candidates(self, user_ids: np.ndarray, k: int) -> Candidates:
         """Return up to `k` items for each user, the best first; none for an unknown user."""
 
 
 class Ranker(Protocol):
-    """What scores rows; threads call it at the same time."""
+    """A model that scores rows; threads call it at the same time."""
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Any:
         """Return a score for each row; a dict of them for several tasks."""

@@ -54,7 +54,7 @@ _MARGIN, _MOST_MARGIN, _MARGIN_PART = 0.005, 0.25, 0.05
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for.
+    """The most that one request may ask for.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class Refused(Exception):
 
 
 class Service:
-    """What all services have: checks, times, ``getMetrics`` and ``resetMetrics``.
+    """The base of all services: checks, times, ``getMetrics`` and ``resetMetrics``.
 
     Parameters
     ----------

@@ -131,7 +131,7 @@ class _Replicas:
 
 
 class _Sharded:
-    """What both stages share: clients of all shards, threads to ask them, and the end of both."""
+    """The base of both stages: clients of all shards, threads to ask them, and the end of both."""
 
     def __init__(
         self,

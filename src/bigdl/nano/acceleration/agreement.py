@@ -77,7 +77,7 @@ class Probe(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What differs, in words, and by how much: infinite where it is no matter of rounding."""
+    """A difference in words, and its size: infinite where it is no matter of rounding."""
 
     words: str
     size: float = math.inf

@@ -126,11 +126,10 @@ class Source(Protocol):
         """Inputs on which an accelerated model is compared; the first is the sample."""
 
     def original(self, inputs: Any, noise: float = 0.0) -> Any:
-        """What the model gives for flat inputs, if it takes them; with noise on what it computes
-        with."""
+        """Return the model's results for flat inputs, if it takes them, and those with noise."""
 
     def run(self, model: Any, inputs: Any) -> Any:
-        """What an accelerated model gives for flat inputs."""
+        """Return an accelerated model's results for flat inputs."""
 
     def tell_side_effects(self, model: Any, method: Any) -> None:
         """Refuse, or warn of, what calls of the model change and those of an accelerated one do

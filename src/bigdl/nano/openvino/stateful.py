@@ -80,7 +80,7 @@ def is_stateful(network: Any) -> bool:
 
 
 class NetworkState:
-    """What a stateful network keeps from call to call, in an infer request of its own.
+    """The state of a stateful network between calls, in an infer request of its own.
 
     The request goes back to the network when this object goes. One thread at a time may use it.
 

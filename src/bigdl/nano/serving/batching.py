@@ -70,7 +70,7 @@ class ClosedError(BigDLError, RuntimeError):
 
 @dataclass(frozen=True)
 class BatchingOptions:
-    """How requests for one model are joined.
+    """The rules by which requests for one model are joined.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What one call of the model took, for metrics.
+    """The times of one call of the model, for metrics.
 
     Attributes
     ----------

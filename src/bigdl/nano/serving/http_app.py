@@ -62,7 +62,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """What goes back over HTTP.
+    """An answer over HTTP.
 
     Attributes
     ----------

@@ -119,7 +119,7 @@ class ServingMetrics:
 
 
 class _Models:
-    """What there is of each model at the time of asking."""
+    """The collector of each model's figures at the time of asking."""
 
     def __init__(self, repository: ModelRepository):
         self._repository = repository

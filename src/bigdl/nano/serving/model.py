@@ -108,7 +108,7 @@ class ServedModel:
 
     @property
     def platform(self) -> str:
-        """What runs it: ``"openvino"``, ``"onnxruntime"``, ``"pytorch"`` or ``"tensorflow"``."""
+        """The runtime: ``"openvino"``, ``"onnxruntime"``, ``"pytorch"`` or ``"tensorflow"``."""
         return self._runner.platform
 
     @property

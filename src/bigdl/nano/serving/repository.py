@@ -552,7 +552,7 @@ def _versions_in(path: Path) -> dict[str, Path]:
 
 
 def _fingerprint(path: Path) -> tuple:
-    """What changes when a file of a model is written."""
+    """Return a value that changes when a file of a model is written."""
     facts = []
     for each in sorted(path.iterdir()):
         if each.is_file():

@@ -20,7 +20,7 @@ __all__ = ["AccessError", "InferenceService", "ServingLimits"]
 
 @dataclass(frozen=True)
 class ServingLimits:
-    """What one request may ask for.
+    """The most that one request may ask for.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a served model takes and returns: names, types and shapes of its tensors.
+"""Inputs and outputs of a served model: names, types and shapes of its tensors.
 
 Types are those of NumPy, and have the names of the Open Inference Protocol on the wire.
 """

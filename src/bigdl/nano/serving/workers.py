@@ -77,7 +77,7 @@ class Worker:
 
 
 class Siblings:
-    """What a worker tells the others, and is told by them.
+    """The messages that a worker and the others exchange.
 
     Metrics of the service are those of all workers from now on, and what a client changes at its
     repository is changed at all.

@@ -55,7 +55,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass
 class _Facts:
-    """What is known of a session, for as long as it lives."""
+    """Facts about a session, for as long as it lives."""
 
     nodes: int | None = None  # as the program said
     cores: int | None = None
@@ -127,7 +127,7 @@ class ConnectCluster(SparkCluster):
 
     @property
     def broadcaster(self) -> Any:
-        """What sends bytes to all tasks; the same for all clusters of a session."""
+        """The sender of bytes to all tasks; the same for all clusters of a session."""
         self._facts.broadcaster = self._facts.broadcaster or self
         return self._facts.broadcaster
 
@@ -271,7 +271,7 @@ class ConnectCluster(SparkCluster):
         return has_server(self._session)
 
     def _look(self) -> dict[str, Any]:
-        """What the tasks see, asked once: executors, this machine's files, installed packages.
+        """Return facts that tasks see, asked once: executors, this machine's files, packages.
 
         Raises
         ------
@@ -298,7 +298,7 @@ class ConnectCluster(SparkCluster):
             return self._facts.look
 
     def _tasks(self, ask: Callable[[], Any]) -> list:
-        """What a function says in as many tasks as can run at once; it is shipped by value."""
+        """Return a function's results in as many tasks as can run at once; it goes by value."""
         number = max(1, self.slots())
 
         def work(batches):

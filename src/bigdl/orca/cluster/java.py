@@ -132,7 +132,7 @@ def _probe(java: Path) -> tuple[int, Path, bool] | str:
 
 
 def _released(java: Path) -> tuple[int, Path, bool] | None:
-    """What the file ``release`` beside a `java` tells, which takes no start of a JVM."""
+    """Return the facts in the file ``release`` beside a `java`, which takes no start of a JVM."""
     home = Path(os.path.realpath(java)).parent.parent
     try:
         text = (home / "release").read_text(encoding="utf-8")

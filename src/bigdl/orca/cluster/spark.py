@@ -124,7 +124,7 @@ class SparkCluster:
 
     @property
     def job_owner(self) -> Any:
-        """What tags jobs, for a :class:`~bigdl.orca.cluster.spark_calls.SparkCall`."""
+        """The owner of tagged jobs, for a :class:`~bigdl.orca.cluster.spark_calls.SparkCall`."""
         return self.sc
 
     @property
@@ -137,7 +137,7 @@ class SparkCluster:
         return users_errors(self.sc)
 
     def task_watch(self) -> Any:
-        """What cancels the jobs of a block when a task fails by the same error again; see there."""
+        """A watch that cancels the jobs of a block when a task fails by the same error again."""
         return contextlib.nullcontext() if plan.is_switched_off() else TaskWatch(self.sc)
 
     def quiet(self) -> contextlib.AbstractContextManager[None]:
@@ -206,7 +206,7 @@ class SparkCluster:
 
     @property
     def most_executors(self) -> int | None:
-        """How many executors dynamic allocation may start; None if that is not limited."""
+        """The most executors that dynamic allocation may start; None if that is not limited."""
         most = int(self._conf("spark.dynamicAllocation.maxExecutors", str(_UNLIMITED)))
         return None if most >= _UNLIMITED else most
 

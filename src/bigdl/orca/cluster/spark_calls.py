@@ -364,7 +364,7 @@ def is_busy(sc: SparkContext, tag: str) -> bool:
 
 
 def _stages(sc: SparkContext, tag: str) -> list[Any]:
-    """What Spark knows of the stages of the jobs with a tag."""
+    """Return Spark's facts about the stages of the jobs with a tag."""
     tracker = sc.statusTracker()
     jobs = map(tracker.getJobInfo, sc._jsc.sc().statusTracker().getJobIdsForTag(tag))
     numbers = {stage for job in jobs if job is not None for stage in job.stageIds}

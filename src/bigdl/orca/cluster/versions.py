@@ -1,4 +1,4 @@
-"""What differs between the versions of Spark that Orca runs on: 3.5, 4.0, 4.1 and newer.
+"""Differences between the versions of Spark that Orca runs on: 3.5, 4.0, 4.1 and newer.
 
 Each function does one thing on all of them, by the way of the newest Spark where it is there.
 """
@@ -86,7 +86,7 @@ def spark_thread(target: Callable[[], Any], session: Any = None) -> threading.Th
 
 
 def python_rdd_command(sc: Any, parts: tuple) -> tuple:
-    """What a function over an RDD is for the JVM: command, broadcasts, variables, files."""
+    """Return a function over an RDD for the JVM: command, broadcasts, variables, files."""
     from pyspark import RDD
 
     return cast("Any", sys.modules[RDD.__module__])._prepare_for_python_RDD(sc, parts)
@@ -108,7 +108,7 @@ def data_type(text: str) -> DataType:
 
 
 def observed(observation: Any) -> dict[str, Any]:
-    """What an Observation saw; lists and rows as lists."""
+    """Return the values of an Observation; lists and rows as lists."""
     return {name: _plain_value(value) for name, value in observation.get.items()}
 
 

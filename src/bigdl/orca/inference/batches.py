@@ -250,7 +250,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class _Rows:
-    """How rows of Arrow become batches.
+    """The way from rows of Arrow to batches.
 
     Attributes
     ----------

@@ -202,7 +202,7 @@ class InferenceModel:
 
     @property
     def origin(self) -> tuple:
-        """What the copies are made of, which can be pickled, for :meth:`of_origin`."""
+        """The parts of the copies, which can be pickled, for :meth:`of_origin`."""
         self._need_model()
         return cast("tuple", self._origin)
 
@@ -285,7 +285,7 @@ class InferenceModel:
 
 @dataclass(frozen=True)
 class _Shipped:
-    """What the tasks make an InferenceModel of."""
+    """The parts that tasks make an InferenceModel of."""
 
     origin: tuple
     threads: int

@@ -33,7 +33,7 @@ def torch_copy(module: Any) -> Copy:
 
 
 def _listed(outputs: Any) -> list:
-    """What a model returns, as a list of its outputs."""
+    """Return the results of a model as a list of its outputs."""
     if isinstance(outputs, dict):
         return list(outputs.values())
     return list(outputs) if isinstance(outputs, list | tuple) else [outputs]

@@ -50,7 +50,7 @@ class ModelBytes:
         self._data = data
 
     def snapshot(self) -> Any:
-        """What was pickled: its ``ready(device)`` gives the model."""
+        """Return the object that was pickled: its ``ready(device)`` gives the model."""
         return cloudpickle.loads(self._data)
 
     def load(self) -> Ready:

@@ -22,7 +22,7 @@ _OF_SPARK = ("Spark DataFrame", "SparkXShards")
 
 
 class Backend(ABC):
-    """What a ``backend=`` of an Estimator stands for: its engine and its GradientSync."""
+    """The meaning of a ``backend=`` of an Estimator: its engine and its GradientSync."""
 
     def require(self) -> None:  # noqa: B027  most need none
         """Raise a MissingExtraError if a package is missing."""

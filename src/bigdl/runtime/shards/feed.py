@@ -80,7 +80,7 @@ class Feed(ABC):
 
     @property
     def version(self) -> Any:
-        """What names the version of the rows, JSON-able, if the input has versions; else None."""
+        """The name of the version of the rows, JSON-able, if the input has versions; else None."""
         return None
 
     def at(self, version: Any) -> Feed:

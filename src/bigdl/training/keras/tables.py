@@ -376,7 +376,7 @@ class ModelTables:
 
 
 class _States:
-    """What several optimizers keep, each of one weight, as that of one optimizer."""
+    """The states of several optimizers, each of one weight, as those of one optimizer."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]):
         self._of = {id(o.param_groups[0]["params"][0]): o for o in optimizers}

@@ -267,7 +267,7 @@ class KeyedRows:
 
 @dataclass
 class SavedTable:
-    """What a state has of a growing table besides its weight.
+    """The state of a growing table besides its weight.
 
     Attributes
     ----------

@@ -103,7 +103,7 @@ class ShardedTable(torch.nn.Module, ABC):
     @property
     @abstractmethod
     def fields(self) -> int:
-        """How many fields have rows in it."""
+        """The number of fields that have rows in it."""
 
     @abstractmethod
     def _rows_of_field(self, field: int) -> tuple[torch.Tensor, torch.Tensor]:

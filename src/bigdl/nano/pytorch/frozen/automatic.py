@@ -43,7 +43,7 @@ _RUNTIMES = {True: ("openvino_bf16", "openvino_fp32"), False: ("openvino_fp32",)
 
 
 class Accuracy:
-    """How far the modules themselves are from exact results, and how far another way may be.
+    """Distances from exact results: that of the modules, and that which another way may have.
 
     Parameters
     ----------
@@ -346,7 +346,7 @@ class AutomaticPrefix:
 
     @property
     def report(self) -> str:
-        """What runs how, and why the rest does not."""
+        """Return how each part runs, and why the rest does not."""
         lines = [
             f"{segment.name} by {segment.method}, relative error {segment.error:.2g}"
             + (f"; runs as written because {segment.reason}" if segment.reason else "")
@@ -441,7 +441,7 @@ def with_prefix(settings: Sequence[str], phrase: str) -> tuple[str, ...]:
 
 
 class _Build:
-    """What becomes of a segment: a copy of its modules, then a network, then a compiled one."""
+    """The stages of a segment: a copy of its modules, then a network, then a compiled one."""
 
     def __init__(self, segment: Segment, module: nn.Module, seconds: float):
         self.segment, self.seconds = segment, seconds

@@ -1,4 +1,4 @@
-"""Whether a module's forward is a function of its input, its tensors and its attributes alone.
+"""The check that a module's forward depends on its input, its tensors and attributes alone.
 
 Layers of torch are known. Of others the code is read: ``forward`` and all that it reaches may
 set no attribute and no global, and may use no name that is neither torch's nor a constant nor a
@@ -284,7 +284,7 @@ def _global(function: types.FunctionType, name: str) -> tuple[bool, Any]:
 
 
 class Trace:
-    """What a run of a module must leave as it was: random numbers of all three kinds."""
+    """The state that a run of a module must leave as it was: random numbers of all three kinds."""
 
     def __init__(self) -> None:
         self._states = list(_random_states())

@@ -34,7 +34,7 @@ _version, _requires_grad = operator.attrgetter("_version"), operator.attrgetter(
 
 
 class ModulesState:
-    """What modules hold and how their code runs, remembered.
+    """The content of modules and the way their code runs, remembered.
 
     Parameters
     ----------

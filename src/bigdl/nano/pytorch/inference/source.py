@@ -417,7 +417,7 @@ class TorchSource:
 
     @cached_property
     def result(self) -> Any:
-        """What the model gives for the sample.
+        """The model's result for the sample.
 
         Raises
         ------

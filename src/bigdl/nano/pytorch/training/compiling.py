@@ -1,4 +1,4 @@
-"""Whether TorchInductor compiles a model's layers is chosen by the time of a fit's own steps."""
+"""The choice whether TorchInductor compiles a model's layers, by the time of a fit's own steps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CompilerChoice:
 
     @property
     def phase(self) -> str:
-        """What the next step is, for the rates."""
+        """The kind of the next step, for the rates."""
         if not self._replaced.active:
             return AS_WRITTEN
         compiled = self._rates.steps(COMPILING) >= _COMPILING

@@ -14,7 +14,7 @@ COMPILED = "with compiled layers"
 
 
 class StepRates:
-    """How fast the steps of a fit were, by what ran: a table as text, and a row for each phase.
+    """The speeds of a fit's steps, by what ran: a table as text, and a row for each phase.
 
     A step lasts until the next one begins, so it includes the optimizer and the wait for the next
     batch. The first step, which is slow, and the last, which has no end, are left out.
@@ -91,7 +91,7 @@ class StepRates:
 
     @property
     def gain(self) -> str | None:
-        """What the last steps gained, in a few words; None if nothing runs faster, or not yet."""
+        """The gain of the last steps in a few words; None if nothing runs faster, or not yet."""
         rows = {row["phase"]: row for row in self.rows()}
         after = rows.get(self._newest) if self._newest in (WITH_PREFIX, COMPILED) else None
         if after is None or after["times"] is None:

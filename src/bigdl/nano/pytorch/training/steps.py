@@ -275,7 +275,7 @@ def gains_from_channels_last(module: nn.Module) -> bool:
 
 
 class ModuleState:
-    """What calls of a module change without training it.
+    """The state that calls of a module change without training it.
 
     These are its buffers and the random state.
 

@@ -120,7 +120,7 @@ def write_kafka(
 
 @dataclass(frozen=True)
 class _Sink:
-    """What the tasks of all batches share.
+    """The state that the tasks of all batches share.
 
     Attributes
     ----------

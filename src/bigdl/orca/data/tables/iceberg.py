@@ -175,7 +175,7 @@ def _refuse_nested_defaults(field: Any, version: str) -> None:
 
 
 class _DataFiles:
-    """What turns pyiceberg's tasks into files of a table."""
+    """The conversion of pyiceberg's tasks to files of a table."""
 
     def __init__(self, scan: Any, schema: Any, version: str):
         self._io, self._schema, self._version = scan.io, schema, version

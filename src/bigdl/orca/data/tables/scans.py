@@ -187,7 +187,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _tasks_of_files(df: DataFrame) -> tuple[list[list[RowGroups]], pa.Schema] | None:
-    """What each task reads, and the columns as the files name them; None if Spark has to read."""
+    """Return each task's part, and the columns as files name them; None if Spark has to read."""
     types = {each.name: _nullable(each.type) for each in arrow_schema(df.schema)}
     if not all(map(_is_common, types.values())):
         return None
@@ -227,7 +227,7 @@ def _is_read_alike(types: dict[str, pa.DataType], old_dates: str, file: pq.Parqu
 def row_groups_of(
     scan: Scan, spark: SparkSession, accepts: Accepts
 ) -> list[list[RowGroups]] | None:
-    """What each task of a scan reads; None if a file has to be read by Spark.
+    """Return the row groups of each task of a scan; None if a file has to be read by Spark.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def row_groups_of(
 def call_in_tasks(
     spark: SparkSession, function: Callable[[Any], Any], items: Sequence[Any]
 ) -> list[Any]:
-    """What a function returns for each item, called in a task of Spark for each."""
+    """Return a function's result for each item, called in a task of Spark for each."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pa.set_cpu_count(1)

@@ -131,7 +131,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
         return self.version or self.url
 
     def columns(self, names: Sequence[str]) -> Columns:
@@ -294,7 +294,7 @@ def _sources(columns: Columns, file: DataFile, schema: pa.Schema) -> list[pa.Fie
 
 
 def _key_of(wanted: pa.Field) -> str:
-    """What files call a field of the table."""
+    """Return the name that files have for a field of the table."""
     return (wanted.metadata or {}).get(KEY, wanted.name.encode()).decode()
 
 

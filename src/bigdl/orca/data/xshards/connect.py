@@ -206,13 +206,13 @@ class ConnectShards:
 
     @property
     def ctx(self) -> Any:
-        """What says whether the session still runs, as a SparkContext does."""
+        """The object that says whether the session still runs, as a SparkContext does."""
         session: Any = self._source.sparkSession
         return SimpleNamespace(_jsc=None if session.is_stopped else session)
 
     @property
     def _jrdd(self) -> DataFrame:
-        """What frees the elements."""
+        """The object that frees the elements."""
         return self._frame()
 
     # -- as DataFrames -----------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class ConnectShards:
         return self._frame() if self.is_cached else self._source
 
     def _run(self) -> Callable[[Iterable], Iterator]:
-        """What makes the elements of a partition of the batches of its rows; travels by value."""
+        """Return a function that makes a partition's elements of its row batches; goes by value."""
         functions = () if self.is_cached else self._functions
         decode = _unpickled if self.is_cached else self._decode
 
