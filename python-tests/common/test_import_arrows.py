@@ -160,6 +160,19 @@ def test_every_module_belongs_to_a_room():
     assert strays == []
 
 
+def test_docstrings_say_what_a_thing_is():
+    """Not "What it does" or "How many there are", which is a question."""
+    questions = [
+        f"{name}: {doc.splitlines()[0]}"
+        for name, path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (doc := ast.get_docstring(node))
+        and doc.split(maxsplit=1)[0] in ("What", "Whether", "How", "Why")
+    ]
+    assert questions == []
+
+
 def test_bigdl_is_a_namespace_without_init():
     assert not (SRC / "bigdl" / "__init__.py").exists()
 

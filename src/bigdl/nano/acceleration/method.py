@@ -126,7 +126,7 @@ class Source(Protocol):
         """Inputs on which an accelerated model is compared; the first is the sample."""
 
     def original(self, inputs: Any, noise: float = 0.0) -> Any:
-        """Return the model's results for flat inputs, if it takes them, and those with noise."""
+        """Return the model's results for flat inputs, if it takes them; noise is on its numbers."""
 
     def run(self, model: Any, inputs: Any) -> Any:
         """Return an accelerated model's results for flat inputs."""
