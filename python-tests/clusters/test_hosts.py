@@ -200,20 +200,19 @@ def test_ray_has_the_addresses_of_the_hosts_and_is_gone(hosts, tmp_path):
         import json
         import ray
         from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         sc = init_orca_context(**ARGUMENTS)
         OrcaContext.get_ray_context()
 
-        @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+        @ray.remote(num_cpus=1)
         def node():
             return ray.get_runtime_context().get_node_id()
 
-        worked = set(ray.get([node.remote() for _ in range(16)]))
-        addresses = {
-            each["NodeManagerHostname"]: each["NodeManagerAddress"]
-            for each in ray.nodes()
-            if each["Resources"].get("CPU")
-        }
+        nodes = [each for each in ray.nodes() if each["Resources"].get("CPU")]
+        places = [NodeAffinitySchedulingStrategy(each["NodeID"], soft=False) for each in nodes]
+        worked = set(ray.get([node.options(scheduling_strategy=p).remote() for p in places]))
+        addresses = {each["NodeManagerHostname"]: each["NodeManagerAddress"] for each in nodes}
         stop_orca_context()
         print(json.dumps({"addresses": addresses, "worked": len(worked)}))
     """

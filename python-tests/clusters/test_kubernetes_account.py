@@ -50,9 +50,17 @@ def role_of(rights: list[tuple[str, str, str]]) -> dict:
     return {**ROLE, "rules": rules}
 
 
+def remove_programs(cluster: Path) -> None:
+    """Remove what programs have left, such as the pods of drivers that failed."""
+    kinds = "pods,services,configmaps,networkpolicies"
+    ours = ("-l", "spark-app-selector", "--force", "--grace-period=0")
+    kubectl(cluster, "-n", NAMESPACE, "delete", kinds, *ours)
+
+
 def used_by(cluster: Path, folder: Path, rights: list[tuple[str, str, str]], **more) -> str:
     """What went wrong with a program in cluster mode, by an account with some rights."""
     folder.mkdir(exist_ok=True)
+    remove_programs(cluster)
     (folder / "role.json").write_text(json.dumps(role_of(rights)))
     kubectl(cluster, "apply", "-f", str(folder / "role.json"))
     token = kubectl(cluster, "-n", NAMESPACE, "create", "token", "bigdl").strip()
@@ -78,9 +86,7 @@ def used_by(cluster: Path, folder: Path, rights: list[tuple[str, str, str]], **m
     except AssertionError:
         wrong = ["it did not end"]
     finally:
-        kinds = "pods,services,configmaps,networkpolicies"
-        ours = ("-l", "spark-app-selector", "--force", "--grace-period=0")
-        kubectl(cluster, "-n", NAMESPACE, "delete", kinds, *ours)
+        remove_programs(cluster)
         kubectl(cluster, "apply", "-f", str(FILES / "account.yaml"))
     return "; ".join(wrong)
 

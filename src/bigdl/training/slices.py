@@ -9,6 +9,7 @@ manifest; so it can be read by another number of workers, and by anything that r
 from __future__ import annotations
 
 import ast
+import mmap
 import struct
 import zlib
 from collections.abc import Iterator
@@ -106,8 +107,13 @@ class SavedSlices:
         """True if tasks that predict read rows here, since the tables are too large to travel."""
         return self.size > BROADCAST and self.is_local
 
-    def mapped(self, name: str) -> list[np.ndarray]:
+    def mapped(self, name: str, *, at_random: bool = True) -> list[np.ndarray]:
         """Return the slices of an array, mapped to memory and not checked.
+
+        Parameters
+        ----------
+        at_random : bool
+            True if a few rows are read, anywhere: the system does not read others around them.
 
         Raises
         ------
@@ -118,12 +124,15 @@ class SavedSlices:
             f"{self._root}/{file_name(name, rank)}" for rank in range(len(self._described[name]))
         ]
         try:
-            return [np.load(path, mmap_mode="r") for path in paths]
+            arrays = [np.load(path, mmap_mode="r") for path in paths]
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"Rows of the model cannot be read from its checkpoint ({error}); it must be there "
                 "until a prediction is computed, so keep more of them with num_to_keep="
             ) from error
+        for array in arrays if at_random else ():
+            array._mmap.madvise(mmap.MADV_RANDOM)
+        return arrays
 
     def read(
         self, name: str, rank: int = 0, world_size: int = 1, into: np.ndarray | None = None

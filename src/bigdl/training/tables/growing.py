@@ -582,7 +582,9 @@ class GrowingEmbedding(ShardedTable):
 
     def reader(self, slices: SavedSlices, name: str) -> Callable[[torch.Tensor], np.ndarray]:
         owners = slices.mapped(name)
-        keys, last = (slices.mapped(f"{name}-{each}") for each in ("keys", "last_read"))
+        keys, last = (
+            slices.mapped(f"{name}-{each}", at_random=False) for each in ("keys", "last_read")
+        )
         known = KeyPlaces()
         starts = np.cumsum([0, *map(len, owners)])
         of_row, places = [], []

@@ -7,7 +7,9 @@ sparse gradient, so the user's optimizer updates the rows, and keeps their state
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import os
 import tempfile
 from abc import ABC, abstractmethod
@@ -49,6 +51,7 @@ class ShardedTable(torch.nn.Module, ABC):
 
     sparse = True  # gradients of its weight
     weight: torch.nn.Parameter
+    storage: str
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,6 +113,16 @@ class ShardedTable(torch.nn.Module, ABC):
         """Return ids of a field, and their rows."""
 
     # -- what Estimators do ----------------------------------------------------------------------
+
+    def expect_reads(self, *, at_random: bool) -> None:
+        """Say how rows in a file will be read next: anywhere, or one after the other.
+
+        Around a row that lies anywhere the system would read others, in the end the whole file.
+        """
+        if self.storage == "mmap" and self.is_placed and len(self.weight):
+            advice = mmap.MADV_RANDOM if at_random else mmap.MADV_NORMAL
+            start, size = self.weight.data_ptr(), self.weight.nbytes
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), advice)
 
     @abstractmethod
     def row_table(self) -> RowTable:

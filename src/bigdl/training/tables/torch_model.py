@@ -92,6 +92,8 @@ class ShardedTables:
     def begin(self) -> None:
         """Allow reads of rows for a forward pass, or for several without gradients."""
         if self._exchange is not None:
+            for table in self._tables.values():
+                table.expect_reads(at_random=True)
             self._exchange.begin()
 
     def finish(self) -> None:
@@ -154,6 +156,7 @@ class ShardedTables:
         """Return this worker's rows, and what its optimizer keeps of them, where they lie."""
         arrays = {}
         for name, table in self._tables.items():
+            table.expect_reads(at_random=False)
             arrays.update({f"{name}{key}": each.numpy() for key, each in table.saved().items()})
             state = self._optimizer.state.get(table.weight, {})
             for key, value in of_rows(state, len(table.weight)).items():
