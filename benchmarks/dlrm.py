@@ -253,9 +253,9 @@ def config_of(options):
 
 
 def keras_side(options, side, numbers, ids, labels):
+    os.environ["KERAS_BACKEND"] = "tensorflow"
     import keras
 
-    os.environ["KERAS_BACKEND"] = "tensorflow"
     folder = tempfile.TemporaryDirectory(dir=options.folder)
 
     class Times(keras.callbacks.Callback):
@@ -367,8 +367,8 @@ def run_side(options, side):
     """Run one side in this process; its figures."""
     data = make_data(options.samples, options.fields, options.seed)
     with Watch() as watch:
-        run = bigdl_side if "×" in side else plain_side
-        run = keras_side if side.startswith("keras") else run
+        of_process = bigdl_side if "×" in side else plain_side
+        run = keras_side if side.startswith("keras") else of_process
         seconds, cpu, model = run(options, side, *data)
     figures = {
         "samples_s": options.samples / seconds[-1],

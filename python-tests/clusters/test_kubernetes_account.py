@@ -51,7 +51,7 @@ def role_of(rights: list[tuple[str, str, str]]) -> dict:
 
 
 def remove_programs(cluster: Path) -> None:
-    """Remove what programs have left, such as the pods of drivers that failed."""
+    """Remove what programs have left."""
     kinds = "pods,services,configmaps,networkpolicies"
     ours = ("-l", "spark-app-selector", "--force", "--grace-period=0")
     kubectl(cluster, "-n", NAMESPACE, "delete", kinds, *ours)
@@ -60,7 +60,6 @@ def remove_programs(cluster: Path) -> None:
 def used_by(cluster: Path, folder: Path, rights: list[tuple[str, str, str]], **more) -> str:
     """What went wrong with a program in cluster mode, by an account with some rights."""
     folder.mkdir(exist_ok=True)
-    remove_programs(cluster)
     (folder / "role.json").write_text(json.dumps(role_of(rights)))
     kubectl(cluster, "apply", "-f", str(folder / "role.json"))
     token = kubectl(cluster, "-n", NAMESPACE, "create", "token", "bigdl").strip()
@@ -92,6 +91,7 @@ def used_by(cluster: Path, folder: Path, rights: list[tuple[str, str, str]], **m
 
 
 def test_the_account_may_do_what_is_needed(account, tmp_path):
+    remove_programs(account)  # of other tests, such as the pods of drivers that failed
     assert not used_by(account, tmp_path, RIGHTS)
 
 

@@ -13,7 +13,7 @@ import os
 import numpy as np
 import pytest
 from real_clusters import FIT, control, fitted_weights, last_line, run
-from test_kubernetes import NAMESPACE, environment, in_pod, kubectl, on_kubernetes, run_job
+from test_kubernetes import environment, in_pod, on_kubernetes, run_job
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -35,11 +35,6 @@ def of_image(arguments: dict) -> dict:
     """Arguments of init_orca_context without what this machine shows to its pods."""
     conf = {k: v for k, v in arguments["conf"].items() if "podTemplate" not in k}
     return {**arguments, "conf": conf, "container_image": IMAGE, "python_location": PYTHON}
-
-
-def images_of_pods(cluster) -> set[str]:
-    pods = json.loads(kubectl(cluster, "-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
-    return {each["image"] for pod in pods for each in pod["spec"]["containers"]}
 
 
 def test_executors_of_the_image_learn_what_is_learned_here(built, tmp_path):

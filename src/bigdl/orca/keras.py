@@ -233,10 +233,7 @@ class ShardedEmbedding(keras.layers.Layer):
         if self.sharded_rows is None:
             super().load_own_variables(store)
             return
-        table, whole = self.sharded_rows.table, torch.from_numpy(store["0"][()])
-        if table.weight.numel():
-            with torch.no_grad():
-                table.weight.copy_(table.own(whole))
+        self.sharded_rows.table.take_own(torch.from_numpy(store["0"][()]))
 
     # -- what Estimators do -----------------------------------------------------------------------
 

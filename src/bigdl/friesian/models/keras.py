@@ -397,8 +397,8 @@ def _embedded(
     """A vector for each of some columns; columns of lists have lengths of their own."""
     if not sizes:
         return []
-    numbers = [_known(inputs[name], size) for name, size in sizes.items()]
     rows = [max(1, size) for size in sizes.values()]
+    numbers = [_known(inputs[name], size) for name, size in zip(sizes, rows, strict=True)]
     kind: Any = layers.Embedding
     if sharded:
         from bigdl.orca.keras import ShardedEmbedding as kind
@@ -419,7 +419,7 @@ def _first(initializer: str | None) -> Any:
 
 def _known(number: Any, size: int) -> Any:
     """The numbers of a column, with 0 for those that the table does not have."""
-    is_known = ops.logical_and(number >= 0, number < max(1, size))
+    is_known = ops.logical_and(number >= 0, number < size)
     return ops.where(is_known, number, ops.zeros_like(number))
 
 

@@ -87,6 +87,20 @@ class TrainingEstimator(ABC):
         snapshot = self._training.snapshot
         return self._first_weights() if snapshot is None else snapshot.files["model.pt"]
 
+    def _predicting_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
+        """Return weights for tasks, and the slices that they read rows of large tables from.
+
+        Parameters
+        ----------
+        is_whole : bool
+            True if the model outlives its checkpoint, so that it has to hold large tables itself.
+        """
+        snapshot = self._training.snapshot
+        slices = None if snapshot is None else snapshot.slices
+        if snapshot is None or slices is None or is_whole or not slices.stay_in_files:
+            return self._weights(), None
+        return snapshot.files["model.pt"], slices.to_json()
+
     @abstractmethod
     def _first_weights(self) -> bytes:
         """Return the weights of a new model; nothing if it does not know the shape of its input."""

@@ -448,7 +448,7 @@ def evaluate_batches(
     for index, (batch, rows_of_batch) in enumerate(batches):
         callbacks.on_test_batch_begin(index)
         logs, rows = steps.test(batch), rows + rows_of_batch
-        tables.check()
+        tables.errors.check()
         callbacks.on_test_batch_end(index, numbers_of(logs))
     tables.finish()
     figures = figures_of(model, logs, rows, sync, initial)

@@ -24,7 +24,7 @@ import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.runtime.collectives.base import GradientSync
-from bigdl.training.keras.backends import steps_of
+from bigdl.training.keras.backends import StepErrors, steps_of
 from bigdl.training.keras.state import (
     RunningWeights,
     changed_by_rows,
@@ -116,16 +116,19 @@ class WorkerSteps:
             mine = cast("tuple", batch)  # None only without rows
             logs = self._steps.train(mine) if rows else self._train_without_rows(zero_row)
         except Exception:
-            self.tables.check()
-            reducer.check()  # the backend has made another exception of its failure
+            self._check()  # the backend has made another exception of it
             raise
         finally:
             reducer.is_active = False
-        self.tables.check()
-        reducer.check()
+        self._check()
         self.tables.update(reducer.weight)
         self.running.rows += rows
         return logs
+
+    def _check(self) -> None:
+        """Raise what went wrong inside the step."""
+        self.tables.errors.check()
+        self._reducer.check()
 
     def _weight(self, batch, rows, total) -> float:
         """Return the weight of this worker's loss in that of the whole batch."""
@@ -165,8 +168,8 @@ class GradientReducer:
         False while others than the loop train the model, e.g. a callback: they do so alone.
     end_forward : callable
         Called before gradients meet.
-    failure : BaseException or None
-        What went wrong inside a graph, where the backend makes another exception of it.
+    errors : StepErrors
+        Of the sums inside a graph.
     """
 
     def __init__(self, sync, batch_rows: int):
@@ -175,7 +178,7 @@ class GradientReducer:
         self.weight = 1.0
         self.has_rows = self.is_active = True
         self.end_forward: Callable[[], None] = lambda: None
-        self.failure: BaseException | None = None
+        self.errors = StepErrors()
 
     def attach(self, model: Any, others: Sequence = ()) -> None:
         """Let the optimizers of a model, and others, reduce gradients before they apply them.
@@ -218,16 +221,7 @@ class GradientReducer:
 
     def check(self) -> None:
         """Raise what went wrong in the last step, where the step could not."""
-        if self.failure is not None:
-            raise self.failure
-
-    def _noted(self, function: Callable, *arguments: Any) -> Any:
-        """Call a function from inside a graph, and keep what it raises."""
-        try:
-            return function(*arguments)
-        except BaseException as error:
-            self.failure = error
-            raise
+        self.errors.check()
 
     # -- the torch backend -----------------------------------------------------------------------
 
@@ -260,7 +254,7 @@ class GradientReducer:
         kinds = [(shape, v.dtype.name) for shape, v in zip(shapes, values, strict=True)]
 
         def reduce(*arrays):
-            return self._noted(self._sum_of_all, kinds, arrays)
+            return self.errors.raising(self._sum_of_all, kinds, arrays)
 
         back = tf.numpy_function(reduce, sent, [s.dtype for s in sent], stateful=True)
         pieces, out = iter(back if isinstance(back, list | tuple) else [back]), list(gradients)
@@ -333,15 +327,16 @@ class GradientReducer:
         return out
 
     def _sum_or_zeros(self, *arrays) -> list:
-        """Sum without raising: that would meet the next training of this process, too."""
         received = [np.asarray(array) for array in arrays]
-        if self.failure is None:
-            try:
-                self.end_forward()
-                return self._sync.sum_arrays(received, self.weight)
-            except BaseException as error:
-                self.failure = error
-        return [np.zeros_like(array) for array in received]
+
+        def zeros():
+            return [np.zeros_like(array) for array in received]
+
+        return self.errors.instead(zeros, self._summed, received)
+
+    def _summed(self, arrays: Sequence[np.ndarray]) -> list:
+        self.end_forward()
+        return self._sync.sum_arrays(arrays, self.weight)
 
     # -- moments of BatchNormalization -------------------------------------------------------------
 
@@ -381,12 +376,12 @@ class GradientReducer:
         return summed(values)
 
     def _forward(self, values):
-        return self._noted(self._sync.sum_arrays, [values], float(self.has_rows))[0]
+        return self.errors.raising(self._sync.sum_arrays, [values], float(self.has_rows))[0]
 
     def _backward(self, gradient):
         """Return the gradient of the batch's loss, as this worker's before it is weighted."""
         weight = self.weight if self.has_rows else 0.0
-        total = self._noted(self._sync.sum_arrays, [gradient], weight)[0]
+        total = self.errors.raising(self._sync.sum_arrays, [gradient], weight)[0]
         return total / weight if weight else np.zeros_like(total)
 
 

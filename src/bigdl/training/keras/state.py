@@ -98,9 +98,9 @@ def put_optimizers(model: Any, data: bytes) -> None:
     Of a table that lies in slices they have no rows; a whole one keeps what it has.
     """
     states = loads(data)["optimizers"]
-    for optimizer, stored in zip(optimizers_of(model), states, strict=False):
-        pairs = zip(optimizer.variables, stored, strict=False)
-        values = [*(_of_size(v, value) for v, value in pairs), *stored[len(optimizer.variables) :]]
+    for optimizer, values in zip(optimizers_of(model), states, strict=False):
+        if len(values) == len(optimizer.variables):  # else it is said which one does not fit
+            values = list(map(_of_size, optimizer.variables, values))
         _put(optimizer.variables, values, "optimizer's state", "optimizer")
 
 

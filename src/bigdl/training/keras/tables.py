@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.errors import LazyModule
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.checkpoint import Checkpoint
+from bigdl.training.keras.backends import StepErrors
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads
 
@@ -48,14 +49,14 @@ class LayerRows:
         Before, when the model is built, all rows are zeros.
     is_training : bool
         True if gradients of the rows will come.
-    failure : BaseException or None
-        What went wrong inside a step, where the backend makes another exception of it.
+    errors : StepErrors
+        Of lookups; the tables of a model share it.
     """
 
     def __init__(self, table: ShardedEmbedding):
         self.table = table
         self.is_connected = self.is_training = False
-        self.failure: BaseException | None = None
+        self.errors = StepErrors()
         self._lookups: list[torch.Tensor] = []  # of a step, with what autograd knows of them
 
     def begin(self, *, is_training: bool) -> None:
@@ -95,13 +96,6 @@ class LayerRows:
             self._lookups[int(number)].backward(torch.from_numpy(np.array(gradient)))
         return np.float32(0)
 
-    def _noted(self, function: Callable, *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except BaseException as error:
-            self.failure = error
-            raise
-
     # -- the torch backend -----------------------------------------------------------------------
 
     def _of_tensors(self, anchor: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -118,12 +112,12 @@ class LayerRows:
 
         @tf.custom_gradient
         def lookup(anchor, ids):
-            answer = partial(self._noted, self._answer)
+            answer = partial(self.errors.raising, self._answer)
             rows, number = tf.numpy_function(answer, [ids], forms, stateful=True)
             rows.set_shape((*ids.shape, anchor.shape[1]))
 
             def gradient(upstream):
-                take = partial(self._noted, self._take_gradient)
+                take = partial(self.errors.raising, self._take_gradient)
                 sent = [number, tf.convert_to_tensor(upstream)]
                 done = tf.numpy_function(take, sent, tf.float32, stateful=True)
                 with tf.control_dependencies([done]):
@@ -145,7 +139,11 @@ class LayerRows:
         def ask(anchor, ids):
             shape = *ids.shape, anchor.shape[1]
             forms = jax.ShapeDtypeStruct(shape, anchor.dtype), number_form
-            answer = partial(self._answer_or_zeros, shape, anchor.dtype)
+
+            def zeros():
+                return np.zeros(shape, anchor.dtype), np.int32(0)
+
+            answer = partial(self.errors.instead, zeros, self._answer)
             # ordered: all lookups come before the gradients of the step meet
             return io_callback(answer, forms, ids, ordered=True)
 
@@ -159,29 +157,12 @@ class LayerRows:
 
         def backward(kept, upstream):
             number, anchor = kept
-            io_callback(self._take_or_leave, done_form, number, upstream, ordered=True)
+            take = partial(self.errors.instead, np.float32, self._take_gradient)
+            io_callback(take, done_form, number, upstream, ordered=True)
             return jax.numpy.zeros_like(anchor), None
 
         lookup.defvjp(forward, backward)
         return lookup(anchor, ids)
-
-    # Without raising: that would meet the next training of this process, too.
-
-    def _answer_or_zeros(self, shape, dtype, ids) -> tuple[np.ndarray, np.int32]:
-        if self.failure is None:
-            try:
-                return self._answer(ids)
-            except BaseException as error:
-                self.failure = error
-        return np.zeros(shape, dtype), np.int32(0)
-
-    def _take_or_leave(self, number, gradient) -> np.float32:
-        if self.failure is None:
-            try:
-                return self._take_gradient(number, gradient)
-            except BaseException as error:
-                self.failure = error
-        return np.float32(0)
 
 
 @functools.cache
@@ -218,6 +199,13 @@ class ModelTables:
         Whose weights are made.
     training : bool
         False without an optimizer, for an evaluation or a prediction.
+
+    Attributes
+    ----------
+    modules : torch.nn.ModuleDict
+        The tables of torch.
+    errors : StepErrors
+        Of lookups inside a step.
     """
 
     def __init__(self, model: Any, *, training: bool = False):
@@ -235,9 +223,12 @@ class ModelTables:
         self.modules = torch.nn.ModuleDict(
             {str(number): layer.sharded_rows.table for number, layer in self._layers.items()}
         )
-        self._states = _States(self._optimizers.values()) if training else None
-        self._tables = ShardedTables(self.modules, self._states)
+        states = _States(self._optimizers.values()) if training else None
+        self._tables = ShardedTables(self.modules, states)
         self._is_open = False
+        self.errors = StepErrors()
+        for rows in self._rows:
+            rows.errors = self.errors
 
     def __bool__(self) -> bool:
         return bool(self._layers)
@@ -281,7 +272,7 @@ class ModelTables:
         if self._is_open:
             self._is_open = False
             self._tables.finish()
-            self.check()
+            self.errors.check()
 
     def update(self, weight: float) -> None:
         """Sum the gradients of the rows over the ranks, and update them.
@@ -301,13 +292,6 @@ class ModelTables:
             for rows in self._rows:
                 rows.begin(is_training=False)
 
-    def check(self) -> None:
-        """Raise what went wrong in a lookup, where the step could not."""
-        for rows in self._rows:
-            if rows.failure is not None:
-                failure, rows.failure = rows.failure, None
-                raise failure
-
     # -- the state -------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -322,7 +306,7 @@ class ModelTables:
 
         states = {}
         for number, optimizer in self._optimizers.items():
-            weight = self._weight(number)
+            weight = self._table(number).weight
             state = optimizer.state.get(weight, {})
             kept = of_rows(state, len(weight))
             states[number] = {key: value for key, value in state.items() if key not in kept}
@@ -342,37 +326,25 @@ class ModelTables:
         """
         if not self._layers:
             return files
+        from bigdl.training.tables.sharded import of_rows
+
         files = dict(files)
         states = loads(files.pop("tables.pt")) if "tables.pt" in files else {}
         model = loads(files["model.pt"])
         for number in self._layers:
             table, whole = self._table(number), model["weights"][number]
             if len(whole):
-                if whole.shape != (table.num_embeddings, table.embedding_dim):
-                    raise UsageError(
-                        f"The weights do not fit the model: a ShardedEmbedding of "
-                        f"{table.num_embeddings} rows of {table.embedding_dim} numbers got "
-                        f"{tuple(whole.shape)}"
-                    )
-                with torch.no_grad():
-                    table.weight.copy_(table.own(whole))
+                table.take_own(whole)
                 model["weights"][number] = whole[:0]
             if number in self._optimizers:
                 state = self._optimizers[number].state[table.weight]
-                for key, value in states.get(number, {}).items():
-                    is_of_rows = (
-                        isinstance(value, torch.Tensor)
-                        and value.dim()
-                        and len(value) == table.num_embeddings
-                    )
-                    state[key] = table.own(value).clone() if is_of_rows else value
+                state.update(states.get(number, {}))
+                for key, value in of_rows(state, table.num_embeddings).items():
+                    state[key] = table.own(value).clone()
         return {**files, "model.pt": dumps(model)}
 
     def _table(self, number: int) -> ShardedEmbedding:
         return self._layers[number].sharded_rows.table
-
-    def _weight(self, number: int) -> torch.nn.Parameter:
-        return self._table(number).weight
 
 
 class _States:

@@ -428,6 +428,23 @@ class ShardedEmbedding(ShardedTable):
             with torch.no_grad():
                 self.weight.copy_(self.own(whole))
 
+    def take_own(self, whole: torch.Tensor) -> None:
+        """Have this worker's rows of a whole table.
+
+        Raises
+        ------
+        UsageError
+            If it has another shape.
+        """
+        if whole.shape != (self.num_embeddings, self.embedding_dim):
+            raise UsageError(
+                f"The weights do not fit the model: a ShardedEmbedding of {self.num_embeddings} "
+                f"rows of {self.embedding_dim} numbers got {tuple(whole.shape)}"
+            )
+        if self.weight.numel():
+            with torch.no_grad():
+                self.weight.copy_(self.own(whole))
+
     def extra_repr(self) -> str:
         rows = self._fields if self._has_fields else self.num_embeddings
         return f"{rows}, {self.embedding_dim}"

@@ -1032,16 +1032,6 @@ RayXShards or a ray.data.Dataset
         snapshot = self._training.snapshot
         return super()._weights() if snapshot is None else whole(snapshot).files["model.pt"]
 
-    def _predicting_weights(self, is_whole: bool) -> tuple[bytes, dict | None]:
-        """Return weights for tasks, and the slices that they read rows of large tables from."""
-        snapshot = self._training.snapshot
-        slices = None if snapshot is None else snapshot.slices
-        if snapshot is None or slices is None:
-            return self._weights(), None
-        if is_whole or not slices.stay_in_files:
-            return self._weights(), None
-        return snapshot.files["model.pt"], slices.to_json()
-
     def _first_weights(self):
         with isolated_rng(self._training.seed):
             return dumps(self._parts.build_model().state_dict())

@@ -597,13 +597,7 @@ RayXShards or a ray.data.Dataset
 
     def _ship_model(self, data, names, cluster, inputs, *, is_whole=False):
         """Broadcast the model, unless it is what was broadcast last."""
-        snapshot = self._training.snapshot
-        files = None if snapshot is None else snapshot.slices
-        slices = None  # rows of large tables stay where they are, where the checkpoint does
-        if files is not None and files.stay_in_files and not is_whole:
-            slices = files.to_json()
-        weights = self._weights() if slices is None else snapshot.files["model.pt"]
-        threads = cluster.threads_per_task
+        (weights, slices), threads = self._predicting_weights(is_whole), cluster.threads_per_task
         if not weights:
             raise UsageError(
                 "The model has no weights yet, since it does not know the shape of its input; fit "
