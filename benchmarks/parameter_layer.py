@@ -7,7 +7,8 @@ momentum):
 * ``barrier K``: its barrier stages, groups of K steps;
 * ``driver``: the driver broadcasts the weights, collects the gradients and makes the update;
 * ``tree``: the same with ``treeReduce``;
-* ``DDP``: torch's DistributedDataParallel in two processes without Spark: what is to be reached.
+* ``DDP``: torch's DistributedDataParallel in two processes without Spark: what is to be reached;
+* ``local``: the same with the GradientSync of ``backend="local"``, ``"spark"`` and ``"ray"``.
 
 A second table shows what a step costs inside a group, which is what longer groups add, and a third
 how much goes through the driver.
@@ -42,7 +43,8 @@ import numpy as np
 PARTS = ("steps", "groups", "cnn")
 RANKS, ROWS, INPUTS = 2, 32, 64
 STEP_GROUPS = {"shuffle": (1, 10), "barrier": (1, 10, 50)}  # sizes of groups in `steps`
-CNN_ROWS, CNN_SIDE, CNN_CLASSES, CNN_STEPS = 8, 64, 10, 4
+CNN_ROWS, CNN_SIDE, CNN_CLASSES = 8, 64, 10
+CNN_GROUPS = ("shuffle", 1), ("shuffle", 10), ("barrier", 4), ("barrier", 50)
 SMALL = 10_000  # parameters of the network of `groups`, and of steps that only warm up
 SHM, ROOM = Path("/dev/shm"), 4 << 30  # a file system in memory, and what should be free of it
 
@@ -53,6 +55,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000, 5_000_000])
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 5, 10, 20, 50])
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="of `cnn`")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10, help="of a repetition without groups")
     parser.add_argument("--warm-up", type=float, default=30.0, metavar="SECONDS")
@@ -71,7 +74,7 @@ def main() -> None:
                 found["groups"] = groups(options)
     if "cnn" in options.parts:
         found["cnn"] = {}
-        for ranks in (2, 4):
+        for ranks in options.workers:
             with context(ranks):
                 warm_up(ranks, options)
                 found["cnn"][ranks] = cnn(ranks, options)
@@ -119,7 +122,12 @@ def steps(size: int, options) -> dict:
         for k in groups
     }
     sides |= baselines(width, options.steps)
-    seconds = measured({**sides, "DDP": lambda: by_ddp(width, options.steps)}, options.repeats)
+    plain = {"DDP": train_ddp, "local": train_local}
+    plain = {
+        name: functools.partial(in_processes, each, width, options.steps)
+        for name, each in plain.items()
+    }
+    seconds = measured({**sides, **plain}, options.repeats)
     return {"seconds": seconds, "driver_bytes": {n: side.traffic() for n, side in sides.items()}}
 
 
@@ -138,7 +146,7 @@ def cnn(ranks: int, options) -> dict[str, list[list[float]]]:
     """Seconds per step that both transports compute and take."""
     sides = {
         f"{transport} {k}": layer(transport, Convolutional, k, ranks, phases=True)
-        for transport, k in (("shuffle", 1), ("shuffle", CNN_STEPS), ("barrier", CNN_STEPS))
+        for transport, k in CNN_GROUPS
     }
     return measured(sides, options.repeats)
 
@@ -369,36 +377,68 @@ def by_driver(width: int, steps: int, *, tree: bool):
     return Side(lambda: sum(step() for _ in range(steps)), steps)
 
 
-def by_ddp(width: int, steps: int) -> float:
+def in_processes(train, width: int, steps: int) -> float:
     """Two processes without Spark."""
     import tempfile
 
     from bigdl.runtime.launch import launch
 
     with tempfile.TemporaryDirectory() as folder:
-        return max(launch(train_ddp, RANKS, (width, steps, os.path.join(folder, "meet"))))
+        place = os.path.join(folder, "meet")
+        return max(launch(train_plain, RANKS, (train, width, steps, place)))
 
 
-def train_ddp(rank: int, width: int, steps: int, place: str) -> float:
+def train_plain(rank: int, train, width: int, steps: int, place: str) -> float:
     import torch
     import torch.distributed as dist
 
+    from bigdl.common.memory import tune_allocator
+
+    tune_allocator()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=RANKS)
     network = Dense(width, rank)
-    model = torch.nn.parallel.DistributedDataParallel(network.model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(network.model.parameters(), lr=0.01, momentum=0.9)
+    backward = train(rank, network)
     for number in range(steps + 3):
         if number == 3:
             dist.barrier()
             started = time.perf_counter()
         optimizer.zero_grad()
-        network.loss(model(network.batch[0]), network.batch[1]).backward()
+        backward()
         optimizer.step()
     dist.barrier()
     seconds = (time.perf_counter() - started) / steps
     dist.destroy_process_group()
     return seconds
+
+
+def train_ddp(rank: int, network: Dense):
+    import torch
+
+    model = torch.nn.parallel.DistributedDataParallel(network.model)
+
+    def backward() -> None:
+        network.loss(model(network.batch[0]), network.batch[1]).backward()
+
+    return backward
+
+
+def train_local(rank: int, network: Dense):
+    from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+    from bigdl.runtime.worker import Worker
+
+    sync = TorchDistributedSync(Worker(rank, RANKS))
+    sync.start()
+    parameters, share = list(network.model.parameters()), 1 / RANKS
+
+    def backward() -> None:
+        loss = network.loss(network.model(network.batch[0]), network.batch[1])
+        with sync.overlap(parameters, share):
+            loss.backward()
+        sync.all_reduce_gradients(parameters, share)
+
+    return backward
 
 
 # -- reports --------------------------------------------------------------------------------------
@@ -416,10 +456,11 @@ def report_steps(found: dict[int, dict]) -> None:
     for size, each in found.items():
         sides = each["seconds"]
         baseline = statistics.median(sides["DDP"])
-        for transport, groups in STEP_GROUPS.items():
-            inside = added(transport, *groups[-2:], sides)
-            ratio = inside / baseline
-            print(f"| {size / 1e6:g} M | {transport} | {inside * 1e3:.1f} | {ratio:.2f} |")
+        inside = {name: added(name, *groups[-2:], sides) for name, groups in STEP_GROUPS.items()}
+        inside["local"] = statistics.median(sides["local"])
+        for name, seconds in inside.items():
+            ratio = seconds / baseline
+            print(f"| {size / 1e6:g} M | {name} | {seconds * 1e3:.1f} | {ratio:.2f} |")
     print("\n| side | " + " | ".join(f"{size / 1e6:g} M parameters" for size in found), end=" |\n")
     print("|---|" + "---|" * len(found))
     for name in next(iter(found.values()))["driver_bytes"]:

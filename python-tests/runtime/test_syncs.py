@@ -1,5 +1,6 @@
 """The collectives of a GradientSync as the loop uses them, among plain processes."""
 
+import gc
 import os
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_workers import Crew
 
-from bigdl.runtime.collectives import buckets
+from bigdl.runtime.collectives import buckets, host_memory
 from bigdl.runtime.collectives.horovod import slots_of
 from bigdl.runtime.engine import PeerLost
 
@@ -179,12 +180,24 @@ class Net(torch.nn.Module):
     "kind",
     ["plain", "one has no rows", "one leaves layers out", "a layer twice", "checkpoints", "hooks"],
 )
-def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_it(together, kind):
+@pytest.mark.parametrize("smallest", [0, 1 << 16])
+def test_gradients_that_are_sent_during_the_backward_pass_are_those_sent_after_it(
+    together, kind, smallest
+):
     def use(sync):
         buckets._BUCKET = 8
+        host_memory._SMALL = smallest
         net, results, begun = Net(), [], []
         parameters = list(net.parameters())
-        begin, sync._begin = sync._begin, lambda t, *more: (begun.append(t.numel()), begin(t))[1]
+        make_buffer = sync._buffer
+
+        def counting(*arguments):
+            buffer = make_buffer(*arguments)
+            start = buffer.start
+            buffer.start = lambda *bounds: (begun.append(bounds), start(*bounds))[1]
+            return buffer
+
+        sync._buffer = counting
         weight = [0.25, 0.0 if kind == "one has no rows" else 0.5, 0.25][sync.rank]
         if kind == "hooks" and sync.rank == 0:
 
@@ -236,6 +249,45 @@ def test_ranks_get_the_same_bits(together):
 
     first, *others = together(use)
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_shared_memory_gives_the_bits_of_the_library(together, dtype):
+    def use(sync):
+        generator = torch.Generator().manual_seed(sync.rank)
+        sizes = (1, 30_001, 300_007, 1 << 20, (1 << 20) + 1, 2_500_003)
+        given = [torch.randn(n, generator=generator, dtype=getattr(torch, dtype)) for n in sizes]
+        if not hasattr(sync, "neighbours"):
+            return True  # there is the library only
+        found, neighbours = [], sync.neighbours
+        assert len(neighbours) == sync.world_size - 1
+        for sync.neighbours in (neighbours, {}):
+            sync._groups = None
+            parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in given]
+            for parameter, gradient in zip(parameters, given, strict=True):
+                parameter.grad = gradient.clone()
+            sync.all_reduce_gradients(parameters, 0.3)
+            arrays = sync.sum_arrays([each.numpy() for each in given], 0.3)
+            arrays += [p.grad.numpy() for p in parameters]
+            found.append(b"".join(array.tobytes() for array in arrays))
+        return found[0] == found[1]
+
+    assert together(use) == [True] * 3
+
+
+def test_no_shared_memory_is_left(together):
+    def use(sync):
+        gc.collect()  # what other tests have left
+        parameter = torch.nn.Parameter(torch.zeros(100_000))
+        parameter.grad = torch.ones(100_000)
+        sync.all_reduce_gradients([parameter], 1.0)
+        sync.sum_arrays([np.ones(100_000, "float32")], 1.0)
+        sync.stop()
+        files = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        opened = [os.readlink(path) for path in files if os.path.islink(path)]
+        return "memfd:bigdl" in "".join([*opened, open("/proc/self/maps").read()])
+
+    assert together(use) == [False] * 3
 
 
 def test_arrays_are_summed_into_memory_of_their_own(together):

@@ -195,29 +195,44 @@ def test_weights_that_no_executor_has_any_more_are_given_again(orca_spark):
     assert orca_spark.sparkContext.parallelize([0], 1).flatMap(folders_of_states).collect() == []
 
 
-def exchanging(rank, ranks, place):
+def exchanging(rank, ranks, place, near):
     """Exchange messages of several sizes, some of them large; True if all came as they were."""
     import torch.distributed as dist
 
-    from bigdl.orca.parameter_layer.barrier import exchange_messages
+    from bigdl.orca.parameter_layer.barrier import MessageExchange
     from bigdl.orca.parameter_layer.messages import Message, unpack
+    from bigdl.runtime.collectives.host_memory import HostExchange
     from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
     from bigdl.runtime.worker import Worker
 
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=ranks)
     sync = TorchDistributedSync(Worker(rank, ranks))
     sync.start()
-
-    def message(source, target):
-        size = 500_000 if (source + target) % 2 else 3  # of float32: large or small
-        return np.full(size, 10 * source + target, np.float32)
-
-    given = exchange_messages(sync, [Message(message(rank, target)) for target in range(ranks)])
     others = [source for source in range(ranks) if source != rank]
-    return all(np.array_equal(unpack(given[each]), message(each, rank)) for each in others)
+    neighbours = dict(sync.neighbours)
+    assert list(neighbours) == others
+    if near == "some":  # as if rank 0 was on another machine
+        neighbours = {n: p for n, p in neighbours.items() if rank and n}
+    host = HostExchange(neighbours)
+    exchange = MessageExchange(sync, None if near == "none" else host)
+
+    def message(source, target, turn):
+        size = turn * 500_000 if (source + target) % 2 else 3  # of float32: large or small
+        return np.full(size, 100 * turn + 10 * source + target, np.float32)
+
+    for turn in (1, 2, 3, 0, 4, 1):
+        given = exchange([Message(message(rank, target, turn)) for target in range(ranks)])
+        if not all(np.array_equal(unpack(given[n]), message(n, rank, turn)) for n in others):
+            return False
+    same = Message(np.full(1_000_000, rank))
+    given = exchange([same] * ranks)
+    sync.all_gather([0.0])
+    host.close()
+    return all(np.array_equal(unpack(given[n]), np.full(1_000_000, n)) for n in range(ranks))
 
 
-def test_large_messages_arrive_as_small_ones_do(tmp_path):
+@pytest.mark.parametrize("near", ["all", "some", "none"])
+def test_messages_of_all_sizes_arrive(near, tmp_path):
     from bigdl.runtime.launch import launch
 
-    assert launch(exchanging, 3, (3, str(tmp_path / "meet"))) == [True] * 3
+    assert launch(exchanging, 3, (3, str(tmp_path / "meet"), near)) == [True] * 3

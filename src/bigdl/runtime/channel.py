@@ -10,6 +10,7 @@ channel; see :mod:`~bigdl.runtime.frames`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -104,6 +105,13 @@ class Connection:
     def close(self) -> None:
         """Hang up."""
         self._break()
+
+    def hang_up(self) -> None:
+        """Hang up although another thread waits for an answer, which is told that it is gone."""
+        connection = self._socket
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def set(self, key: str, value: bytes) -> None:
         """Put a value in the store; returns when it is there."""
@@ -353,6 +361,10 @@ class AttemptChannel:
     def count(self, key: str, by: int = 0) -> int:
         """Add to a counter and return it."""
         return self.store.add(self._prefix + key, by)
+
+    def hang_up(self) -> None:
+        """End the connection, also while another thread waits for an answer."""
+        self.store.hang_up()
 
     def set_on_disconnect(self, key: str) -> None:
         """Have a key set as soon as the connection of this line ends; for lines of workers."""

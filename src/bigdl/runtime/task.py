@@ -252,7 +252,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
             try:
                 return task.run(batches)
             finally:
-                watcher.stop()
+                watcher.stop(line)
                 with contextlib.suppress(Exception):
                     line.set(f"left/{place}", "")
 

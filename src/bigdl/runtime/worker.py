@@ -260,35 +260,40 @@ class HeartbeatThread(threading.Thread):
         super().__init__(name="bigdl-watcher", daemon=True)
         self._line, self._place, self._worker, self._log = line, place, worker, log
         self._stopping = threading.Event()
+        self._flushing = threading.Lock()
 
     def run(self):
         while not self._stopping.is_set():
             try:
                 if self._line.await_key("abort", _BEAT):
                     self._exit()
-                self.flush()
+                with self._flushing:
+                    self.flush(self._line)
             except Exception:  # a slow or stopped driver answers late; a dead one hangs up
                 self._exit()
 
-    def flush(self):
+    def flush(self, line: AttemptChannel) -> None:
         progress = self._worker.driver.progress
         if progress is not None:
-            self._line.set_json(f"progress/{self._worker.rank}", progress)
+            line.set_json(f"progress/{self._worker.rank}", progress)
         while lines := self._log.take():
-            self._line.push("logs", {"rank": self._worker.rank, "lines": lines})
+            line.push("logs", {"rank": self._worker.rank, "lines": lines})
 
-    def stop(self):
-        self._stopping.set()
+    def stop(self, line: AttemptChannel) -> None:
+        """End the thread at once, and send what is left by another connection."""
+        with self._flushing:
+            self._stopping.set()
+            self._line.hang_up()  # it waits for a beat to be over
         self.join(timeout=10)
         self._log.end_line()
         with contextlib.suppress(Exception):
-            self.flush()
+            self.flush(line)
 
     def _exit(self):
         if self._stopping.is_set():
             return
         with contextlib.suppress(Exception):
-            self.flush()
+            self.flush(self._line)
         with contextlib.suppress(Exception):
             self._line.set(f"left/{self._place}", "")
         _end_children()

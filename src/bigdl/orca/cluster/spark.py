@@ -278,7 +278,8 @@ class SparkCluster:
                 conf.remove(_PATIENCE)
 
     def _conf(self, key: str, default: str = "") -> str:
-        return self.sc.getConf().get(key, default)
+        # `sc.getConf()` fetches all settings, one after the other
+        return str(self.sc._jsc.sc().conf().get(key, default))
 
 
 def active_context() -> SparkContext | None:

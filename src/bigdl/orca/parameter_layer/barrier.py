@@ -27,6 +27,7 @@ from bigdl.orca.parameter_layer.messages import Message, pack, unpack
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
+from bigdl.runtime.collectives.host_memory import HostExchange
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.jobs import job_number
 from bigdl.runtime.shards.shard import remove_spool
@@ -139,9 +140,11 @@ class GroupProgram:
         state = RankState.unpack(packed)
         state.begin_group()
         replica, rank = self._replica(worker), Rank(self.plan, worker.rank)
-        # from the driver, not from a worker
-        for step in pickle.loads(steps):
-            self._step(step, rank, replica, state, sync)
+        with contextlib.closing(HostExchange(sync.neighbours)) as near:
+            exchange = MessageExchange(sync, near)
+            for step in pickle.loads(steps):  # from the driver, not from a worker
+                self._step(step, rank, replica, state, exchange)
+            sync.all_gather([0.0])  # all have read what they were given
         states.write(options["next"], state.message())
         return state.records
 
@@ -151,71 +154,114 @@ class GroupProgram:
         make = functools.partial(self.program, worker.rank, shards)
         return replica_of(self.training, worker.rank, version, make)
 
-    def _step(self, step: Step, rank, replica, state, sync):
+    def _step(self, step: Step, rank, replica, state, exchange):
         with rank.sending(state):
             own = rank.weights(state)
         with rank.reading():
-            weights = exchange_messages(sync, [own] * self.plan.ranks)
+            weights = exchange([own] * self.plan.ranks)
         pieces, state.residual = rank.gradients(replica, step, weights, state.residual)
         with rank.reading():
-            pieces = exchange_messages(sync, pieces)
+            pieces = exchange(pieces)
         summed = rank.reduce(pieces)
         statistics = None
         if self.plan.needs_statistics:
             own = rank.statistics(summed, state)
             with rank.reading():
-                statistics = exchange_messages(sync, [own] * self.plan.ranks)
+                statistics = exchange([own] * self.plan.ranks)
         rank.update(step, summed, state, statistics)
 
 
-def exchange_messages(sync: GradientSync, messages: Sequence[Message]) -> list:
-    """Give a message to every rank. A collective.
+class MessageExchange:
+    """Gives messages to every rank; to call it is a collective.
 
     Parameters
     ----------
     sync : TorchDistributedSync
-    messages : sequence of Message
-        One for each rank; the same one may go to several.
-
-    Returns
-    -------
-    list of bytes-like or Message
-        What the ranks gave, in their order, the own one as it was.
-
-    Raises
-    ------
-    PeerLost
+    near : HostExchange, optional
+        Its neighbours read messages in each other's memory; default: all go by gloo.
     """
-    if sync.world_size == 1:
-        return list(messages)
-    import torch
-    import torch.distributed as dist
 
-    sent = [0 if rank == sync.rank else len(message) for rank, message in enumerate(messages)]
-    lengths = torch.empty(sync.world_size, dtype=torch.int64)
-    with as_peer_lost():  # a gather in a ring would take as many latencies as there are ranks
-        dist.all_to_all_single(lengths, torch.tensor(sent))
-    sizes = lengths.tolist()
-    small = torch.empty(sum(_small(sizes)), dtype=torch.uint8)
-    exchanged: list = list(small.split(_small(sizes)))
-    outgoing = [torch.empty(0, dtype=torch.uint8)]
-    outgoing += [_flat(m) for m, size in zip(messages, _small(sent), strict=True) if size]
-    with as_peer_lost():
-        dist.all_to_all_single(small, torch.cat(outgoing), _small(sizes), _small(sent))
-        for distance in range(1, sync.world_size):
-            target = (sync.rank + distance) % sync.world_size
-            source = (sync.rank - distance) % sync.world_size
-            works: list[Any] = []
-            if sizes[source] >= _LARGE:
-                exchanged[source] = torch.empty(sizes[source], dtype=torch.uint8)
-                works.append(dist.irecv(exchanged[source], source))
-            if sent[target] >= _LARGE:
-                works.append(dist.isend(_flat(messages[target]), target))
-            for work in works:
-                work.wait()
-    exchanged = [received.numpy() for received in exchanged]
-    exchanged[sync.rank] = messages[sync.rank]
-    return exchanged
+    def __init__(self, sync: GradientSync, near: HostExchange | None = None):
+        self._sync, self._near = sync, near
+        self._peers = frozenset(() if near is None else near.neighbours)
+
+    def __call__(self, messages: Sequence[Message]) -> list:
+        """Give a message to every rank.
+
+        Parameters
+        ----------
+        messages : sequence of Message
+            One for each rank; the same one may go to several.
+
+        Returns
+        -------
+        list of bytes-like or Message
+            What the ranks gave, in their order, the own one as it was. They stay as they are until
+            the next call.
+
+        Raises
+        ------
+        PeerLost
+        """
+        sync, peers = self._sync, self._peers
+        if sync.world_size == 1:
+            return list(messages)
+        import torch
+        import torch.distributed as dist
+
+        lengths = [
+            0 if rank == sync.rank else len(message) for rank, message in enumerate(messages)
+        ]
+        places = self._placed(messages)
+        outgoing = torch.tensor([[n, *place] for n, place in zip(lengths, places, strict=True)])
+        incoming = torch.empty_like(outgoing)
+        with as_peer_lost():  # a gather in a ring would take as many latencies as there are ranks
+            dist.all_to_all_single(incoming, outgoing)
+        sent = [0 if rank in peers else length for rank, length in enumerate(lengths)]
+        sizes = [0 if rank in peers else int(row[0]) for rank, row in enumerate(incoming)]
+        exchanged = self._by_gloo(messages, sent, sizes)
+        if self._near is not None:
+            for rank in peers:
+                exchanged[rank] = self._near.read(rank, incoming[rank, 1:].tolist())
+        exchanged[sync.rank] = messages[sync.rank]
+        return exchanged
+
+    def _placed(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
+        """Where peers on this machine read the messages; zeros for all others."""
+        places: dict[int, tuple[int, ...]] = {}
+        if self._near is not None and self._peers:
+            distinct = {id(messages[rank]): messages[rank].parts for rank in self._peers}
+            written = self._near.write(list(distinct.values()))
+            places = dict(zip(distinct, written, strict=True))
+        nowhere = (0,) * HostExchange.FIELDS
+        return [places.get(id(message), nowhere) for message in messages]
+
+    def _by_gloo(self, messages: Sequence[Message], sent: list[int], sizes: list[int]) -> list:
+        """Exchange messages of these sizes; 0 is for those that do not go this way."""
+        import torch
+        import torch.distributed as dist
+
+        sync = self._sync
+        if len(self._peers) == sync.world_size - 1:
+            return [None] * sync.world_size
+        small = torch.empty(sum(_small(sizes)), dtype=torch.uint8)
+        exchanged: list = list(small.split(_small(sizes)))
+        outgoing = [torch.empty(0, dtype=torch.uint8)]
+        outgoing += [_flat(m) for m, size in zip(messages, _small(sent), strict=True) if size]
+        with as_peer_lost():
+            dist.all_to_all_single(small, torch.cat(outgoing), _small(sizes), _small(sent))
+            for distance in range(1, sync.world_size):
+                target = (sync.rank + distance) % sync.world_size
+                source = (sync.rank - distance) % sync.world_size
+                works: list[Any] = []
+                if sizes[source] >= _LARGE:
+                    exchanged[source] = torch.empty(sizes[source], dtype=torch.uint8)
+                    works.append(dist.irecv(exchanged[source], source))
+                if sent[target] >= _LARGE:
+                    works.append(dist.isend(_flat(messages[target]), target))
+                for work in works:
+                    work.wait()
+        return [received.numpy() for received in exchanged]
 
 
 def _small(sizes: Sequence[int]) -> list[int]:
@@ -246,7 +292,7 @@ class StateFiles:
     """
 
     def __init__(self, sync: GradientSync, folder: str):
-        self._sync, self._folder = sync, folder
+        self._sync, self._folder, self._exchange = sync, folder, MessageExchange(sync)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         place = f"{socket.gethostname()}:{os.path.realpath(folder)}".encode()
         self._places = [row[0] for row in sync.all_gather([float(zlib.crc32(place))])]
@@ -271,7 +317,7 @@ class StateFiles:
             Message(np.memmap(self._path(name, rank), np.uint8, "r") if sender == own else None)
             for rank, sender in enumerate(senders)
         ]
-        return unpack(exchange_messages(self._sync, messages)[senders[own]])
+        return unpack(self._exchange(messages)[senders[own]])
 
     def write(self, name: str, state: Message) -> None:
         """Keep the own state, and the copies of others' that belong here."""
@@ -280,7 +326,7 @@ class StateFiles:
             file.writelines(state.parts)
         copy_holders = [self._copy_holder(rank) for rank in ranks]
         messages = [state if rank == copy_holders[own] else Message(None) for rank in ranks]
-        for rank, data in enumerate(exchange_messages(self._sync, messages)):
+        for rank, data in enumerate(self._exchange(messages)):
             if copy_holders[rank] == own != rank:
                 data.tofile(self._path(name, rank))
 

@@ -214,7 +214,8 @@ def _padding(length: int) -> bytes:
     return b"\0" * (_aligned(max(length, 1)) - length)
 
 
-_FRAME = struct.Struct("<cBxxIII")  # kind, line, source, number of the frame, number of frames
+# kind, line, is the message in a file, source, number of the frame, number of frames
+_FRAME = struct.Struct("<cB?xIII")
 _PAYLOAD = 4 << 20  # larger ones are copied more often on their way through the JVM
 
 
@@ -234,7 +235,12 @@ def frames_of(kind: bytes, source: int, data: Any, line: int = 0) -> Iterator[by
     parts = data.parts if isinstance(data, Message) else [data]
     count = max(1, -(-len(data) // _PAYLOAD))
     for number, payload in enumerate(_payloads(parts, count)):
-        yield b"".join((_FRAME.pack(kind, line, source, number, count), *payload))
+        yield b"".join((_FRAME.pack(kind, line, False, source, number, count), *payload))
+
+
+def frame_of_file(kind: bytes, source: int, path: str, line: int = 0) -> bytes:
+    """A frame for a message that lies in a file, where those who get it can read it."""
+    return _FRAME.pack(kind, line, True, source, 0, 1) + path.encode()
 
 
 def _payloads(parts, count) -> Iterator[list[memoryview]]:
@@ -267,9 +273,11 @@ class Inbox:
     def __init__(self, frames: Iterable, lines: Collection[int] | None = None):
         self._frames: dict[bytes, dict[int, dict[int, memoryview]]] = {}
         for frame in frames:
-            kind, line, source, number, _ = _FRAME.unpack_from(frame, 0)
+            kind, line, is_in_file, source, number, _ = _FRAME.unpack_from(frame, 0)
             if lines is None or line in lines:
                 payload = memoryview(frame)[_FRAME.size :]
+                if is_in_file:
+                    payload = np.memmap(str(payload, "utf-8"), np.uint8, "r").data
                 self._frames.setdefault(kind, {}).setdefault(source, {})[number] = payload
 
     def messages(self, kind: bytes) -> list:

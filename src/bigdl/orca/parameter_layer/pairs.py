@@ -245,8 +245,10 @@ class Rows:
 
             close_replicas()
             for frame in frames:
-                for spool in Inbox([frame]).document(b"H")["spools"].values():
+                doc = Inbox([frame]).document(b"H")
+                for spool in doc["spools"].values():
                     remove_spool(spool["path"])
+                remove_spool(doc["messages"])
 
         try:
             self._pairs.values(self.handles).foreachPartition(remove)
@@ -269,6 +271,15 @@ def _batches(frames):
         yield one_row([*place, data.tobytes()], CELL)
 
 
+def folder_of_messages(job: int) -> str:
+    """Where the tasks of this executor find what they give each other in files.
+
+    By its name a spool, so what is left there is removed when another job begins.
+    """
+    directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return os.path.join(directory or "/tmp", f"bigdl-spool-{job}-messages")
+
+
 def _spooler(reader, job, partitions):
     """The task that writes the rows of a partition to spools and yields the handle."""
     spec = SimpleNamespace(reader=reader, job=job, active_jobs=active_jobs(), world_size=partitions)
@@ -287,6 +298,7 @@ def _spooler(reader, job, partitions):
         doc = {
             "host": socket.gethostname(),
             "executor": directory,  # of its own
+            "messages": folder_of_messages(job),
             "version": [spool["nonce"] for spool in spools.values()],
             "spools": spools,
         }

@@ -4,6 +4,9 @@ What the tasks of a step send goes through Spark's shuffle to those of the next.
 handed on by the tasks that compute gradients: the next update reads it from the shuffle of the one
 before, where it lies on a line of its own (:func:`~.pairs.key`).
 
+In local mode, where all tasks are of one executor, a large message goes to a file, which its reader
+maps, and the shuffle carries the file's name.
+
 ======  =========================================================================
 kind    message
 ======  =========================================================================
@@ -22,6 +25,7 @@ kind    message
 import contextlib
 import functools
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +38,15 @@ from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import quiet
 from bigdl.orca.cluster.spark_calls import SparkCall, job_error
 from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.parameter_layer.messages import Inbox, Message, codec_for, frames_of, pack
-from bigdl.orca.parameter_layer.pairs import Pairs, Rows, key
+from bigdl.orca.parameter_layer.messages import (
+    Inbox,
+    Message,
+    codec_for,
+    frame_of_file,
+    frames_of,
+    pack,
+)
+from bigdl.orca.parameter_layer.pairs import Pairs, Rows, folder_of_messages, key
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, Replica, replica_of
 from bigdl.runtime.engine import user_import_path
@@ -54,6 +65,7 @@ FOR_UPDATE = (_TO_BOTH, _TO_UPDATE)
 """Those that the tasks of :meth:`Work.reduce` and :meth:`Work.update` read of the one before."""
 
 AWAY = "bigdl-rows-away:"
+_IN_FILE = 1 << 18  # bytes of a message from which on it goes to a file, where it can
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,10 @@ class TaskConstants:
     threads : int
     import_path : tuple of str
         See :class:`~bigdl.runtime.task.TaskSpec`.
+    job : int or None
+        The job's number, if large messages go to files.
+    group : str
+        The name of a group of steps.
     """
 
     training: str
@@ -77,6 +93,8 @@ class TaskConstants:
     program: Any
     threads: int
     import_path: tuple[str, ...]
+    job: int | None
+    group: str = ""
 
 
 class Work:
@@ -101,6 +119,7 @@ class Work:
     def __init__(self, shipped: TaskConstants, rank: int, frames: Any, lines: Sequence[int]):
         self._shipped, self._number, self.ranks = shipped, rank, range(shipped.plan.ranks)
         self._rank, self.items = Rank(shipped.plan, rank), cast("list[bytes]", [])
+        self._folder = None if shipped.job is None else folder_of_messages(shipped.job)
         with self._rank.reading():
             self.inbox = Inbox(frames, lines)
 
@@ -108,6 +127,7 @@ class Work:
 
     def begin(self) -> None:
         """Send out the weights at the start of a group."""
+        self._remove_old_messages()
         kept = self.inbox.message(b"S")
         if kept is not None:  # every rank owns a slice, or only the first ones
             self._send_state(RankState.unpack(kept))
@@ -132,7 +152,7 @@ class Work:
         if self._is_owner:
             summed = self._rank.reduce(self.inbox.messages(b"G"))
             self.send(self.ranks, b"T", self._rank.statistics(summed, self._state()))
-            self.send([self._number], b"A", summed.pack())
+            self.send([self._number], b"A", summed.message())
         self._pass_on_residual()
 
     def update(self, step: Step, last: bool) -> None:
@@ -150,10 +170,10 @@ class Work:
             if last:
                 self.send([self._number], b"D", pack(state.records))
                 state.begin_group()
-                self.send([self._number], b"S", state.message())
+                self._send_frames([self._number], b"S", state.message())  # Spark keeps it
             else:
                 self._send_state(state)
-        self._pass_on_residual(0 if last else _TO_GRADIENTS)
+        self._pass_on_residual(0 if last else _TO_GRADIENTS, is_kept=last)
 
     # -- what is received ----------------------------------------------------------------------
 
@@ -188,15 +208,40 @@ class Work:
 
     def send(self, targets: Iterable[int], kind: bytes, data, line: int = 0) -> None:
         """Send a message to some ranks."""
+        if self._folder is None or len(data) < _IN_FILE:
+            self._send_frames(targets, kind, data, line)
+            return
+        frame = frame_of_file(kind, self._number, self._written(data, self._folder), line)
+        for target in targets:
+            self.items += (key(target, line), frame)
+
+    def _written(self, data: Any, folder: str) -> str:
+        """Write a message to a file and return its path."""
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = os.path.join(folder, f"{self._shipped.group}-{secrets.token_hex(8)}")
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.writelines(data.parts if isinstance(data, Message) else [data])
+        return path
+
+    def _remove_old_messages(self) -> None:
+        """Remove the files of other groups."""
+        if self._folder is None or not os.path.exists(self._folder):
+            return
+        for entry in list(os.scandir(self._folder)):
+            if not entry.name.startswith(self._shipped.group):
+                with contextlib.suppress(FileNotFoundError):  # others do the same
+                    os.unlink(entry.path)
+
+    def _send_frames(self, targets: Iterable[int], kind: bytes, data, line: int = 0) -> None:
         places = [key(target, line) for target in targets]
         for frame in frames_of(kind, self._number, data, line):
             for place in places:
                 self.items += (place, frame)
 
-    def _pass_on_residual(self, line: int = 0) -> None:
-        data = self.inbox.message(b"R")
+    def _pass_on_residual(self, line: int = 0, *, is_kept: bool = False) -> None:
+        data, send = self.inbox.message(b"R"), self._send_frames if is_kept else self.send
         if data is not None:
-            self.send([self._number], b"R", data, line)
+            send([self._number], b"R", data, line)
 
     def _send_state(self, state: RankState) -> None:
         """Weights to all ranks; what the next update needs to the own one, nothing twice."""
@@ -308,7 +353,12 @@ class ShuffleTransport(Transport):
             shipped = self._sc.broadcast(cloudpickle.dumps(program))
             opened.callback(shipped.unpersist)
             self._shipped = TaskConstants(
-                secrets.token_hex(8), plan, shipped, threads, tuple(user_import_path())
+                secrets.token_hex(8),
+                plan,
+                shipped,
+                threads,
+                tuple(user_import_path()),
+                number if cluster.is_local else None,
             )
             self._rows = self._call(lambda: Rows(cluster, self._pairs, feed, number))
             opened.callback(self._rows.close)
@@ -359,6 +409,7 @@ class ShuffleTransport(Transport):
 
     def _group(self, steps):
         pairs, shuffles, before, task = self._pairs, [], self._state, self._task
+        self._shipped = replace(self._shipped, group=secrets.token_hex(4))
 
         def shuffled(source, task):
             shuffles.append(pairs.shuffled(source, task))

@@ -18,7 +18,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from bigdl.runtime.collectives.buckets import DENSE, NONE, GradientGroups, layout, summed, weighted
+from bigdl.runtime.collectives.buckets import (
+    DENSE,
+    NONE,
+    GradientGroups,
+    SumBuffer,
+    layout,
+    summed,
+    weighted,
+)
 from bigdl.runtime.engine import PeerLost
 
 
@@ -200,7 +208,7 @@ class GradientSync(ABC):
 
     def _groups_of(self, parameters: Sequence, may_be_sparse: Sequence) -> GradientGroups:
         if self._groups is None or not self._groups.are_of(parameters):
-            self._groups = GradientGroups(parameters, may_be_sparse, self._begin)
+            self._groups = GradientGroups(parameters, may_be_sparse, self._buffer)
         return self._groups
 
     def sum_arrays(self, arrays: Sequence, weight: float) -> list:
@@ -215,7 +223,19 @@ class GradientSync(ABC):
         """
         if self.world_size == 1:
             return [array * weight for array in arrays]
-        return summed(arrays, weight, self._begin)
+        return summed(arrays, weight, self._buffer_of_arrays)
+
+    def _buffer(self, size: int, dtype, device) -> SumBuffer:
+        """Memory for gradients of parameters; all ranks make theirs in the same order."""
+        import torch
+
+        return SumBuffer(torch.zeros(size, dtype=dtype, device=device), self._begin)
+
+    def _buffer_of_arrays(self, size: int, dtype) -> SumBuffer:
+        """The same for arrays, whose sums go to the caller."""
+        import torch
+
+        return SumBuffer(torch.empty(size, dtype=dtype), self._begin)
 
     def _begin(self, tensor, operation: str = "sum") -> Callable[[], None]:
         """Begin to combine a tensor, in place; returns what waits for the end."""

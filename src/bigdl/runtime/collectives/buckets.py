@@ -20,6 +20,44 @@ _ALIGNED = 64  # bytes: TensorFlow and XLA use memory with this alignment withou
 NONE, SPARSE, DENSE = 0, 1, 2  # what a rank has as gradient of a parameter
 
 
+class SumBuffer:
+    """A flat tensor of which pieces are summed over the ranks, in place.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+    start_sum : callable
+        ``start_sum(tensor)`` starts to sum a tensor over the ranks, in place, and returns a
+        function that waits for it.
+    """
+
+    def __init__(self, tensor: Any, start_sum: Callable):
+        self.tensor, self._start_sum = tensor, start_sum
+
+    def fresh(self, size: int) -> Any:
+        """Return a tensor of so many elements in which :meth:`start` can put sums."""
+        return self.tensor
+
+    def start(self, begin: int, end: int, out: Any = None) -> Callable[[], None]:
+        """Begin to sum a piece; all ranks do so in one order, with the same arguments.
+
+        Parameters
+        ----------
+        begin, end : int
+        out : torch.Tensor, optional
+            Where the sum goes, at the same place: from :meth:`fresh`; default is the tensor itself.
+
+        Returns
+        -------
+        callable
+            Waits for the sum; all ranks do so in one order.
+        """
+        return self._start_sum(self.tensor[begin:end])
+
+    def settle(self) -> None:
+        """Return when the tensor may be written to again, after all waits."""
+
+
 class GradientGroups:
     """The parameters of a model, sorted by how their gradients are reduced; made once.
 
@@ -27,7 +65,7 @@ class GradientGroups:
     ----------
     parameters, may_be_sparse
         See :meth:`~bigdl.runtime.collectives.base.GradientSync.all_reduce_gradients`.
-    start_sum : callable
+    make_buffer : callable
         See :class:`FlatBuckets`.
 
     Attributes
@@ -36,7 +74,7 @@ class GradientGroups:
     sparse : list of torch.nn.Parameter
     """
 
-    def __init__(self, parameters, may_be_sparse, start_sum: Callable):
+    def __init__(self, parameters, may_be_sparse, make_buffer: Callable):
         sparse = {id(p) for p in may_be_sparse}
         self._ids = tuple(map(id, parameters))
         self.sparse = [p for p in parameters if id(p) in sparse]
@@ -44,7 +82,7 @@ class GradientGroups:
         for parameter in parameters:
             if id(parameter) not in sparse:
                 kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        self.dense = [FlatBuckets(members, start_sum) for members in kinds.values()]
+        self.dense = [FlatBuckets(members, make_buffer) for members in kinds.values()]
 
     def are_of(self, parameters) -> bool:
         """Return True if it was made of these parameters; False once an optimizer has got more."""
@@ -66,20 +104,17 @@ class FlatBuckets:
     ----------
     parameters : sequence of torch.nn.Parameter
         Of one dtype and device.
-    start_sum : callable
-        ``start_sum(tensor)`` starts to sum a tensor over the ranks, in place, and returns a
-        function that waits for it.
+    make_buffer : callable
+        ``make_buffer(size, dtype, device)`` gives a :class:`SumBuffer`.
     """
 
-    def __init__(self, parameters, start_sum: Callable):
-        import torch
-
-        self._start_sum = start_sum
+    def __init__(self, parameters, make_buffer: Callable[..., SumBuffer]):
         self._parameters = list(reversed(parameters))
         sizes = [p.numel() for p in self._parameters]
         first = self._parameters[0]
         total = sum(sizes)
-        self._flat = torch.zeros(total + len(sizes) + 1, dtype=first.dtype, device=first.device)
+        self._buffer = make_buffer(total + len(sizes) + 1, first.dtype, first.device)
+        self._flat = self._buffer.tensor
         self._flags = self._flat[total:]
         self._views: list[Any] = []
         self._bucket_of: list[int] = []
@@ -145,6 +180,7 @@ class FlatBuckets:
         self._reduce_rest(weight)
         if self._flags[-1]:  # a gradient changed after it was sent, as with activation checkpoints
             self._can_overlap = False
+            self._buffer.settle()
             self._reset()
             self._reduce_rest(weight)
         present = (self._flags[:-1] != 0).tolist()
@@ -155,6 +191,7 @@ class FlatBuckets:
                 parameter.grad = view.clone()
             else:
                 parameter.grad.copy_(view)
+        self._buffer.settle()
         self._reset()
 
     def _reduce_rest(self, weight: float) -> None:
@@ -189,30 +226,30 @@ class FlatBuckets:
         """Begin to sum the next bucket."""
         bucket = len(self._waits)
         start = self._ends[bucket - 1] if bucket else 0
-        self._waits.append(self._start_sum(self._flat[start : self._ends[bucket]]))
+        self._waits.append(self._buffer.start(start, self._ends[bucket]))
 
 
 def _has_hooks(parameter: Any) -> bool:
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
-def summed(arrays: Sequence, weight: float, start_sum: Callable) -> list:
+def summed(arrays: Sequence, weight: float, make_buffer: Callable[..., SumBuffer]) -> list:
     """Sum arrays over the ranks, see :meth:`GradientSync.sum_arrays`.
 
-    The results are views of buffers that belong to this call, so every number is copied once, while
-    the bucket before it is being sent.
+    The results are views of memory that belongs to this call, and every number is copied to where
+    it is summed while the piece before it is being sent.
 
     Parameters
     ----------
     arrays : sequence of numpy.ndarray
     weight : float
-    start_sum : callable
-        See :class:`FlatBuckets`.
+    make_buffer : callable
+        ``make_buffer(size, dtype)`` gives a :class:`SumBuffer`, perhaps a larger, used one.
     """
     out, waits, weight = [None] * len(arrays), [], float(weight)
     for dtype in dict.fromkeys(array.dtype for array in arrays):
         members = [i for i, array in enumerate(arrays) if array.dtype == dtype]
-        pieces, more = _start_sums([arrays[i] for i in members], weight, start_sum)
+        pieces, more = _start_sums([arrays[i] for i in members], weight, make_buffer)
         waits += more
         for i, piece in zip(members, pieces, strict=True):
             out[i] = piece
@@ -221,15 +258,15 @@ def summed(arrays: Sequence, weight: float, start_sum: Callable) -> list:
     return out
 
 
-def _start_sums(arrays, weight, start_sum) -> tuple[list, list[Callable]]:
-    """Return views that will hold the sums, and a function for each transfer that awaits it."""
+def _start_sums(arrays, weight, make_buffer) -> tuple[list, list[Callable]]:
+    """Return views that will hold the sums, and functions to call in turn until they do."""
     import numpy as np
     import torch
 
     step = _ALIGNED // arrays[0].itemsize
     sizes = [-(-array.size // step) * step for array in arrays]
-    flat = torch.empty(sum(sizes), dtype=getattr(torch, arrays[0].dtype.name))
-    memory = flat.numpy()
+    buffer = make_buffer(sum(sizes), getattr(torch, arrays[0].dtype.name))
+    memory, sums = buffer.tensor.numpy(), buffer.fresh(sum(sizes))
     pieces, waits, sent, begin = [], [], 0, 0
     for array, size in zip(arrays, sizes, strict=True):
         piece, given = memory[begin : begin + array.size], array.reshape(-1)
@@ -239,15 +276,15 @@ def _start_sums(arrays, weight, start_sum) -> tuple[list, list[Callable]]:
                 np.multiply(given[first : first + _PIECE], weight, out=part)
             else:
                 part.fill(0)
-            if begin + first + part.size - sent >= _PIECE:
-                waits.append(start_sum(flat[sent : begin + first + part.size]))
-                sent = begin + first + part.size
-        pieces.append(piece.reshape(array.shape))
+            if (end := begin + first + part.size) - sent >= _PIECE:
+                waits.append(buffer.start(sent, end, sums))
+                sent = end
+        pieces.append(sums.numpy()[begin : begin + array.size].reshape(array.shape))
         memory[begin + array.size : begin + size] = 0  # is sent, too
         begin += size
     if begin > sent:
-        waits.append(start_sum(flat[sent:]))
-    return pieces, waits
+        waits.append(buffer.start(sent, begin, sums))
+    return pieces, [*waits, buffer.settle]
 
 
 def _check_dense(gradient, parameter):

@@ -1,10 +1,14 @@
 """Gradients meet by ``torch.distributed``, over the job's channel."""
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from bigdl.common.environment import EnvContext
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
+from bigdl.runtime.collectives.buckets import SumBuffer
+from bigdl.runtime.collectives.host_memory import HostBuffer, neighbours_of
 
 
 class TorchDistributedSync(GradientSync):
@@ -19,6 +23,8 @@ class TorchDistributedSync(GradientSync):
         super().__init__(worker)
         self._timeout = timedelta(seconds=worker.timeout)
         self._gpus = None  # the process group of nccl
+        self.neighbours: Mapping[int, int] = {}
+        self._of_arrays: dict[Any, SumBuffer] = {}  # by dtype
 
     def use_device(self, device, *, is_alone: bool) -> None:
         """Compute on a GPU from now on; a collective.
@@ -42,6 +48,7 @@ class TorchDistributedSync(GradientSync):
 
         if self._worker.line is None:  # they are in a process group already
             self._library = dist
+            self.neighbours = neighbours_of(self)
             return
         if dist.is_initialized():  # left by a task that was killed inside a reused process
             dist.destroy_process_group()
@@ -60,6 +67,7 @@ class TorchDistributedSync(GradientSync):
         self._worker.line.barrier("grouped", self.world_size)
         self._library = dist
         self._worker.at_exit(self.stop)
+        self.neighbours = neighbours_of(self)
 
     def _meeting_place(self):
         """The store of the group; with tunnels this process uses the loopback interface only."""
@@ -77,6 +85,7 @@ class TorchDistributedSync(GradientSync):
 
     def _leave(self, library):
         self._gpus = None
+        self._of_arrays.clear()
         library.destroy_process_group()
 
     def _broadcast(self, tensor):
@@ -108,6 +117,25 @@ class TorchDistributedSync(GradientSync):
         how = getattr(self._library.ReduceOp, operation.upper())
         group = self._gpus if tensor.is_cuda else None
         return self._library.all_reduce(tensor, how, group, async_op=True).wait
+
+    def _buffer(self, size, dtype, device):
+        if device.type == "cpu" and self._shares_memory(dtype):
+            return HostBuffer(self, self.neighbours, size, dtype)
+        return super()._buffer(size, dtype, device)
+
+    def _buffer_of_arrays(self, size, dtype):
+        if not self._shares_memory(dtype):
+            return super()._buffer_of_arrays(size, dtype)
+        known = self._of_arrays.get(dtype)
+        if known is None or known.tensor.numel() < size:
+            known = self._of_arrays[dtype] = HostBuffer(self, self.neighbours, size, dtype)
+        return known
+
+    def _shares_memory(self, dtype) -> bool:
+        import torch
+
+        are_all = len(self.neighbours) == self.world_size - 1
+        return are_all and dtype in (torch.float32, torch.float64)
 
     def _sum_sparse(self, tensor):
         self._library.all_reduce(tensor)

@@ -73,10 +73,9 @@ class FlatModel:
 
     def flat_gradient(self, gradients: Sequence[np.ndarray | None]) -> np.ndarray:
         """Return the gradients of all trained weights as a vector; one that is missing is 0."""
-        vector = np.zeros(self._whole.total, np.float32)
+        vector = np.empty(self._whole.total, np.float32)
         for part, gradient in zip(self._whole.parts(vector), gradients, strict=True):
-            if gradient is not None:
-                part[:] = np.reshape(gradient, -1)
+            part[:] = 0 if gradient is None else np.reshape(gradient, -1)
         return vector
 
 

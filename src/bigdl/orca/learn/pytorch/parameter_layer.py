@@ -103,8 +103,10 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _assign(tensor: torch.Tensor, values: np.ndarray) -> None:
+    if not values.flags.writeable:  # torch warns of those
+        values = values.copy()
     with torch.no_grad():
-        tensor.copy_(torch.from_numpy(np.array(values)))
+        tensor.copy_(torch.from_numpy(values))
 
 
 class TorchReplica(ParameterLayerReplica):
