@@ -8,6 +8,7 @@ import stat
 import zlib
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from plain_workers import Crew, CrewJob
@@ -492,11 +493,26 @@ def test_inside_an_epoch_the_batches_must_not_change(crew, tmp_path, changed, me
         Run(crew, tmp_path).fit(3, resume="auto", **changed)
 
 
-def test_inside_an_epoch_the_number_of_workers_must_not_change(crew, tmp_path):
+def test_inside_an_epoch_other_workers_read_what_is_left(crew, tmp_path):
     Run(crew, tmp_path).fit(steps=3)
-    both = Run(crew, tmp_path, rows_of([10, 10]))
-    with pytest.raises(UsageError, match=r"rows=\[6, 9, 5\], now it is \[10, 10\]"):
-        both.fit(3, resume="auto")
+    whole = {name: np.concatenate([shard[name] for shard in SHARDS]) for name in SHARDS[0]}
+    shards = [{name: column[part] for name, column in whole.items()} for part in HALVES]
+    figures = Run(crew, tmp_path, shards).fit(3, resume="auto")
+    assert [each["num_samples"] for each in figures] == [20] * 3
+    assert [each["global_step"] for each in figures] == [2, 4, 6]
+
+
+HALVES = slice(0, 10), slice(10, 20)
+
+
+def test_inside_an_epoch_the_rows_must_not_change(crew, tmp_path):
+    Run(crew, tmp_path).fit(steps=3)
+    others = Run(crew, tmp_path, rows_of([10, 10], seed=1))
+    with pytest.raises(UsageError, match="10 of the rows that were left of it are not in the data"):
+        others.fit(3, resume="auto")
+    more = Run(crew, tmp_path, rows_of([10, 11]))
+    with pytest.raises(UsageError, match="an epoch of 20 rows, now there are 21; go on with"):
+        more.fit(3, resume="auto")
 
 
 def test_at_the_end_of_an_epoch_everything_may_change(crew, tmp_path):
@@ -616,6 +632,8 @@ def test_the_estimator_goes_on_where_it_was_interrupted(frame, tmp_path):
         "model.pt",
         "optimizer.pt",
         "rng.pt",
+        "rows.left.00000.npy",
+        "rows.left.00001.npy",
         "scheduler.pt",
     ]
     again = make(tmp_path)

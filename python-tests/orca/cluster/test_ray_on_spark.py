@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bigdl.orca.data.xshards.ray import RayXShards
 from bigdl.orca.engines.ray import RayEngine
 from bigdl.orca.engines.spark import SparkEngine
 from bigdl.orca.learn.pytorch.callbacks import Callback
+from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.orca.ray import OrcaRayContext
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'bigdl[ray]'")
@@ -130,10 +132,12 @@ def test_parameter_servers_learn_on_the_executors(local_cluster, monkeypatch, ca
 
 
 @pytest.mark.fault
-def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog):
-    """The epoch in which a node was lost is made again."""
+@pytest.mark.parametrize("every", [None, 1])
+def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog, tmp_path, every):
+    """The epoch in which a node was lost is made again, or what checkpoints say is left of it."""
     OrcaContext.get_ray_context()
-    est = rays.estimator(workers=1)
+    model_dir = None if every is None else str(tmp_path)
+    est = rays.estimator(workers=1, model_dir=model_dir)
     stats = est.fit(
         frame_of(local_cluster),
         epochs=3,
@@ -142,9 +146,12 @@ def test_a_fit_goes_on_with_the_workers_that_are_left(local_cluster, caplog):
         feature_cols="x",
         label_cols="y",
         callbacks=[KillNode()],
+        checkpoint_trigger=None if every is None else SeveralIteration(every),
         min_workers=1,
     )
     assert [entry["num_samples"] for entry in stats] == [40] * 3
+    if every is not None:
+        assert re.search(r"going on from epoch 2, step [12]\b", caplog.text)
     assert [entry["epoch"] for entry in stats] == [1, 2, 3]
     assert "Nodes were lost: 1 of 2 workers go on" in caplog.text
 

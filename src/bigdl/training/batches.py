@@ -28,6 +28,7 @@ from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import LoaderShard, Shard, SpoolWriter
 from bigdl.runtime.shards.texts import TEXT, is_text
 from bigdl.runtime.shards.values import columns_of, grouped, named_by_shard
+from bigdl.training.rest import LARGEST, as_ids, find_rows, row_ids, share_samples
 from bigdl.training.state import isolated_rng, mixed_seed
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from bigdl.runtime.collectives.base import GradientSync
     from bigdl.training.fit import RunSettings
+    from bigdl.training.slices import SavedSlices
 
     Places = dict[str | None, tuple[int, int | None]]  # see Shard.places
 
@@ -230,7 +232,41 @@ class BatchSource(ABC):
         def ranges():
             return (plan.batch(place, rank)[:2] for place in range(step, plan.steps))
 
-        return self.order(settings.shuffle, settings.seed, number, rank, window, ranges)
+        of_epoch = settings.shuffle, settings.seed, number, rank, window, ranges
+        if plan.share is not None:
+            return self.order_of_share(plan.share, *of_epoch)
+        return self.order(*of_epoch)
+
+    @abstractmethod
+    def ids_from(self, order: Any, start: int) -> np.ndarray | None:
+        """Ids of the rows from a place of an order on; None if they cannot be told.
+
+        See :mod:`bigdl.training.rest`.
+        """
+
+    @abstractmethod
+    def share_of_rest(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
+        """Return how many rows of the rest of an epoch are this worker's, and which; a collective.
+
+        Parameters
+        ----------
+        left : SavedSlices
+            Ids of :meth:`ids_from` of all workers.
+        sync : GradientSync
+        """
+
+    @abstractmethod
+    def order_of_share(
+        self,
+        share: np.ndarray,
+        shuffle: bool,
+        seed: int,
+        epoch: int,
+        rank: int,
+        window: int,
+        ranges: Callable,
+    ) -> Any:
+        """Return the order of :meth:`order` without the rows that are not in a share."""
 
     def facts(self, window: int) -> dict:
         """Return what :func:`plan_batches` needs to know of the rows; JSON-able."""
@@ -390,6 +426,26 @@ class TensorShard(BatchSource):
         """The order of an evaluation: as spooled."""
         return None
 
+    @functools.cached_property
+    def _ids(self) -> np.ndarray:
+        return row_ids([tensor.numpy() for tensor in self._tensors.values()], self.rows)
+
+    def ids_from(self, order: Any, start: int) -> np.ndarray | None:
+        if sum(tensor.nbytes for tensor in self._tensors.values()) > LARGEST:
+            return None
+        return self._ids[start:] if order is None else self._ids[order[start : len(order)]]
+
+    def share_of_rest(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
+        share = find_rows(self._ids, left, sync)
+        return int(share.sum()), share
+
+    def order_of_share(self, share, shuffle, seed, epoch, rank, window, ranges):
+        order = self.order(shuffle, seed, epoch, rank, window)
+        if order is None:
+            return np.flatnonzero(share)
+        rows = order[0 : self.rows]
+        return rows[share[rows]]
+
     def batch(self, start: int, stop: int, order: Any = None) -> list | dict:
         """Rows `start`...`stop` of the shard's order, copied.
 
@@ -495,9 +551,18 @@ class BatchLayout:
         size, shuffle = settings.batch_size, settings.shuffle
         return cls(settings.seed, size, rows, fingerprints, shuffle, drop_last, windows)
 
-    def check(self, manifest: dict, rank: int) -> None:
-        """In the middle of an epoch the batches must be those of the run that was interrupted."""
-        for key in ("batch_size", "seed", "shuffle", "drop_last", "rows"):
+    def check(self, manifest: dict, rank: int, *, rows: bool = True) -> None:
+        """In the middle of an epoch the batches must be those of the run that was interrupted.
+
+        Parameters
+        ----------
+        manifest : dict
+        rank : int
+        rows : bool
+            False if the workers may have other rows than before, but not more or fewer.
+        """
+        of_workers = ("rows",) if rows else ()
+        for key in ("batch_size", "seed", "shuffle", "drop_last", *of_workers):
             now = getattr(self, key)
             if manifest[key] != now:
                 raise UsageError(
@@ -505,7 +570,13 @@ class BatchLayout:
                     f"{manifest[key]}, now it is {now}; go on with the same data, seed, "
                     "batch_size and number of workers, or from a checkpoint of an epoch's end"
                 )
-        if manifest["fingerprint"] != self.fingerprint and rank == 0:
+        if not rows and sum(manifest["rows"]) != sum(self.rows):
+            raise UsageError(
+                "The checkpoint was taken in the middle of an epoch of "
+                f"{sum(manifest['rows'])} rows, now there are {sum(self.rows)}; go on with the "
+                "same data, or from a checkpoint of an epoch's end"
+            )
+        if rows and manifest["fingerprint"] != self.fingerprint and rank == 0:
             print(
                 "The rows or their order differ from those of the interrupted run, so the result "
                 "will not equal that of an uninterrupted one",
@@ -707,6 +778,16 @@ class LoaderBatches(BatchSource):
         """The order of an epoch; the batches of `ranges` (start, stop) are loaded ahead."""
         indices = self._indices(self._shuffles, seed, epoch)
         return self._start(_Epoch(indices, (seed, epoch)), ranges())
+
+    def ids_from(self, order: _Epoch, start: int) -> np.ndarray | None:
+        return as_ids(order.indices[start:])
+
+    def share_of_rest(self, left: SavedSlices, sync: GradientSync) -> tuple[int, np.ndarray]:
+        share = share_samples(left, sync.rank, sync.world_size)
+        return len(share), share
+
+    def order_of_share(self, share, shuffle, seed, epoch, rank, window, ranges):
+        return self._start(_Epoch(share.astype(np.int64), (seed, epoch)), ranges())
 
     def in_order(self, batch_size: int) -> _Epoch:
         """The order of an evaluation in batches of so many rows."""

@@ -7,7 +7,8 @@ directory holds one folder per run and in it one folder per checkpoint::
     <model_dir>/run-20261121T070000.123456-1f2e3d/checkpoint-000002-00000150/
         manifest.json     position, seed, history, size and checksum of the files
         model.pt  optimizer.pt  scheduler.pt  rng.pt
-        rows.*.npy        of tables that lie in slices on the workers (bigdl.training.slices)
+        rows.*.npy        of tables that lie in slices on the workers (bigdl.training.slices),
+                          and ids of the rows that are left of an epoch (bigdl.training.rest)
 
 The numbers are the finished epochs and the finished steps of the epoch after them.
 A checkpoint is written aside and renamed; on stores without a rename the manifest is written last.
@@ -71,6 +72,14 @@ class Checkpoint:
         if not described or self.url is None:
             return None
         return SavedSlices(self.url, described)
+
+    @property
+    def left(self) -> SavedSlices | None:
+        """Ids of the rows that are left of an epoch, see :mod:`bigdl.training.rest`."""
+        described = self.manifest.get("left")
+        if not described or self.url is None:
+            return None
+        return SavedSlices(self.url, {"left": described})
 
     @property
     def position(self) -> Position:

@@ -24,8 +24,9 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.engine import Engine, Leaving
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows, WorkersMoved
+from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.worker import Worker
-from bigdl.training.batches import BatchLayout, all_gather_json
+from bigdl.training.batches import BatchLayout, BatchSource, all_gather_json
 from bigdl.training.checkpoint import (
     BackgroundWriter,
     Checkpoint,
@@ -36,6 +37,7 @@ from bigdl.training.checkpoint import (
 from bigdl.training.figures import EpochSums, headline
 from bigdl.training.position import EveryEpoch, Goal, Position, Trigger, TriggerState
 from bigdl.training.progress import Progress, progress_of
+from bigdl.training.rest import IDS, RestOfEpoch
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import RunningState, dumps, loads
 
@@ -450,6 +452,7 @@ class WorkerLoop(FitLoop):
     _sums: EpochSums
     _directory: CheckpointDirectory | None = None  # without one the snapshots go to the driver
     _checkpoint: str | None = None  # name of the newest one, on rank 0
+    _rest: RestOfEpoch | None = None
     _next_vote = _voted_step = 0  # steps of the votes to leave
     _voted_at = 0.0
 
@@ -473,6 +476,18 @@ class WorkerLoop(FitLoop):
     def _facts(self) -> dict:
         """Return what the manifest of a checkpoint says of the input, JSON-able."""
         return input_facts(self.settings, self._types and self._types[0])
+
+    @property
+    @abstractmethod
+    def _source(self) -> BatchSource:
+        """The training data of this worker."""
+
+    @abstractmethod
+    def _left(self) -> "np.ndarray | None":
+        """Ids of the rows that are left of this epoch to this worker; None if there are none."""
+
+    def _put_sums(self, states: list[dict]) -> None:
+        """Add up on this rank what :meth:`_own` of all ranks has of an epoch's figures."""
 
     # -- the start -------------------------------------------------------------------------------
 
@@ -527,10 +542,41 @@ class WorkerLoop(FitLoop):
             # they depend on the memory that was free; a run goes on with those that it had
             self._layout = replace(self._layout, windows=manifest["windows"])
         if self.position.batch and not self.position.partial:
-            self._layout.check(manifest, rank)
-            self._restore_own(files.get("buffers.pt"), self._running.put)
-            self._running.rows = manifest["rows_since_merge"][rank]
-            self._sums = EpochSums(**manifest["sums"][rank])
+            if snapshot.left is not None and (
+                manifest.get("is_rest") or manifest["rows"] != list(self._layout.rows)
+            ):
+                self._layout.check(manifest, rank, rows=False)
+                self._rest = self._rest_of_epoch(snapshot.left)
+            else:
+                self._layout.check(manifest, rank)
+            since_merge, sums = manifest["rows_since_merge"], manifest["sums"]
+            if len(sums) == self.sync.world_size:
+                self._restore_own(files.get("buffers.pt"), self._running.put)
+                self._running.rows, self._sums = since_merge[rank], EpochSums(**sums[rank])
+            else:
+                self._running.rows = sum(since_merge) // self.sync.world_size
+                if rank == 0:
+                    self._sums = EpochSums.total(EpochSums(**each) for each in sums)
+                    self._put_sums(loads(files["rng.pt"]))
+
+    def _rest_of_epoch(self, left: SavedSlices) -> RestOfEpoch:
+        """Share the rows that are left of an epoch among the workers; a collective."""
+        count, share = self._source.share_of_rest(left, self.sync)
+        rows = [int(row[0]) for row in self.sync.all_gather([float(count)])]
+        layout, position = self._layout, self.position
+        return RestOfEpoch(
+            rows,
+            layout.batch_size,
+            layout.drop_last,
+            epoch=position.epoch,
+            first=position.batch,
+            share=share,
+        )
+
+    def _plan_of_epoch(self, whole: BatchPlan) -> BatchPlan:
+        """The batches of this epoch: `whole`, or what another number of workers has left of it."""
+        rest = self._rest
+        return whole if rest is None or rest.epoch != self.position.epoch else rest
 
     def _agree_on_start(self) -> Checkpoint:
         message = blob = None
@@ -594,11 +640,15 @@ class WorkerLoop(FitLoop):
         The state is copied here and written by a thread; the next checkpoint waits for it.
         """
         directory, aside, slices = self._directory, None, self._slices()
-        if slices and directory is not None:
-            aside, described = self._write_slices(directory, slices)
+        if directory is not None:
+            left = self._left_everywhere(directory)
+            if slices or left:
+                aside, described = self._write_slices(directory, {**slices, **left})
         snapshot = self._snapshot()
         self._saved = self.position.to_json()
         if aside is not None and snapshot is not None:
+            if IDS in described:
+                snapshot.manifest["left"] = described.pop(IDS)
             snapshot.manifest["slices"] = described
 
         def write():
@@ -609,6 +659,15 @@ class WorkerLoop(FitLoop):
                 self._writer.start(write)
             else:
                 self.worker.send(topic, *snapshot.pack())
+
+    def _left_everywhere(self, directory: CheckpointDirectory) -> "dict[str, np.ndarray]":
+        """Return ids of the rows that are left of this epoch, if all ranks can write theirs."""
+        if not self.position.batch:
+            return {}
+        left = self._left() if directory.is_shared() else None
+        if all(row[0] for row in self.sync.all_gather([float(left is not None)])):
+            return {IDS: cast("np.ndarray", left)}
+        return {}
 
     def _write_slices(
         self, directory: CheckpointDirectory, slices: "dict[str, np.ndarray]"
@@ -641,6 +700,7 @@ class WorkerLoop(FitLoop):
             everyone = sync.all_gather([*self._sums.values(), float(self._running.rows)])
             manifest["sums"] = [EpochSums(*values[:-1]).to_json() for values in everyone]
             manifest["rows_since_merge"] = [int(values[-1]) for values in everyone]
+            manifest["is_rest"] = self._rest is not None and self._rest.epoch == position.epoch
             if sync.world_size > 1:
                 files["buffers.pt"] = sync.gather(dumps(self._running.own()))
         with self._running.merged():

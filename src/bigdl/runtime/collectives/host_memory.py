@@ -133,7 +133,7 @@ def memory_of(neighbours: Mapping[int, int], rank: int, fd: int) -> np.ndarray:
 
 
 class HostExchange:
-    """What the workers of one machine give each other, with no copy where it arrives.
+    """Messages between the workers of one machine, with no copy where they arrive.
 
     Every worker writes to memory of its own, then comes to a collective of all, and then reads what
     the others wrote.

@@ -37,7 +37,11 @@ class BatchPlan:
         Number of global batches in an epoch.
     total : int
         Number of rows of an epoch.
+    share : ndarray or None
+        Which rows of this shard are meant, if not all.
     """
+
+    share: np.ndarray | None = None
 
     def __init__(self, rows: Sequence[int], batch_size: int, drop_last: bool = False):
         self.batch_size = check_positive("batch_size", batch_size)

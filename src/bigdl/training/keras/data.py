@@ -34,16 +34,19 @@ import cloudpickle
 import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError, one_line
+from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.shards.shard import LoaderShard
 from bigdl.runtime.shards.texts import TEXT
 from bigdl.training.batches import (
     BatchLayout,
     BatchSettings,
+    BatchSource,
     plan_batches,
     shuffle_memory,
     zero_column,
 )
 from bigdl.training.fit import RunSettings
+from bigdl.training.rest import RestOfEpoch
 
 keras = LazyModule("keras", "tf")
 tf = LazyModule("tensorflow", "tf")
@@ -190,6 +193,7 @@ class ColumnRows:
     known: dict[str, Any]
     is_endless = False
     steps: int
+    _current: tuple[BatchPlan, Any] | None = None  # batches and order of the pass that is read
 
     def __init__(self, data: Any, config: dict, worker: Any):
         self._data = data
@@ -224,18 +228,39 @@ class ColumnRows:
         self._assembly, self._settings, self._rank = assembly, settings, rank
         self._window = window
 
-    def parts(self, number: int, step: int, *, wrap: bool) -> Iterator[Part]:
+    @property
+    def source(self) -> BatchSource:
+        """The rows themselves."""
+        return self._data
+
+    def plan_of_pass(self, rest: RestOfEpoch | None, number: int) -> BatchPlan:
+        """The batches of a pass; `rest` has those that are left of one."""
+        return rest if rest is not None and rest.epoch == number else self._plan
+
+    def ids_from(self, step: int) -> np.ndarray | None:
+        """Ids of this worker's rows from a batch on of the pass that is being read."""
+        if self._current is None:
+            return None
+        plan, order = self._current
+        return self._data.ids_from(order, plan.batch(step, self._rank)[0])
+
+    def parts(
+        self, number: int, step: int, *, wrap: bool, rest: RestOfEpoch | None = None
+    ) -> Iterator[Part]:
         """Yield this worker's parts from a batch of a pass on, to the end of the pass.
 
         With `wrap` those of the passes after it follow, and a `step` beyond the end of the pass
         belongs to them.
         """
         settings, rank, window = self._settings, self._rank, self._window
-        number, step = number + step // self.steps, step % self.steps
+        if wrap:
+            number, step = number + step // self.steps, step % self.steps
         while True:
-            order = self._data.order_of_pass(self._plan, settings, number, rank, window, step)
-            for place in range(step, self.steps):
-                start, stop, total = self._plan.batch(place, rank)
+            plan = self.plan_of_pass(rest, number)
+            order = self._data.order_of_pass(plan, settings, number, rank, window, step)
+            self._current = plan, order
+            for place in range(step, plan.steps):
+                start, stop, total = plan.batch(place, rank)
                 rows = stop - start
                 batch = self._assembly(self._data.batch(start, stop, order)) if rows else None
                 yield Part(batch, rows, total)
@@ -512,7 +537,18 @@ class DatasetRows:
             if rows:
                 yield part, rows
 
-    def parts(self, number, step, *, wrap):
+    @property
+    def source(self):
+        raise TypeError("a dataset cannot be read by number")
+
+    def plan_of_pass(self, rest, number):
+        """Return this object: the number of batches is all that is known of them."""
+        return self
+
+    def ids_from(self, step):
+        """Return None: batches of a dataset have no ids."""
+
+    def parts(self, number, step, *, wrap, rest=None):
         while self._passes < number:  # a dataset counts the times that it was shuffled
             iter(self._dataset)
             self._passes += 1

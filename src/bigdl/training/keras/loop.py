@@ -293,7 +293,9 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         position = self.position
         logs: dict[str, Any] = {}
         if not self.settings.steps_per_epoch:
-            self._parts = self._data.parts(position.epoch, position.batch, wrap=False)
+            rest = self._rest
+            self._epoch_steps = self._data.plan_of_pass(rest, position.epoch).steps
+            self._parts = self._data.parts(position.epoch, position.batch, wrap=False, rest=rest)
         elif self._parts is None:
             self._parts = self._data.parts(0, position.global_step, wrap=True)
         while position.batch != self._epoch_steps:
@@ -351,6 +353,24 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             "seeds": values_of(seed_states(self.model)),
             "metrics": values_of(self.model.metrics_variables),
         }
+
+    def _put_sums(self, states):
+        for variable, initial, *values in zip(
+            self.model.metrics_variables,
+            self._initial_metrics,
+            *(state["metrics"] for state in states),
+            strict=True,
+        ):
+            start = array_of(initial).astype("float64")
+            gained = sum(array_of(value).astype("float64") - start for value in values)
+            variable.assign((start + gained).astype(array_of(variable).dtype))
+
+    @property
+    def _source(self):
+        return self._data.source
+
+    def _left(self):
+        return None if self.settings.steps_per_epoch else self._data.ids_from(self.position.batch)
 
     def _put_own(self, state):
         restore_rng(state["rng"])

@@ -94,6 +94,9 @@ class RowsPart(TensorShard):
             return permutation(self._count, seed, epoch)[self._part]
         return None if self.rows == self._count else np.arange(self._count)[self._part]
 
+    def ids_from(self, order: Any, start: int) -> None:
+        """Return None: a trial begins anew with another number of workers."""
+
     def in_order(self, batch_size: int) -> Any:
         """Return the places of this worker's rows in an evaluation."""
         return self.order(False, 0, 0)

@@ -368,6 +368,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     """The training loop of PyTorch in one worker."""
 
     _records: Mapping[str, StepSummary]
+    _read: tuple[BatchPlan, Any] | None = None  # batches and order of the epoch that is read
 
     def __init__(
         self, worker: Worker, sync: GradientSync, parts: ModelParts, settings: FitSettings
@@ -417,7 +418,9 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     # -- the fit -------------------------------------------------------------------------------
 
     def _run_steps(self) -> bool:
+        self._plan = self._plan_of_epoch(self._whole)
         position, order = self.position, self._order()
+        self._read = self._plan, order
         while position.batch < self._plan.steps and not self._is_over():
             while not self._iteration(order):
                 pass
@@ -451,6 +454,16 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     def _put_own(self, state):
         restore_rng(state)
+
+    @property
+    def _source(self):
+        return self._data
+
+    def _left(self):
+        if self._read is None:
+            return None
+        plan, order = self._read
+        return self._data.ids_from(order, plan.batch(self.position.batch, self.rank)[0])
 
     def _slices(self):
         return self._built.tables.arrays()
@@ -577,7 +590,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             and (criterion.weight is not None or self._data.has_label(criterion.ignore_index)),
         }
         workers = self._exchange(described)
-        self._plan, self._layout = plan_batches(settings, workers)
+        self._whole, self._layout = plan_batches(settings, workers)
+        self._plan = self._whole
         self._is_uneven = settings.weighted or any(each["uneven"] for each in workers)
         if self._validation is not None:
             self._validation.take_types(self._types, self._data)
