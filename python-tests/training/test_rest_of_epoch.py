@@ -64,7 +64,7 @@ def visits(fitted):
     return np.rint(-BATCH * weights[:, 0]).astype(int)
 
 
-def begin_and_end(make, data, turns=((2, 3), (3, 2), (1, 1), (2, 1))):
+def begin_and_end(make, data, turns=((2, 1), (3, 2), (1, 3), (2, 1))):
     """Read an epoch by several numbers of workers, one after the other, and the end by two.
 
     Parameters

@@ -58,8 +58,8 @@ class RestOfEpoch(BatchPlan):
         self.epoch, self._first, self.share = epoch, first, share
         self.steps += first
 
-    def _taken(self, step: int) -> np.ndarray:
-        return super()._taken(max(0, step - self._first))
+    def batch(self, step: int, rank: int) -> tuple[int, int, int]:
+        return super().batch(step - self._first, rank)
 
 
 def row_ids(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
