@@ -36,6 +36,7 @@ from typing import TypeVar
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import is_local_storage, open_file_system
 from bigdl.training.position import Position
+from bigdl.training.rest import IDS
 from bigdl.training.slices import SavedSlices, file_name, write_slice
 
 logger = logging.getLogger("bigdl.orca")
@@ -76,10 +77,10 @@ class Checkpoint:
     @property
     def left(self) -> SavedSlices | None:
         """Ids of the rows that are left of an epoch, see :mod:`bigdl.training.rest`."""
-        described = self.manifest.get("left")
+        described = self.manifest.get(IDS)
         if not described or self.url is None:
             return None
-        return SavedSlices(self.url, {"left": described})
+        return SavedSlices(self.url, {IDS: described})
 
     @property
     def position(self) -> Position:

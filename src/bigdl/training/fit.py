@@ -542,22 +542,26 @@ class WorkerLoop(FitLoop):
             # they depend on the memory that was free; a run goes on with those that it had
             self._layout = replace(self._layout, windows=manifest["windows"])
         if self.position.batch and not self.position.partial:
-            if snapshot.left is not None and (
-                manifest.get("is_rest") or manifest["rows"] != list(self._layout.rows)
-            ):
-                self._layout.check(manifest, rank, rows=False)
-                self._rest = self._rest_of_epoch(snapshot.left)
-            else:
-                self._layout.check(manifest, rank)
-            since_merge, sums = manifest["rows_since_merge"], manifest["sums"]
-            if len(sums) == self.sync.world_size:
-                self._restore_own(files.get("buffers.pt"), self._running.put)
-                self._running.rows, self._sums = since_merge[rank], EpochSums(**sums[rank])
-            else:
-                self._running.rows = sum(since_merge) // self.sync.world_size
-                if rank == 0:
-                    self._sums = EpochSums.total(EpochSums(**each) for each in sums)
-                    self._put_sums(loads(files["rng.pt"]))
+            self._restore_epoch(snapshot)
+
+    def _restore_epoch(self, snapshot: Checkpoint) -> None:
+        """Go on within an epoch, with the batches that were to come or with the rows of them."""
+        files, manifest, rank = snapshot.files, snapshot.manifest, self.sync.rank
+        has_others = manifest.get("is_rest") or manifest["rows"] != list(self._layout.rows)
+        if has_others and snapshot.left is not None:
+            self._layout.check(manifest, rank, rows=False)
+            self._rest = self._rest_of_epoch(snapshot.left)
+        else:
+            self._layout.check(manifest, rank)
+        since_merge, sums = manifest["rows_since_merge"], manifest["sums"]
+        if len(sums) == self.sync.world_size:
+            self._restore_own(files.get("buffers.pt"), self._running.put)
+            self._running.rows, self._sums = since_merge[rank], EpochSums(**sums[rank])
+            return
+        self._running.rows = sum(since_merge) // self.sync.world_size
+        if rank == 0:
+            self._sums = EpochSums.total(EpochSums(**each) for each in sums)
+            self._put_sums(loads(files["rng.pt"]))
 
     def _rest_of_epoch(self, left: SavedSlices) -> RestOfEpoch:
         """Share the rows that are left of an epoch among the workers; a collective."""
@@ -648,7 +652,7 @@ class WorkerLoop(FitLoop):
         self._saved = self.position.to_json()
         if aside is not None and snapshot is not None:
             if IDS in described:
-                snapshot.manifest["left"] = described.pop(IDS)
+                snapshot.manifest[IDS] = described.pop(IDS)
             snapshot.manifest["slices"] = described
 
         def write():

@@ -10,7 +10,6 @@ each other.  The id of a sample of a DataLoader is its index, which any worker c
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -200,8 +199,10 @@ def share_samples(left: SavedSlices, rank: int, size: int) -> np.ndarray:
     return np.concatenate([left.of_owner(IDS, owner) for owner in owners])[rank::size]
 
 
-def as_ids(indices: Any) -> np.ndarray | None:
+def as_ids(indices: np.ndarray) -> np.ndarray | None:
     """Indices of samples as ids; None if some are no whole numbers."""
-    if not all(isinstance(each, int | np.integer) and each >= 0 for each in indices):
+    if indices.dtype == object and not all(
+        isinstance(each, int | np.integer) and each >= 0 for each in indices
+    ):
         return None
-    return np.asarray(indices, np.uint64)
+    return indices.astype(np.uint64)

@@ -330,7 +330,9 @@ def executor_process() -> list:
 
 def _start_node(order: dict) -> None:
     """Start the supervisor of a node, in a session of its own: Spark ends its Python workers."""
-    directory = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")[0]
+    from bigdl.orca.cluster.spark_calls import task_directory
+
+    directory = task_directory()
     # Ray's workers import what those of Spark can, the program's own modules too
     path = {"PYTHONPATH": os.pathsep.join(user_import_path())}
     order = {

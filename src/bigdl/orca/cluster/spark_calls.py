@@ -38,6 +38,20 @@ logger = logging.getLogger("bigdl.orca")
 _ANSWER_S = 2.0  # seconds that a remote server gets to answer
 _CANCEL_S = 10.0  # seconds that a cancelled job gets to end
 QUIET_S = 0.2  # seconds in which Spark logs that the tasks of a failed stage ended
+
+
+def task_directory(number: int = 0) -> str:
+    """The local directory of this task's executor; where it has several, tasks take turns.
+
+    Parameters
+    ----------
+    number : int
+        Of the task.
+    """
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return directories[number % len(directories)] or "/tmp"
+
+
 _WATCH_S = 0.5  # seconds between two looks for tasks that failed
 _MOST_TASKS = 1000  # of a stage that are looked at
 

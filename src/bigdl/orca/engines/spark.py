@@ -27,6 +27,7 @@ from bigdl.orca.cluster.spark_calls import (
     SparkCall,
     job_error,
     one_row,
+    task_directory,
     unreachable,
 )
 from bigdl.orca.cluster.versions import settings_for_every_task
@@ -368,8 +369,7 @@ def run_task(spec: TaskSpec, context: Any, attempt: int, batches: Iterator) -> I
     batches : iterator of pyarrow.RecordBatch
     """
     place = context.partitionId()
-    directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    directory = directories[place % len(directories)] or "/tmp"
+    directory = task_directory(place)
     if spec.address is None:
         rows: Iterable = rank0.execute(spec, context, batches, directory)
     else:

@@ -178,12 +178,11 @@ class MessageExchange:
     ----------
     sync : TorchDistributedSync
     near : HostExchange, optional
-        Its neighbours read messages in each other's memory; default: all go by gloo.
+        Its neighbours read messages in each other's memory; by default there are none.
     """
 
     def __init__(self, sync: GradientSync, near: HostExchange | None = None):
-        self._sync, self._near = sync, near
-        self._peers = frozenset(() if near is None else near.neighbours)
+        self._sync, self._near = sync, near or HostExchange({})
 
     def __call__(self, messages: Sequence[Message]) -> list:
         """Give a message to every rank.
@@ -203,7 +202,7 @@ class MessageExchange:
         ------
         PeerLost
         """
-        sync, peers = self._sync, self._peers
+        sync, peers = self._sync, self._near.neighbours
         if sync.world_size == 1:
             return list(messages)
         import torch
@@ -220,19 +219,16 @@ class MessageExchange:
         sent = [0 if rank in peers else length for rank, length in enumerate(lengths)]
         sizes = [0 if rank in peers else int(row[0]) for rank, row in enumerate(incoming)]
         exchanged = self._by_gloo(messages, sent, sizes)
-        if self._near is not None:
-            for rank in peers:
-                exchanged[rank] = self._near.read(rank, incoming[rank, 1:].tolist())
+        for rank in peers:
+            exchanged[rank] = self._near.read(rank, incoming[rank, 1:].tolist())
         exchanged[sync.rank] = messages[sync.rank]
         return exchanged
 
     def _placed(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
         """Where peers on this machine read the messages; zeros for all others."""
-        places: dict[int, tuple[int, ...]] = {}
-        if self._near is not None and self._peers:
-            distinct = {id(messages[rank]): messages[rank].parts for rank in self._peers}
-            written = self._near.write(list(distinct.values()))
-            places = dict(zip(distinct, written, strict=True))
+        distinct = {id(messages[rank]): messages[rank].parts for rank in self._near.neighbours}
+        written = self._near.write(list(distinct.values())) if distinct else []
+        places = dict(zip(distinct, written, strict=True))
         nowhere = (0,) * HostExchange.FIELDS
         return [places.get(id(message), nowhere) for message in messages]
 
@@ -242,7 +238,7 @@ class MessageExchange:
         import torch.distributed as dist
 
         sync = self._sync
-        if len(self._peers) == sync.world_size - 1:
+        if len(self._near.neighbours) == sync.world_size - 1:
             return [None] * sync.world_size
         small = torch.empty(sum(_small(sizes)), dtype=torch.uint8)
         exchanged: list = list(small.split(_small(sizes)))

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.cluster.spark_calls import one_row, reported
+from bigdl.orca.cluster.spark_calls import one_row, reported, task_directory
 from bigdl.orca.cluster.versions import python_rdd_command
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packed_reader
 from bigdl.orca.parameter_layer.messages import Inbox, frames_of, pack, unpack
@@ -276,8 +276,7 @@ def folder_of_messages(job: int) -> str:
 
     By its name a spool, so what is left there is removed when another job begins.
     """
-    directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    return os.path.join(directory or "/tmp", f"bigdl-spool-{job}-messages")
+    return os.path.join(task_directory(), f"bigdl-spool-{job}-messages")
 
 
 def _spooler(reader, job, partitions):
@@ -287,8 +286,7 @@ def _spooler(reader, job, partitions):
     def write(index, frames):
         import socket
 
-        directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-        directory = directories[index % len(directories)] or "/tmp"
+        directory = task_directory(index)
         frames = (frame for frame in frames if len(frame))  # a token is empty
         try:
             shards = read_input(spec, _batches(frames), index, directory)

@@ -54,7 +54,7 @@ class SharedMemory:
         if not hasattr(os, "memfd_create"):
             raise OSError("This system has no anonymous files in memory")
         self.fd = os.memfd_create(_NAME)
-        self.close = weakref.finalize(self, os.close, self.fd)
+        weakref.finalize(self, os.close, self.fd)
         os.ftruncate(self.fd, size)
         self.array = np.frombuffer(mmap.mmap(self.fd, size), np.uint8)
 
@@ -154,9 +154,8 @@ class HostExchange:
 
     def __init__(self, neighbours: Mapping[int, int]):
         self.neighbours = neighbours
-        self._writes = self._files = 0
-        self._own: list[SharedMemory | None] = [None, None]
-        self._numbers = [0, 0]
+        self._writes = 0
+        self._own: dict[int, tuple[int, SharedMemory]] = {}  # by turn: number and memory
         self._mapped: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
 
     def write(self, messages: Sequence[Sequence]) -> list[tuple[int, ...]]:
@@ -174,23 +173,20 @@ class HostExchange:
         """
         sizes = [sum(map(len, parts)) for parts in messages]
         starts = list(itertools.accumulate(map(_aligned, sizes), initial=0))
-        memory, number = self._room(starts[-1])
+        number, memory = self._room(starts[-1])
         for start, parts in zip(starts, messages, strict=False):
             for part in parts:
                 memory.array.data[start : start + len(part)] = part
                 start += len(part)
         return [(number, memory.fd, *place) for place in zip(starts, sizes, strict=False)]
 
-    def _room(self, size: int) -> tuple[SharedMemory, int]:
-        """Memory whose turn it is, and the number of its file; odd and even ones take turns."""
+    def _room(self, size: int) -> tuple[int, SharedMemory]:
+        """Memory whose turn it is, and its number: that of the first write to it."""
         self._writes += 1
         turn = self._writes % 2
-        memory = self._own[turn]
-        if memory is None or len(memory.array) < size:
-            memory = self._own[turn] = SharedMemory(max(size, mmap.PAGESIZE))
-            self._files += 1
-            self._numbers[turn] = 2 * self._files + turn
-        return memory, self._numbers[turn]
+        if turn not in self._own or len(self._own[turn][1].array) < size:
+            self._own[turn] = self._writes, SharedMemory(max(size, mmap.PAGESIZE))
+        return self._own[turn]
 
     def read(self, rank: int, place: Sequence[int]) -> np.ndarray:
         """A message of a peer, not to be written to.
@@ -218,7 +214,7 @@ class HostExchange:
 
     def close(self) -> None:
         """Let go of the memory; what was read stays valid as long as it is in use."""
-        self._own = [None, None]
+        self._own.clear()
         self._mapped.clear()
 
 

@@ -233,8 +233,11 @@ class ColumnRows:
         """The rows themselves."""
         return self._data
 
-    def plan_of_pass(self, rest: RestOfEpoch | None, number: int) -> BatchPlan:
-        """The batches of a pass; `rest` has those that are left of one."""
+    def steps_of_pass(self, rest: RestOfEpoch | None, number: int) -> int:
+        """Batches of a pass; `rest` has those that are left of one."""
+        return self._plan_of_pass(rest, number).steps
+
+    def _plan_of_pass(self, rest: RestOfEpoch | None, number: int) -> BatchPlan:
         return rest if rest is not None and rest.epoch == number else self._plan
 
     def ids_from(self, step: int) -> np.ndarray | None:
@@ -256,7 +259,7 @@ class ColumnRows:
         if wrap:
             number, step = number + step // self.steps, step % self.steps
         while True:
-            plan = self.plan_of_pass(rest, number)
+            plan = self._plan_of_pass(rest, number)
             order = self._data.order_of_pass(plan, settings, number, rank, window, step)
             self._current = plan, order
             for place in range(step, plan.steps):
@@ -541,9 +544,8 @@ class DatasetRows:
     def source(self):
         raise TypeError("a dataset cannot be read by number")
 
-    def plan_of_pass(self, rest, number):
-        """Return this object: the number of batches is all that is known of them."""
-        return self
+    def steps_of_pass(self, rest, number):
+        return self.steps
 
     def ids_from(self, step):
         """Return None: batches of a dataset have no ids."""

@@ -294,7 +294,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         logs: dict[str, Any] = {}
         if not self.settings.steps_per_epoch:
             rest = self._rest
-            self._epoch_steps = self._data.plan_of_pass(rest, position.epoch).steps
+            self._epoch_steps = self._data.steps_of_pass(rest, position.epoch)
             self._parts = self._data.parts(position.epoch, position.batch, wrap=False, rest=rest)
         elif self._parts is None:
             self._parts = self._data.parts(0, position.global_step, wrap=True)
