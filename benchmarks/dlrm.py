@@ -19,6 +19,7 @@ rank on all vectors, and an MLP. Every side has the same model, batch size, lear
                     rest; batches are slices of tensors in memory
 ``fbgemm``          the same with FBGEMM's tables, which TorchRec uses, and the row-wise Adagrad of
                     their backward pass (``pip install fbgemm-gpu-cpu``; 1.8 goes with torch 2.13)
+``fbgemm with ...``  the same with ``DotInteraction``, which the sides of BigDL have
 ``plain, Adagrad``  the same with ``torch.optim.Adagrad`` for the table, too: a state as large as
                     the table
 ``keras, N×T``      DLRM of Keras on TensorFlow by an Estimator with its ``ShardedEmbedding``
@@ -49,6 +50,7 @@ import psutil
 import torch
 from torch import nn
 
+from bigdl.friesian.models import DotInteraction
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
 from bigdl.orca.torch import GrowingEmbedding, RowwiseAdagrad, ShardedEmbedding
@@ -67,34 +69,40 @@ def fields_of(rows):
     return [max(3, int(n * rows / sum(CRITEO))) for n in CRITEO]
 
 
+class PairProducts(nn.Module):
+    """The products as DLRM's authors and TorchRec write them; see ``DotInteraction``."""
+
+    def __init__(self, fields):
+        super().__init__()
+        self.first, self.second = torch.tril_indices(fields + 1, fields + 1, -1)
+
+    def forward(self, first, fields):
+        vectors = torch.cat([first[:, None], fields], 1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))
+        return torch.cat([first, products[:, self.first, self.second]], 1)
+
+
 class Interactions(nn.Module):
     """DLRM around a table of all fields."""
 
-    def __init__(self, table, hidden):
+    def __init__(self, table, hidden, interaction):
         super().__init__()
         self.table = table
         self.bottom = nn.Sequential(
             nn.Linear(NUMBERS, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH), nn.ReLU()
         )
-        vectors = len(CRITEO) + 1
-        first, second = torch.tril_indices(vectors, vectors, -1)
-        self.register_buffer("pairs", first * vectors + second, persistent=False)
-        self.top = nn.Sequential(
-            nn.Linear(WIDTH + len(self.pairs), hidden), nn.ReLU(), nn.Linear(hidden, 1)
-        )
+        self.interaction = interaction(len(CRITEO))
+        pairs = len(CRITEO) * (len(CRITEO) + 1) // 2
+        self.top = nn.Sequential(nn.Linear(WIDTH + pairs, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, numbers, ids):
-        first = self.bottom(numbers)
-        vectors = torch.cat([first[:, None], self.table(ids)], 1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
-        products = products.gather(1, self.pairs.expand(len(products), -1))
-        return self.top(torch.cat([first, products], 1))[:, 0]
+        return self.top(self.interaction(self.bottom(numbers), self.table(ids)))[:, 0]
 
 
 class Crosses(nn.Module):
     """DCN v2 around a table of all fields."""
 
-    def __init__(self, table, hidden, layers=3):
+    def __init__(self, table, hidden, _interaction, layers=3):
         super().__init__()
         self.table = table
         width = NUMBERS + len(CRITEO) * WIDTH
@@ -159,14 +167,14 @@ def small_values(rows):
 def sharded_model(config):
     torch.manual_seed(config["seed"])
     table = ShardedEmbedding(config["fields"], WIDTH, init=small_values, storage=config["storage"])
-    return MODELS[config["model"]](table, config["hidden"])
+    return MODELS[config["model"]](table, config["hidden"], DotInteraction)
 
 
 def growing_model(config):
     torch.manual_seed(config["seed"])
     how = {"init": small_values, "storage": config["storage"]}
     table = GrowingEmbedding(WIDTH, fields=len(config["fields"]), **how)
-    return MODELS[config["model"]](table, config["hidden"])
+    return MODELS[config["model"]](table, config["hidden"], DotInteraction)
 
 
 def dense_model(config):
@@ -332,9 +340,11 @@ def bigdl_side(options, side, numbers, ids, labels):
 def plain_side(options, kind, numbers, ids, labels):
     torch.manual_seed(options.seed)
     torch.set_num_threads(os.cpu_count())
+    kind, _, products = kind.partition(" with ")
     is_fused, by_hand = kind == "fbgemm", kind == "plain"
     table = Fused(options.fields, options.lr) if is_fused else Fields(options.fields, sparse=True)
-    model = MODELS[options.model](table, options.hidden)
+    interaction = DotInteraction if products else PairProducts
+    model = MODELS[options.model](table, options.hidden, interaction)
     of_table = {id(parameter) for parameter in table.parameters()}
     rest = [each for each in model.parameters() if id(each) not in of_table]
     trained = rest if is_fused or by_hand else model.parameters()

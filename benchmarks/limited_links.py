@@ -4,12 +4,16 @@ Four hosts (scripts/clusters/hosts.py: network namespaces of this machine, which
 with a limit of what each sends and gets. A vector of float32 is summed over the hosts by
 
 * ``gloo by hand``: ``torch.distributed.all_reduce`` of a flat tensor, in processes without Spark;
+* ``halving and doubling``: the same by what Estimators of many workers do;
 * ``torch.distributed``: what Estimators do in every step, in workers of a Spark stage;
+* ``behind the backward pass``: the same, while a backward pass goes on that sleeps: the seconds of
+  a step in which a gradient takes one;
 * ``barrier``: a step of the parameter layer, which also makes the update: gradients to the owners
   of the slices, weights to everybody. It is what a step adds to a group.
 
 All sides are asked in turn, in every repetition. The simulator of benchmarks/scaling, whose costs
-are fitted to the exchanges without a limit, predicts those with one.
+are fitted to the exchanges without a limit, predicts those with one; ``--json`` keeps what it
+needs.
 
     sudo python benchmarks/limited_links.py [--quick] [--json out.json]
 
@@ -28,39 +32,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from scaling.links import POLICIES, Exchanges, Setting, check, costs_of, prediction
 
 HOSTS = 4
 SCRIPT = Path(__file__).parents[1] / "scripts" / "clusters" / "hosts.py"
 MASTER, MEETING = "spark://10.76.1.10:7077", "tcp://10.76.1.11:29400"
-SIDES = ("gloo by hand", "torch.distributed", "barrier")
-TENSORS = 10  # that the parameters are
-GATE, LIMIT = 1.15, 0.15  # to gloo by hand; of a prediction's error
-SEGMENT, FRAME = 1448, 1514  # bytes of data in a packet of TCP, and of the packet
-STEPS = {5: 4, 25: 2}  # of a repetition, by millions of parameters
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A limit of every link, one way's delay, and a number of parameters."""
-
-    rate: str
-    delay_ms: float
-    millions: int
-
-    def __str__(self):
-        delay = f", {self.delay_ms:g} ms" if self.delay_ms else ""
-        return f"{self.rate}{delay}"
+BY_HAND, HALVING, _, OVERLAPPED, BARRIER = SIDES = tuple(POLICIES)
+TENSORS = 20  # that the parameters are
+COMPUTE_S = 1.0  # of a gradient, a third of it in the forward pass
+GATE = 1.15  # to gloo by hand
+# in which Estimators sum gradients, of 1.25 million numbers each; by millions of parameters
+BUCKETS = {5: 4, 25: 20}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, without delays")
     parser.add_argument("--rates", nargs="+", default=["1gbit", "100mbit"])
-    parser.add_argument("--millions", type=int, nargs="+", default=[5, 25], choices=STEPS)
+    parser.add_argument("--millions", type=int, nargs="+", default=[5, 25], choices=BUCKETS)
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 5, 20], metavar="MS")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures there, too")
@@ -76,10 +67,11 @@ def main() -> None:
         if not delay or size == min(options.millions)  # what a delay adds depends on no size
     ]
     with tempfile.TemporaryDirectory() as folder, hosts(Path(folder)) as control:
-        found = measured([*free, *limited], options.repeats, Path(folder), control)
+        seconds = measured([*free, *limited], options.repeats, Path(folder), control)
+    exchanges = Exchanges(HOSTS, len(os.sched_getaffinity(0)), COMPUTE_S, BUCKETS, seconds)
     if options.json:
-        options.json.write_text(json.dumps({f"{s}, {s.millions} M": f for s, f in found.items()}))
-    report(found, free, limited)
+        exchanges.save(options.json)
+    report(exchanges)
 
 
 # -- measuring -----------------------------------------------------------------------------------
@@ -154,10 +146,10 @@ def measured(settings, repeats: int, folder: Path, control) -> dict[Setting, dic
         driver = Remote(place, "driver", "--driver")
         opened.callback(driver.close)
 
-        def ask(side: str, millions: int) -> float:
-            asked = by_hand if side == SIDES[0] else [driver]
+        def ask(side: str, setting: Setting) -> float:
+            asked = by_hand if side in (BY_HAND, HALVING) else [driver]
             for each in asked:
-                each.tell(side, millions * 10**6, STEPS[millions])
+                each.tell(side, setting.millions * 10**6, steps_of(setting))
             return max([each.answer() for each in asked])
 
         for setting in settings:
@@ -165,14 +157,20 @@ def measured(settings, repeats: int, folder: Path, control) -> dict[Setting, dic
                 control("limit", host, setting.rate)
                 control("delay", host, str(setting.delay_ms))
             found[setting] = {side: [] for side in SIDES}
-            for repeat in range(repeats + (setting.rate == "none")):  # the first one warms up
+            for repeat in range(repeats + setting.is_free):  # the first one warms up
                 for side in SIDES:
-                    seconds = ask(side, setting.millions)
-                    if setting.rate != "none" or repeat:
+                    seconds = ask(side, setting)
+                    if repeat or not setting.is_free:
                         found[setting][side].append(seconds)
             medians = {side: round(statistics.median(f), 3) for side, f in found[setting].items()}
-            print(f"{setting}, {setting.millions} M: {medians}", file=sys.stderr, flush=True)
+            print(f"{setting}: {medians}", file=sys.stderr, flush=True)
     return found
+
+
+def steps_of(setting: Setting) -> int:
+    """How many make a repetition of some seconds."""
+    seconds = 6e6 * setting.millions / min(setting.bandwidth, 3e8)
+    return min(max(2, round(4 / seconds)), 16)
 
 
 def commands() -> Iterator[tuple]:
@@ -185,16 +183,23 @@ def by_hand(rank: int) -> None:
     import torch
     import torch.distributed as dist
 
+    from bigdl.runtime.collectives.halving import HalvingDoubling
+
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     dist.init_process_group("gloo", init_method=MEETING, rank=rank, world_size=HOSTS)
-    for _, size, steps in commands():
+    halving = HalvingDoubling(dist, rank, HOSTS)
+    for side, size, steps in commands():
         vector = torch.ones(size)
         dist.barrier()
         started = time.perf_counter()
         for _ in range(steps):
-            dist.all_reduce(vector)
+            if side == HALVING:
+                halving.start(vector)()
+            else:
+                dist.all_reduce(vector)
         print("seconds", (time.perf_counter() - started) / steps, flush=True)
+    halving.close()
     dist.destroy_process_group()
 
 
@@ -216,8 +221,9 @@ def on_spark() -> None:
     )
     layers: dict[int, Layer] = {}
     for side, size, steps in commands():
-        if side == "torch.distributed":
-            seconds = max(SparkEngine().run(reducing(size, steps), num_workers=HOSTS, threads=1))
+        if side != BARRIER:
+            program = reducing(size, steps, COMPUTE_S if side == OVERLAPPED else 0.0)
+            seconds = max(SparkEngine().run(program, num_workers=HOSTS, threads=1))
         else:
             if size not in layers:
                 point = Point("barrier", HOSTS, size, 1, 0.0)
@@ -230,8 +236,8 @@ def on_spark() -> None:
     stop_orca_context()
 
 
-def reducing(size: int, steps: int):
-    """A program that sums gradients as Estimators do."""
+def reducing(size: int, steps: int, compute_s: float):
+    """A program that sums gradients as Estimators do, if asked while they are computed."""
 
     def program(worker) -> float:
         import time
@@ -240,82 +246,70 @@ def reducing(size: int, steps: int):
 
         from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 
+        class Layer(torch.autograd.Function):
+            """Sleeps for its part of the backward pass."""
+
+            @staticmethod
+            def forward(ctx, x, weights, gradient):
+                ctx.save_for_backward(gradient)
+                return x + 0
+
+            @staticmethod
+            def backward(ctx, gradient):
+                time.sleep(compute_s * 2 / 3 / TENSORS)
+                return gradient, *ctx.saved_tensors, None
+
         sync = TorchDistributedSync(worker)
         sync.start()
         parameters = [torch.nn.Parameter(torch.zeros(size // TENSORS)) for _ in range(TENSORS)]
+        gradient = torch.ones(size // TENSORS)
+
+        def step() -> None:
+            if not compute_s:
+                return sync.all_reduce_gradients(parameters, 1 / HOSTS)
+            time.sleep(compute_s / 3)
+            x = torch.zeros(1, requires_grad=True)
+            for parameter in parameters:
+                parameter.grad = None
+                x = Layer.apply(x, parameter, gradient)
+            with sync.overlap(parameters, 1 / HOSTS):
+                x.backward()
+            return sync.all_reduce_gradients(parameters, 1 / HOSTS)
+
         for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
+            parameter.grad = gradient.clone()
+        step()  # makes the buffers
         sync.all_gather([0.0])
         started = time.perf_counter()
         for _ in range(steps):
-            sync.all_reduce_gradients(parameters, 1 / worker.world_size)
+            step()
         return (time.perf_counter() - started) / steps
 
     return program
 
 
-# -- the simulator -------------------------------------------------------------------------------
-
-POLICIES = dict(zip(SIDES, ("ring", "ring", "barrier"), strict=True))
-
-
-def simulated(side: str, setting: Setting, costs) -> float:
-    """The seconds of an exchange, as the simulator has them."""
-    from scaling.model import Cluster, Workload
-    from scaling.simulator import simulate
-
-    units = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
-    bandwidth = float("inf")
-    if setting.rate != "none":
-        bandwidth = float(setting.rate[:-4]) * units[setting.rate[-4:]] * SEGMENT / FRAME
-    workload = Workload(HOSTS, setting.millions * 10**6, 0.0)
-    cores = len(os.sched_getaffinity(0))
-    latency_s = 2e-3 * setting.delay_ms
-    cluster = Cluster(HOSTS, cores, bandwidth, latency_s, machines=1)
-    run = simulate(workload, costs, cluster, POLICIES[side], iterations=3, group_size=3)
-    return float(run.seconds[1])  # neither the first nor the last of a group
-
-
-def calibrated(side: str, found, free: list[Setting]):
-    """The costs with which the exchanges without a limit are met."""
-    from scaling.fitting import fitted
-    from scaling.model import Costs
-
-    def residuals(values):
-        costs = Costs(block_s=float(values[0]), byte_s=float(values[1]))
-        expected = [statistics.median(found[setting][side]) for setting in free]
-        return np.log([simulated(side, setting, costs) for setting in free]) - np.log(expected)
-
-    block_s, byte_s = map(float, fitted(residuals, [1e-3, 1e-9]))
-    return Costs(block_s=block_s, byte_s=byte_s)
-
-
 # -- report --------------------------------------------------------------------------------------
 
 
-def report(found, free, limited) -> None:
-    costs = {side: calibrated(side, found, free) for side in SIDES}
-    print("| links | parameters | side | seconds, median (range) | to gloo by hand | simulated |")
-    print("|---|---|---|---|---|---|")
-    failed = []
-    for setting in (*free, *limited):
-        base = found[setting][SIDES[0]]
-        for side, seconds in found[setting].items():
-            median = statistics.median(seconds)
-            ratio = median / statistics.median(base)
+def report(exchanges: Exchanges) -> None:
+    costs = {side: costs_of(side, exchanges) for side in SIDES}
+    print("| links | side | seconds, median (range) | to gloo by hand | simulated |")
+    print("|---|---|---|---|---|")
+    slow = []
+    for setting, found in exchanges.seconds.items():
+        for side, seconds in found.items():
+            median = exchanges.typical_s(side, setting)
             spread = f"{median:.3f} ({min(seconds):.3f}–{max(seconds):.3f})"
-            error = simulated(side, setting, costs[side]) / median - 1
-            prediction = "fitted" if setting in free else f"{error:+.0%}"
-            size = f"{setting.millions} M"
-            name = "no limit" if setting in free else str(setting)
-            print(f"| {name} | {size} | {side} | {spread} | {ratio:.2f} | {prediction} |")
-            if setting in limited and not setting.delay_ms:
-                if ratio > GATE:
-                    failed.append(f"{side} takes {ratio:.2f} times gloo by hand: {name}, {size}")
-                if abs(error) > LIMIT:
-                    failed.append(f"the simulator is off by {error:+.0%}: {side}, {name}, {size}")
+            ratio = median / exchanges.typical_s(BY_HAND, setting)
+            said = "" if side == OVERLAPPED else f"{ratio:.2f}"
+            error = prediction(side, setting, costs[side], exchanges) / median - 1
+            is_fitted = setting.is_free and side != OVERLAPPED
+            predicted = "fitted" if is_fitted else f"{error:+.0%}"
+            print(f"| {setting} | {side} | {spread} | {said} | {predicted} |")
+            if said and ratio > GATE and not (setting.is_free or setting.delay_ms):
+                slow.append(f"{side} takes {ratio:.2f} times gloo by hand: {setting}")
     print(f"\n{costs}")
-    raise SystemExit("\n".join(failed) or 0)
+    raise SystemExit("\n".join([*slow, *check(exchanges)]) or 0)
 
 
 if __name__ == "__main__":

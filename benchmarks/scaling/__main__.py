@@ -9,17 +9,19 @@ from pathlib import Path
 
 from bigdl.common.errors import UsageError
 
-from . import report
+from . import links, report
 from .published import fit_inception
 from .validate import Calibration, calibrated, check, predictions
 
 CALIBRATION = Path(__file__).with_name("calibration.json")
+LINKS = Path(__file__).with_name("links.json")
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m scaling", description=__doc__)
     parser.add_argument("command", choices=["calibrate", "curves"])
     parser.add_argument("--calibration", type=Path, default=CALIBRATION, metavar="PATH")
+    parser.add_argument("--links", type=Path, default=LINKS, metavar="PATH")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the rounds that count")
     parser.add_argument("--iterations", type=int, default=200, help="of every simulated run")
     parser.add_argument("--seed", type=int, default=0)
@@ -49,8 +51,12 @@ def curves(options) -> None:
     calibration = Calibration.load(options.calibration)
     fits = validated(calibration)
     model = fit_inception(fits["shuffle"].costs, calibration.jitter)
+    exchanges = links.Exchanges.load(options.links)
+    if missed := links.check(exchanges):
+        raise UsageError("; ".join(missed))
+    ring = links.costs_of("torch.distributed", exchanges)
     found = report.curves(
-        model, fits["barrier"].costs, iterations=options.iterations, seed=options.seed
+        model, fits["barrier"].costs, ring, iterations=options.iterations, seed=options.seed
     )
     report.print_curves(found, model)
     if options.chart:

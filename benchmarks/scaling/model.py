@@ -125,6 +125,10 @@ class Workload:
     element_bytes : int
         Of a number on its way.
     jitter : Jitter
+    buckets : int
+        In which gradients leave while others are computed.
+    forward : float
+        Part of the computing after which the first gradients are there.
     """
 
     workers: int
@@ -132,6 +136,8 @@ class Workload:
     compute_s: float
     element_bytes: int = 4
     jitter: Jitter = field(default_factory=Jitter)
+    buckets: int = 1
+    forward: float = 1 / 3
 
     @property
     def vector_bytes(self) -> float:

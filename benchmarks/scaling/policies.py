@@ -8,6 +8,10 @@
 ``barrier``     a barrier stage runs K iterations, in which tasks talk to each other
                 (``transport="barrier"``)
 ``ring``        no jobs: an all-reduce in a ring (``torch.distributed`` on gloo)
+``halving``     the same by recursive halving and doubling, in fewer rounds
+``overlap``     ``ring`` in buckets, which are summed while the backward pass computes others
+                (``backend="spark"``)
+``overlap-halving``  the same for ``halving``
 ``driver``      ``RDD.reduce``: all gradients go to the driver, weights by torrent broadcast
 ``tree``        ``RDD.treeReduce`` of depth 2
 ==============  ================================================================================
@@ -16,13 +20,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from bigdl.runtime.collectives.halving import factors
 
 from .model import Cluster, Costs, Workload
 from .stage import COMPUTE, Leg, Server
 
-__all__ = ["POLICIES", "Parts", "Stage"]
+__all__ = ["ALL_REDUCE", "POLICIES", "Overlapped", "Parts", "Stage"]
 
 _CHUNKS = 4  # a task's fetches are interleaved with those of others in so many parts
 _FULL = 4  # bytes of a number in the state that an owner keeps
@@ -40,6 +46,37 @@ class Stage:
 
     tasks: int
     legs: tuple[Leg, ...]
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """Gradients that meet in buckets of equal size while the rest of them is computed.
+
+    A bucket is summed when all tasks have it and the one before it is done; summing does not slow
+    computing down.
+
+    Attributes
+    ----------
+    computing : Stage
+    exchange : Stage
+        Of a bucket.
+    buckets : int
+    forward : float
+        See :class:`~.model.Workload`.
+    """
+
+    computing: Stage
+    exchange: Stage
+    buckets: int
+    forward: float
+
+    def end(self, computing: float, exchange: float) -> float:
+        """Seconds of both, given those of all computing and of one bucket's exchange."""
+        end = 0.0
+        for number in range(1, self.buckets + 1):
+            ready = self.forward + (1 - self.forward) * number / self.buckets
+            end = max(end, ready * computing) + exchange
+        return end
 
 
 @dataclass(frozen=True)
@@ -167,17 +204,52 @@ class Parts:
 
         Two halves of every part are on their way at once: one is summed while the other is sent.
         """
-        costs, cluster = self.costs, self.cluster
-        workers = self.workload.workers
-        part = self.workload.vector_bytes / workers / 2
-        work = costs.block_s + part * costs.byte_s
-        legs = (
-            Leg("gradients", Server.NOBODY, cluster.latency_s / 2),
-            Leg("gradients", Server.NETWORK, part / cluster.bandwidth),
-            Leg("gradients", Server.CORE, work),
-        )
         yield self._together(_COMPUTE)
-        yield Stage(2 * workers, legs * (2 * (workers - 1)))
+        yield self._in_ring(self.workload.vector_bytes)
+
+    def halving(self, _first: bool, _last: bool) -> Iterator:
+        """Pairs exchange halves of what they have, then of that half, and back."""
+        yield self._together(_COMPUTE)
+        yield self._by_halves(self.workload.vector_bytes)
+
+    def overlap(self, _first: bool, _last: bool) -> Iterator:
+        """Every task updates all weights."""
+        yield from self._overlapped(self._in_ring)
+
+    def overlap_halving(self, _first: bool, _last: bool) -> Iterator:
+        yield from self._overlapped(self._by_halves)
+
+    def _overlapped(self, exchange) -> Iterator:
+        workload = self.workload
+        bucket = exchange(workload.vector_bytes / workload.buckets)
+        computing = self._together(_COMPUTE)
+        yield Overlapped(computing, bucket, workload.buckets, workload.forward)
+        yield self._together(self.work("update", workload.vector_bytes))
+
+    def _in_ring(self, size: float) -> Stage:
+        workers = self.workload.workers
+        return Stage(2 * workers, self._rounds([size / workers / 2] * (2 * (workers - 1))))
+
+    def _by_halves(self, size: float) -> Stage:
+        """The prime factors of the workers take the place of the twos; a round is one message."""
+        sizes: list[float] = []
+        for factor in factors(self.workload.workers):
+            size /= factor
+            sizes += [size] * (factor - 1)
+        return Stage(self.workload.workers, self._rounds([*sizes, *reversed(sizes)]))
+
+    def _rounds(self, sizes: Sequence[float]) -> tuple[Leg, ...]:
+        """Every task sends and gets so many bytes, in turn."""
+        costs, cluster = self.costs, self.cluster
+        found: list[Leg] = []
+        for size in sizes:
+            work = costs.block_s + size * costs.byte_s
+            found += (
+                Leg("gradients", Server.NOBODY, cluster.latency_s / 2),
+                Leg("gradients", Server.NETWORK, size / cluster.bandwidth),
+                Leg("gradients", Server.CORE, work),
+            )
+        return tuple(found)
 
     def driver(self, _first: bool, _last: bool) -> Iterator:
         size = self.workload.vector_bytes
@@ -210,6 +282,11 @@ POLICIES = {
     "group": Parts.group,
     "barrier": Parts.barrier,
     "ring": Parts.ring,
+    "halving": Parts.halving,
+    "overlap": Parts.overlap,
+    "overlap-halving": Parts.overlap_halving,
     "driver": Parts.driver,
     "tree": Parts.tree,
 }
+
+ALL_REDUCE = ("ring", "halving", "overlap", "overlap-halving")  # by torch.distributed

@@ -14,6 +14,7 @@ import numpy as np
 
 from .fitting import fitted
 from .model import Cluster, Costs, Jitter, Workload
+from .policies import ALL_REDUCE
 from .simulator import Run, simulate
 
 __all__ = ["FITTED_TO", "INCEPTION", "Assumptions", "Inception", "fit_inception"]
@@ -41,7 +42,9 @@ class Assumptions:
     parameters : int
         Of Inception-v1.
     element_bytes : int
-        BigDL sends the upper half of a float32.
+        BigDL sends the upper half of a float32; ``torch.distributed`` sends all of it.
+    buckets : int
+        In which ``torch.distributed`` sums gradients: of at least 2²⁰ numbers.
     images : int
         Of a node in an iteration. Seconds of the model are proportional to it, so it changes
         fitted costs and not the curve.
@@ -54,6 +57,7 @@ class Assumptions:
 
     parameters: int = 7_000_000
     element_bytes: int = 2
+    buckets: int = 6
     images: int = 112
     bandwidth: float = 1.25e9
     latency_s: float = 2e-4
@@ -81,8 +85,9 @@ class Inception:
     def run(self, nodes: int, policy: str = "plain", **options) -> Run:
         """Simulate it; for the options see :func:`~.simulator.simulate`."""
         given = self.assumptions
+        sent = 4 if policy in ALL_REDUCE else given.element_bytes
         workload = Workload(
-            nodes, given.parameters, self.compute_s, given.element_bytes, self.jitter
+            nodes, given.parameters, self.compute_s, sent, self.jitter, given.buckets
         )
         cluster = Cluster(nodes, given.cores, given.bandwidth, given.latency_s)
         return simulate(workload, self.costs, cluster, policy, **options)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .model import Cluster, Costs, Workload
+from .policies import ALL_REDUCE
 from .published import FITTED_TO, INCEPTION, Inception
 from .simulator import PHASES, simulate
 from .validate import LIMIT, Fit, Prediction
@@ -18,10 +19,13 @@ _LINES = (
     ("two jobs per iteration", "plain", 1),
     ("groups of 10, by shuffle", "group", 10),
     ("groups of 100, in a barrier stage", "barrier", 100),
+    ("all-reduce in a ring, behind the backward pass", "overlap", 1),
+    ("by halving and doubling, behind the backward pass", "overlap-halving", 1),
     ("reduce at the driver", "driver", 1),
     ("treeReduce", "tree", 1),
 )
 _ITERATIONS = 200
+_NODES = (*INCEPTION, 512, 1024)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Curves:
 def curves(
     model: Inception,
     barrier: Costs,
-    nodes: Sequence[int] = tuple(INCEPTION),
+    ring: Costs,
+    nodes: Sequence[int] = _NODES,
     iterations: int = _ITERATIONS,
     seed: int = 0,
 ) -> Curves:
@@ -60,13 +65,14 @@ def curves(
     Parameters
     ----------
     model : Inception
-    barrier : Costs
-        Of the barrier transport.
+    barrier, ring : Costs
+        Of the barrier transport, and of an all-reduce of ``torch.distributed``.
     """
-    of_barrier = Inception(model.compute_s, barrier, model.jitter, model.assumptions)
+    of_barrier, of_ring = replace(model, costs=barrier), replace(model, costs=ring)
     throughput, phases = {}, {}
     for label, policy, size in _LINES:
-        chosen = of_barrier if policy == "barrier" else model
+        chosen = of_ring if policy in ALL_REDUCE else model
+        chosen = of_barrier if policy == "barrier" else chosen
         values = []
         for number in nodes:
             run = chosen.run(number, policy, iterations=iterations, group_size=size, seed=seed)
@@ -140,6 +146,16 @@ def throughput_table(found: Curves) -> list[str]:
     return _table(["images/s", "published (0.3)", *labels, "two jobs / published"], rows)
 
 
+def efficiency_table(found: Curves) -> list[str]:
+    """The throughput of a node as a part of what it is among the fewest."""
+    first = found.nodes[0]
+    rows = []
+    for label, values in found.throughput.items():
+        parts = [v / n / (values[0] / first) for n, v in zip(found.nodes, values, strict=True)]
+        rows.append([f"simulated, {label}", *(f"{part:.1%}" for part in parts)])
+    return _table([f"of a node's images/s among {first}", *map(str, found.nodes)], rows)
+
+
 def phases_table(found: Curves) -> list[str]:
     rows = [
         [f"simulated, {nodes} nodes", *(f"{share:.1%}" for share in shares.values())]
@@ -165,7 +181,8 @@ def print_curves(found: Curves, model: Inception) -> None:
         f"{model.compute_s:.2f} s, a look-up of a block {model.costs.lookup_s * 1e6:.1f} µs; "
         "all other costs from the measured runs\n"
     )
-    for table in (throughput_table(found), phases_table(found), overhead_table(found)):
+    tables = throughput_table, efficiency_table, phases_table, overhead_table
+    for table in (make(found) for make in tables):
         print("\n".join(table), end="\n\n")
 
 

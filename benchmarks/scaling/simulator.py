@@ -9,7 +9,7 @@ import numpy as np
 from bigdl.common.errors import UsageError
 
 from .model import Cluster, Costs, Workload
-from .policies import POLICIES, Parts, Stage
+from .policies import POLICIES, Overlapped, Parts, Stage
 from .stage import COMPUTE, run_stage
 
 __all__ = ["PHASES", "Run", "simulate"]
@@ -101,18 +101,23 @@ class _Player:
         self._played: dict[Stage, dict[str, float]] = {}
 
     def play(self, part) -> dict[str, float]:
-        if not isinstance(part, Stage):
-            return {part.phase: part.seconds}
+        if isinstance(part, Overlapped):
+            found = self._play(part.computing)
+            computing, exchange = found[COMPUTE], sum(self._play(part.exchange).values())
+            return {**found, "gradients": part.end(computing, exchange) - computing}
+        return self._play(part) if isinstance(part, Stage) else {part.phase: part.seconds}
+
+    def _play(self, stage: Stage) -> dict[str, float]:
         jitter = self._workload.jitter
-        draws = not jitter.is_none and any(leg.phase == COMPUTE for leg in part.legs)
-        if not draws and part in self._played:
-            return self._played[part]
-        factors = jitter.draw(self._random, part.tasks) if draws else np.ones(part.tasks)
+        draws = not jitter.is_none and any(leg.phase == COMPUTE for leg in stage.legs)
+        if not draws and stage in self._played:
+            return self._played[stage]
+        factors = jitter.draw(self._random, stage.tasks) if draws else np.ones(stage.tasks)
         compute = (factors * self._workload.compute_s).tolist()
         cluster = self._cluster
         found = run_stage(
-            part.legs, compute, cluster.nodes, cluster.cores, cluster.others, cluster.machines
+            stage.legs, compute, cluster.nodes, cluster.cores, cluster.others, cluster.machines
         )
         if not draws:
-            self._played[part] = found
+            self._played[stage] = found
         return found

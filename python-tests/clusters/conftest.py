@@ -1,5 +1,6 @@
 """Real clusters on this machine, one at a time; each stops when tests of something else follow."""
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,6 +33,19 @@ def stop() -> None:
 def pytest_runtest_teardown(item, nextitem):
     if nextitem is None or HERE not in nextitem.path.parents:
         stop()
+
+
+def pytest_generate_tests(metafunc):
+    """Tests of faults run BIGDL_TRIALS times."""
+    if metafunc.definition.get_closest_marker("fault"):
+        trials = int(os.environ.get("BIGDL_TRIALS", "1"))
+        metafunc.parametrize("trial", range(trials), indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def trial(request) -> int:
+    """The number of times that a test of a fault ran before."""
+    return getattr(request, "param", 0)
 
 
 @pytest.fixture(scope="module")

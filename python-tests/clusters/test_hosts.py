@@ -28,8 +28,6 @@ from real_clusters import (
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
 
-TRIALS = range(int(os.environ.get("BIGDL_TRIALS", "1")))
-
 
 def on_hosts(**more) -> dict:
     """Arguments of init_orca_context."""
@@ -302,7 +300,6 @@ OPTIONS = {
 
 @pytest.mark.slow
 @pytest.mark.fault
-@pytest.mark.parametrize("trial", TRIALS)
 @pytest.mark.parametrize("who", ["host", "driver"])
 def test_a_host_is_cut_off_for_some_seconds(hosts, tmp_path, weights, who, trial):
     program = in_a_step(hosts, tmp_path, rank=trial % 2)
@@ -317,7 +314,6 @@ LOSSES = {"cut": "mend", "kill": "worker"}  # and what makes up for them
 
 @pytest.mark.slow
 @pytest.mark.fault
-@pytest.mark.parametrize("trial", TRIALS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_lost_host_is_replaced_by_another(hosts, tmp_path, weights, loss, trial):
     program = in_a_step(hosts, tmp_path, rank=trial % 2)
@@ -335,7 +331,6 @@ def test_a_lost_host_is_replaced_by_another(hosts, tmp_path, weights, loss, tria
 
 @pytest.mark.slow
 @pytest.mark.fault
-@pytest.mark.parametrize("trial", TRIALS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_ray_goes_on_without_a_lost_host(hosts, tmp_path, weights, loss, trial):
     """If that is allowed; else it says what is missing."""
@@ -364,7 +359,6 @@ def test_ray_goes_on_without_a_lost_host(hosts, tmp_path, weights, loss, trial):
 
 @pytest.mark.slow
 @pytest.mark.fault
-@pytest.mark.parametrize("trial", TRIALS)
 def test_a_host_stands_still_for_some_seconds(hosts, tmp_path, weights, trial):
     program = in_a_step(hosts, tmp_path, rank=trial % 2)
     host = host_of(program.waiting())
@@ -388,7 +382,6 @@ def test_a_host_with_a_slow_link(hosts, tmp_path, weights):
 
 @pytest.mark.slow
 @pytest.mark.fault
-@pytest.mark.parametrize("trial", TRIALS)
 @pytest.mark.parametrize("backend", OPTIONS)
 def test_a_driver_that_is_killed_leaves_nothing(hosts, tmp_path, backend, trial):
     program = in_a_step(hosts, tmp_path, rank=trial % 2, **OPTIONS[backend])

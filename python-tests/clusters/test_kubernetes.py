@@ -241,6 +241,7 @@ def test_cluster_mode_from_a_pod(account, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.fault
 def test_a_driver_whose_image_is_not_there_is_named(account, tmp_path):
     folder = tmp_path / "there"
     arguments = in_cluster_mode(account, folder, container_image="localhost/nothing:1")
@@ -396,6 +397,7 @@ START = """
 
 
 @pytest.mark.slow
+@pytest.mark.fault
 def test_an_image_that_is_not_there_is_named(account, tmp_path):
     arguments = on_kubernetes(account, container_image="localhost/nothing:1")
     done = run(tmp_path / "there", START, arguments, environment(account))
@@ -404,6 +406,7 @@ def test_an_image_that_is_not_there_is_named(account, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.fault
 def test_pods_that_no_node_has_room_for_are_named(account, tmp_path):
     conf = {"spark.kubernetes.executor.request.cores": "1000"}
     done = run(tmp_path / "there", START, on_kubernetes(account, conf=conf), environment(account))
@@ -413,6 +416,7 @@ def test_pods_that_no_node_has_room_for_are_named(account, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.fault
 def test_a_quota_that_allows_no_pod_is_named(account, tmp_path):
     kubectl(account, "-n", NAMESPACE, "create", "quota", "none", "--hard=pods=0")
     try:
@@ -424,6 +428,7 @@ def test_a_quota_that_allows_no_pod_is_named(account, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.fault
 def test_a_missing_configuration_is_named(tmp_path, account):
     variables = {"KUBECONFIG": str(tmp_path / "nothing"), "HOME": str(tmp_path)}
     done = run(tmp_path / "there", START, on_kubernetes(account), variables)

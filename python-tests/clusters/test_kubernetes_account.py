@@ -106,6 +106,7 @@ def test_each_right_is_needed(account, tmp_path, right):
     assert wrong
 
 
+@pytest.mark.fault
 def test_a_driver_that_cannot_start_is_removed(account, tmp_path):
     """Which is what the right to delete pods is needed for, and pods on nodes that are lost."""
     image = {"container_image": "localhost/nothing:1"}

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import re
 import textwrap
 import time
@@ -21,7 +20,7 @@ from test_kubernetes import (
     shown,
 )
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(900)]
 
 # Spark takes an executor for lost after two minutes of silence; here it has not to wait so long.
 QUICK = {
@@ -205,7 +204,6 @@ def test_the_error_of_a_worker_is_told_here(account, tmp_path):
     assert told[-1] == "KeyError: 'no such setting'", done.stderr
 
 
-@pytest.mark.parametrize("trial", range(int(os.environ.get("BIGDL_TRIALS", "2"))))
 def test_a_driver_that_is_killed_leaves_nothing(account, tmp_path, trial, record_property):
     program = in_a_step(account, tmp_path / "there", rank=trial % 2)
     program.waiting()

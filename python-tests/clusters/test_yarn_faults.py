@@ -14,7 +14,7 @@ from cluster_programs import TOO_MUCH
 from real_clusters import InAStep, await_none, control, last_line, run, undisturbed
 from test_yarn import ENVIRONMENT, hadoop, on_yarn, processes_of_containers
 
-pytestmark = [pytest.mark.yarn, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.yarn, pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,6 @@ def test_executors_that_another_queue_claims(yarn, tmp_path, weights):
     assert last_line(program.end()) == weights
 
 
-@pytest.mark.parametrize("trial", range(int(os.environ.get("BIGDL_TRIALS", "1"))))
 def test_a_driver_that_is_killed_leaves_nothing(yarn, tmp_path, trial, record_property):
     program = InAStep(tmp_path / "there", on_yarn(yarn), ENVIRONMENT, rank=trial % 2)
     worker = psutil.Process(program.waiting())

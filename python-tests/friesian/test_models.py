@@ -9,8 +9,10 @@ from bigdl.friesian.feature import Feature, FeatureSchema
 from bigdl.friesian.models import (
     AUGRU,
     DIEN,
+    DLRM,
     NCF,
     DeepFM,
+    DotInteraction,
     InBatchSoftmax,
     InterestLoss,
     MMoE,
@@ -56,6 +58,9 @@ MODELS = {
     "deepfm": lambda **o: DeepFM.from_schema(SCHEMA, CATEGORIES, NUMBERS, dim=4, hidden=(16,), **o),
     "deepfm without numbers": lambda **o: DeepFM.from_schema(
         SCHEMA, CATEGORIES, dim=4, hidden=(16,), **o
+    ),
+    "dlrm": lambda **o: DLRM.from_schema(
+        SCHEMA, CATEGORIES, NUMBERS, dim=4, bottom=(8,), hidden=(16,), **o
     ),
     "dien": lambda **o: DIEN.from_schema(SCHEMA, **SEQUENCE, dim=4, hidden=(16,), **o),
     "mmoe": lambda **o: MMoE.from_schema(
@@ -125,6 +130,21 @@ def test_every_weight_gets_a_gradient(model):
         assert weight.grad is not None, name
         assert torch.isfinite(weight.grad).all(), name
         assert weight.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("fields", [1, 2, 5])
+def test_products_of_pairs_and_their_gradients(fields):
+    generator = torch.Generator().manual_seed(fields)
+    first, others = torch.randn(3, 4, generator=generator), torch.randn(3, fields, 4)
+    inputs = [each.double().requires_grad_() for each in (first, others)]
+    interaction = DotInteraction(fields)
+    found = interaction(*inputs)
+    vectors = torch.cat([inputs[0][:, None], inputs[1]], 1)
+    pairs = [(vectors[:, i] * vectors[:, j]).sum(1) for i in range(fields + 1) for j in range(i)]
+    assert torch.allclose(found, torch.cat([inputs[0], torch.stack(pairs, 1)], 1))
+    assert torch.autograd.gradcheck(interaction, inputs)
+    with torch.no_grad():
+        assert torch.equal(interaction(*inputs), found)
 
 
 def test_a_model_learns_a_few_rows_by_heart(model):
@@ -298,6 +318,7 @@ def test_a_history_of_a_tower_is_the_mean_of_what_is_there():
         (lambda: NCF.from_schema(SCHEMA, item="no"), "The schema has no column 'no'"),
         (lambda: DeepFM.from_schema(SCHEMA, ["user"], ["city"]), "city should hold numbers"),
         (lambda: DeepFM({}), "categories has no columns"),
+        (lambda: DLRM({"user": 3}, []), "numbers has no columns; DLRM takes both kinds"),
         (lambda: WideAndDeep({}, {"user": 3}), "wide has no columns"),
         (lambda: Tower({}), "The model has no columns"),
         (lambda: MMoE({"user": 3}, tasks="click"), "tasks should be a list of names"),

@@ -14,7 +14,7 @@ from served_catalogue import (
 )
 
 from bigdl.friesian.feature import FeaturePipeline
-from bigdl.friesian.models import DIEN, NCF, DeepFM, MMoE, Tower, TwoTower, WideAndDeep
+from bigdl.friesian.models import DIEN, DLRM, NCF, DeepFM, MMoE, Tower, TwoTower, WideAndDeep
 from bigdl.friesian.serving import (
     EmbeddedStore,
     IndexRecall,
@@ -227,6 +227,7 @@ def test_a_model_whose_rows_depend_on_each_other_stays_whole(store, index):
 SIZES = {"u1": 40, "u2": 30, "i1": 40, "i2": 20}
 MODELS = {
     "DeepFM": lambda: DeepFM(SIZES, ["ux", "ix"], dim=8, hidden=(16, 8)),
+    "DLRM": lambda: DLRM(SIZES, ["ux", "ix"], dim=8, hidden=(16, 8)),
     "interleaved columns": lambda: DeepFM({"i1": 40, "u1": 40, "i2": 20, "u2": 30}, hidden=(16,)),
     "WideAndDeep": lambda: WideAndDeep({"u1": 40, "i1": 40}, SIZES, ["ux", "ix"], hidden=(16, 8)),
     "NCF": lambda: NCF(40, 40, user="u1", item="i1"),

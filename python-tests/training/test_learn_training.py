@@ -28,6 +28,7 @@ from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.failure import FailurePolicy
+from bigdl.runtime.shards.batches import BatchPlan, permutation
 from bigdl.training.fit import TrainingSession
 from bigdl.training.position import Goal
 from bigdl.training.state import dumps, loads
@@ -211,6 +212,118 @@ def test_steps_are_updates_when_batches_are_accumulated(crew):
     figures = run.fit(steps=5, accumulate=2, callbacks=[Looks()])
     assert [f["global_step"] for f in figures] == [2, 4, 5]
     assert [f["num_epochs"] for f in figures] == [3, 3, 3]
+
+
+# -- steps of workers by themselves --------------------------------------------------------------
+
+
+def apart(sizes, local_steps, *, batch_size=4, epochs=2, make_optimizer=sgd):
+    """The weights of local SGD, by a model for each worker."""
+    shards = shards_of(sizes)
+    plan = BatchPlan(sizes, batch_size, False)
+    models = [net() for _ in sizes]
+    optimizers = [make_optimizer(model) for model in models]
+    seen = np.zeros(len(sizes))
+
+    def mean_of(tensors):
+        return sum(share * tensor for share, tensor in zip(seen / seen.sum(), tensors, strict=True))
+
+    def take_mean():
+        for replicas in zip(*(model.parameters() for model in models), strict=True):
+            mean = mean_of([replica.detach() for replica in replicas])
+            states = [o.state[r] for o, r in zip(optimizers, replicas, strict=True)]
+            momenta = [s.get("momentum_buffer", torch.zeros_like(mean)) for s in states]
+            momentum = mean_of(momenta)
+            for replica, state in zip(replicas, states, strict=True):
+                replica.data.copy_(mean)
+                state["momentum_buffer"] = momentum.clone()
+        seen[:] = 0
+
+    for epoch in range(epochs):
+        orders = [permutation(n, SEED, epoch, rank) for rank, n in enumerate(sizes)]
+        for step in range(plan.steps):
+            for rank, shard in enumerate(shards):
+                start, stop, _ = plan.batch(step, rank)
+                rows = orders[rank][start:stop]
+                if len(rows):
+                    batch = {k: torch.from_numpy(v[rows]) for k, v in shard.items()}
+                    optimizers[rank].zero_grad()
+                    squared(models[rank], batch).backward()
+                    optimizers[rank].step()
+                seen[rank] += len(rows)
+            if (step + 1) % local_steps == 0 or step == plan.steps - 1:
+                take_mean()
+    return models[0].state_dict()
+
+
+@pytest.mark.parametrize("local_steps", [2, 3, 5])
+@pytest.mark.parametrize("sizes", [[11], [7, 4], SIZES], ids=str)
+def test_workers_make_steps_by_themselves_and_take_the_mean(crew, sizes, local_steps):
+    run = Run(crew, sizes=sizes)
+    figures = run.fit(local_steps=local_steps)
+    near(run.weights, apart(sizes, local_steps))
+    assert [f["global_step"] for f in figures] == [3, 6]
+    assert [f["num_samples"] for f in figures] == [11, 11]
+
+
+def test_the_mean_after_each_step_of_plain_sgd_is_exact(crew):
+    def plain(model, config=None):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    run = Run(crew, optimizer=plain)
+    run.fit(local_steps=2, batch_size=12)  # one step in an epoch
+    near(run.weights, alone(SIZES, make_optimizer=plain, batch_size=12))
+
+
+def adam(model, config=None):
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+def test_a_run_of_local_steps_can_be_resumed(crew, tmp_path, optimizer):
+    options = {"local_steps": 2, "checkpoint_trigger": SeveralIteration(1), "batch_size": 2}
+    whole = Run(crew, optimizer=optimizer)
+    whole.fit(4, **options)
+    Run(crew, tmp_path, optimizer=optimizer).fit(4, steps=8, **options)
+    again = Run(crew, tmp_path, optimizer=optimizer)
+    again.fit(4, resume="auto", **options)
+    assert largest_difference(again.weights, whole.weights) == 0
+
+
+def test_a_fit_of_some_steps_ends_with_one_state(crew):
+    class Looks(Callback):
+        def after_train_epoch(self, runner):
+            sums = [float(tensor.sum()) for tensor in runner.model.parameters()]
+            one, *others = runner.sync.all_gather(sums)
+            assert all(each == one for each in others)
+
+    figures = Run(crew).fit(steps=2, local_steps=5, callbacks=[Looks()])
+    assert figures[-1]["global_step"] == 2
+
+
+class Gated(nn.Module):
+    """A layer that has a gradient only where there are rows of the first class."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.base, self.gate = nn.Linear(4, 1).double(), nn.Linear(4, 1).double()
+
+    def forward(self, x):
+        out = self.base(x)
+        return out + self.gate(x) if len(x) > 1 else out
+
+
+def test_a_layer_that_only_some_workers_use_is_averaged(crew):
+    run = Run(crew, sizes=[6, 3, 0], model=lambda config: Gated(), optimizer=adam)
+    run.fit(2, local_steps=2, batch_size=3)
+    assert all(torch.isfinite(tensor).all() for tensor in run.weights.values())
+    assert not torch.equal(run.weights["gate.weight"], Gated().gate.weight)
+
+
+def test_what_local_steps_do_not_go_with_is_said(crew):
+    with pytest.raises(UsageError, match="local_steps=2 does not go with a loss that adds up"):
+        Run(crew, loss=nn.MSELoss(reduction="sum")).fit(local_steps=2)
 
 
 def test_bf16_computes_in_another_precision(crew):

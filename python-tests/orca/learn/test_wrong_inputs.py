@@ -115,6 +115,15 @@ FIT = [
         {"accumulate_grad_batches": 2, "callbacks": [Backward()]},
         "accumulate_grad_batches=2 does not go with an on_iter_backward of one's own",
     ),
+    ({"local_steps": 0}, "local_steps should be a positive integer"),
+    (
+        {"local_steps": 2, "accumulate_grad_batches": 3},
+        "accumulate_grad_batches=3 does not go with local_steps=2; pass a batch_size that is 3",
+    ),
+    (
+        {"local_steps": 2, "callbacks": [Backward()]},
+        "local_steps=2 does not go with an on_iter_backward of one's own",
+    ),
     ({"seed": "x"}, "seed should be an integer of at least 0, got 'x'"),
     ({"resume": 3}, 'resume should be "auto" or the path of a checkpoint, got 3'),
     ({"resume": "auto"}, 'resume="auto" needs model_dir= in Estimator.from_torch'),

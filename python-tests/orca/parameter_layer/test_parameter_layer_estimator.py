@@ -287,6 +287,7 @@ WRONG = {
     "group_size": ({}, {"group_size": 0}, "group_size"),
     "hooks of steps": ({}, {"callbacks": [PerStep()]}, "PerStep has after_train_iter"),
     "accumulation": ({}, {"accumulate_grad_batches": 2}, "2 times as large"),
+    "local steps": ({}, {"local_steps": 2}, "have no optimizer of their own"),
     "float64": ({"model": double}, {}, "parameters of float32"),
     "optimizer": ({"optimizer": lbfgs_like}, {}, "SparseAdam cannot be cut in slices"),
     "windows of a loader": ({}, {"sampling": "window", "data": loader()}, "side by side"),

@@ -12,8 +12,9 @@ from bigdl.common.errors import UsageError
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from scaling import __main__ as program
-from scaling import report
+from scaling import links, report
 from scaling.fitting import fitted
+from scaling.links import Exchanges, Setting
 from scaling.model import Cluster, Costs, Jitter, Workload
 from scaling.policies import POLICIES
 from scaling.published import INCEPTION, fit_inception
@@ -126,6 +127,42 @@ def test_a_ring_sends_a_part_of_the_vector_in_every_round():
     found = run(4, "ring", FREE, jitter=Jitter(), cluster=cluster, iterations=1)
     half = 0.5e6 / 1e9
     assert np.allclose(found.seconds, 0.5 + 6 * (half + 0.01) + half)
+
+
+def test_halving_sends_as_much_in_fewer_rounds():
+    cluster = Cluster(8, bandwidth=1e9, latency_s=0.02)
+    found = run(8, "halving", FREE, jitter=Jitter(), cluster=cluster, iterations=1)
+    assert np.allclose(found.seconds, 0.5 + 2 * 4e6 * 7 / 8 / 1e9 + 6 * 0.01)
+    # with nine, two others are sent thirds, and then ninths
+    cluster = replace(cluster, nodes=9)
+    more = run(9, "halving", FREE, jitter=Jitter(), cluster=cluster, iterations=1)
+    assert np.allclose(more.seconds, 0.5 + 2 * 4e6 * 8 / 9 / 1e9 + 8 * 0.01)
+
+
+def overlapped(bandwidth, buckets=4):
+    """Seconds beside half a second of computing, and those of the exchange alone."""
+    workload = Workload(4, 1_000_000, 0.6, buckets=buckets)
+    cluster = Cluster(4, bandwidth=bandwidth)
+    one, all_of_it = (
+        simulate(workload, FREE, cluster, p, iterations=1) for p in ("overlap", "ring")
+    )
+    return one.mean_s - 0.6, all_of_it.mean_s - 0.6
+
+
+def test_a_fast_exchange_hides_but_for_its_last_bucket():
+    beside, alone = overlapped(1e9)
+    assert math.isclose(beside, alone / 4, rel_tol=1e-3)
+
+
+def test_a_slow_exchange_hides_what_is_computed_after_the_first_bucket():
+    beside, alone = overlapped(1e7)
+    assert math.isclose(alone - beside, 0.4 * 3 / 4, rel_tol=1e-3)
+
+
+def test_nodes_that_are_alike_are_simulated_once():
+    legs = [Leg("weights", Server.NETWORK, 1.0), Leg("weights", Server.CORE, 0.5)]
+    alike = run_stage(legs, [0.0] * 9, nodes=4, cores=1)
+    assert alike == run_stage(legs, [0.0] * 8 + [1e-9], nodes=4, cores=1)
 
 
 def test_slices_move_the_bytes_of_a_ring():
@@ -265,10 +302,39 @@ def test_figures_of_larger_clusters_come_after_validation_only(tmp_path, capsys)
     assert "nodes" not in printed
 
 
+def exchanges(slower=1.0):
+    """Made-up ones, with those of a limited link slower than they should be."""
+    settings = [Setting(rate, 0, size) for rate in ("none", "100mbit") for size in (5, 25)]
+    blank = Exchanges(4, 2, 1.0, {5: 4, 25: 20}, {})
+    costs = Costs(block_s=1e-4, byte_s=1e-9)
+    for setting in settings:
+        factor = 1.0 if setting.is_free else slower
+        blank.seconds[setting] = {
+            side: [factor * links.prediction(side, setting, costs, blank)]
+            for side in links.POLICIES
+        }
+    return blank
+
+
+@pytest.mark.parametrize(("slower", "missed"), [(1.05, 0), (1.3, 10)])
+def test_exchanges_over_limited_links_are_predicted_or_named(slower, missed, tmp_path):
+    exchanges(slower).save(tmp_path / "links.json")
+    found = links.check(Exchanges.load(tmp_path / "links.json"))
+    assert len(found) == missed
+    assert all("the simulator is off by" in sentence for sentence in found)
+
+
+def test_exchanges_that_are_not_there_are_asked_for(tmp_path):
+    with pytest.raises(UsageError, match=r"limited_links\.py --quick --json"):
+        Exchanges.load(tmp_path / "links.json")
+
+
 def test_every_simulated_line_says_so(tmp_path, capsys):
     path = tmp_path / "calibration.json"
     made_up().save(path)
+    exchanges().save(tmp_path / "links.json")
     argv = ["curves", "--calibration", str(path), "--iterations", "2"]
+    argv += ["--links", str(tmp_path / "links.json")]
     program.main([*argv, "--json", str(tmp_path / "curves.json")])
     lines = capsys.readouterr().out.splitlines()
     figures = [line for line in lines if "nodes" in line or "groups of" in line]
@@ -280,7 +346,7 @@ def test_every_simulated_line_says_so(tmp_path, capsys):
 
 def test_the_published_curve_is_predicted_from_its_first_half():
     model = fit_inception(COSTS, Jitter(sigma=0.03), iterations=5)
-    found = report.curves(model, COSTS, iterations=5)
+    found = report.curves(model, COSTS, COSTS, tuple(INCEPTION), iterations=5)
     plain = dict(zip(found.nodes, found.throughput["two jobs per iteration"], strict=True))
     for nodes, known in INCEPTION.items():
         assert abs(plain[nodes] / known - 1) < 0.15

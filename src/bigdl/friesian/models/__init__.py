@@ -15,8 +15,10 @@ from bigdl.common.errors import require
 __all__ = [
     "AUGRU",
     "DIEN",
+    "DLRM",
     "NCF",
     "DeepFM",
+    "DotInteraction",
     "InBatchSoftmax",
     "InterestLoss",
     "MMoE",

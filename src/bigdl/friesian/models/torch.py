@@ -430,6 +430,151 @@ class DeepFM(TableModel):
         return torch.sigmoid(first + pairs + deep)
 
 
+class DotInteraction(nn.Module):
+    """The products of all pairs of vectors of a row, behind the first of the vectors.
+
+    It is how DLRM combines numbers and embeddings (Naumov et al., "Deep Learning Recommendation
+    Model for Personalization and Recommendation Systems", 2019). Products are symmetric, so the
+    backward pass takes one product of matrices and no scattered additions.
+
+    Parameters
+    ----------
+    fields : int
+        Vectors beside the first one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import DotInteraction
+    >>> DotInteraction(2)(torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]]))
+    tensor([[ 1.,  2., 11., 17., 39.]])
+    """
+
+    if TYPE_CHECKING:  # TorchScript would read them
+        pairs: Tensor
+        places: Tensor
+
+    def __init__(self, fields: int):
+        super().__init__()
+        vectors = fields + 1
+        row, column = torch.tril_indices(vectors, vectors, -1)
+        # for each product of two vectors its place among the pairs; of a vector with itself none
+        places = torch.full((vectors, vectors), len(row))
+        places[row, column] = places[column, row] = torch.arange(len(row))
+        self.register_buffer("pairs", row * vectors + column, persistent=False)
+        self.register_buffer("places", places.flatten(), persistent=False)
+
+    def forward(self, first: Tensor, fields: Tensor) -> Tensor:
+        """Shape ``(n, dim + pairs)`` for vectors of shape ``(n, dim)`` and ``(n, fields, dim)``."""
+        vectors = torch.cat([first.unsqueeze(1), fields], 1)
+        if torch.is_grad_enabled() and vectors.requires_grad and not torch.jit.is_scripting():
+            products = _PairProducts.apply(vectors, self.pairs, self.places)
+        else:
+            products = pair_products(vectors, self.pairs)
+        return torch.cat([first, products], 1)
+
+
+def pair_products(vectors: Tensor, pairs: Tensor) -> Tensor:
+    """The products at `pairs` of the flat matrix of all products of a row's vectors."""
+    products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+    return products.gather(1, pairs.expand(products.size(0), -1))
+
+
+class _PairProducts(torch.autograd.Function):
+    """:func:`pair_products`, of which each product of two vectors is symmetric."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, pairs: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, places)
+        return pair_products(vectors, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        vectors, places = ctx.saved_tensors
+        symmetric = F.pad(gradient, (0, 1)).index_select(1, places)
+        return symmetric.view(*vectors.shape[:2], -1) @ vectors, None, None
+
+
+class DLRM(TableModel):
+    """The probability of a click, by products of all pairs of embeddings and a network on them.
+
+    Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
+    Systems", 2019.
+
+    Parameters
+    ----------
+    categories : mapping of str to int
+        Columns of whole numbers, and how many there are.
+    numbers : sequence of str
+        Columns of scaled numbers, at least one.
+    dim : int, default 16
+        Length of an embedding, and of the vector that is made of the numbers.
+    bottom : sequence of int, default (64,)
+        Layers from the numbers to their vector.
+    hidden : sequence of int, default (128, 64)
+        Layers behind the products.
+    dropout : float, default 0.0
+    sharded : bool, default False
+        Whether workers of an Estimator hold the tables in slices, see
+        :class:`~bigdl.orca.torch.ShardedEmbedding`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.friesian.models import DLRM
+    >>> model = DLRM(categories={"user": 944, "item": 1683}, numbers=["age"])
+    >>> model(torch.tensor([1, 2]), torch.tensor([7, 8]), torch.tensor([0.3, 0.7])).shape
+    torch.Size([2])
+    """
+
+    def __init__(
+        self,
+        categories: Mapping[str, int],
+        numbers: Sequence[str],
+        dim: int = 16,
+        bottom: Sequence[int] = (64,),
+        hidden: Sequence[int] = (128, 64),
+        dropout: float = 0.0,
+        sharded: bool = False,
+    ):
+        for name, columns in (("categories", categories), ("numbers", numbers)):
+            if not columns:
+                raise UsageError(
+                    f"{name} has no columns; DLRM takes both kinds, DeepFM needs no numbers"
+                )
+        super().__init__([*categories, *numbers])
+        self._categories = len(categories)
+        self.fields = FieldEmbeddings(categories.values(), dim, sharded)
+        self.bottom = mlp(len(numbers), [*bottom, dim], dropout)
+        self.interaction = DotInteraction(len(categories))
+        self.hidden = mlp(dim + len(self.interaction.pairs), hidden, dropout)
+        self.head = nn.Linear(hidden[-1], 1)
+
+    @classmethod
+    def from_schema(
+        cls, schema: FeatureSchema, categories: Iterable[str], numbers: Iterable[str], **options
+    ) -> DLRM:
+        """A model of the size of a table.
+
+        Parameters
+        ----------
+        schema : FeatureSchema
+        categories : list of str
+            Columns of whole numbers.
+        numbers : list of str
+        **options
+            Of the class.
+        """
+        return cls(cardinalities(schema, categories), check_numbers(schema, numbers), **options)
+
+    def forward(self, *columns: Tensor) -> Tensor:
+        """Probabilities of shape ``(n,)`` for the columns `feature_cols`."""
+        columns = self._checked(columns)
+        fields = self.fields(columns[: self._categories])
+        first = self.bottom(stack_numbers(columns[self._categories :], fields.dtype))
+        return torch.sigmoid(self.head(self.hidden(self.interaction(first, fields)))).squeeze(1)
+
+
 class MMoE(TableModel):
     """Probabilities of several tasks, each by its own mixture of the same experts.
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.buckets import SumBuffer
+from bigdl.runtime.collectives.halving import MANY, tree_sum
 from bigdl.runtime.engine import PeerLost
 
 _NAME = "bigdl"
@@ -222,8 +223,9 @@ class HostBuffer(SumBuffer):
     """A flat tensor in shared memory, of which pieces are summed over the ranks of one machine.
 
     Every rank owns a part of each piece: it adds up what all ranks have there, and the others copy
-    the sum. The parts, and the order in which they are added up, are those of gloo's ring, so the
-    sums are the same to the last bit, wherever ranks run.
+    the sum. The parts, and the order in which they are added up, are those of gloo's ring, with
+    many ranks those of :mod:`~bigdl.runtime.collectives.halving`, so the sums are the same to the
+    last bit, wherever ranks run.
 
     Parameters
     ----------
@@ -307,10 +309,17 @@ class HostBuffer(SumBuffer):
                 self._arrays.append(memory[: own.nbytes].view(own.dtype))
 
     def _add_up(self, start: int, stop: int) -> None:
-        """Put the sum of a part where the own numbers were; those come last."""
+        """Put the sum of a part where the own numbers were."""
+        own = self._arrays[self._rank]
+        if self._world >= MANY:
+            for low in range(start, stop, _BLOCK):
+                here = slice(low, min(low + _BLOCK, stop))
+                own[here] = tree_sum([array[here] for array in self._arrays])
+            return
+        # as in gloo's ring the own numbers come last
         order = [(self._rank - distance) % self._world for distance in range(1, self._world)]
         first, *others = [self._arrays[rank] for rank in order]
-        own, scratch = self._arrays[self._rank], np.empty(_BLOCK, first.dtype)
+        scratch = np.empty(_BLOCK, first.dtype)
         for low in range(start, stop, _BLOCK):
             here = slice(low, min(low + _BLOCK, stop))
             total = first[here]

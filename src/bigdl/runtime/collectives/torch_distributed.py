@@ -8,6 +8,7 @@ from typing import Any
 from bigdl.common.environment import EnvContext
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
 from bigdl.runtime.collectives.buckets import SumBuffer
+from bigdl.runtime.collectives.halving import MANY, HalvingDoubling
 from bigdl.runtime.collectives.host_memory import HostBuffer, neighbours_of
 
 
@@ -25,6 +26,7 @@ class TorchDistributedSync(GradientSync):
         self._gpus = None  # the process group of nccl
         self.neighbours: Mapping[int, int] = {}
         self._of_arrays: dict[Any, SumBuffer] = {}  # by dtype
+        self._halving: HalvingDoubling | None = None  # of many workers
 
     def use_device(self, device, *, is_alone: bool) -> None:
         """Compute on a GPU from now on; a collective.
@@ -86,6 +88,9 @@ class TorchDistributedSync(GradientSync):
     def _leave(self, library):
         self._gpus = None
         self._of_arrays.clear()
+        if self._halving is not None:
+            self._halving.close()
+            self._halving = None
         library.destroy_process_group()
 
     def _broadcast(self, tensor):
@@ -114,9 +119,17 @@ class TorchDistributedSync(GradientSync):
         return out
 
     def _start_reduce(self, tensor, operation):
+        if self._is_sum_of_many(tensor, operation):
+            if self._halving is None:
+                self._halving = HalvingDoubling(self._library, self.rank, self.world_size)
+            return self._halving.start(tensor.view(-1))
         how = getattr(self._library.ReduceOp, operation.upper())
         group = self._gpus if tensor.is_cuda else None
         return self._library.all_reduce(tensor, how, group, async_op=True).wait
+
+    def _is_sum_of_many(self, tensor, operation) -> bool:
+        is_dense = tensor.is_contiguous() and tensor.is_floating_point() and not tensor.is_cuda
+        return self.world_size >= MANY and operation == "sum" and is_dense
 
     def _buffer(self, size, dtype, device):
         if device.type == "cpu" and self._shares_memory(dtype):

@@ -348,6 +348,7 @@ class PyTorchEstimator(TrainingEstimator):
         checkpoint_trigger: Trigger | str | None = None,
         end_trigger: Trigger | None = None,
         accumulate_grad_batches: int = 1,
+        local_steps: int = 1,
         weight_col: str | None = None,
         transport: str | None = None,
         group_size: int | None = None,
@@ -407,6 +408,12 @@ Ray also RayXShards or a ray.data.Dataset
             at after every epoch, the number of steps after every step.
         accumulate_grad_batches : int
             Batches of one update of the weights: k of them equal one of k times as many rows.
+        local_steps : int
+            Steps that every worker makes with the gradients of its own rows before weights and the
+            optimizer's state become the mean of all workers' ("local SGD"): as many times less is
+            sent. It is inexact: the result depends on the number of workers. At the end of an epoch
+            the mean is taken at any rate; checkpoints within one are written after a mean only.
+            Default 1: gradients meet in every step, and workers together equal one process.
         weight_col : str, optional
             Column of the rows' weights: the loss is a mean weighted by it, and so are loss and
             metrics of the validation. Metrics that are a function or an object of torchmetrics are
@@ -479,7 +486,7 @@ Ray also RayXShards or a ray.data.Dataset
         take_old(self.fit, old)
         layer = check_layer_options(self._backend, arguments)
         callbacks = as_callbacks(callbacks)
-        accumulate = _check_accumulation(accumulate_grad_batches, callbacks)
+        accumulate, local = _check_steps(accumulate_grad_batches, local_steps, callbacks)
         trigger = Trigger.convert_trigger(checkpoint_trigger or EveryEpoch())
         end = None if end_trigger is None else Trigger.convert_trigger(end_trigger)
         self._need_model()
@@ -510,6 +517,7 @@ Ray also RayXShards or a ray.data.Dataset
             per_worker=not reduce_results,
             clipping=self._clipping,
             accumulate=accumulate,
+            local_steps=local,
             precision=self._precision,
             weighted=weight_col is not None,
             summary=self._events is not None,
@@ -1159,15 +1167,27 @@ def _named_metrics(metrics) -> tuple[list, list[str]]:
     return measures, list(Metric.convert_metrics_dict(measures, backend="pytorch"))
 
 
-def _check_accumulation(batches, callbacks) -> int:
-    """``accumulate_grad_batches``, which a step of the user's own would not do."""
+def _check_steps(batches, local_steps, callbacks) -> tuple[int, int]:
+    """``accumulate_grad_batches`` and ``local_steps``; steps of the user's own would do neither."""
     batches = check_positive("accumulate_grad_batches", batches)
-    if batches > 1 and any(isinstance(c, MainCallback) and c.owns_backward for c in callbacks):
+    local_steps = check_positive("local_steps", local_steps)
+    if batches > 1 and local_steps > 1:
         raise UsageError(
-            f"accumulate_grad_batches={batches} does not go with an on_iter_backward of one's own; "
-            "accumulate there, or leave on_iter_backward as it is"
+            f"accumulate_grad_batches={batches} does not go with local_steps={local_steps}; pass a "
+            f"batch_size that is {batches} times as large instead"
         )
-    return batches
+    if any(isinstance(c, MainCallback) and c.owns_backward for c in callbacks):
+        if batches > 1:
+            raise UsageError(
+                f"accumulate_grad_batches={batches} does not go with an on_iter_backward of one's "
+                "own; accumulate there, or leave on_iter_backward as it is"
+            )
+        if local_steps > 1:
+            raise UsageError(
+                f"local_steps={local_steps} does not go with an on_iter_backward of one's own; "
+                "leave on_iter_backward as it is"
+            )
+    return batches, local_steps
 
 
 def _takes_over_prediction(callbacks) -> bool:

@@ -116,6 +116,8 @@ class FitSettings(EvaluationSettings, RunSettings):
     ----------
     accumulate : int
         Batches of an update; k batches of n rows make the update of one batch of k * n rows.
+    local_steps : int
+        Steps that a worker makes by itself before weights become the mean of all workers'.
     summary : bool
         True if loss, learning rate and throughput of every step are recorded.
     """
@@ -123,7 +125,86 @@ class FitSettings(EvaluationSettings, RunSettings):
     callbacks: Sequence[Any] = ()
     clipping: Clipping = field(default_factory=Clipping)
     accumulate: int = 1
+    local_steps: int = 1
     summary: bool = False
+
+
+class LocalSteps:
+    """Steps of a worker by itself, after which weights and the optimizer's state become means.
+
+    Every worker counts by the rows that it has seen since the last time. With plain SGD the mean
+    after a single step is what the mean of the gradients gives (S. U. Stich, "Local SGD Converges
+    Fast and Communicates Little", ICLR 2019); other optimizers, and more steps, give other weights
+    than one process.
+
+    Parameters
+    ----------
+    sync : GradientSync
+    built : BuiltParts
+    steps : int
+        From one mean to the next; 1 where gradients are summed in every step.
+
+    Attributes
+    ----------
+    rows : float
+        That this worker has seen since the last mean; its owner adds to it.
+    """
+
+    def __init__(self, sync: GradientSync, built: BuiltParts, steps: int):
+        self._sync, self._optimizer, self.steps = sync, built.optimizer, steps
+        self.rows = 0.0
+        self._made = 0
+        self._wrapped: dict[int, torch.nn.Parameter] = {}  # by the tensor's place in memory
+
+    def count(self, parameters: Sequence[torch.nn.Parameter], *, is_last: bool) -> bool:
+        """Count a step; returns True if weights are the mean of all ranks now. A collective."""
+        self._made += 1
+        if self._made < self.steps and not is_last:
+            return False
+        self._made = 0
+        if self._sync.world_size > 1:
+            self._take_mean(parameters)
+        self.rows = 0.0
+        return True
+
+    def _take_mean(self, parameters):
+        rows = sum(row[0] for row in self._sync.all_gather([self.rows]))
+        if not rows:
+            return
+        self._complete(parameters)
+        tensors = [*parameters, *(t for p in parameters for t in self._state(p))]
+        places = [tensor.data_ptr() for tensor in tensors]
+        if places != list(self._wrapped):
+            means = [torch.nn.Parameter(t.detach(), requires_grad=False) for t in tensors]
+            self._wrapped = dict(zip(places, means, strict=True))
+        means = list(self._wrapped.values())
+        for mean in means:
+            mean.grad = mean.detach()  # the same memory
+        self._sync.all_reduce_gradients(means, self.rows / rows)
+
+    def _state(self, parameter) -> list[torch.Tensor]:
+        state = self._optimizer.state.get(parameter, {})
+        tensors = [state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)]
+        return [tensor for tensor in tensors if tensor.is_floating_point()]
+
+    def _complete(self, parameters) -> None:
+        """Make the state of parameters that have had a gradient on other ranks only."""
+        counts = self._sync.all_gather([len(self._state(p)) for p in parameters])
+        largest = [max(of_ranks) for of_ranks in zip(*counts, strict=True)]
+        missing = [
+            p for p, most in zip(parameters, largest, strict=True) if len(self._state(p)) < most
+        ]
+        if not missing:
+            return
+        self._optimizer.zero_grad()
+        kept = [p.detach().clone() for p in missing]
+        for parameter in missing:
+            parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        with torch.no_grad():
+            for parameter, weights in zip(missing, kept, strict=True):
+                parameter.copy_(weights)
 
 
 class OptimizerStep:
@@ -147,6 +228,13 @@ class OptimizerStep:
         self._sparse = may_be_sparse(built.model)
         self._tables = built.tables
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
+        self._alone = LocalSteps(sync, built, settings.local_steps)
+        if self._alone.steps > 1 and (loss_is_sum or self._tables):
+            what = "a loss that adds up over rows" if loss_is_sum else "a ShardedEmbedding"
+            raise UsageError(
+                f"local_steps={self._alone.steps} does not go with {what}: leave local_steps at 1, "
+                "which is exact"
+            )
         self._reset()
 
     def _reset(self):
@@ -176,7 +264,11 @@ class OptimizerStep:
         self._total += total
         if loss is None:
             return
-        if self._loss_is_sum:
+        if self._alone.steps > 1:
+            if counted:
+                self._alone.rows += counted
+                loss.backward()
+        elif self._loss_is_sum:
             self._weight = 1.0
             self._last_backward(loss)
         elif self._accumulate == 1:
@@ -199,9 +291,25 @@ class OptimizerStep:
         """True if the update has all its batches."""
         return self._batches >= self._accumulate
 
-    def step(self) -> None:
-        """Sum the gradients over the ranks, limit them and update the weights; a collective."""
+    def step(self, *, is_last: bool) -> bool:
+        """Sum the gradients over the ranks, limit them and update the weights; a collective.
+
+        Parameters
+        ----------
+        is_last : bool
+            True if what follows needs one state on all ranks, as the end of an epoch does.
+
+        Returns
+        -------
+        bool
+            True if all ranks have the same weights now.
+        """
         parameters = self.parameters
+        if self._alone.steps > 1:
+            self._clipping(parameters)
+            self._optimizer.step()
+            self._reset()
+            return self._alone.count(parameters, is_last=is_last)
         self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
         self._tables.send_gradients(self._weight)
         slices = self._tables.weights
@@ -212,6 +320,7 @@ class OptimizerStep:
         self._clipping(parameters, slices, self._sync)
         self._optimizer.step()
         self._reset()
+        return True
 
     @property
     def parameters(self) -> list:
@@ -480,7 +589,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     # -- a batch -------------------------------------------------------------------------------
 
     def _iteration(self, order) -> bool:
-        """One batch; returns whether it ended in an update of the weights."""
+        """One batch; returns whether it ended in weights that are those of all ranks."""
         position = self.position
         started = time.perf_counter()
         start, stop, batch_rows = self._plan.batch(position.batch, self.rank)
@@ -499,7 +608,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._update.end_forward()
         counted, total = self._counted(rows, batch_rows)
         position.batch += 1
-        self.updated = self._backward(counted, total)
+        self.updated, is_shared = self._backward(counted, total)
         computed = time.perf_counter()
         self._running.rows += rows
         loss = self.loss.item() if counted and self.loss is not None else 0.0
@@ -522,7 +631,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             summary.add_batch(self, parts, batch_rows, time.perf_counter() - started)
         self.call("after_train_iter")
         self.worker.progress(**self._progress(self.num_epochs, self._plan.steps, self._sums.mean()))
-        return self.updated
+        return is_shared
 
     def _forward(self):
         self.run_forward(
@@ -534,8 +643,14 @@ class TorchLoop(TorchEpochs, WorkerLoop):
                 f"a tensor, it is {type(self.loss).__name__}"
             )
 
-    def _backward(self, counted, total) -> bool:
-        """From the loss to gradients, and to new weights if an update is due; a collective."""
+    def _backward(self, counted, total) -> tuple[bool, bool]:
+        """From the loss to gradients, and to new weights if an update is due; a collective.
+
+        Returns
+        -------
+        updated, is_shared : bool
+            Whether there are new weights, and whether they are the same on all ranks.
+        """
         if self.main is not None and self.main.owns_backward:
             if self.loss is None:  # takes part in every pass without having a say
                 self.loss = sum((p * 0).sum() for p in self._update.parameters if p.requires_grad)
@@ -543,12 +658,13 @@ class TorchLoop(TorchEpochs, WorkerLoop):
                 self.main.on_iter_backward(self)
             if self.batch is None:
                 self.loss = None
-            return True
+            return True, True
         self._update.backward(self.loss, counted, total)
-        if not self._update.is_due and self.position.batch < self._plan.steps:
-            return False
-        self._update.step()
-        return True
+        is_last = self.position.batch == self._plan.steps
+        if not (self._update.is_due or is_last):
+            return False, False
+        is_last |= self.position.global_step + 1 == self.settings.goal.steps
+        return True, self._update.step(is_last=is_last)
 
     def _nan_sentence(self) -> str:
         """Where the loss is nan, and which columns of the batch are."""

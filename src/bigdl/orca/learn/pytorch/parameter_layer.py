@@ -172,6 +172,11 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
                 "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that "
                 f"is {settings.accumulate} times as large, which is the same update"
             )
+        if settings.local_steps > 1:
+            raise UsageError(
+                "local_steps does not go with backend='bigdl', where workers have no optimizer of "
+                "their own; use another backend, or leave it at 1"
+            )
         parts = cloudpickle.loads(cloudpickle.dumps(program.parts))
         parts.initialize = None  # for workers
         with isolated_rng(settings.seed):

@@ -1,0 +1,154 @@
+"""Exchanges over limited links that were measured, and whether the simulation predicts them.
+
+The costs of each side are fitted to its exchanges without a limit; those with one are held back.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bigdl.common.errors import UsageError
+
+from .fitting import fitted
+from .model import Cluster, Costs, Workload
+from .simulator import simulate
+
+__all__ = ["LIMIT", "POLICIES", "Exchanges", "Setting", "check", "costs_of", "prediction"]
+
+LIMIT = 0.15  # of a prediction's error
+POLICIES = {
+    "gloo by hand": "ring",
+    "halving and doubling": "halving",
+    "torch.distributed": "ring",
+    "behind the backward pass": "overlap",
+    "barrier": "barrier",
+}
+_SEGMENT, _FRAME = 1448, 1514  # bytes of data in a packet of TCP, and of the packet
+_UNITS = {"mbit": 1e6 / 8, "gbit": 1e9 / 8}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A limit of every link, one way's delay, and a number of parameters.
+
+    Attributes
+    ----------
+    rate : str
+        As ``tc`` has it, or ``"none"``.
+    delay_ms : float
+    millions : int
+    """
+
+    rate: str
+    delay_ms: float
+    millions: int
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is no limit."""
+        return self.rate == "none"
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes of data per second."""
+        if self.is_free:
+            return float("inf")
+        return float(self.rate[:-4]) * _UNITS[self.rate[-4:]] * _SEGMENT / _FRAME
+
+    def __str__(self):
+        delay = f", {self.delay_ms:g} ms" if self.delay_ms else ""
+        return f"{'no limit' if self.is_free else self.rate}{delay}, {self.millions} M"
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """What was measured on hosts of one machine.
+
+    Attributes
+    ----------
+    hosts : int
+    cores : int
+        Of the machine, which the hosts share.
+    compute_s : float
+        What a backward pass and the forward pass before it sleep, where there is one.
+    buckets : dict of int to int
+        In which gradients leave during a backward pass, by millions of parameters.
+    seconds : dict of Setting to dict of str to list of float
+        By side.
+    """
+
+    hosts: int
+    cores: int
+    compute_s: float
+    buckets: dict[int, int]
+    seconds: dict[Setting, dict[str, list[float]]]
+
+    def save(self, path: Path) -> None:
+        fields = {**vars(self), "seconds": [[vars(s), f] for s, f in self.seconds.items()]}
+        path.write_text(json.dumps(fields, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Exchanges:
+        if not path.exists():
+            raise UsageError(
+                f"{path} is not there; run `sudo python limited_links.py --quick --json {path}`"
+            )
+        fields = json.loads(path.read_text())
+        fields["seconds"] = {Setting(**setting): found for setting, found in fields["seconds"]}
+        fields["buckets"] = {int(size): number for size, number in fields["buckets"].items()}
+        return cls(**fields)
+
+    def typical_s(self, side: str, setting: Setting) -> float:
+        """Median of the repetitions."""
+        return statistics.median(self.seconds[setting][side])
+
+
+def prediction(side: str, setting: Setting, costs: Costs, exchanges: Exchanges) -> float:
+    """The simulated seconds of a side."""
+    policy, hosts = POLICIES[side], exchanges.hosts
+    compute_s = exchanges.compute_s if policy == "overlap" else 0.0
+    parameters = setting.millions * 10**6
+    workload = Workload(hosts, parameters, compute_s, buckets=exchanges.buckets[setting.millions])
+    latency_s = 2e-3 * setting.delay_ms
+    cluster = Cluster(hosts, exchanges.cores, setting.bandwidth, latency_s, machines=1)
+    run = simulate(workload, costs, cluster, policy, iterations=3, group_size=3)
+    return float(run.seconds[1])  # neither the first nor the last of a group
+
+
+def costs_of(side: str, exchanges: Exchanges) -> Costs:
+    """The costs with which the exchanges without a limit are met.
+
+    What hides behind a backward pass tells little of its own costs: those of ``torch.distributed``
+    are meant, which is what does it.
+    """
+    side = "torch.distributed" if POLICIES[side] == "overlap" else side
+    free = [setting for setting in exchanges.seconds if setting.is_free]
+
+    def residuals(values):
+        costs = Costs(block_s=float(values[0]), byte_s=float(values[1]))
+        simulated = [prediction(side, setting, costs, exchanges) for setting in free]
+        return np.log(simulated) - np.log([exchanges.typical_s(side, s) for s in free])
+
+    block_s, byte_s = map(float, fitted(residuals, [1e-3, 1e-9]))
+    return Costs(block_s=block_s, byte_s=byte_s)
+
+
+def check(exchanges: Exchanges, sides: Sequence[str] = tuple(POLICIES)) -> list[str]:
+    """Predict all limited exchanges without a delay; returns a sentence for each that is missed."""
+    missed = []
+    for side in sides:
+        costs = costs_of(side, exchanges)
+        for setting in exchanges.seconds:
+            if setting.is_free or setting.delay_ms:
+                continue
+            error = prediction(side, setting, costs, exchanges)
+            error = error / exchanges.typical_s(side, setting) - 1
+            if abs(error) > LIMIT:
+                missed.append(f"the simulator is off by {error:+.0%}: {side}, {setting}")
+    return missed

@@ -1,0 +1,158 @@
+"""Sums over many ranks in few rounds."""
+
+import queue
+import threading
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from plain_workers import Crew
+
+from bigdl.runtime.collectives import halving, host_memory, torch_distributed
+from bigdl.runtime.collectives.halving import HalvingDoubling, cut, factors, tree_sum
+from bigdl.runtime.engine import PeerLost
+
+
+class Network:
+    """What torch.distributed sends and receives between threads; counts messages and numbers."""
+
+    def __init__(self):
+        self._slots = defaultdict(queue.Queue)
+        self.sent = defaultdict(list)
+
+    def of(self, rank):
+        def isend(tensor, other, tag):
+            self.sent[rank].append(len(tensor))
+            self._slots[rank, other, tag].put(tensor.clone())
+            return SimpleNamespace(wait=lambda: None)
+
+        def irecv(tensor, other, tag):
+            return SimpleNamespace(
+                wait=lambda: tensor.copy_(self._slots[other, rank, tag].get(timeout=30))
+            )
+
+        return SimpleNamespace(isend=isend, irecv=irecv)
+
+
+def summed(world, size, sums=1):
+    """The network, what all ranks gave, and what they got."""
+    network = Network()
+    given = [
+        [
+            torch.randn(size, generator=torch.Generator().manual_seed(100 * n + rank))
+            for n in range(sums)
+        ]
+        for rank in range(world)
+    ]
+    got = [[each.clone() for each in tensors] for tensors in given]
+
+    def work(rank):
+        reduce = HalvingDoubling(network.of(rank), rank, world)
+        for wait in [reduce.start(tensor) for tensor in got[rank]]:
+            wait()
+        reduce.close()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return network, given, got
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 6, 8, 12, 13])
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_every_rank_gets_the_sum_in_one_order(world, size):
+    _, given, got = summed(world, size, sums=3)
+    for n in range(3):
+        expected = tree_sum([tensors[n].numpy() for tensors in given])
+        exact = np.sum([tensors[n].double().numpy() for tensors in given], axis=0)
+        np.testing.assert_allclose(expected, exact, atol=1e-5)
+        for tensors in got:
+            assert np.array_equal(tensors[n].numpy(), expected)
+
+
+def test_as_much_is_sent_as_in_a_ring_in_fewer_rounds():
+    network, _, _ = summed(8, 8000)
+    for sizes in network.sent.values():
+        assert sizes == [4000, 2000, 1000, 1000, 2000, 4000]  # a ring has 14 times 1000
+
+
+def test_ranks_that_lie_side_by_side_exchange_the_most():
+    reduce = HalvingDoubling(None, 5, 12)
+    assert reduce._groups == [[4, 5], [5, 7], [1, 5, 9]]
+    reduce.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "found"), [(1, []), (2, [2]), (12, [2, 2, 3]), (97, [97]), (1024, [2] * 10)]
+)
+def test_factors(number, found):
+    assert factors(number) == found
+
+
+def test_ranges_cover_all():
+    assert cut(3, 10, 3) == [(3, 5), (5, 7), (7, 10)]
+    assert cut(0, 1, 3) == [(0, 0), (0, 0), (0, 1)]
+
+
+# -- among processes -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def six():
+    with Crew(6) as crew:
+        yield crew
+
+
+def test_gradients_by_network_and_by_shared_memory_have_the_same_bits(six):
+    def program(worker):
+        torch_distributed.MANY = host_memory.MANY = 6
+        sync = torch_distributed.TorchDistributedSync(worker)
+        sync.start()
+        given = [torch.randn(n, generator=torch.Generator().manual_seed(sync.rank)) for n in SIZES]
+        neighbours, found = sync.neighbours, []
+        assert len(neighbours) == 5
+        for sync.neighbours in (neighbours, {}):
+            sync._groups = None
+            parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in given]
+            for parameter, gradient in zip(parameters, given, strict=True):
+                parameter.grad = gradient.clone()
+            for _ in range(2):
+                sync.all_reduce_gradients(parameters, 0.5)
+            found.append([p.grad.numpy().tobytes() for p in parameters])
+        halvings = sync._halving is not None
+        sync.stop()
+        torch_distributed.MANY = host_memory.MANY = halving.MANY
+        return found[0] == found[1], halvings, found[0]
+
+    SIZES = (1, 30_001, (1 << 20) + 1, 2_000_003)
+    found, _ = six.run(program, [{}] * 6)
+    assert all(are_equal and halvings for are_equal, halvings, _ in found)
+    assert all(bits == found[0][2] for _, _, bits in found)
+
+
+def test_a_rank_that_leaves_is_noticed(six):
+    def program(worker):
+        torch_distributed.MANY = 6
+        worker.timeout = 20.0
+        sync = torch_distributed.TorchDistributedSync(worker)
+        sync.start()
+        torch_distributed.MANY = halving.MANY
+        if sync.rank == 4:
+            sync.stop()
+            return "left"
+        torch_distributed.MANY = 6
+        try:
+            sync.all_reduce(torch.ones(1000))
+        except PeerLost:
+            return "noticed"
+        finally:
+            torch_distributed.MANY = halving.MANY
+            sync.stop()
+
+    found, _ = six.run(program, [{}] * 6)
+    assert found[4] == "left"
+    assert found.count("noticed") == 5
