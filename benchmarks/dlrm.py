@@ -19,7 +19,7 @@ rank on all vectors, and an MLP. Every side has the same model, batch size, lear
                     rest; batches are slices of tensors in memory
 ``fbgemm``          the same with FBGEMM's tables, which TorchRec uses, and the row-wise Adagrad of
                     their backward pass (``pip install fbgemm-gpu-cpu``; 1.8 goes with torch 2.13)
-``fbgemm with ...``  the same with ``DotInteraction``, which the sides of BigDL have
+``fbgemm with …``   the same with ``DotInteraction``, which the sides of BigDL have
 ``plain, Adagrad``  the same with ``torch.optim.Adagrad`` for the table, too: a state as large as
                     the table
 ``keras, N×T``      DLRM of Keras on TensorFlow by an Estimator with its ``ShardedEmbedding``
@@ -62,6 +62,7 @@ CRITEO = (
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 WIDTH = 32
+OURS_ON_THEIRS = "fbgemm with DotInteraction"
 
 
 def fields_of(rows):
@@ -444,11 +445,13 @@ def speed(options):
     sides = [f"bigdl, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
     sides += [f"growing, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
     sides += ["plain"] if options.rows > 2e7 else ["plain", "plain, Adagrad"]
-    sides += ["fbgemm"] if importlib.util.find_spec("fbgemm_gpu") else []
+    has_fbgemm = bool(importlib.util.find_spec("fbgemm_gpu"))
+    sides += ["fbgemm"] if has_fbgemm else []
     if options.model == "dlrm":
+        sides += [OURS_ON_THEIRS] if has_fbgemm else []
         sides += [f"keras, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
         sides += ["keras.fit"]
-    wanted = options.sides or ["bigdl", "growing", "plain", "fbgemm"]
+    wanted = options.sides or ["bigdl", "growing", "plain", "fbgemm", OURS_ON_THEIRS]
     sides = [side for side in sides if side.partition(",")[0] in wanted]
     found = {side: [] for side in sides}
     for repeat in range(options.repeats):
@@ -457,7 +460,7 @@ def speed(options):
             print(f"  {side}: {found[side][-1]}", file=sys.stderr)
     small = {s: in_child(options, s, rows=1000, epochs=1)["peak"] for s in sides}
     rows = sum(fields_of(options.rows))
-    others = [side for side in sides if "×" not in side]
+    others = [side for side in sides if "×" not in side and side != OURS_ON_THEIRS]
     rates_alone = [statistics.median(f["samples_s"] for f in found[side]) for side in others]
     best = max(rates_alone, default=float("nan"))
     print(
