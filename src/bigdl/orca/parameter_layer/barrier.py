@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from bigdl.orca.engines.spark import SparkEngine
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
-_LARGE = 1 << 20  # bytes of a message from which on it is sent by itself
+_LARGE = 1 << 20  # bytes of a message from which on a part of it is sent by itself
 _LOST = "lost"  # the answer of ranks where the state of one is gone
 
 
@@ -183,6 +183,7 @@ class MessageExchange:
 
     def __init__(self, sync: GradientSync, near: HostExchange | None = None):
         self._sync, self._near = sync, near or HostExchange({})
+        self._memory: dict[int, Any] = {}  # for large messages, by the rank that they are from
 
     def __call__(self, messages: Sequence[Message]) -> list:
         """Give a message to every rank.
@@ -208,19 +209,24 @@ class MessageExchange:
         import torch
         import torch.distributed as dist
 
-        lengths = [
-            0 if rank == sync.rank else len(message) for rank, message in enumerate(messages)
-        ]
+        by_gloo = [rank for rank in range(sync.world_size) if rank not in {*peers, sync.rank}]
+        distinct = {id(messages[rank]): messages[rank] for rank in by_gloo}
+        parcels = {number: _Parcel.of(message) for number, message in distinct.items()}
+        sent = {rank: parcels[id(messages[rank])] for rank in by_gloo}
         places = self._placed(messages)
-        outgoing = torch.tensor([[n, *place] for n, place in zip(lengths, places, strict=True)])
+        rows = [[*sent.get(rank, _NOTHING).sizes, *place] for rank, place in enumerate(places)]
+        outgoing = torch.tensor(rows)
         incoming = torch.empty_like(outgoing)
         with as_peer_lost():  # a gather in a ring would take as many latencies as there are ranks
             dist.all_to_all_single(incoming, outgoing)
-        sent = [0 if rank in peers else length for rank, length in enumerate(lengths)]
-        sizes = [0 if rank in peers else int(row[0]) for rank, row in enumerate(incoming)]
-        exchanged = self._by_gloo(messages, sent, sizes)
+        exchanged: list = [None] * sync.world_size
+        if by_gloo:
+            sizes = {rank: incoming[rank, : len(_NOTHING.sizes)].tolist() for rank in by_gloo}
+            for rank, message in self._by_gloo(sent, sizes).items():
+                exchanged[rank] = message
         for rank in peers:
-            exchanged[rank] = self._near.read(rank, incoming[rank, 1:].tolist())
+            place = incoming[rank, len(_NOTHING.sizes) :].tolist()
+            exchanged[rank] = self._near.read(rank, place)
         exchanged[sync.rank] = messages[sync.rank]
         return exchanged
 
@@ -232,49 +238,89 @@ class MessageExchange:
         nowhere = (0,) * HostExchange.FIELDS
         return [places.get(id(message), nowhere) for message in messages]
 
-    def _by_gloo(self, messages: Sequence[Message], sent: list[int], sizes: list[int]) -> list:
-        """Exchange messages of these sizes; 0 is for those that do not go this way."""
+    def _by_gloo(self, sent: "dict[int, _Parcel]", sizes: dict[int, list[int]]) -> dict:
+        """Exchange parcels, given the sizes of those that come in.
+
+        Small ones go all at once. Large parts go in rounds, in which every link carries one of
+        them each way: several at once would get in each other's way where links are what limits
+        them.
+        """
         import torch
         import torch.distributed as dist
 
-        sync = self._sync
-        if len(self._near.neighbours) == sync.world_size - 1:
-            return [None] * sync.world_size
-        small = torch.empty(sum(_small(sizes)), dtype=torch.uint8)
-        exchanged: list = list(small.split(_small(sizes)))
-        outgoing = [torch.empty(0, dtype=torch.uint8)]
-        outgoing += [_flat(m) for m, size in zip(messages, _small(sent), strict=True) if size]
+        world, own = self._sync.world_size, self._sync.rank
+        before = [sizes[rank][0] + sizes[rank][2] if rank in sizes else 0 for rank in range(world)]
+        given = [sent[rank].rest if rank in sent else b"" for rank in range(world)]
+        small = torch.empty(sum(before), dtype=torch.uint8)
+        outgoing = torch.from_numpy(np.frombuffer(bytearray(b"").join(given), np.uint8))
         with as_peer_lost():
-            dist.all_to_all_single(small, torch.cat(outgoing), _small(sizes), _small(sent))
-            for distance in range(1, sync.world_size):
-                target = (sync.rank + distance) % sync.world_size
-                source = (sync.rank - distance) % sync.world_size
-                works: list[Any] = []
-                if sizes[source] >= _LARGE:
-                    exchanged[source] = torch.empty(sizes[source], dtype=torch.uint8)
-                    works.append(dist.irecv(exchanged[source], source))
-                if sent[target] >= _LARGE:
-                    works.append(dist.isend(_flat(messages[target]), target))
+            dist.all_to_all_single(small, outgoing, before, list(map(len, given)))
+        received = dict(zip(range(world), small.split(before), strict=True))
+        messages = {rank: received[rank].numpy() for rank in sizes}
+        for distance in range(1, world):
+            target, source = (own + distance) % world, (own - distance) % world
+            works: list[Any] = []
+            with as_peer_lost():
+                if source in sizes and sizes[source][1]:
+                    head, large, tail = sizes[source]
+                    memory = self._room(source, head + large + tail)
+                    works.append(dist.irecv(memory[head : head + large], source))
+                    memory[:head] = received[source][:head]
+                    memory[head + large :] = received[source][head:]
+                    messages[source] = memory.numpy()
+                if target in sent and sent[target].sizes[1]:
+                    works.append(dist.isend(sent[target].large, target))
                 for work in works:
                     work.wait()
-        return [received.numpy() for received in exchanged]
+        return messages
+
+    def _room(self, rank: int, size: int):
+        """Memory for a message of a rank, over that of its last one."""
+        import torch
+
+        memory = self._memory.get(rank)
+        if memory is None or len(memory) < size:
+            memory = self._memory[rank] = torch.empty(size, dtype=torch.uint8)
+        return memory[:size]
 
 
-def _small(sizes: Sequence[int]) -> list[int]:
-    """The sizes of the messages that go all at once, and 0 for the others.
+@dataclass(frozen=True)
+class _Parcel:
+    """A message for a socket, of which a large part is sent from where it lies.
 
-    Large ones go in rounds, in which every link carries one of them each way: several at once
-    would get in each other's way where links are what limits them.
+    Attributes
+    ----------
+    sizes : tuple of int
+        Bytes before the large part, of it, and behind it.
+    rest : bytes-like
+        What is before and behind it.
+    large : torch.Tensor or None
     """
-    return [size if size < _LARGE else 0 for size in sizes]
+
+    sizes: tuple[int, int, int]
+    rest: bytes | bytearray = b""
+    large: Any = None
+
+    @classmethod
+    def of(cls, message: Message) -> "_Parcel":
+        """The parcel of a message; with several large parts all of it is one."""
+        import torch
+
+        parts = message.parts
+        largest = max(range(len(parts)), key=lambda place: len(parts[place]))
+        rest = len(message) - len(parts[largest])
+        if len(message) < _LARGE:
+            return cls((len(message), 0, 0), bytes(message))
+        if rest >= _LARGE:
+            parts, largest = [bytearray(b"").join(parts)], 0
+        array = np.frombuffer(parts[largest], np.uint8)
+        if not array.flags.writeable:  # torch warns of those
+            array = array.copy()
+        head, tail = (bytearray(b"").join(p) for p in (parts[:largest], parts[largest + 1 :]))
+        return cls((len(head), len(array), len(tail)), head + tail, torch.from_numpy(array))
 
 
-def _flat(message: Message):
-    """The bytes of a message as a tensor."""
-    import torch
-
-    parts = [np.frombuffer(part, np.uint8) for part in message.parts]
-    return torch.from_numpy(np.concatenate(parts))
+_NOTHING = _Parcel((0, 0, 0))
 
 
 class StateFiles:
