@@ -52,12 +52,15 @@ class HalvingDoubling:
     Parameters
     ----------
     library : module
-        ``torch.distributed``, in a process group of gloo.
+        ``torch.distributed``.
     rank, world_size : int
+    group : torch.distributed.ProcessGroup, optional
+        Of gloo, with all ranks; default the one of the process. What still runs when it is left
+        fails, and never reaches a later one.
     """
 
-    def __init__(self, library: Any, rank: int, world_size: int):
-        self._library = library
+    def __init__(self, library: Any, rank: int, world_size: int, group: Any = None):
+        self._library, self._group = library, group
         self._groups: list[list[int]] = []  # the ranks that exchange pieces, round by round
         stride = 1
         for factor in factors(world_size):
@@ -124,9 +127,9 @@ class HalvingDoubling:
         works = []
         for rank, tensor in received.items():
             if len(tensor):
-                works.append(self._library.irecv(tensor, rank, tag=tag))
+                works.append(self._library.irecv(tensor, rank, self._group, tag))
             if len(sent[rank]):
-                works.append(self._library.isend(sent[rank], rank, tag=tag))
+                works.append(self._library.isend(sent[rank], rank, self._group, tag))
         for work in works:
             work.wait()
 

@@ -121,7 +121,8 @@ class TorchDistributedSync(GradientSync):
     def _start_reduce(self, tensor, operation):
         if self._is_sum_of_many(tensor, operation):
             if self._halving is None:
-                self._halving = HalvingDoubling(self._library, self.rank, self.world_size)
+                group = self._library.group.WORLD
+                self._halving = HalvingDoubling(self._library, self.rank, self.world_size, group)
             return self._halving.start(tensor.view(-1))
         how = getattr(self._library.ReduceOp, operation.upper())
         group = self._gpus if tensor.is_cuda else None
