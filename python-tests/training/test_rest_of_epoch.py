@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch import Estimator
+from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.training.rest import row_ids
 
 ROWS, BATCH = 50, 6
@@ -98,6 +99,45 @@ def test_each_row_is_read_once_whatever_the_number_of_workers(tmp_path, kind):
         lambda workers: estimator(tmp_path, workers, shuffle=shuffle),
         lambda workers: make(),
     )
+
+
+class Rated(nn.Module):
+    """As :class:`Visits`, for pairs of a user and an item."""
+
+    def __init__(self, users, items):
+        super().__init__()
+        self.items = items
+        self.weights = nn.Embedding(users * items, 1, sparse=True)
+        nn.init.zeros_(self.weights.weight)
+
+    def forward(self, user, item):
+        return self.weights(user.long() * self.items + item.long())
+
+
+@pytest.mark.slow
+def test_ratings_are_read_once_by_two_workers_and_eight_and_three(tmp_path, data_dir):
+    ratings = np.loadtxt(data_dir / "ml-100k" / "u.data", dtype=np.int32)[:40_500]
+    users, items = ratings[:, 0].max() + 1, ratings[:, 1].max() + 1
+    data = {"x": [ratings[:, 0], ratings[:, 1]], "y": ratings[:, 2].astype("float32")}
+    options = {"batch_size": 1000, "seed": 5, "checkpoint_trigger": SeveralIteration(5)}
+    for workers, steps in ((2, 10), (8, 20), (3, 25), (2, None)):
+        est = Estimator.from_torch(
+            model=lambda config: Rated(users, items),
+            optimizer=lambda model, config: torch.optim.SGD(model.parameters(), lr=1.0),
+            loss=lambda output, target: output.mean(),
+            model_dir=str(tmp_path),
+            backend="local",
+            workers_per_node=workers,
+        )
+        goal = {"max_steps": steps} if steps else {"epochs": 1}
+        figures = est.fit(data, resume="auto", **goal, **options)
+        est.shutdown()
+    assert figures[-1]["num_samples"] == len(ratings)
+    weights = est.get_model().weights.weight.detach().numpy()[:, 0]
+    found = weights[ratings[:, 0].astype("int64") * items + ratings[:, 1]]
+    # the last batch has 500 rows, which weigh twice as much
+    visits = np.rint(-1000 * found).astype(int)
+    assert np.bincount(visits).tolist() == [0, len(ratings) - 500, 500]
 
 
 def test_rows_of_a_frame_may_lie_in_other_partitions(tmp_path, orca_spark):
