@@ -127,7 +127,7 @@ def measured(
     finally:
         stop_orca_context()
     typical = statistics.median(computing)
-    quantiles = np.quantile(np.array(computing) / typical, np.linspace(0.005, 0.995, 100))
+    quantiles = np.quantile(np.array(computing) - typical, np.linspace(0.005, 0.995, 100))
     machine = {
         "cores": len(os.sched_getaffinity(0)),
         "processor": platform.machine(),

@@ -75,40 +75,39 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Jitter:
-    """How the seconds of computing a gradient spread, as factors.
+    """How the seconds of computing a gradient spread.
 
     Attributes
     ----------
-    ratios : tuple of float
-        Measured factors, of which every task draws one ("replay").
+    delays : tuple of float
+        Measured seconds, of which every task draws one ("replay") that comes on top.
     sigma : float
-        Or the standard deviation of the logarithm of a log-normal factor.
+        Standard deviation of the logarithm of a log-normal factor.
     straggling : float
         Probability that a task is a straggler.
     slowness : float
         Further factor of a straggler.
     """
 
-    ratios: tuple[float, ...] = ()
+    delays: tuple[float, ...] = ()
     sigma: float = 0.0
     straggling: float = 0.0
     slowness: float = 1.0
 
     @property
     def is_none(self) -> bool:
-        return not (self.ratios or self.sigma or self.straggling)
+        return not (self.delays or self.sigma or self.straggling)
 
-    def draw(self, random: np.random.Generator, tasks: int) -> np.ndarray:
-        """A factor for every task."""
-        if self.ratios:
-            factors = random.choice(self.ratios, tasks)
-        elif self.sigma:
-            factors = random.lognormal(0.0, self.sigma, tasks)
-        else:
-            factors = np.ones(tasks)
+    def draw(self, random: np.random.Generator, tasks: int, compute_s: float) -> np.ndarray:
+        """The seconds of every task."""
+        seconds = np.full(tasks, compute_s)
+        if self.sigma:
+            seconds *= random.lognormal(0.0, self.sigma, tasks)
         if self.straggling:
-            factors = np.where(random.random(tasks) < self.straggling, self.slowness, 1) * factors
-        return factors
+            seconds *= np.where(random.random(tasks) < self.straggling, self.slowness, 1)
+        if self.delays:
+            seconds += random.choice(self.delays, tasks)
+        return np.maximum(seconds, 0.0)
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,9 @@ class _Player:
         draws = not jitter.is_none and any(leg.phase == COMPUTE for leg in stage.legs)
         if not draws and stage in self._played:
             return self._played[stage]
-        factors = jitter.draw(self._random, stage.tasks) if draws else np.ones(stage.tasks)
-        compute = (factors * self._workload.compute_s).tolist()
+        compute = [self._workload.compute_s] * stage.tasks
+        if draws:
+            compute = jitter.draw(self._random, stage.tasks, self._workload.compute_s).tolist()
         cluster = self._cluster
         found = run_stage(
             stage.legs, compute, cluster.nodes, cluster.cores, cluster.others, cluster.machines

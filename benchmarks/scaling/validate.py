@@ -92,21 +92,22 @@ class Calibration:
     points : tuple of Point
     empty_jobs : tuple of (int, float)
         Tasks of a job that does nothing, and its seconds.
-    ratios : tuple of float
-        How much longer than typical the computing of a gradient was, in all steps.
+    delays : tuple of float
+        Seconds by which computing a gradient took longer than typical, in all steps. A gradient is
+        a sleep, which tells how late a core is given to a task, whatever it computes.
     """
 
     machine: dict[str, Any]
     points: tuple[Point, ...]
     empty_jobs: tuple[tuple[int, float], ...]
-    ratios: tuple[float, ...] = field(default=())
+    delays: tuple[float, ...] = field(default=())
 
     def save(self, path: Path) -> None:
         doc = {
             "machine": self.machine,
             "points": [vars(point) for point in self.points],
             "empty_jobs": self.empty_jobs,
-            "ratios": [round(ratio, 4) for ratio in self.ratios],
+            "delays": [round(seconds, 6) for seconds in self.delays],
         }
         path.write_text(json.dumps(doc, indent=1) + "\n")
 
@@ -117,11 +118,11 @@ class Calibration:
         doc = json.loads(path.read_text())
         points = [Point(**{**p, "seconds": tuple(p["seconds"])}) for p in doc["points"]]
         jobs = tuple((tasks, seconds) for tasks, seconds in doc["empty_jobs"])
-        return cls(doc["machine"], tuple(points), jobs, tuple(doc["ratios"]))
+        return cls(doc["machine"], tuple(points), jobs, tuple(doc["delays"]))
 
     @property
     def jitter(self) -> Jitter:
-        return Jitter(ratios=self.ratios)
+        return Jitter(delays=self.delays)
 
     @property
     def dispatch_s(self) -> float:

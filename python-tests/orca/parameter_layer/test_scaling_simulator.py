@@ -184,8 +184,8 @@ def test_an_iteration_waits_for_the_straggler():
     assert np.allclose(found.seconds, 1.5)
 
 
-def test_measured_ratios_are_replayed():
-    found = run(1, "plain", FREE, jitter=Jitter(ratios=(1.0, 2.0)), iterations=40)
+def test_measured_delays_are_replayed():
+    found = run(1, "plain", FREE, jitter=Jitter(delays=(0.0, 0.5)), iterations=40)
     assert set(found.seconds) == {0.5, 1.0}
 
 
