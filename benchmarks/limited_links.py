@@ -34,7 +34,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from scaling.links import POLICIES, Exchanges, Setting, check, costs_of, prediction
+from scaling.links import POLICIES, Exchanges, Setting, check, costs_of, error_of
 
 HOSTS = 4
 SCRIPT = Path(__file__).parents[1] / "scripts" / "clusters" / "hosts.py"
@@ -292,7 +292,7 @@ def reducing(size: int, steps: int, compute_s: float):
 
 
 def report(exchanges: Exchanges) -> None:
-    costs = {side: costs_of(side, exchanges) for side in SIDES}
+    costs = costs_of(exchanges)
     print("| links | side | seconds, median (range) | to gloo by hand | simulated |")
     print("|---|---|---|---|---|")
     slow = []
@@ -302,14 +302,14 @@ def report(exchanges: Exchanges) -> None:
             spread = f"{median:.3f} ({min(seconds):.3f}–{max(seconds):.3f})"
             ratio = median / exchanges.typical_s(BY_HAND, setting)
             said = "" if side == OVERLAPPED else f"{ratio:.2f}"
-            error = prediction(side, setting, costs[side], exchanges) / median - 1
+            error = error_of(side, setting, costs, exchanges)
             is_fitted = setting.is_free and side != OVERLAPPED
             predicted = "fitted" if is_fitted else f"{error:+.0%}"
             print(f"| {setting} | {side} | {spread} | {said} | {predicted} |")
             if said and ratio > GATE and not (setting.is_free or setting.delay_ms):
                 slow.append(f"{side} takes {ratio:.2f} times gloo by hand: {setting}")
     print(f"\n{costs}")
-    raise SystemExit("\n".join([*slow, *check(exchanges)]) or 0)
+    raise SystemExit("\n".join([*slow, *check(exchanges, costs)]) or 0)
 
 
 if __name__ == "__main__":

@@ -52,11 +52,15 @@ def curves(options) -> None:
     fits = validated(calibration)
     model = fit_inception(fits["shuffle"].costs, calibration.jitter)
     exchanges = links.Exchanges.load(options.links)
-    if missed := links.check(exchanges):
+    costs = links.costs_of(exchanges)
+    if missed := links.check(exchanges, costs):
         raise UsageError("; ".join(missed))
-    ring = links.costs_of("torch.distributed", exchanges)
     found = report.curves(
-        model, fits["barrier"].costs, ring, iterations=options.iterations, seed=options.seed
+        model,
+        fits["barrier"].costs,
+        costs["torch.distributed"],
+        iterations=options.iterations,
+        seed=options.seed,
     )
     report.print_curves(found, model)
     if options.chart:

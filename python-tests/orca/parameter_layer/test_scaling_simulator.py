@@ -319,7 +319,8 @@ def exchanges(slower=1.0):
 @pytest.mark.parametrize(("slower", "missed"), [(1.05, 0), (1.3, 10)])
 def test_exchanges_over_limited_links_are_predicted_or_named(slower, missed, tmp_path):
     exchanges(slower).save(tmp_path / "links.json")
-    found = links.check(Exchanges.load(tmp_path / "links.json"))
+    loaded = Exchanges.load(tmp_path / "links.json")
+    found = links.check(loaded, links.costs_of(loaded))
     assert len(found) == missed
     assert all("the simulator is off by" in sentence for sentence in found)
 

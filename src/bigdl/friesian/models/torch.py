@@ -339,7 +339,33 @@ class WideAndDeep(TableModel):
         return torch.sigmoid(wide + deep)
 
 
-class DeepFM(TableModel):
+class FieldsModel(TableModel):
+    """Base of the models that are made of categories and numbers."""
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: FeatureSchema,
+        categories: Iterable[str],
+        numbers: Iterable[str] = (),
+        **options,
+    ) -> Self:
+        """A model of the size of a table.
+
+        Parameters
+        ----------
+        schema : FeatureSchema
+        categories : list of str
+            Columns of whole numbers.
+        numbers : list of str
+        **options
+            Of the class.
+        """
+        sizes: Any = cardinalities(schema, categories), check_numbers(schema, numbers)
+        return cls(*sizes, **options)
+
+
+class DeepFM(FieldsModel):
     """The probability of a click, by products of all pairs of fields and a network on them.
 
     Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI
@@ -392,27 +418,6 @@ class DeepFM(TableModel):
         self.bias = nn.Parameter(torch.zeros(()))
         self.hidden = mlp(len(self.feature_cols) * dim, hidden, dropout)
         self.head = nn.Linear(hidden[-1], 1)
-
-    @classmethod
-    def from_schema(
-        cls,
-        schema: FeatureSchema,
-        categories: Iterable[str],
-        numbers: Iterable[str] = (),
-        **options,
-    ) -> DeepFM:
-        """A model of the size of a table.
-
-        Parameters
-        ----------
-        schema : FeatureSchema
-        categories : list of str
-            Columns of whole numbers.
-        numbers : list of str
-        **options
-            Of the class.
-        """
-        return cls(cardinalities(schema, categories), check_numbers(schema, numbers), **options)
 
     def forward(self, *columns: Tensor) -> Tensor:
         """Probabilities of shape ``(n,)`` for the columns `feature_cols`."""
@@ -495,7 +500,7 @@ class _PairProducts(torch.autograd.Function):
         return symmetric.view(*vectors.shape[:2], -1) @ vectors, None, None
 
 
-class DLRM(TableModel):
+class DLRM(FieldsModel):
     """The probability of a click, by products of all pairs of embeddings and a network on them.
 
     Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation
@@ -549,23 +554,6 @@ class DLRM(TableModel):
         self.interaction = DotInteraction(len(categories))
         self.hidden = mlp(dim + len(self.interaction.pairs), hidden, dropout)
         self.head = nn.Linear(hidden[-1], 1)
-
-    @classmethod
-    def from_schema(
-        cls, schema: FeatureSchema, categories: Iterable[str], numbers: Iterable[str], **options
-    ) -> DLRM:
-        """A model of the size of a table.
-
-        Parameters
-        ----------
-        schema : FeatureSchema
-        categories : list of str
-            Columns of whole numbers.
-        numbers : list of str
-        **options
-            Of the class.
-        """
-        return cls(cardinalities(schema, categories), check_numbers(schema, numbers), **options)
 
     def forward(self, *columns: Tensor) -> Tensor:
         """Probabilities of shape ``(n,)`` for the columns `feature_cols`."""

@@ -306,12 +306,11 @@ class _Parcel:
         """The parcel of a message; with several large parts all of it is one."""
         import torch
 
-        parts = message.parts
+        parts, size = message.parts, len(message)
+        if size < _LARGE:
+            return cls((size, 0, 0), bytes(message))
         largest = max(range(len(parts)), key=lambda place: len(parts[place]))
-        rest = len(message) - len(parts[largest])
-        if len(message) < _LARGE:
-            return cls((len(message), 0, 0), bytes(message))
-        if rest >= _LARGE:
+        if size - len(parts[largest]) >= _LARGE:
             parts, largest = [bytearray(b"").join(parts)], 0
         array = np.frombuffer(parts[largest], np.uint8)
         if not array.flags.writeable:  # torch warns of those

@@ -154,7 +154,7 @@ class LocalSteps:
         self._sync, self._optimizer, self.steps = sync, built.optimizer, steps
         self.rows = 0.0
         self._made = 0
-        self._wrapped: dict[int, torch.nn.Parameter] = {}  # by the tensor's place in memory
+        self._means: list[torch.nn.Parameter] = []  # in the memory of what is averaged
 
     def count(self, parameters: Sequence[torch.nn.Parameter], *, is_last: bool) -> bool:
         """Count a step; returns True if weights are the mean of all ranks now. A collective."""
@@ -173,14 +173,11 @@ class LocalSteps:
             return
         self._complete(parameters)
         tensors = [*parameters, *(t for p in parameters for t in self._state(p))]
-        places = [tensor.data_ptr() for tensor in tensors]
-        if places != list(self._wrapped):
-            means = [torch.nn.Parameter(t.detach(), requires_grad=False) for t in tensors]
-            self._wrapped = dict(zip(places, means, strict=True))
-        means = list(self._wrapped.values())
-        for mean in means:
+        if [t.data_ptr() for t in tensors] != [mean.data_ptr() for mean in self._means]:
+            self._means = [torch.nn.Parameter(t.detach(), requires_grad=False) for t in tensors]
+        for mean in self._means:
             mean.grad = mean.detach()  # the same memory
-        self._sync.all_reduce_gradients(means, self.rows / rows)
+        self._sync.all_reduce_gradients(self._means, self.rows / rows)
 
     def _state(self, parameter) -> list[torch.Tensor]:
         state = self._optimizer.state.get(parameter, {})
