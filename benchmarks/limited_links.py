@@ -9,7 +9,7 @@ with a limit of what each sends and gets. A vector of float32 is summed over the
 * ``behind the backward pass``: the same, while a backward pass goes on that sleeps: the seconds of
   a step in which a gradient takes one;
 * ``barrier``: a step of the parameter layer, which also makes the update: gradients to the owners
-  of the slices, weights to everybody. It is what a step adds to a group.
+  of the slices, weights to everybody.
 
 All sides are asked in turn, in every repetition. The simulator of benchmarks/scaling, whose costs
 are fitted to the exchanges without a limit, predicts those with one; ``--json`` keeps what it
@@ -228,8 +228,7 @@ def on_spark() -> None:
             if size not in layers:
                 point = Point("barrier", HOSTS, size, 1, 0.0)
                 layers[size] = Layer(point)
-            short, long = (layers[size].group(steps)[0] for steps in (1, 1 + steps))
-            seconds = (long - short) / steps
+            seconds = layers[size].step(steps)
         print("seconds", seconds, flush=True)
     for layer in layers.values():
         layer.close()

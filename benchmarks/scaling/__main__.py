@@ -57,8 +57,11 @@ def curves(options) -> None:
         raise UsageError("; ".join(missed))
     found = report.curves(
         model,
-        fits["barrier"].costs,
-        costs["torch.distributed"],
+        {
+            "barrier": fits["barrier"].costs,
+            "overlap": costs["behind the backward pass"],
+            "overlap-halving": costs["halving and doubling"],
+        },
         iterations=options.iterations,
         seed=options.seed,
     )

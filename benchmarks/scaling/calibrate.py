@@ -209,20 +209,22 @@ class Layer:
         )
         self._done = 0
 
-    def group(self, steps: int | None = None) -> tuple[float, list[float]]:
-        """Seconds of a group, and those that every rank computed in every step.
-
-        Parameters
-        ----------
-        steps : int, optional
-            Default: those of the point.
-        """
-        numbers = range(self._done, self._done + (steps or self._point.group_size))
+    def group(self) -> tuple[float, list[float]]:
+        """Seconds of a group, and those that every rank computed in every step."""
         started = time.perf_counter()
-        records = self._transport.run([Step(0, number, self._hyper) for number in numbers])
+        records = self._run(self._point.group_size)
         taken = time.perf_counter() - started
-        self._done = numbers.stop
         return taken, [s["compute_s"] for step in records[0] for s in step["sources"]]
+
+    def step(self, steps: int) -> float:
+        """Seconds of one of so many steps that follow the first of a group, on the slowest rank."""
+        ends = [[step["ended_at"] for step in of_rank] for of_rank in self._run(steps + 1)]
+        return max(of_rank[-1] - of_rank[0] for of_rank in ends) / steps
+
+    def _run(self, steps: int) -> list[list[dict]]:
+        numbers = range(self._done, self._done + steps)
+        self._done = numbers.stop
+        return self._transport.run([Step(0, number, self._hyper) for number in numbers])
 
     def close(self) -> None:
         """Remove what the transport has kept."""

@@ -21,11 +21,12 @@ from .simulator import simulate
 __all__ = ["LIMIT", "POLICIES", "Exchanges", "Setting", "check", "costs_of", "error_of"]
 
 LIMIT = 0.15  # of a prediction's error
+OVERLAPPED = "behind the backward pass"
 POLICIES = {
     "gloo by hand": "ring",
     "halving and doubling": "halving",
-    "torch.distributed": "ring",
-    "behind the backward pass": "overlap",
+    "torch.distributed": "overlap",
+    OVERLAPPED: "overlap",
     "barrier": "barrier",
 }
 _SEGMENT, _FRAME = 1448, 1514  # bytes of data in a packet of TCP, and of the packet
@@ -111,7 +112,7 @@ class Exchanges:
 def prediction(side: str, setting: Setting, costs: Costs, exchanges: Exchanges) -> float:
     """The simulated seconds of a side."""
     policy, hosts = POLICIES[side], exchanges.hosts
-    compute_s = exchanges.compute_s if policy == "overlap" else 0.0
+    compute_s = exchanges.compute_s if side == OVERLAPPED else 0.0
     parameters = setting.millions * 10**6
     workload = Workload(hosts, parameters, compute_s, buckets=exchanges.buckets[setting.millions])
     latency_s = 2e-3 * setting.delay_ms
@@ -132,9 +133,7 @@ def costs_of(exchanges: Exchanges) -> dict[str, Costs]:
     What hides behind a backward pass tells little of its own costs: they are those of
     ``torch.distributed``, which is what does it.
     """
-    costs = {
-        side: _fitted(side, exchanges) for side, policy in POLICIES.items() if policy != "overlap"
-    }
+    costs = {side: _fitted(side, exchanges) for side in POLICIES if side != OVERLAPPED}
     return {side: costs.get(side, costs["torch.distributed"]) for side in POLICIES}
 
 

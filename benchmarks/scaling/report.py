@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .model import Cluster, Costs, Workload
-from .policies import ALL_REDUCE
 from .published import FITTED_TO, INCEPTION, Inception
 from .simulator import PHASES, simulate
 from .validate import LIMIT, Fit, Prediction
@@ -54,8 +53,7 @@ class Curves:
 
 def curves(
     model: Inception,
-    barrier: Costs,
-    ring: Costs,
+    costs: dict[str, Costs],
     nodes: Sequence[int] = _NODES,
     iterations: int = _ITERATIONS,
     seed: int = 0,
@@ -65,14 +63,12 @@ def curves(
     Parameters
     ----------
     model : Inception
-    barrier, ring : Costs
-        Of the barrier transport, and of an all-reduce of ``torch.distributed``.
+    costs : dict of str to Costs
+        By policy: "barrier", and others that do not have the costs of `model`.
     """
-    of_barrier, of_ring = replace(model, costs=barrier), replace(model, costs=ring)
     throughput, phases = {}, {}
     for label, policy, size in _LINES:
-        chosen = of_ring if policy in ALL_REDUCE else model
-        chosen = of_barrier if policy == "barrier" else chosen
+        chosen = replace(model, costs=costs.get(policy, model.costs))
         values = []
         for number in nodes:
             run = chosen.run(number, policy, iterations=iterations, group_size=size, seed=seed)
@@ -81,7 +77,8 @@ def curves(
                 phases[number] = {phase: run.share(phase) for phase in PHASES}
         throughput[label] = values
     tasks, sizes = (16, 64, 240, 448), (1, 2, 5, 10, 20)
-    overhead = {size: [_overhead(of_barrier, number, size) for number in tasks] for size in sizes}
+    by_barrier = replace(model, costs=costs["barrier"])
+    overhead = {size: [_overhead(by_barrier, number, size) for number in tasks] for size in sizes}
     return Curves(tuple(nodes), throughput, phases, tasks, overhead)
 
 

@@ -13,7 +13,7 @@ import pytest
 import ray_models
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.keras import ShardedEmbedding
+from bigdl.orca.keras import GrowingEmbedding, ShardedEmbedding
 from bigdl.orca.learn.tf2 import Estimator
 from bigdl.orca.learn.trigger import SeveralIteration
 from bigdl.training.tables.place import Place, placed
@@ -36,8 +36,7 @@ def creator(config):
         items = keras.layers.Embedding(10, 2)(9 - ids[:, 1])
     else:
         options = {**config.get("table", {})}
-        both = ShardedEmbedding([30, 10], 3, **options)(ids)
-        items = ShardedEmbedding(10, 2, "normal", **options)(9 - ids[:, 1])
+        both, items = tables_of(config.get("growing"), options, ids)
     hidden = keras.layers.Concatenate()([keras.layers.Flatten()(both), items])
     hidden = keras.layers.Dropout(config.get("dropout", 0.0))(hidden)
     model = keras.Model(ids, keras.layers.Dense(1)(hidden))
@@ -45,6 +44,18 @@ def creator(config):
     if "first" in config:
         model.set_weights(config["first"])
     return model
+
+
+def tables_of(growing, options, ids):
+    """Rows of two tables for ids; where they grow, all first values are zero, and ids are large."""
+    if growing is None:
+        zeros = {"embeddings_initializer": options.pop("init")} if "init" in options else {}
+        both = ShardedEmbedding([30, 10], 3, **zeros, **options)(ids)
+        more = {"embeddings_initializer": "normal"} | zeros
+        return both, ShardedEmbedding(10, 2, **more, **options)(9 - ids[:, 1])
+    options = {"embeddings_initializer": options.pop("init", "zeros"), **growing, **options}
+    both = GrowingEmbedding(3, fields=2, **options)(ids * 7919 - 100_000)
+    return both, GrowingEmbedding(2, **options)(9 - ids[:, 1])
 
 
 def estimator_of(workers, model_dir, backend="local", **config):
@@ -239,13 +250,22 @@ BACKEND = """
     import sys
     sys.path.insert(0, {tests!r})
     import keras
-    from test_keras_tables import estimator_of, fit, weights_of, assert_equal
+    import numpy as np
+    from test_keras_tables import (
+        IDS, assert_equal, estimator_of, fit, weights_of, weights_of_zeros
+    )
     for optimizer in ("SGD", "Adagrad"):
         first = weights_of(estimator_of(1, None), set_weights=False)
         ordinary = estimator_of(2, None, first=first, optimizer=optimizer)
         estimator = estimator_of(2, {folder!r}, optimizer=optimizer)
         fit(ordinary), fit(estimator)
         assert_equal(weights_of(estimator), weights_of(ordinary))
+    growing = estimator_of(2, {folder!r} + "-growing", growing={{}}, optimizer="Adagrad")
+    fit(growing)
+    assert_equal(weights_of(growing)[2:], weights_of_zeros({folder!r} + "-zeros")[2:])
+    np.testing.assert_allclose(
+        growing.predict(IDS), growing.get_model().predict(IDS, verbose=0), atol=1e-6
+    )
     print(keras.backend.backend(), "equals")
 """
 
@@ -263,6 +283,108 @@ def test_other_backends_of_keras(tmp_path, backend):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{backend} equals" in done.stdout
+
+
+# Tables that grow --------------------------------------------------------------------------------
+
+
+def weights_of_zeros(folder):
+    """The weights of a model whose tables begin with zeros."""
+    estimator = estimator_of(2, folder, table={"init": "zeros"}, optimizer="Adagrad")
+    fit(estimator)
+    return weights_of(estimator)
+
+
+def rows_of(model, layer, ids):
+    """Rows of a growing table, as a model has them all."""
+    table = next(each for each in model.layers if each.name.startswith(layer))
+    return keras.ops.convert_to_numpy(table(np.asarray(ids)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_table_that_grows_learns_as_one_that_has_all_rows(tmp_path, workers):
+    estimator = estimator_of(workers, tmp_path / "growing", growing={}, optimizer="Adagrad")
+    figures = fit(estimator)
+    whole = estimator_of(workers, tmp_path / "all", table={"init": "zeros"}, optimizer="Adagrad")
+    np.testing.assert_allclose(figures["loss"], fit(whole)["loss"], rtol=1e-6)
+    model, other = estimator.get_model(), whole.get_model()
+    assert_equal(model.get_weights()[2:], other.get_weights()[2:])
+    both = rows_of(model, "growing", np.stack([np.arange(10)] * 2, 1) * 7919 - 100_000)
+    users, items = np.split(other.get_weights()[0], [30])
+    is_read = np.isin(np.arange(10), IDS[:, 0])
+    np.testing.assert_allclose(both[:, 0], users[:10] * is_read[:, None], atol=1e-6)
+    np.testing.assert_allclose(
+        both[:, 1], items * np.isin(np.arange(10), IDS[:, 1])[:, None], atol=1e-6
+    )
+    loss = model.evaluate(IDS, TARGETS, verbose=0)
+    assert estimator.evaluate((IDS, TARGETS))["validation_loss"] == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_allclose(estimator.predict(IDS), model.predict(IDS, verbose=0), atol=1e-6)
+
+
+GROWTH = {"admit_after": 3, "expire_after": 5, "storage": "mmap", "optimizer": "rowwise_adagrad"}
+
+
+def test_ids_come_and_go_as_they_do_in_one_process(tmp_path):
+    found = []
+    for workers in (1, 2):
+        estimator = estimator_of(
+            workers, tmp_path / str(workers), growing=GROWTH, table={"init": "uniform"}
+        )
+        few = IDS[:8], TARGETS[:8]  # one batch, so that workers have the same ones
+        for rows in (few, (IDS[8:16], TARGETS[8:16])):
+            estimator.fit(rows, epochs=4, batch_size=8, seed=3, verbose=0)
+        tables = [each for each in estimator.get_model().layers if "growing" in each.name]
+        found.append([each.to_arrow(field=0).to_pydict() for each in tables])
+        assert_equal(*(weights_of(estimator)[2:], weights_of(estimator)[2:]))
+    for one, other in zip(*found, strict=True):
+        assert one["id"] == other["id"]
+        np.testing.assert_allclose(one["vector"], other["vector"], atol=1e-6)
+    ids = found[0][0]["id"]
+    assert 0 < len(ids) <= len(np.unique(IDS[:16, 0]))
+
+
+def test_a_growing_table_is_resumed_to_the_bit(tmp_path):
+    config = {"growing": GROWTH, "table": {"init": "uniform"}, "dropout": 0.3}
+    whole = estimator_of(2, tmp_path / "whole", **config)
+    fit(whole)
+    fit(estimator_of(2, tmp_path / "cut", **config), epochs=1)
+    estimator = estimator_of(2, tmp_path / "cut", **config)
+    fit(estimator, resume="auto")
+    np.testing.assert_array_equal(estimator.predict(IDS), whole.predict(IDS))
+
+
+def test_files_have_the_whole_growing_table(tmp_path, monkeypatch):
+    config = {"growing": {}, "table": {"init": "uniform"}, "optimizer": "Adagrad"}
+    estimator = estimator_of(2, tmp_path / "models", **config)
+    fit(estimator)
+    expected = estimator.predict(IDS)
+    estimator.save(str(tmp_path / "model.keras"))
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(IDS, verbose=0), expected, atol=1e-6)
+    estimator.save_checkpoint(str(tmp_path / "state"))
+    further = []
+    for path in (Estimator.latest_checkpoint(str(tmp_path / "models")), str(tmp_path / "state")):
+        other = estimator_of(3, tmp_path / "others", **config)
+        other.load_checkpoint(path)
+        np.testing.assert_allclose(other.predict(IDS), expected, atol=1e-6)
+        fit(other)
+        further.append(other.predict(IDS))
+    np.testing.assert_allclose(*further, atol=1e-6)  # rows have what their optimizer kept of them
+    instance = Estimator.from_keras(
+        model=loaded, backend="local", workers_per_node=2, model_dir=str(tmp_path / "instance")
+    )
+    np.testing.assert_allclose(instance.predict(IDS), expected, atol=1e-6)
+    loss = estimator.evaluate((IDS, TARGETS))["validation_loss"]
+    assert instance.evaluate((IDS, TARGETS))["validation_loss"] == pytest.approx(loss)
+    assert fit(instance, epochs=8)["loss"][-1] < loss
+    monkeypatch.setattr("bigdl.training.slices.BROADCAST", 0)
+    np.testing.assert_allclose(estimator.predict(IDS), expected, atol=1e-6)
+
+
+def test_the_parameter_layer_refuses_a_table_that_would_not_grow(orca_spark, tmp_path):
+    estimator = estimator_of(2, tmp_path, "bigdl", growing={})
+    with pytest.raises(UsageError, match="does not grow with backend='bigdl'"):
+        fit(estimator)
 
 
 # The layer by itself ----------------------------------------------------------------------------
@@ -327,6 +449,29 @@ def test_first_values_do_not_depend_on_the_number_of_workers(monkeypatch):
 def test_arguments_that_cannot_work_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         ShardedEmbedding(**{"input_dim": 3, "output_dim": 2, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GrowingEmbedding(0), "output_dim"),
+        (lambda: GrowingEmbedding(2, fields=0), "fields"),
+        (lambda: GrowingEmbedding(2, admit_after=0), "admit_after"),
+        (lambda: GrowingEmbedding(2, expire_after=0), "expire_after"),
+        (lambda: GrowingEmbedding(2, dtype="float16")(np.array([1])), "float32 or float64"),
+    ],
+)
+def test_wrong_growing_tables_are_refused(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_a_growing_table_elsewhere_reads_what_it_has():
+    table = GrowingEmbedding(2, fields=2, mask_zero=True)
+    assert not keras.ops.convert_to_numpy(table(np.array([[1 << 40, -3]]))).any()
+    assert table.to_arrow(field=1).num_rows == 0
+    copy = GrowingEmbedding.from_config(table.get_config())
+    assert copy.get_config() == table.get_config()
 
 
 @pytest.mark.parametrize(

@@ -347,7 +347,7 @@ def test_every_simulated_line_says_so(tmp_path, capsys):
 
 def test_the_published_curve_is_predicted_from_its_first_half():
     model = fit_inception(COSTS, Jitter(sigma=0.03), iterations=5)
-    found = report.curves(model, COSTS, COSTS, tuple(INCEPTION), iterations=5)
+    found = report.curves(model, {"barrier": COSTS}, tuple(INCEPTION), iterations=5)
     plain = dict(zip(found.nodes, found.throughput["two jobs per iteration"], strict=True))
     for nodes, known in INCEPTION.items():
         assert abs(plain[nodes] / known - 1) < 0.15

@@ -23,7 +23,7 @@ import numpy as np
 
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.data.feeds.group import FeedGroup
-from bigdl.orca.parameter_layer.messages import Message, pack, unpack
+from bigdl.orca.parameter_layer.messages import Message, Received, pack, unpack
 from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
@@ -157,9 +157,10 @@ class GroupProgram:
     def _step(self, step: Step, rank, replica, state, exchange):
         with rank.sending(state):
             own = rank.weights(state)
+        vector, parts = rank.vector()
         with rank.reading():
-            weights = exchange([own] * self.plan.ranks)
-        pieces, state.residual = rank.gradients(replica, step, weights, state.residual)
+            weights = exchange([own] * self.plan.ranks, parts)
+        pieces, state.residual = rank.gradients(replica, step, weights, state.residual, vector)
         with rank.reading():
             pieces = exchange(pieces)
         summed = rank.reduce(pieces)
@@ -185,17 +186,22 @@ class MessageExchange:
         self._sync, self._near = sync, near or HostExchange({})
         self._memory: dict[int, Any] = {}  # for large messages, by the rank that they are from
 
-    def __call__(self, messages: Sequence[Message]) -> list:
+    def __call__(
+        self, messages: Sequence[Message], into: Sequence[np.ndarray] | None = None
+    ) -> list:
         """Give a message to every rank.
 
         Parameters
         ----------
         messages : sequence of Message
             One for each rank; the same one may go to several.
+        into : sequence of ndarray, optional
+            For each rank an array where the large part of its message may be put, if it is as long
+            and comes by a socket.
 
         Returns
         -------
-        list of bytes-like or Message
+        list of bytes-like, Message or Received
             What the ranks gave, in their order, the own one as it was. They stay as they are until
             the next call.
 
@@ -222,7 +228,7 @@ class MessageExchange:
         exchanged: list = [None] * sync.world_size
         if by_gloo:
             sizes = {rank: incoming[rank, : len(_NOTHING.sizes)].tolist() for rank in by_gloo}
-            for rank, message in self._by_gloo(sent, sizes).items():
+            for rank, message in self._by_gloo(sent, sizes, into).items():
                 exchanged[rank] = message
         for rank in peers:
             place = incoming[rank, len(_NOTHING.sizes) :].tolist()
@@ -238,12 +244,16 @@ class MessageExchange:
         nowhere = (0,) * HostExchange.FIELDS
         return [places.get(id(message), nowhere) for message in messages]
 
-    def _by_gloo(self, sent: "dict[int, _Parcel]", sizes: dict[int, list[int]]) -> dict:
+    def _by_gloo(
+        self,
+        sent: "dict[int, _Parcel]",
+        sizes: dict[int, list[int]],
+        into: Sequence[np.ndarray] | None,
+    ) -> dict:
         """Exchange parcels, given the sizes of those that come in.
 
-        Small ones go all at once. Large parts go in rounds, in which every link carries one of
-        them each way: several at once would get in each other's way where links are what limits
-        them.
+        Small ones go all at once. Large parts go one after another, each rank beginning with
+        another one: several at once would get in each other's way where links are what limits them.
         """
         import torch
         import torch.distributed as dist
@@ -253,29 +263,31 @@ class MessageExchange:
         given = [sent[rank].rest if rank in sent else b"" for rank in range(world)]
         small = torch.empty(sum(before), dtype=torch.uint8)
         outgoing = torch.from_numpy(np.frombuffer(bytearray(b"").join(given), np.uint8))
+        arriving: list[Any] = []
+        messages: dict[int, Any] = {}
         with as_peer_lost():
             dist.all_to_all_single(small, outgoing, before, list(map(len, given)))
-        received = dict(zip(range(world), small.split(before), strict=True))
-        messages = {rank: received[rank].numpy() for rank in sizes}
-        for distance in range(1, world):
-            target, source = (own + distance) % world, (own - distance) % world
-            works: list[Any] = []
-            with as_peer_lost():
-                if source in sizes and sizes[source][1]:
-                    head, large, tail = sizes[source]
-                    memory = self._room(source, head + large + tail)
-                    works.append(dist.irecv(memory[head : head + large], source))
-                    memory[:head] = received[source][:head]
-                    memory[head + large :] = received[source][head:]
-                    messages[source] = memory.numpy()
+            received = small.split(before)
+            for source, (head, large, _) in sizes.items():
+                rest, place = received[source].numpy(), into and into[source].view(np.uint8)
+                if not large:
+                    messages[source] = rest
+                    continue
+                memory = self._room(source, large)
+                if place is not None and len(place) == large:
+                    memory = torch.from_numpy(place)
+                arriving.append(dist.irecv(memory, source))
+                messages[source] = Received(rest[:head], memory.numpy(), rest[head:])
+            for distance in range(1, world):
+                target = (own + distance) % world
                 if target in sent and sent[target].sizes[1]:
-                    works.append(dist.isend(sent[target].large, target))
-                for work in works:
-                    work.wait()
+                    dist.isend(sent[target].large, target).wait()
+            for work in arriving:
+                work.wait()
         return messages
 
     def _room(self, rank: int, size: int):
-        """Memory for a message of a rank, over that of its last one."""
+        """Memory for the large part of a message of a rank, over that of its last one."""
         import torch
 
         memory = self._memory.get(rank)
@@ -369,7 +381,8 @@ class StateFiles:
         messages = [state if rank == copy_holders[own] else Message(None) for rank in ranks]
         for rank, data in enumerate(self._exchange(messages)):
             if copy_holders[rank] == own != rank:
-                data.tofile(self._path(name, rank))
+                with open(self._path(name, rank), "wb") as file:
+                    file.writelines(data.parts if isinstance(data, Received) else [data])
 
     def _copy_holder(self, rank):
         """Return the rank that has the copy: the next one in another place, or the rank itself."""

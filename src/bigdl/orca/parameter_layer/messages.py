@@ -164,6 +164,42 @@ class Message:
         return _filled(self._text, lambda place, dtype, shape: self._arrays[place].reshape(shape))
 
 
+class Received:
+    """A message that came in as three pieces, of which the middle one may lie anywhere.
+
+    Parameters
+    ----------
+    head, tail : bytes-like
+        The beginning and the end of the message.
+    large : ndarray of uint8
+        What is between: an array of the message, or all of it.
+
+    Attributes
+    ----------
+    parts : list of bytes-like
+        One after another they are the message.
+    """
+
+    def __init__(self, head: Any, large: np.ndarray, tail: Any):
+        self.parts = [memoryview(head), memoryview(large), memoryview(tail)]
+
+    def opened(self) -> Any:
+        """The document; its arrays are views of the pieces."""
+        head, large, _ = self.parts
+        if not len(head):
+            return unpack(large)
+        end = _HEADER.size + _HEADER.unpack_from(head)[0]
+
+        def read(place, dtype, shape):
+            start, parts = _aligned(end) + place, iter(self.parts)
+            part = next(parts)
+            while start >= len(part):
+                start, part = start - len(part), next(parts)
+            return np.frombuffer(part, dtype, math.prod(shape), start).reshape(shape)
+
+        return _filled(bytes(head[_HEADER.size : end]), read)
+
+
 def pack(doc: Any) -> bytes:
     """A document as bytes; see :class:`Message`."""
     return bytes(Message(doc))
@@ -174,9 +210,9 @@ def unpack(data: Any) -> Any:
 
     Parameters
     ----------
-    data : bytes-like or Message
+    data : bytes-like, Message or Received
     """
-    if isinstance(data, Message):
+    if isinstance(data, Message | Received):
         return data.opened()
     view = memoryview(data)
     end = _HEADER.size + _HEADER.unpack_from(view)[0]

@@ -218,8 +218,18 @@ class Rank:
         """True if the state's weights are in what :meth:`weights` gives, as they are."""
         return self._codec.weights == "fp32"
 
+    def vector(self) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return memory for the weights of all parameters, and its part for every owner."""
+        vector = np.empty(self._geometry.total, np.float32)
+        return vector, [vector[low:high] for low, high in self._geometry.bounds]
+
     def gradients(
-        self, replica: Replica, step: Step, weights: Sequence, residual: np.ndarray | None = None
+        self,
+        replica: Replica,
+        step: Step,
+        weights: Sequence,
+        residual: np.ndarray | None = None,
+        vector: np.ndarray | None = None,
     ) -> tuple[list[Message], np.ndarray | None]:
         """Compute on the own rows.
 
@@ -229,6 +239,8 @@ class Rank:
             What :meth:`weights` gave on every owner.
         residual : ndarray, optional
             Of the state.
+        vector : ndarray of float32, optional
+            Of :meth:`vector`; weights may lie in it already.
 
         Returns
         -------
@@ -236,11 +248,13 @@ class Rank:
             A piece for every owner, and the new residual.
         """
         began_at, started = self._begin()
-        vector = np.empty(self._geometry.total, np.float32)
+        vector = self.vector()[0] if vector is None else vector
         buffers: dict[int, np.ndarray] = {}
         for (low, high), data in zip(self._geometry.bounds, weights, strict=True):
-            received = unpack(data)
-            vector[low:high] = self._weights_codec.decode(received["weights"])
+            received, part = unpack(data), vector[low:high]
+            decoded = self._weights_codec.decode(received["weights"])
+            if decoded.ctypes.data != part.ctypes.data:
+                part[:] = decoded
             buffers.update(received["buffers"])
             is_void = received["halted"]  # alike on all owners
         got = time.perf_counter()

@@ -210,7 +210,7 @@ class _JaxSteps(Steps):
         return self._run(model.test_function, batch, model.metrics_variables)
 
     def predict(self, inputs):
-        return self._model.predict_on_batch(_map(_array, inputs))
+        return self._model.predict_on_batch(_map(_jax_array, inputs))
 
     def _run(self, function, batch, *more: Sequence) -> dict:
         import jax
@@ -219,7 +219,7 @@ class _JaxSteps(Steps):
         groups = [model.trainable_variables, model.non_trainable_variables, *more]
         # the memory of the old state is given to the new one
         state = tuple([variable.value for variable in group] for group in groups)
-        logs, state = function(state, iter([_map(_array, batch)]))
+        logs, state = function(state, iter([_map(_jax_array, batch)]))
         jax.block_until_ready(state)  # gradients are on their way until then
         for group, values in zip(groups, state, strict=True):
             for variable, value in zip(group, values, strict=True):
@@ -276,6 +276,22 @@ def _map(function, value):
 
 def _array(value: Any) -> np.ndarray:
     return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+
+
+def _jax_array(value: Any) -> np.ndarray:
+    """Return an array that JAX takes as it is: of wide integers it would keep 32 bits."""
+    import jax
+
+    array = _array(value)
+    if array.dtype in (np.int64, np.uint64) and array.size and not jax.config.jax_enable_x64:
+        low, high = int(array.min()), int(array.max())
+        limits = np.iinfo(np.int32 if array.dtype == np.int64 else np.uint32)
+        if low < limits.min or high > limits.max:
+            raise UsageError(
+                f"JAX computes with integers of 32 bits, a batch has numbers from {low} to {high}; "
+                "hash them to fewer bits, or set JAX_ENABLE_X64=1"
+            )
+    return array
 
 
 def _torch_tensor(value):

@@ -63,9 +63,26 @@ def kept_values(variables: list) -> Iterator[None]:
     set_values(variables, before)
 
 
+def growing_layers(model: Any) -> dict[int, Any]:
+    """Return the layers whose rows are no variables and all here, by the numbers of their weights.
+
+    See :class:`bigdl.orca.keras.GrowingEmbedding`.
+    """
+    numbers = {id(variable): n for n, variable in enumerate(model.weights)}
+    return {
+        numbers[id(layer.embeddings)]: layer
+        for layer in model._flatten_layers()
+        if hasattr(layer, "whole_arrays") and layer.built and not layer.is_placed
+    }
+
+
 def dump_weights(model: Any) -> bytes:
     """Return the weights of a model, in its own order."""
-    return dumps({"weights": values_of(model.weights)})
+    state: dict[str, Any] = {"weights": values_of(model.weights)}
+    layers = growing_layers(model)
+    if layers:
+        state["tables"] = {number: layer.whole_arrays() for number, layer in layers.items()}
+    return dumps(state)
 
 
 def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
@@ -76,7 +93,12 @@ def put_weights(model: Any, data: bytes, what: str = "weights") -> None:
     UsageError
         If they are those of another model.
     """
-    _put(model.weights, loads(data)["weights"], what, "model")
+    state = loads(data)
+    _put(model.weights, state["weights"], what, "model")
+    tables = state.get("tables", {})
+    for number, layer in growing_layers(model).items():
+        if number in tables:
+            layer.take_whole(tables[number])
 
 
 def optimizers_of(model: Any) -> list:

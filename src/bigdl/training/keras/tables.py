@@ -28,7 +28,7 @@ from bigdl.training.state import dumps, loads
 if TYPE_CHECKING:
     import torch
 
-    from bigdl.training.tables.sharded import ShardedEmbedding
+    from bigdl.training.tables.sharded import ShardedTable
 else:
     torch = LazyModule("torch", "orca")
 
@@ -41,19 +41,19 @@ class LayerRows:
 
     Parameters
     ----------
-    table : bigdl.training.tables.sharded.ShardedEmbedding
+    table : bigdl.training.tables.sharded.ShardedTable
 
     Attributes
     ----------
     is_connected : bool
-        Before, when the model is built, all rows are zeros.
+        Before, when the model of a worker is built, all rows are zeros.
     is_training : bool
         True if gradients of the rows will come.
     errors : StepErrors
         Of lookups; the tables of a model share it.
     """
 
-    def __init__(self, table: ShardedEmbedding):
+    def __init__(self, table: ShardedTable):
         self.table = table
         self.is_connected = self.is_training = False
         self.errors = StepErrors()
@@ -212,7 +212,7 @@ class ModelTables:
         from bigdl.training.tables.torch_model import ShardedTables
 
         numbers = {id(variable): n for n, variable in enumerate(model.weights)}
-        layers = [each for each in sharded_layers(model) if each.sharded_rows is not None]
+        layers = [each for each in sharded_layers(model) if each.is_placed]
         #: by the number of the anchor among the weights of the model, which names its files, too
         self._layers = {numbers[id(each.embeddings)]: each for each in layers}
         self._optimizers = {
@@ -331,19 +331,21 @@ class ModelTables:
         files = dict(files)
         states = loads(files.pop("tables.pt")) if "tables.pt" in files else {}
         model = loads(files["model.pt"])
+        growing = model.pop("tables", {})
         for number in self._layers:
             table, whole = self._table(number), model["weights"][number]
-            if len(whole):
-                table.take_own(whole)
+            arrays = growing.get(number, {"weight": whole} if len(whole) else None)
+            if arrays is not None:
+                table.take_whole(arrays)
                 model["weights"][number] = whole[:0]
             if number in self._optimizers:
                 state = self._optimizers[number].state[table.weight]
                 state.update(states.get(number, {}))
-                for key, value in of_rows(state, table.num_embeddings).items():
+                for key, value in of_rows(state, table.whole_rows).items():
                     state[key] = table.own(value).clone()
         return {**files, "model.pt": dumps(model)}
 
-    def _table(self, number: int) -> ShardedEmbedding:
+    def _table(self, number: int) -> ShardedTable:
         return self._layers[number].sharded_rows.table
 
 
@@ -396,14 +398,19 @@ def whole_tables(snapshot: Checkpoint) -> Checkpoint:
     slices = snapshot.slices
     if slices is None:
         return snapshot
+    from bigdl.training.tables.torch_model import whole_table
+
     model, states = loads(snapshot.files["model.pt"]), loads(snapshot.files["tables.pt"])
     for name in slices.names:
-        number, _, key = name.partition(".weight")
-        array = torch.from_numpy(slices.read(name))
-        if key:
-            states.setdefault(int(number), {})[key.removeprefix(".")] = array
-        else:
-            model["weights"][int(number)] = array
+        number, _, key = name.partition(".")
+        if key == "weight":
+            arrays, of_rows = whole_table(slices, name)
+            arrays = {each.removeprefix(f"{number}."): array for each, array in arrays.items()}
+            states.setdefault(int(number), {}).update(of_rows)
+            if len(arrays) > 1:  # with the ids of its rows
+                model.setdefault("tables", {})[int(number)] = arrays
+            else:
+                model["weights"][int(number)] = arrays["weight"]
     files = {**snapshot.files, "model.pt": dumps(model), "tables.pt": dumps(states)}
     manifest = {key: value for key, value in snapshot.manifest.items() if key != "slices"}
     return Checkpoint(cast("dict", manifest), files)

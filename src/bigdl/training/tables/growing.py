@@ -626,13 +626,25 @@ class GrowingEmbedding(ShardedTable):
             if not self.is_placed:
                 missing_keys.append(f"{prefix}weight")
             return
-        if weight.shape[1:] != self.weight.shape[1:] or f"{prefix}keys" not in state_dict:
-            error_msgs.append(
-                f"{prefix}weight has the shape {tuple(weight.shape)} and is no growing table of "
-                f"the width {self.embedding_dim}"
+        try:
+            self.take_whole(
+                {
+                    name.removeprefix(prefix): each
+                    for name, each in state_dict.items()
+                    if name.startswith(prefix)
+                }
             )
-            return
-        self._take_over(weight, SavedTable.from_arrays(lambda key: state_dict[f"{prefix}{key}"]))
+        except UsageError as error:
+            error_msgs.append(f"{prefix}weight: {error}")
+
+    def take_whole(self, arrays: dict[str, torch.Tensor]) -> None:
+        weight = arrays["weight"]
+        if weight.shape[1:] != self.weight.shape[1:] or "keys" not in arrays:
+            raise UsageError(
+                f"The weights do not fit the model: what has the shape {tuple(weight.shape)} is no "
+                f"growing table of the width {self.embedding_dim}"
+            )
+        self._take_over(weight, SavedTable.from_arrays(lambda key: arrays[key]))
 
     def extra_repr(self) -> str:
         return f"{self.embedding_dim}, fields={self._fields}"

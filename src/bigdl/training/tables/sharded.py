@@ -51,6 +51,7 @@ class ShardedTable(torch.nn.Module, ABC):
 
     sparse = True  # gradients of its weight
     weight: torch.nn.Parameter
+    embedding_dim: int
     storage: str
 
     def __init__(self) -> None:
@@ -140,6 +141,21 @@ class ShardedTable(torch.nn.Module, ABC):
     @abstractmethod
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this worker's rows of an array that has one for each of the whole table."""
+
+    @abstractmethod
+    def take_whole(self, arrays: dict[str, torch.Tensor]) -> None:
+        """Have the rows of a whole table, on a worker those that are its own.
+
+        Parameters
+        ----------
+        arrays : dict of str to torch.Tensor
+            Entries of the state dict of a table that is whole.
+
+        Raises
+        ------
+        UsageError
+            If it is another table.
+        """
 
     def saved(self) -> dict[str, torch.Tensor]:
         """Return what a checkpoint has of it, by what follows the name of the weight."""
@@ -428,14 +444,8 @@ class ShardedEmbedding(ShardedTable):
             with torch.no_grad():
                 self.weight.copy_(self.own(whole))
 
-    def take_own(self, whole: torch.Tensor) -> None:
-        """Have this worker's rows of a whole table.
-
-        Raises
-        ------
-        UsageError
-            If it has another shape.
-        """
+    def take_whole(self, arrays: dict[str, torch.Tensor]) -> None:
+        whole = arrays["weight"]
         if whole.shape != (self.num_embeddings, self.embedding_dim):
             raise UsageError(
                 f"The weights do not fit the model: a ShardedEmbedding of {self.num_embeddings} "

@@ -204,8 +204,7 @@ def whole(snapshot: Checkpoint) -> Checkpoint:
         return snapshot
     model, optimizer = (loads(snapshot.files[name]) for name in ("model.pt", "optimizer.pt"))
     for name, number in optimizer.pop("tables").items():
-        kind = _kind_of(slices, name)
-        rows, states = kind.whole(slices, name, _keys(slices, name))
+        rows, states = whole_table(slices, name)
         model.update(rows)
         if states:
             optimizer["state"].setdefault(number, {}).update(states)
@@ -214,12 +213,21 @@ def whole(snapshot: Checkpoint) -> Checkpoint:
     return Checkpoint(manifest, files)
 
 
+def whole_table(slices: SavedSlices, name: str) -> tuple[dict, dict]:
+    """Return entries of a state dict with all rows, and what an optimizer keeps of them.
+
+    Parameters
+    ----------
+    slices : SavedSlices
+    name : str
+        Of the weight.
+    """
+    kind = GrowingEmbedding if f"{name}-keys" in slices.names else ShardedEmbedding
+    return kind.whole(slices, name, _keys(slices, name))
+
+
 def _parameters(optimizer: Any) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _kind_of(slices: SavedSlices, name: str) -> type[ShardedTable]:
-    return GrowingEmbedding if f"{name}-keys" in slices.names else ShardedEmbedding
 
 
 def _keys(slices: SavedSlices, name: str) -> list[str]:

@@ -28,6 +28,7 @@ from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.figures import Records
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
+from bigdl.training.tables.growing import GrowingEmbedding
 
 
 class TorchParameterLayerOptimizer:
@@ -183,6 +184,11 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
             self._built = built = parts.build(training=True)
         place: Any = SimpleNamespace(rank=0, world_size=ranks)
         TorchRunner.__init__(self, place, program.parts.config, settings.callbacks)
+        if any(isinstance(module, GrowingEmbedding) for module in built.model.modules()):
+            raise UsageError(
+                "A GrowingEmbedding does not grow with backend='bigdl', whose workers have all "
+                "rows; use another backend, or a ShardedEmbedding"
+            )
         self._bind(built)
         optimizer = TorchParameterLayerOptimizer(built, settings.clipping, self)
         self._records: dict[str, Records] = {}

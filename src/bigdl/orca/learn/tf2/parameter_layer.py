@@ -37,6 +37,7 @@ from bigdl.training.keras.state import (
     array_of,
     dump_weights,
     form_of,
+    growing_layers,
     optimizers_of,
     put_weights,
     seed_states,
@@ -76,6 +77,11 @@ def _check_model(model: Any) -> None:
             "backend='bigdl' needs to know the weights before it reads the rows, and the model "
             "has none until it is told the shape of its input; give it a keras.Input, or call "
             "model.build in the model creator"
+        )
+    for layer in growing_layers(model).values():
+        raise UsageError(
+            "A GrowingEmbedding does not grow with backend='bigdl', whose workers have all rows, "
+            f"and {layer.name} is one; use another backend, or a ShardedEmbedding"
         )
     for layer in synchronized_layers(model):
         raise UsageError(
