@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -136,12 +137,35 @@ class _TableLayer(keras.layers.Layer):
                 "files"
             )
 
-    def _check_has_all(self) -> None:
+    def to_arrow(self, id_col: str = "id", vector_col: str = "vector", field: int = 0) -> pa.Table:
+        """Return the ids of a field and their rows, such as for a store of features.
+
+        Parameters
+        ----------
+        id_col, vector_col : str
+            Names of the columns: int64, and lists of as many numbers as a row has.
+        field : int
+
+        Returns
+        -------
+        pyarrow.Table
+            By id. The layer has to be in a whole model, as ``Estimator.get_model`` returns it.
+
+        Raises
+        ------
+        UsageError
+            On a worker, which has some of the rows only, and before the layer is built.
+        """
         if self.is_placed or not self.built:
             raise UsageError(
                 f"to_arrow needs all rows of a {type(self).__name__}: call it on the layer of the "
                 "model that get_model of the Estimator returns"
             )
+        return self._as_arrow(id_col, vector_col, field)
+
+    @abstractmethod
+    def _as_arrow(self, id_col: str, vector_col: str, field: int) -> pa.Table:
+        """Do :meth:`to_arrow` where all rows are."""
 
     # -- what Estimators do -----------------------------------------------------------------------
 
@@ -306,27 +330,8 @@ class ShardedEmbedding(_TableLayer):
             rows = keras.ops.take(self.embeddings, ids, axis=0)
         return keras.ops.cast(rows, self.compute_dtype)
 
-    def to_arrow(self, id_col: str = "id", vector_col: str = "vector", field: int = 0) -> pa.Table:
-        """Return the ids of a field and their rows, such as for a store of features.
-
-        Parameters
-        ----------
-        id_col, vector_col : str
-            Names of the columns: int64, and lists of as many numbers as a row has.
-        field : int
-
-        Returns
-        -------
-        pyarrow.Table
-            By id. The layer has to be in a whole model, as ``Estimator.get_model`` returns it.
-
-        Raises
-        ------
-        UsageError
-            On a worker, which has some of the rows only, and before the layer is built.
-        """
+    def _as_arrow(self, id_col: str, vector_col: str, field: int) -> pa.Table:
         check_integer("field", field, 0, len(self.input_dim) - 1)
-        self._check_has_all()
         first = sum(self.input_dim[:field])
         rows = keras.ops.convert_to_numpy(self.embeddings)[first : first + self.input_dim[field]]
         return arrow_of(np.arange(len(rows)), rows, id_col, vector_col)
@@ -443,26 +448,7 @@ class GrowingEmbedding(_TableLayer):
         """Return the rows of some ids, of the shape of the ids and the width of a row."""
         return keras.ops.cast(self._looked_up(_integers(inputs)), self.compute_dtype)
 
-    def to_arrow(self, id_col: str = "id", vector_col: str = "vector", field: int = 0) -> pa.Table:
-        """Return the ids of a field and their rows, such as for a store of features.
-
-        Parameters
-        ----------
-        id_col, vector_col : str
-            Names of the columns: int64, and lists of as many numbers as a row has.
-        field : int
-
-        Returns
-        -------
-        pyarrow.Table
-            By id. The layer has to be in a whole model, as ``Estimator.get_model`` returns it.
-
-        Raises
-        ------
-        UsageError
-            On a worker, which has some of the rows only, and before the layer is built.
-        """
-        self._check_has_all()
+    def _as_arrow(self, id_col: str, vector_col: str, field: int) -> pa.Table:
         assert self.sharded_rows is not None
         return self.sharded_rows.table.to_arrow(id_col, vector_col, field)
 

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bigdl.common.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from bigdl.runtime.collectives.base import GradientSync
 
 _NOTHING = -1  # instead of a table's number
@@ -156,18 +158,20 @@ class Distinct:
     """
 
     def __init__(self, keys: Any):
+        import numpy as np
         import torch
 
         self._shape = keys.shape
-        ordered, self._order = torch.sort(keys.reshape(-1), stable=True)
-        is_first = torch.ones(len(ordered), dtype=torch.bool)
-        torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
-        self._starts = torch.nonzero(is_first)[:, 0]
-        self.keys = ordered[self._starts]
-        ends = torch.cat([self._starts[1:], torch.tensor([len(ordered)])])
-        self.counts = ends - self._starts if len(self._starts) else self._starts
-        self.places = torch.empty_like(self._order)
-        self.places[self._order] = is_first.cumsum(0) - 1
+        ordered, order = _sorted(keys.reshape(-1).numpy())
+        is_first = np.ones(len(ordered), bool)
+        np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+        starts = np.flatnonzero(is_first)
+        places = np.empty_like(order)
+        places[order] = np.cumsum(is_first) - 1
+        self.keys = torch.from_numpy(ordered[starts])
+        self.counts = torch.from_numpy(np.diff(starts, append=len(ordered)))
+        self.places = torch.from_numpy(places)
+        self._order, self._starts = torch.from_numpy(order), torch.from_numpy(starts)
 
     def spread(self, rows: Any) -> Any:
         """Return a row for each of all keys, of the rows of the distinct ones.
@@ -177,6 +181,24 @@ class Distinct:
         return _spread()(rows, self.places, self._order, self._starts).view(
             *self._shape, rows.shape[1]
         )
+
+
+def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return numbers in ascending order, and their places before; equal ones keep their order.
+
+    Most keys are small enough to be sorted with their places in their lower bits, which is several
+    times as fast.
+    """
+    import numpy as np
+
+    bits = len(keys).bit_length()
+    if not len(keys) or keys.min() < 0 or int(keys.max()) >> (63 - bits):
+        order = np.argsort(keys, kind="stable")
+        return keys[order], order
+    both = keys << bits
+    both |= np.arange(len(keys))
+    both.sort()
+    return both >> bits, both & ((1 << bits) - 1)
 
 
 @functools.cache
@@ -375,8 +397,11 @@ def _summed(table: RowTable, pieces: Sequence[tuple[Any, Any]]) -> Any:
     """Return the sum of rows, given as places and values, as a coalesced sparse tensor."""
     import torch
 
-    places = torch.cat([places for places, _ in pieces])[None]
-    values = torch.cat([values for _, values in pieces])
+    places, values = pieces[0]
+    if len(pieces) > 1:
+        places = torch.cat([places for places, _ in pieces])
+        values = torch.cat([values for _, values in pieces])
+    places = places[None]
     if table.has_zero_row:
         is_there = places[0] > 0
         places, values = places[:, is_there], values[is_there]
