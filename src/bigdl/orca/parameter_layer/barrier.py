@@ -252,8 +252,9 @@ class MessageExchange:
     ) -> dict:
         """Exchange parcels, given the sizes of those that come in.
 
-        Small ones go all at once. Large parts go one after another, each rank beginning with
-        another one: several at once would get in each other's way where links are what limits them.
+        Small ones go all at once. Large parts go in rounds, in which every link carries one of
+        them each way: several at once would get in each other's way where links are what limits
+        them. A rank that is ahead may begin to send what belongs to the next round.
         """
         import torch
         import torch.distributed as dist
@@ -263,7 +264,7 @@ class MessageExchange:
         given = [sent[rank].rest if rank in sent else b"" for rank in range(world)]
         small = torch.empty(sum(before), dtype=torch.uint8)
         outgoing = torch.from_numpy(np.frombuffer(bytearray(b"").join(given), np.uint8))
-        arriving: list[Any] = []
+        arriving: dict[int, Any] = {}
         messages: dict[int, Any] = {}
         with as_peer_lost():
             dist.all_to_all_single(small, outgoing, before, list(map(len, given)))
@@ -276,14 +277,14 @@ class MessageExchange:
                 memory = self._room(source, large)
                 if place is not None and len(place) == large:
                     memory = torch.from_numpy(place)
-                arriving.append(dist.irecv(memory, source))
+                arriving[source] = dist.irecv(memory, source)
                 messages[source] = Received(rest[:head], memory.numpy(), rest[head:])
             for distance in range(1, world):
-                target = (own + distance) % world
+                target, source = (own + distance) % world, (own - distance) % world
                 if target in sent and sent[target].sizes[1]:
                     dist.isend(sent[target].large, target).wait()
-            for work in arriving:
-                work.wait()
+                if source in arriving:
+                    arriving[source].wait()
         return messages
 
     def _room(self, rank: int, size: int):
