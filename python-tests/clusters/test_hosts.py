@@ -19,6 +19,7 @@ from real_clusters import (
     InAStep,
     await_none,
     control,
+    error_line,
     fitted_weights,
     last_line,
     run,
@@ -350,7 +351,7 @@ def test_ray_goes_on_without_a_lost_host(hosts, tmp_path, weights, loss, trial):
             for one, other in zip(last_line(done), weights, strict=True):
                 np.testing.assert_allclose(one, other, atol=0.1)
         else:
-            last = done.stderr.strip().splitlines()[-1]
+            last = error_line(done)
             assert "2 workers are needed but the cluster can only run 1" in last, done.stderr
     finally:
         do(hosts, LOSSES[loss], host)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import yaml
 from cluster_programs import FASHION, MOVIELENS, ON_RAY, OTHER_BACKEND, SEARCH
-from real_clusters import FIT, WHOLE, control, fitted_weights, last_line, run, run_whole
+from real_clusters import FIT, WHOLE, control, error_line, fitted_weights, last_line, run, run_whole
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
@@ -247,7 +247,7 @@ def test_a_driver_whose_image_is_not_there_is_named(account, tmp_path):
     arguments = in_cluster_mode(account, folder, container_image="localhost/nothing:1")
     done = run(folder, IN_CLUSTER_MODE, arguments, environment(account))
     assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
+    last = error_line(done)
     assert "The driver has not started in the namespace bigdl of Kubernetes" in last
     assert "ErrImageNeverPull of the image localhost/nothing:1" in last
 
@@ -380,7 +380,7 @@ def test_a_quota_that_allows_what_is_needed(account, tmp_path):
     finally:
         kubectl(account, "-n", NAMESPACE, "delete", "quota", "enough")
     assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
+    last = error_line(done)
     assert "3 workers were asked for but the cluster can run 2 tasks at once" in last, done.stderr
     assert "the quota enough of the namespace bigdl allows" in last
 

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 import textwrap
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster_programs import TOO_MUCH
-from real_clusters import InAStep, await_none, control, last_line, run, undisturbed
+from real_clusters import InAStep, await_none, control, error_line, last_line, run, undisturbed
 from test_kubernetes import (
     NAMESPACE,
     environment,
@@ -108,7 +107,7 @@ def test_a_lost_node_without_room_on_the_other(account, tmp_path):
         control("kubernetes.py", "node-start", account, "node2")
         await_ready(account)
     assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
+    last = error_line(done)
     assert "the cluster can only run 1 tasks at once since executors were lost" in last
     assert "no node has room for" in last
 
@@ -124,7 +123,7 @@ def test_a_worker_that_needs_too_much_memory(account, tmp_path, once):
         assert last_line(done) == {"epochs": 2}
     else:
         assert done.returncode == 1
-        last = done.stderr.strip().splitlines()[-1]
+        last = error_line(done)
         assert "memory" in last, done.stderr
 
 
@@ -144,7 +143,7 @@ def test_a_container_that_is_killed_for_its_memory(account, tmp_path):
     arguments = on_kubernetes(account, memory="2g", conf=conf)
     done = run(tmp_path / "there", program, arguments, environment(account))
     assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
+    last = error_line(done)
     assert "memory" in last, done.stderr
 
 
@@ -173,13 +172,12 @@ def test_a_volume_for_spools_that_is_full(account, tmp_path):
     arguments = on_kubernetes(account, conf=conf)
     done = run(tmp_path / "there", TOO_MANY_ROWS, arguments, environment(account))
     assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
+    last = error_line(done)
     assert 'Usage of EmptyDir volume "spark-local-dir-1" exceeds the limit "50Mi"' in last
 
 
 # What Spark's JVM may log while the pods go, after the program's own last line: a record, an
 # exception, its causes and its stack.
-OF_THE_JVM = re.compile(r"\d\d/\d\d/\d\d |(Caused by: )?(java|org\.apache|io)\.|\t|$")
 
 
 def test_the_error_of_a_worker_is_told_here(account, tmp_path):
@@ -200,8 +198,7 @@ def test_the_error_of_a_worker_is_told_here(account, tmp_path):
     done = run(tmp_path / "there", program, on_kubernetes(account), environment(account))
     assert done.returncode == 1
     assert "WorkerError" in done.stderr
-    told = [line for line in done.stderr.strip().splitlines() if not OF_THE_JVM.match(line)]
-    assert told[-1] == "KeyError: 'no such setting'", done.stderr
+    assert error_line(done) == "KeyError: 'no such setting'", done.stderr
 
 
 def test_a_driver_that_is_killed_leaves_nothing(account, tmp_path, trial, record_property):

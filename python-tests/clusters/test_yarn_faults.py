@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster_programs import TOO_MUCH
-from real_clusters import InAStep, await_none, control, last_line, run, undisturbed
+from real_clusters import InAStep, await_none, control, error_line, last_line, run, undisturbed
 from test_yarn import ENVIRONMENT, hadoop, on_yarn, processes_of_containers
 
 pytestmark = [pytest.mark.yarn, pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(1200)]
@@ -97,7 +97,7 @@ def test_a_container_with_too_much_memory(yarn, tmp_path, once):
         assert last_line(done) == {"epochs": 2}
     else:
         assert done.returncode == 1
-        last = done.stderr.strip().splitlines()[-1]
+        last = error_line(done)
         assert "memory" in last, done.stderr
 
 

@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -242,6 +243,16 @@ def last_line(done: subprocess.CompletedProcess) -> dict:
     """The JSON that a program wrote at the end."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+#: what Spark may log after a program's error, while it ends
+OF_THE_JVM = re.compile(r"\d\d/\d\d/\d\d |(Caused by: )?(java|org\.apache|io)\.|\t|$")
+
+
+def error_line(done: subprocess.CompletedProcess) -> str:
+    """The last line of a program's error."""
+    lines = done.stderr.strip().splitlines()
+    return next((line for line in reversed(lines) if not OF_THE_JVM.match(line)), "")
 
 
 # A program that stops in the middle of a step: the worker of RANK writes its pid to PLACE/waiting
