@@ -176,10 +176,6 @@ def test_a_volume_for_spools_that_is_full(account, tmp_path):
     assert 'Usage of EmptyDir volume "spark-local-dir-1" exceeds the limit "50Mi"' in last
 
 
-# What Spark's JVM may log while the pods go, after the program's own last line: a record, an
-# exception, its causes and its stack.
-
-
 def test_the_error_of_a_worker_is_told_here(account, tmp_path):
     program = """
         import torch

@@ -245,7 +245,7 @@ def last_line(done: subprocess.CompletedProcess) -> dict:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-#: what Spark may log after a program's error, while it ends
+#: what Spark's JVM may log after a program's error: a record, an exception, its causes, its stack
 OF_THE_JVM = re.compile(r"\d\d/\d\d/\d\d |(Caused by: )?(java|org\.apache|io)\.|\t|$")
 
 
