@@ -381,6 +381,16 @@ def test_files_have_the_whole_growing_table(tmp_path, monkeypatch):
     np.testing.assert_allclose(estimator.predict(IDS), expected, atol=1e-6)
 
 
+def test_integers_that_jax_would_cut_are_refused():
+    pytest.importorskip("jax")
+    from bigdl.training.keras.backends import _jax_array
+
+    narrow = np.array([[-(1 << 31), (1 << 31) - 1]])
+    assert _jax_array(narrow) is narrow
+    with pytest.raises(UsageError, match=r"integers of 32 bits.* 0 to 2147483648; hash"):
+        _jax_array(np.array([0, 1 << 31]))
+
+
 def test_the_parameter_layer_refuses_a_table_that_would_not_grow(orca_spark, tmp_path):
     estimator = estimator_of(2, tmp_path, "bigdl", growing={})
     with pytest.raises(UsageError, match="does not grow with backend='bigdl'"):

@@ -282,7 +282,7 @@ class MessageExchange:
             for distance in range(1, world):
                 target, source = (own + distance) % world, (own - distance) % world
                 if target in sent and sent[target].sizes[1]:
-                    dist.isend(sent[target].large, target).wait()
+                    dist.send(sent[target].large, target)
                 if source in arriving:
                     arriving[source].wait()
         return messages

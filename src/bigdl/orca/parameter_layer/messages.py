@@ -181,7 +181,7 @@ class Received:
     """
 
     def __init__(self, head: Any, large: np.ndarray, tail: Any):
-        self.parts = [memoryview(head), memoryview(large), memoryview(tail)]
+        self.parts = [memoryview(head), large.data, memoryview(tail)]
 
     def opened(self) -> Any:
         """The document; its arrays are views of the pieces."""

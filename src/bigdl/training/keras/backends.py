@@ -282,8 +282,8 @@ def _jax_array(value: Any) -> np.ndarray:
     """Return an array that JAX takes as it is: of wide integers it would keep 32 bits."""
     import jax
 
-    array = _array(value)
-    if array.dtype in (np.int64, np.uint64) and array.size and not jax.config.jax_enable_x64:
+    array, is_wide = _array(value), jax.config.read("jax_enable_x64")
+    if array.dtype in (np.int64, np.uint64) and array.size and not is_wide:
         low, high = int(array.min()), int(array.max())
         limits = np.iinfo(np.int32 if array.dtype == np.int64 else np.uint32)
         if low < limits.min or high > limits.max:
