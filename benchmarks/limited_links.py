@@ -58,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.repeats, options.delays = 3, [0]
-    free = [Setting("none", 0, size) for size in options.millions]
+    free = [Setting("none", 0, size) for size in BUCKETS]  # the costs are fitted to both
     limited = [
         Setting(rate, delay, size)
         for delay in options.delays
