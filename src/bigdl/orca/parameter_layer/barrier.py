@@ -270,13 +270,14 @@ class MessageExchange:
             dist.all_to_all_single(small, outgoing, before, list(map(len, given)))
             received = small.split(before)
             for source, (head, large, _) in sizes.items():
-                rest, place = received[source].numpy(), into and into[source].view(np.uint8)
+                rest = received[source].numpy()
                 if not large:
                     messages[source] = rest
                     continue
-                memory = self._room(source, large)
-                if place is not None and len(place) == large:
-                    memory = torch.from_numpy(place)
+                if into is not None and into[source].nbytes == large:
+                    memory = torch.from_numpy(into[source].view(np.uint8))
+                else:
+                    memory = self._room(source, large)
                 arriving[source] = dist.irecv(memory, source)
                 messages[source] = Received(rest[:head], memory.numpy(), rest[head:])
             for distance in range(1, world):

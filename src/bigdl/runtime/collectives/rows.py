@@ -324,7 +324,7 @@ class RowExchange:
             ]
         width = self._width(table)
         rows = sync.all_to_all(
-            torch.cat(replies) if len(replies) > 1 else replies[0] if replies else nothing,
+            _joined(replies or [nothing]),
             [count * self._width(read) for read, count in asked],
             [count * width for count in counts],
         ).detach()
@@ -393,15 +393,19 @@ class RowExchange:
             table.end_step()
 
 
+def _joined(pieces: Sequence[Any]) -> Any:
+    """Return pieces behind each other; one alone is not copied."""
+    import torch
+
+    return torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
+
+
 def _summed(table: RowTable, pieces: Sequence[tuple[Any, Any]]) -> Any:
     """Return the sum of rows, given as places and values, as a coalesced sparse tensor."""
     import torch
 
-    places, values = pieces[0]
-    if len(pieces) > 1:
-        places = torch.cat([places for places, _ in pieces])
-        values = torch.cat([values for _, values in pieces])
-    places = places[None]
+    places = _joined([places for places, _ in pieces])[None]
+    values = _joined([values for _, values in pieces])
     if table.has_zero_row:
         is_there = places[0] > 0
         places, values = places[:, is_there], values[is_there]

@@ -63,17 +63,24 @@ def kept_values(variables: list) -> Iterator[None]:
     set_values(variables, before)
 
 
+def sharded_layers(model: Any) -> list:
+    """Return the layers of a model, at any depth, that may have their rows in a table of torch."""
+    return [layer for layer in model._flatten_layers() if hasattr(layer, "sharded_rows")]
+
+
+def by_number(model: Any, layers: Sequence) -> dict[int, Any]:
+    """Return such layers by the numbers of their weights among those of the model."""
+    numbers = {id(variable): n for n, variable in enumerate(model.weights)} if layers else {}
+    return {numbers[id(layer.embeddings)]: layer for layer in layers}
+
+
 def growing_layers(model: Any) -> dict[int, Any]:
-    """Return the layers whose rows are no variables and all here, by the numbers of their weights.
+    """Return the layers whose rows are no variables and all here, by number.
 
     See :class:`bigdl.orca.keras.GrowingEmbedding`.
     """
-    numbers = {id(variable): n for n, variable in enumerate(model.weights)}
-    return {
-        numbers[id(layer.embeddings)]: layer
-        for layer in model._flatten_layers()
-        if hasattr(layer, "whole_arrays") and layer.built and not layer.is_placed
-    }
+    layers = [each for each in sharded_layers(model) if hasattr(each, "whole_arrays")]
+    return by_number(model, [each for each in layers if each.built and not each.is_placed])
 
 
 def dump_weights(model: Any) -> bytes:

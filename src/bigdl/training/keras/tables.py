@@ -22,6 +22,7 @@ from bigdl.common.errors import LazyModule
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.keras.backends import StepErrors
+from bigdl.training.keras.state import by_number, sharded_layers
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import dumps, loads
 
@@ -183,11 +184,6 @@ def _anchored() -> Callable:
     return Anchored.apply
 
 
-def sharded_layers(model: Any) -> list:
-    """Return the sharded embeddings of a model, at any depth."""
-    return [layer for layer in model._flatten_layers() if hasattr(layer, "sharded_rows")]
-
-
 class ModelTables:
     """The sharded embeddings of a worker's model, and what updates their rows.
 
@@ -211,10 +207,8 @@ class ModelTables:
     def __init__(self, model: Any, *, training: bool = False):
         from bigdl.training.tables.torch_model import ShardedTables
 
-        numbers = {id(variable): n for n, variable in enumerate(model.weights)}
-        layers = [each for each in sharded_layers(model) if each.is_placed]
         #: by the number of the anchor among the weights of the model, which names its files, too
-        self._layers = {numbers[id(each.embeddings)]: each for each in layers}
+        self._layers = by_number(model, [e for e in sharded_layers(model) if e.is_placed])
         self._optimizers = {
             number: layer.table_optimizer(model.optimizer)
             for number, layer in self._layers.items()
@@ -404,9 +398,9 @@ def whole_tables(snapshot: Checkpoint) -> Checkpoint:
     for name in slices.names:
         number, _, key = name.partition(".")
         if key == "weight":
-            arrays, of_rows = whole_table(slices, name)
+            arrays, kept = whole_table(slices, name)
             arrays = {each.removeprefix(f"{number}."): array for each, array in arrays.items()}
-            states.setdefault(int(number), {}).update(of_rows)
+            states.setdefault(int(number), {}).update(kept)
             if len(arrays) > 1:  # with the ids of its rows
                 model.setdefault("tables", {})[int(number)] = arrays
             else:
