@@ -183,16 +183,10 @@ class Parts:
         if first:
             yield self.launch()
             yield from self.stage(self.work("schedule", state))
-        yield self._together(
-            self.work("weights", size),
-            *self.fetch("weights", workers, size, 0),
-            _COMPUTE,
-            self.work("gradients", size),
-        )
-        yield self._together(
-            *self.fetch("gradients", workers, size, 0),
-            self.work("update", size / workers),
-        )
+        yield self._in_blocks(self.fetch("weights", workers, size / 2, 0))
+        yield self._together(_COMPUTE, self.work("gradients", size))
+        yield self._in_blocks(self.fetch("gradients", workers, size / 2, 0))
+        yield self._together(self.work("update", size / workers))
         if last:
             yield self._together(
                 Leg("schedule", Server.NETWORK, state / self.cluster.bandwidth),
@@ -228,7 +222,11 @@ class Parts:
 
     def _in_ring(self, size: float) -> Stage:
         workers = self.workload.workers
-        return Stage(2 * workers, self._rounds([size / workers / 2] * (2 * (workers - 1))))
+        return self._in_blocks(self._rounds([size / workers / 2] * (2 * (workers - 1))))
+
+    def _in_blocks(self, legs: Sequence[Leg]) -> Stage:
+        """What is done with each half of what is exchanged: with one while the other is sent."""
+        return Stage(2 * self.workload.workers, legs)
 
     def _by_halves(self, size: float) -> Stage:
         """The prime factors of the workers take the place of the twos; a round is one message."""

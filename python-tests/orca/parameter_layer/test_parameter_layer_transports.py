@@ -224,11 +224,22 @@ def exchanging(rank, ranks, place, near):
         given = exchange([Message(message(rank, target, turn)) for target in range(ranks)])
         if not all(np.array_equal(unpack(given[n]), message(n, rank, turn)) for n in others):
             return False
-    same = Message(np.full(1_000_000, rank))
-    given = exchange([same] * ranks)
+    for beside in (0, 5_000, 500_000):  # in a letter, by itself, and too large for that
+        doc = {"before": np.full(beside, rank), "large": np.full(1_000_000, rank)}
+        given = exchange([Message(doc)] * ranks)
+        for name, size in (("before", beside), ("large", 1_000_000)):
+            arrays = [unpack(each)[name] for each in given]
+            if not all(np.array_equal(arrays[n], np.full(size, n)) for n in range(ranks)):
+                return False
+    given, coming = exchange.begin([Message(message(rank, n, 9)) for n in range(ranks)])
+    arrays = [unpack(each) for each in given]
+    for there in coming:
+        here = slice(there // 4)
+        if not all(np.array_equal(arrays[n][here], message(n, rank, 9)[here]) for n in others):
+            return False
     sync.all_gather([0.0])
     host.close()
-    return all(np.array_equal(unpack(given[n]), np.full(1_000_000, n)) for n in range(ranks))
+    return all(np.array_equal(arrays[n], message(n, rank, 9)) for n in others)
 
 
 @pytest.mark.parametrize("near", ["all", "some", "none"])

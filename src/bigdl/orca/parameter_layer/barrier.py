@@ -8,12 +8,14 @@ again.
 
 import contextlib
 import functools
+import itertools
 import os
 import pickle
 import secrets
 import socket
 import zlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
     from bigdl.orca.engines.spark import SparkEngine
 
 _DESCRIBE, _RUN, _GIVE = "describe", "run", "give"  # what a stage is for
-_LARGE = 1 << 20  # bytes of a message from which on a part of it is sent by itself
+_LETTER = 1 << 12  # bytes that every rank gets from every other in an exchange
+_LARGE = 1 << 20  # bytes of a message from which on a part of it goes by itself, and of its blocks
+_AHEAD = 4  # blocks that a rank sends before it has what others send it meanwhile
 _LOST = "lost"  # the answer of ranks where the state of one is gone
 
 
@@ -162,8 +166,8 @@ class GroupProgram:
             weights = exchange([own] * self.plan.ranks, parts)
         pieces, state.residual = rank.gradients(replica, step, weights, state.residual, vector)
         with rank.reading():
-            pieces = exchange(pieces)
-        summed = rank.reduce(pieces)
+            pieces, coming = exchange.begin(pieces)
+        summed = rank.reduce(pieces, coming)
         statistics = None
         if self.plan.needs_statistics:
             own = rank.statistics(summed, state)
@@ -209,9 +213,25 @@ class MessageExchange:
         ------
         PeerLost
         """
+        exchanged, coming = self.begin(messages, into)
+        deque(coming, maxlen=0)
+        return exchanged
+
+    def begin(
+        self, messages: Sequence[Message], into: Sequence[np.ndarray] | None = None
+    ) -> tuple[list, Iterator[int]]:
+        """Begin the same; the largest arrays are still to come.
+
+        Returns
+        -------
+        list of bytes-like, Message or Received
+            What the ranks gave, but for what is to come.
+        iterator of int
+            To go through it carries them: so many bytes of each have come. When it ends, all have.
+        """
         sync, peers = self._sync, self._near.neighbours
         if sync.world_size == 1:
-            return list(messages)
+            return list(messages), iter(())
         import torch
         import torch.distributed as dist
 
@@ -219,22 +239,29 @@ class MessageExchange:
         distinct = {id(messages[rank]): messages[rank] for rank in by_gloo}
         parcels = {number: _Parcel.of(message) for number, message in distinct.items()}
         sent = {rank: parcels[id(messages[rank])] for rank in by_gloo}
-        places = self._placed(messages)
-        rows = [[*sent.get(rank, _NOTHING).sizes, *place] for rank, place in enumerate(places)]
-        outgoing = torch.tensor(rows)
-        incoming = torch.empty_like(outgoing)
+        is_for_all = len(by_gloo) == sync.world_size - 1 and len(distinct) == 1
+        letters = np.zeros((sync.world_size, _LETTER), np.uint8)
+        for rank, place in enumerate(self._placed(messages)):
+            parcel = sent.get(rank, _NOTHING)
+            fields, room = _opened(letters[rank])
+            fields[:] = is_for_all, *parcel.sizes, *place
+            if not parcel.is_long:
+                room[: len(parcel.rest)] = np.frombuffer(parcel.rest, np.uint8)
+        incoming = np.empty_like(letters)
         with as_peer_lost():  # a gather in a ring would take as many latencies as there are ranks
-            dist.all_to_all_single(incoming, outgoing)
+            dist.all_to_all_single(torch.from_numpy(incoming), torch.from_numpy(letters))
         exchanged: list = [None] * sync.world_size
+        coming: Iterator[int] = iter(())
         if by_gloo:
-            sizes = {rank: incoming[rank, : len(_NOTHING.sizes)].tolist() for rank in by_gloo}
-            for rank, message in self._by_gloo(sent, sizes, into).items():
+            came = {rank: incoming[rank] for rank in by_gloo}
+            received, coming = self._by_gloo(sent, came, into, is_ring=is_for_all)
+            for rank, message in received.items():
                 exchanged[rank] = message
         for rank in peers:
-            place = incoming[rank, len(_NOTHING.sizes) :].tolist()
-            exchanged[rank] = self._near.read(rank, place)
+            place = _opened(incoming[rank])[0][-HostExchange.FIELDS :]
+            exchanged[rank] = self._near.read(rank, place.tolist())
         exchanged[sync.rank] = messages[sync.rank]
-        return exchanged
+        return exchanged, coming
 
     def _placed(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
         """Where peers on this machine read the messages; zeros for all others."""
@@ -247,46 +274,109 @@ class MessageExchange:
     def _by_gloo(
         self,
         sent: "dict[int, _Parcel]",
-        sizes: dict[int, list[int]],
+        letters: dict[int, np.ndarray],
         into: Sequence[np.ndarray] | None,
-    ) -> dict:
-        """Exchange parcels, given the sizes of those that come in.
+        is_ring: bool,
+    ) -> tuple[dict, Iterator[int]]:
+        """What ranks gave, given their letters, with what carries the large parts that are to come.
 
-        Small ones go all at once. Large parts go in rounds, in which every link carries one of
-        them each way: several at once would get in each other's way where links are what limits
-        them. A rank that is ahead may begin to send what belongs to the next round.
+        Where every rank gives all others the same, large parts go around a ring, so that a link
+        carries one stream each way; else they go to every rank in turn.
         """
         import torch
         import torch.distributed as dist
 
-        world, own = self._sync.world_size, self._sync.rank
-        before = [sizes[rank][0] + sizes[rank][2] if rank in sizes else 0 for rank in range(world)]
-        given = [sent[rank].rest if rank in sent else b"" for rank in range(world)]
-        small = torch.empty(sum(before), dtype=torch.uint8)
-        outgoing = torch.from_numpy(np.frombuffer(bytearray(b"").join(given), np.uint8))
-        arriving: dict[int, Any] = {}
+        works: list[Any] = []
+        arriving: dict[int, list] = {}  # blocks of large parts, by the rank that they are from
         messages: dict[int, Any] = {}
+        has_array = True
         with as_peer_lost():
-            dist.all_to_all_single(small, outgoing, before, list(map(len, given)))
-            received = small.split(before)
-            for source, (head, large, _) in sizes.items():
-                rest = received[source].numpy()
-                if not large:
+            for source, letter in letters.items():
+                fields, rest = _opened(letter)
+                is_for_all, head, size, tail = fields[: -HostExchange.FIELDS].tolist()
+                is_ring = is_ring and bool(is_for_all)
+                if head + tail > len(rest):
+                    rest = np.empty(head + tail, np.uint8)
+                    works.append(dist.irecv(torch.from_numpy(rest), source))
+                rest = rest[: head + tail]
+                if not size:
                     messages[source] = rest
                     continue
-                if into is not None and into[source].nbytes == large:
+                has_array = has_array and head > 0  # else the large part is all of the message
+                if into is not None and into[source].nbytes == size:
                     memory = torch.from_numpy(into[source].view(np.uint8))
                 else:
-                    memory = self._room(source, large)
-                arriving[source] = dist.irecv(memory, source)
+                    memory = self._room(source, size)
+                arriving[source] = list(memory.split(_LARGE))
                 messages[source] = Received(rest[:head], memory.numpy(), rest[head:])
-            for distance in range(1, world):
-                target, source = (own + distance) % world, (own - distance) % world
-                if target in sent and sent[target].sizes[1]:
-                    dist.send(sent[target].large, target)
-                if source in arriving:
-                    arriving[source].wait()
-        return messages
+            for rank, parcel in sent.items():
+                if parcel.is_long:
+                    works.append(dist.isend(parcel.rest_alone, rank))
+            for work in works:
+                work.wait()
+            blocks = {rank: parcel.blocks for rank, parcel in sent.items()}
+            coming: Iterator[int] = iter(())
+            if is_ring:
+                self._around(blocks, arriving)
+            else:
+                coming = self._one_to_each(blocks, arriving)
+            if not has_array:
+                deque(coming, maxlen=0)
+        return messages, coming
+
+    def _around(self, blocks: dict[int, list], arriving: dict[int, list]) -> None:
+        """Send the own blocks, the same for all, and others' as they come, to the next rank."""
+        import torch.distributed as dist
+
+        world, own = self._sync.world_size, self._sync.rank
+        following, *others = ((own + distance) % world for distance in range(1, world))
+        sources = [*reversed(others), following]
+        incoming = [(source, block) for source in sources for block in arriving.get(source, ())]
+        received = [dist.irecv(block, sources[0]) for _, block in incoming]
+        sent = [dist.isend(block, following) for block in blocks[following]]
+        for (source, block), work in zip(incoming, received, strict=True):
+            work.wait()
+            if source != following:
+                sent.append(dist.isend(block, following))
+        for work in sent:
+            work.wait()
+
+    def _one_to_each(self, blocks: dict[int, list], arriving: dict[int, list]) -> Iterator[int]:
+        """Send a block to every rank in turn, never far ahead of what they send.
+
+        What is too much at a time for a link would be lost there, and sent again.
+        """
+        import torch.distributed as dist
+
+        turn = self._sync.world_size - 1
+        sent = []
+        with as_peer_lost():
+            received = deque(
+                (place, dist.irecv(block, source))
+                for place, source, block in self._in_turn(arriving, -1)
+            )
+            for place, target, block in self._in_turn(blocks, 1):
+                while received and received[0][0] <= place - _AHEAD:
+                    received.popleft()[1].wait()
+                sent.append(dist.isend(block, target))
+                yield max(place - _AHEAD + 1, 0) // turn * _LARGE
+            for place, work in received:
+                work.wait()
+                yield (place + 1) // turn * _LARGE
+            for work in sent:
+                work.wait()
+
+    def _in_turn(self, blocks: dict[int, list], step: int) -> Iterator[tuple[int, int, Any]]:
+        """Blocks of each rank, one of each in turn from the next one on (or, with -1, back).
+
+        With their places, which are the same where a block is sent and where it arrives.
+        """
+        world, own = self._sync.world_size, self._sync.rank
+        ranks = [(own + step * distance) % world for distance in range(1, world)]
+        turns = itertools.zip_longest(*(blocks.get(rank, ()) for rank in ranks))
+        for place, block in enumerate(itertools.chain.from_iterable(turns)):
+            if block is not None:
+                yield place, ranks[place % len(ranks)], block
 
     def _room(self, rank: int, size: int):
         """Memory for the large part of a message of a rank, over that of its last one."""
@@ -315,6 +405,23 @@ class _Parcel:
     rest: bytes | bytearray = b""
     large: Any = None
 
+    @property
+    def is_long(self) -> bool:
+        """True if what is beside the large part does not fit into a letter."""
+        return len(self.rest) > _LETTER - _FIELDS * _FIELD.itemsize
+
+    @property
+    def rest_alone(self) -> Any:
+        """What is beside the large part, as a tensor."""
+        import torch
+
+        return torch.from_numpy(np.frombuffer(bytearray(self.rest), np.uint8))
+
+    @property
+    def blocks(self) -> list:
+        """The large part in tensors."""
+        return [] if self.large is None else list(self.large.split(_LARGE))
+
     @classmethod
     def of(cls, message: Message) -> "_Parcel":
         """The parcel of a message; with several large parts all of it is one."""
@@ -334,6 +441,13 @@ class _Parcel:
 
 
 _NOTHING = _Parcel((0, 0, 0))
+_FIELD, _FIELDS = np.dtype(np.int64), 1 + len(_NOTHING.sizes) + HostExchange.FIELDS
+
+
+def _opened(letter: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The fields of a letter, and its room for a small message or what is beside a large part."""
+    size = _FIELDS * _FIELD.itemsize
+    return letter[:size].view(_FIELD), letter[size:]
 
 
 class StateFiles:

@@ -6,8 +6,10 @@ the transport nor on the size of a group.  Only buffers that some rank has chang
 
 import contextlib
 import functools
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
@@ -298,8 +300,15 @@ class Rank:
             lost[low:high] = corrected[low:high] - self._codec.decode(pieces[-1])
         return pieces, lost
 
-    def reduce(self, pieces: Sequence) -> Contribution:
-        """Sum the pieces of the own slice, in the order of the ranks that they are from."""
+    def reduce(self, pieces: Sequence, coming: Iterable[int] = ()) -> Contribution:
+        """Sum the pieces of the own slice, in the order of the ranks that they are from.
+
+        Parameters
+        ----------
+        pieces : sequence of bytes-like, Message or Received
+        coming : iterable of int, optional
+            Bytes of their gradients that are there; when it ends, all are.
+        """
         began_at, started = self._begin()
         contributions = [Contribution.unpack(data) for data in pieces]
         sources = [each.record for each in contributions]
@@ -312,6 +321,9 @@ class Rank:
             contributions, present = [], []
         total = sum(each.counted for each in present)
         low, high = self._geometry.bounds[self.rank]
+        coming = iter(coming)
+        if not self.sends_exact_weights:  # else what decode gives is a view
+            deque(coming, maxlen=0)
         gradient = _weighted_sum(
             [self._codec.decode(each.gradient) for each in present],
             [
@@ -319,7 +331,9 @@ class Rank:
                 for each in present
             ],
             high - low,
+            coming,
         )
+        deque(coming, maxlen=0)
         absent = set(range(len(self._plan.sizes)))
         for each in present:
             absent.intersection_update(each.absent)
@@ -400,12 +414,19 @@ class Rank:
         state.buffers.update(summed.buffers)
 
 
-def _weighted_sum(vectors, shares, length: int) -> np.ndarray:
-    """The sum of each share times its vector of `length` numbers, from the first to the last."""
+def _weighted_sum(vectors, shares, length: int, coming: Iterator[int]) -> np.ndarray:
+    """The sum of each share times its vector of `length` numbers, from the first to the last.
+
+    It goes as far as the vectors' bytes are there by what is `coming`.
+    """
     if not vectors:
         return np.zeros(length, np.float32)
     total, scratch = np.empty(length, np.float32), np.empty(_BLOCK, np.float32)
+    size = total.itemsize
+    there: float = 0
     for start in range(0, length, _BLOCK):
+        while there < min(start + _BLOCK, length) * size:
+            there = next(coming, math.inf)
         here = total[start : start + _BLOCK]
         part = scratch[: len(here)]
         np.multiply(vectors[0][start : start + _BLOCK], shares[0], out=here)
