@@ -258,8 +258,8 @@ class MessageExchange:
             for rank, message in received.items():
                 exchanged[rank] = message
         for rank in peers:
-            place = _opened(incoming[rank])[0][-HostExchange.FIELDS :]
-            exchanged[rank] = self._near.read(rank, place.tolist())
+            fields, _ = _opened(incoming[rank])
+            exchanged[rank] = self._near.read(rank, fields[-HostExchange.FIELDS :].tolist())
         exchanged[sync.rank] = messages[sync.rank]
         return exchanged, coming
 
@@ -332,8 +332,8 @@ class MessageExchange:
         following, *others = ((own + distance) % world for distance in range(1, world))
         sources = [*reversed(others), following]
         incoming = [(source, block) for source in sources for block in arriving.get(source, ())]
-        received = [dist.irecv(block, sources[0]) for _, block in incoming]
-        sent = [dist.isend(block, following) for block in blocks[following]]
+        received: list[Any] = [dist.irecv(block, sources[0]) for _, block in incoming]
+        sent: list[Any] = [dist.isend(block, following) for block in blocks[following]]
         for (source, block), work in zip(incoming, received, strict=True):
             work.wait()
             if source != following:
@@ -349,9 +349,9 @@ class MessageExchange:
         import torch.distributed as dist
 
         turn = self._sync.world_size - 1
-        sent = []
+        sent: list[Any] = []
         with as_peer_lost():
-            received = deque(
+            received: deque[tuple[int, Any]] = deque(
                 (place, dist.irecv(block, source))
                 for place, source, block in self._in_turn(arriving, -1)
             )
