@@ -225,7 +225,7 @@ class Parts:
         return self._in_blocks(self._rounds([size / workers / 2] * (2 * (workers - 1))))
 
     def _in_blocks(self, legs: Sequence[Leg]) -> Stage:
-        """What is done with each half of what is exchanged: with one while the other is sent."""
+        """Legs for each half of what is exchanged: work on one while the other is sent."""
         return Stage(2 * self.workload.workers, legs)
 
     def _by_halves(self, size: float) -> Stage:

@@ -239,12 +239,12 @@ class MessageExchange:
         distinct = {id(messages[rank]): messages[rank] for rank in by_gloo}
         parcels = {number: _Parcel.of(message) for number, message in distinct.items()}
         sent = {rank: parcels[id(messages[rank])] for rank in by_gloo}
-        is_for_all = len(by_gloo) == sync.world_size - 1 and len(distinct) == 1
+        can_ring = not peers and len(distinct) == 1 and sync.world_size > 2  # two are one anyway
         letters = np.zeros((sync.world_size, _LETTER), np.uint8)
         for rank, place in enumerate(self._placed(messages)):
             parcel = sent.get(rank, _NOTHING)
             fields, room = _opened(letters[rank])
-            fields[:] = is_for_all, *parcel.sizes, *place
+            fields[:] = can_ring, *parcel.sizes, *place
             if not parcel.is_long:
                 room[: len(parcel.rest)] = np.frombuffer(parcel.rest, np.uint8)
         incoming = np.empty_like(letters)
@@ -254,7 +254,7 @@ class MessageExchange:
         coming: Iterator[int] = iter(())
         if by_gloo:
             came = {rank: incoming[rank] for rank in by_gloo}
-            received, coming = self._by_gloo(sent, came, into, is_ring=is_for_all)
+            received, coming = self._by_gloo(sent, came, into, can_ring)
             for rank, message in received.items():
                 exchanged[rank] = message
         for rank in peers:
@@ -278,7 +278,7 @@ class MessageExchange:
         into: Sequence[np.ndarray] | None,
         is_ring: bool,
     ) -> tuple[dict, Iterator[int]]:
-        """What ranks gave, given their letters, with what carries the large parts that are to come.
+        """Return what ranks gave, given their letters, and what carries the parts still to come.
 
         Where every rank gives all others the same, large parts go around a ring, so that a link
         carries one stream each way; else they go to every rank in turn.
@@ -293,8 +293,8 @@ class MessageExchange:
         with as_peer_lost():
             for source, letter in letters.items():
                 fields, rest = _opened(letter)
-                is_for_all, head, size, tail = fields[: -HostExchange.FIELDS].tolist()
-                is_ring = is_ring and bool(is_for_all)
+                can_ring, head, size, tail = fields[: -HostExchange.FIELDS].tolist()
+                is_ring = is_ring and bool(can_ring)
                 if head + tail > len(rest):
                     rest = np.empty(head + tail, np.uint8)
                     works.append(dist.irecv(torch.from_numpy(rest), source))
@@ -408,11 +408,11 @@ class _Parcel:
     @property
     def is_long(self) -> bool:
         """True if what is beside the large part does not fit into a letter."""
-        return len(self.rest) > _LETTER - _FIELDS * _FIELD.itemsize
+        return len(self.rest) > _LETTER - _FIELDS
 
     @property
     def rest_alone(self) -> Any:
-        """What is beside the large part, as a tensor."""
+        """The bytes beside the large part, as a tensor."""
         import torch
 
         return torch.from_numpy(np.frombuffer(bytearray(self.rest), np.uint8))
@@ -441,13 +441,13 @@ class _Parcel:
 
 
 _NOTHING = _Parcel((0, 0, 0))
-_FIELD, _FIELDS = np.dtype(np.int64), 1 + len(_NOTHING.sizes) + HostExchange.FIELDS
+# bytes of a letter's fields: if the message may go around, its sizes, where a neighbour reads it
+_FIELDS = np.dtype(np.int64).itemsize * (1 + len(_NOTHING.sizes) + HostExchange.FIELDS)
 
 
 def _opened(letter: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The fields of a letter, and its room for a small message or what is beside a large part."""
-    size = _FIELDS * _FIELD.itemsize
-    return letter[:size].view(_FIELD), letter[size:]
+    return letter[:_FIELDS].view(np.int64), letter[_FIELDS:]
 
 
 class StateFiles:
