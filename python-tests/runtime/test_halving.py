@@ -19,18 +19,23 @@ class Network:
     """What torch.distributed sends and receives between threads; counts messages and numbers."""
 
     def __init__(self):
-        self._slots = defaultdict(queue.Queue)
+        self._slots = {}
+        self._lock = threading.Lock()
         self.sent = defaultdict(list)
+
+    def _slot(self, *key):
+        with self._lock:  # sender and receiver may ask for it at once
+            return self._slots.setdefault(key, queue.Queue())
 
     def of(self, rank):
         def isend(tensor, other, _, tag):
             self.sent[rank].append(len(tensor))
-            self._slots[rank, other, tag].put(tensor.clone())
+            self._slot(rank, other, tag).put(tensor.clone())
             return SimpleNamespace(wait=lambda: None)
 
         def irecv(tensor, other, _, tag):
             return SimpleNamespace(
-                wait=lambda: tensor.copy_(self._slots[other, rank, tag].get(timeout=30))
+                wait=lambda: tensor.copy_(self._slot(other, rank, tag).get(timeout=30))
             )
 
         return SimpleNamespace(isend=isend, irecv=irecv)
