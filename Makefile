@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-serving lint size docs release checked prepared test test-all test-clusters test-spark test-zoo examples bench clean distclean
+.PHONY: help install demo demo-serving lint size docs release prepared test test-all test-clusters test-spark test-zoo examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,17 +64,16 @@ release: docs $(VENV)/.installed-release ## build and check wheel, source archiv
 	$(BIN)/python scripts/check_release.py dist/*.whl
 	$(BIN)/python scripts/check_site.py docs/_build/html
 
-# What goes before the tests, side by side.
-checked: install
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint docs prepared
-
 prepared: install
 	-$(BIN)/bigdl-prepare
 
-test: checked ## lint, documentation, and every test that is not slow
+# What goes before the tests is done side by side.
+test: install ## lint, and every test that is not slow
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint prepared
 	$(PYTEST) -m "not slow"
 
-test-all: checked ## lint, documentation, and every test
+test-all: install ## lint, documentation, and every test
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target lint docs prepared
 	$(PYTEST)
 
 test-clusters: install ## the tests on real clusters, one cluster after another

@@ -284,7 +284,7 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
     from bigdl.orca.data.feeds.group import FeedGroup
     from bigdl.orca.engines.spark import SparkEngine
     from bigdl.orca.parameter_layer.barrier import BarrierTransport
-    from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+    from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep
     from bigdl.orca.parameter_layer.rank import RankState
     from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
 
@@ -308,7 +308,7 @@ def layer(transport: str, make, group: int, ranks: int = RANKS, *, phases: bool 
             for rank, (low, high) in enumerate(plan.geometry.bounds)
         ]
     )
-    steps = [Step(0, number, hyper) for number in range(group)]
+    steps = [LayerStep(0, number, hyper) for number in range(group)]
 
     def run() -> int:
         sent[0] = 0

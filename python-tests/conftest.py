@@ -5,7 +5,6 @@ local Spark (`orca_spark`), and the tests that need real executors (`local_clust
 others, on a second one that takes its place.
 """
 
-import functools
 import logging
 import os
 import sys
@@ -17,8 +16,7 @@ import hypothesis
 import pytest
 from connect_server import ConnectServer, over_connect
 from quick_jvm import QUICK_JVM
-
-HERE = Path(__file__).parent
+from slow_list import COLLECTED, listed, name_of
 
 
 def pytest_configure(config):
@@ -36,8 +34,9 @@ def pytest_configure(config):
 
 def pytest_itemcollected(item):
     """Mark as slow what `slow_tests.txt` lists."""
-    path = item.path.relative_to(HERE).as_posix()
-    if f"{path}::{item.nodeid.partition('::')[2]}" in slow_tests():
+    name = name_of(item)
+    item.config.stash.setdefault(COLLECTED, set()).add(name)
+    if name in listed():
         item.add_marker(pytest.mark.slow)
 
 
@@ -57,12 +56,6 @@ def pytest_runtest_call(item):
 
 NO_BF16 = "Platform doesn't support BF16 format"
 """What OpenVINO says on a processor without instructions for bfloat16."""
-
-
-@functools.cache
-def slow_tests() -> set[str]:
-    lines = (HERE / "slow_tests.txt").read_text(encoding="utf-8").splitlines()
-    return {line for line in lines if line and not line.startswith("#")}
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep
 from bigdl.orca.parameter_layer.rank import Contribution
 
 from .validate import Calibration, Point
@@ -229,7 +229,7 @@ class Layer:
     def _run(self, steps: int) -> list[list[dict]]:
         numbers = range(self._done, self._done + steps)
         self._done = numbers.stop
-        return self._transport.run([Step(0, number, self._hyper) for number in numbers])
+        return self._transport.run([LayerStep(0, number, self._hyper) for number in numbers])
 
     def close(self) -> None:
         """Remove what the transport has kept."""

@@ -86,7 +86,17 @@ def test_what_comes_next_is_recommended_by_the_sequence_of_clicks(orca_spark):
         np.testing.assert_allclose(served, best, rtol=1e-3, atol=1e-3)
 
 
-def test_a_stream_that_was_stopped_has_the_tracks_of_all_frames_once(orca_spark, tmp_path):
+@pytest.fixture
+def two_parts(orca_spark):
+    """A session whose shuffles have two partitions: each has its state and files in every batch."""
+    name = "spark.sql.shuffle.partitions"
+    before = orca_spark.conf.get(name)
+    orca_spark.conf.set(name, "2")
+    yield orca_spark
+    orca_spark.conf.set(name, before)
+
+
+def test_a_stream_that_was_stopped_has_the_tracks_of_all_frames_once(two_parts, tmp_path):
     scene = traffic.Scene(5, cameras=2, seconds=8)
     chunks, expected = [], set()
     for camera in range(2):
@@ -112,12 +122,12 @@ def test_a_stream_that_was_stopped_has_the_tracks_of_all_frames_once(orca_spark,
             columns = zip(*chunks[chunk], strict=True)
             arrays = [pa.array(each, kind) for each, kind in zip(columns, types, strict=True)]
             pq.write_table(pa.table(arrays, names=names), arrived / f"{order.index(chunk)}.parquet")
-        stream = orca_spark.readStream.schema(schema).option("maxFilesPerTrigger", 2)
+        stream = two_parts.readStream.schema(schema).option("maxFilesPerTrigger", 2)
         tracks = smart_transportation.tracked(stream.parquet(str(arrived)))
         writer = tracks.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start(output)
         query.awaitTermination()
-    made = orca_spark.read.parquet(output).select("camera", "track", "frame").collect()
+    made = two_parts.read.parquet(output).select("camera", "track", "frame").collect()
     assert len(made) == len(expected) > 300
     assert {tuple(row) for row in made} == expected
 

@@ -20,6 +20,7 @@ from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.data.feeds import as_feed
 from bigdl.orca.engine import LocalEngine
 from bigdl.orca.learn.pytorch import Estimator
+from bigdl.runtime import local
 
 X, Y = rays.rows()
 
@@ -154,6 +155,17 @@ def test_processes_are_used_again():
     assert LocalEngine(workers_per_node=2).run(lambda worker: os.getpid()) == first
     engine.shutdown()
     assert not any(faults.is_running(pid) for pid in first)
+
+
+def test_no_more_processes_wait_than_two_for_each_core_or_the_last_program_had(monkeypatch):
+    monkeypatch.setattr(local, "usable_cores", lambda: [0])
+    LocalEngine().shutdown()
+    two = LocalEngine(workers_per_node=2).run(lambda worker: os.getpid())
+    one = LocalEngine(workers_per_node=1).run(lambda worker: os.getpid())
+    assert [faults.is_running(pid) for pid in [*two, *one]] == [False, True, True]
+    three = LocalEngine(workers_per_node=3).run(lambda worker: os.getpid())
+    assert LocalEngine(workers_per_node=3).run(lambda worker: os.getpid()) == three
+    LocalEngine().shutdown()
 
 
 @pytest.mark.fault

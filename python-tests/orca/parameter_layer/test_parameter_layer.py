@@ -10,7 +10,7 @@ from bigdl.orca.learn.optimizers.ftrl import TorchFtrl
 from bigdl.orca.parameter_layer.lars import LARS
 from bigdl.orca.parameter_layer.messages import CODECS, Inbox, codec_for, frames_of, pack, unpack
 from bigdl.orca.parameter_layer.optimizers import check_optimizer, cut_state, joined_state
-from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, Step, slice_bounds
+from bigdl.orca.parameter_layer.plan import FlatLayout, LayerPlan, LayerStep, slice_bounds
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, changed, merge, merged
 
 OPTIMIZERS = {
@@ -52,7 +52,7 @@ class Sliced:
         self.gradient = gradient
 
     def step(self, number):
-        step = Step(0, number, hyper_of(self.optimizer))
+        step = LayerStep(0, number, hyper_of(self.optimizer))
         weights = [r.weights(s) for r, s in zip(self.ranks, self.states, strict=True)]
         pieces = []
         for rank, state in zip(self.ranks, self.states, strict=True):
@@ -110,7 +110,7 @@ def test_a_rank_sends_no_more_than_an_all_reduce_by_slices(name):
     rank = Rank(LayerPlan((size,), (0,), torch.optim.SGD, ranks, name), 1)
     state = RankState(vector(size // ranks), [{}])
     weights = rank.weights(state)
-    pieces, _ = rank.gradients(Given(1), Step(0, 0, ()), [weights] * ranks)
+    pieces, _ = rank.gradients(Given(1), LayerStep(0, 0, ()), [weights] * ranks)
     headers = 2000 + size // 1024 * 4
     to_others = sum(len(piece) for owner, piece in enumerate(pieces) if owner != 1)
     assert to_others <= BYTES[name] * size * (ranks - 1) / ranks + headers

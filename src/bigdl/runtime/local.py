@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from bigdl.common.checks import check_integer
+from bigdl.common.cpu import usable_cores
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import WorkerError, WorkerLost
 from bigdl.runtime.channel import AttemptChannel, Channel
@@ -343,8 +344,11 @@ class LocalProcesses:
             for worker in workers:
                 if worker.pending:  # interrupted in the middle of a call
                     worker.end()
+            most = max(number, 2 * len(usable_cores()))
             with self._lock:
                 self._idle += [worker for worker in workers if not worker.pending]
+                surplus, self._idle = self._idle[:-most], self._idle[-most:]
+            _end(surplus)
 
     def close(self) -> None:
         """End the processes that wait for work."""
@@ -352,10 +356,7 @@ class LocalProcesses:
             return
         with self._lock:
             idle, self._idle = self._idle, []
-        for worker in idle:
-            worker.hang_up()
-        for worker in idle:
-            worker.end(grace=1.0)
+        _end(idle)
 
     def _take(self, rank: int, slot: CpuSlot) -> LocalWorker:
         with self._lock:
@@ -367,6 +368,13 @@ class LocalProcesses:
                     worker.rank = rank
                     return worker
         return LocalWorker(rank, slot)
+
+
+def _end(workers: Sequence[LocalWorker]) -> None:
+    for worker in workers:
+        worker.hang_up()
+    for worker in workers:
+        worker.end(grace=1.0)
 
 
 _processes = LocalProcesses()

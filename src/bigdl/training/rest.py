@@ -129,16 +129,16 @@ def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndar
 
     size, rank = sync.world_size, sync.rank
     unique, counts = np.unique(ids, return_counts=True)
-    keeper = (unique % np.uint64(size)).astype(np.int64)  # the rank that shares out an id
-    by_keeper = np.argsort(keeper, kind="stable")
-    send = np.bincount(keeper, minlength=size).tolist()
+    assigner = (unique % np.uint64(size)).astype(np.int64)  # the rank that shares out an id
+    by_assigner = np.argsort(assigner, kind="stable")
+    send = np.bincount(assigner, minlength=size).tolist()
     receive = [int(row[rank]) for row in sync.all_gather(list(map(float, send)))]
 
     def exchange(values: np.ndarray, there: list[int], back: list[int]) -> np.ndarray:
         return sync.all_to_all(torch.from_numpy(values), there, back).numpy()
 
-    asked = exchange(unique[by_keeper].view(np.int64), send, receive).view(np.uint64)
-    present = exchange(counts[by_keeper], send, receive)
+    asked = exchange(unique[by_assigner].view(np.int64), send, receive).view(np.uint64)
+    present = exchange(counts[by_assigner], send, receive)
     given, missing = _shared_out(_kept(left, rank, size), asked, present, receive)
     missing = int(sync.all_reduce(torch.tensor([missing]))[0])
     if missing:
@@ -148,7 +148,7 @@ def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndar
             "checkpoint of an epoch's end"
         )
     allowed = np.empty_like(counts)
-    allowed[by_keeper] = exchange(given, receive, send)
+    allowed[by_assigner] = exchange(given, receive, send)
     order = np.argsort(ids, kind="stable")
     number = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     found = np.empty(len(ids), bool)

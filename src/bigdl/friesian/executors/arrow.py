@@ -31,7 +31,14 @@ import pyarrow.parquet as pq
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError, outcome_of, without_errors
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.batches import Batch, DictionaryColumn, Request, batch_of, factored, normal
+from bigdl.friesian.ops.batches import (
+    DictionaryColumn,
+    LazyBatch,
+    Request,
+    batch_of,
+    factored,
+    normal,
+)
 from bigdl.friesian.ops.kinds import Field, Schema, require_columns
 from bigdl.friesian.ops.operator import FittedOperator, Program, StatisticsQuery
 from bigdl.friesian.ops.sequences import AddHistSeq
@@ -209,7 +216,7 @@ class Piece:
     count: int
     given: dict[str, Any]
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[LazyBatch]:
         """A batch for each group; a column is read when it is asked for."""
         read = {name: each.kind for name, each in self.schema.items() if name not in self.given}
         texts = [name for name, kind in read.items() if kind == "string"]
@@ -230,7 +237,7 @@ class Piece:
                     for name, each in self.schema.items()
                     if name in known or name in self.given
                 }
-                yield Batch(columns, rows)
+                yield LazyBatch(columns, rows)
 
 
 def _repeated(value: Any, kind: str, rows: int) -> DictionaryColumn:
@@ -402,7 +409,7 @@ def _write(sink: Any, tables: Iterator[pa.Table]) -> int:
     return rows
 
 
-def table_of(batch: Batch) -> pa.Table:
+def table_of(batch: LazyBatch) -> pa.Table:
     """All columns of a batch; those of text as dictionaries."""
     return pa.table({name: _written(batch[name]) for name in batch.names})
 
@@ -489,7 +496,7 @@ class Bucket:
     parts: dict[int, list[int]]
     step: AddHistSeq
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[LazyBatch]:
         tables = []
         for place, groups in self.parts.items():
             with opened(file_of(self.path, place)) as file:
@@ -533,7 +540,7 @@ def _cut(
     return of_groups
 
 
-def _buckets(batch: Batch, name: str, count: int) -> np.ndarray:
+def _buckets(batch: LazyBatch, name: str, count: int) -> np.ndarray:
     """The bucket of each row: equal values have equal ones."""
     import pandas as pd
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from bigdl.friesian.executors.arrow import Piece
 from bigdl.friesian.ops import kinds
-from bigdl.friesian.ops.batches import Batch, batch_of
+from bigdl.friesian.ops.batches import LazyBatch, batch_of
 from bigdl.friesian.ops.kinds import Field
 from bigdl.orca.cluster.scan import scan_of
 from bigdl.orca.cluster.spark_calls import silent_when_closed
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _ROWS, _BYTES = 1 << 18, 1 << 28  # from which batches are enough to be worked on together
 _MOST_BYTES = 1 << 29  # of the columns of a row group, which are in memory together
 
-Work = Callable[[Batch], "Iterator[pa.RecordBatch]"]
+Work = Callable[[LazyBatch], "Iterator[pa.RecordBatch]"]
 
 
 def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
@@ -45,7 +45,7 @@ def map_batches(df: DataFrame, function: Work, schema: Any) -> DataFrame:
     ----------
     df : pyspark.sql.DataFrame
     function : callable
-        Called in tasks with a :class:`Batch`, returns record batches.
+        Called in tasks with a :class:`LazyBatch`, returns record batches.
     schema : pyspark.sql.types.StructType or str
         Of what it returns.
     """
@@ -112,7 +112,7 @@ def from_files(df: DataFrame, function: Work, schema: Any) -> DataFrame | None:
             with told_if_gone(piece.path):
                 for batch in piece.batches():
                     named = {name: partial(batch.__getitem__, columns[name]) for name in columns}
-                    yield from function(Batch(named, batch.rows))
+                    yield from function(LazyBatch(named, batch.rows))
 
     return map_items(df.sparkSession, pieces, work, schema)
 

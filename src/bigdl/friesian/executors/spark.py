@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from bigdl.friesian.executors import scans
 from bigdl.friesian.ops.batches import (
-    Batch,
     Counts,
+    LazyBatch,
     MinMax,
     Outcome,
     Quantiles,
@@ -36,7 +36,7 @@ from bigdl.friesian.ops.operator import (
 )
 from bigdl.friesian.ops.spark import F, action, col, kind_of, schema_of, shared, without_nan
 from bigdl.friesian.ops.targets import target_figures
-from bigdl.friesian.ops.vocabulary import Source, count_values, counts_of_sources, enough
+from bigdl.friesian.ops.vocabulary import ValueSource, count_values, counts_of_sources, enough
 from bigdl.orca.cluster.versions import data_type, observed, to_arrow
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _counts(
     if separator is None and (of_texts := _counts_of_texts(df, counts, scans.from_rows)):
         return of_texts
     requests = counts.values()
-    sources = [Source(str(i), each.columns, each.at_least) for i, each in enumerate(requests)]
+    sources = [ValueSource(str(i), each.columns, each.at_least) for i, each in enumerate(requests)]
     counted, fields = count_values(df, sources, separator and re.escape(separator))
     return dict(zip(counts, counts_of_sources(counted, fields), strict=True))
 
@@ -225,7 +225,7 @@ def _counts_of_texts(
     if len(names) < _COLUMNS or any(kind_of(df, name) != "string" for name in names):
         return {}
 
-    def count(batch: Batch) -> Iterator[pa.RecordBatch]:
+    def count(batch: LazyBatch) -> Iterator[pa.RecordBatch]:
         for place, request in enumerate(requests):
             table = request.of_batch(batch)
             places = pa.repeat(pa.scalar(place, pa.int32()), len(table))
@@ -273,7 +273,7 @@ def mapped(df: DataFrame, fitted: Sequence[FittedOperator]) -> DataFrame:
     ]
     steps = shared(list(fitted), df.sparkSession)
 
-    def run(batch: Batch) -> Iterator[pa.RecordBatch]:
+    def run(batch: LazyBatch) -> Iterator[pa.RecordBatch]:
         behind = batch.select(known).behind(steps.value)
         columns = [behind[name] for name in names] + [batch[name] for name in others]
         for start in range(0, batch.rows, _BATCH_ROWS):

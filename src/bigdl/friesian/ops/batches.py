@@ -43,7 +43,7 @@ class DictionaryColumn:
 Values: TypeAlias = "pa.Array | DictionaryColumn"
 
 
-class Batch:
+class LazyBatch:
     """Some rows, whose columns are computed when they are asked for, once.
 
     Parameters
@@ -69,11 +69,11 @@ class Batch:
     def __getitem__(self, name: str) -> Values:
         return self._columns[name]()
 
-    def select(self, names: Iterable[str]) -> Batch:
+    def select(self, names: Iterable[str]) -> LazyBatch:
         """The batch with some of its columns."""
-        return Batch({name: self._columns[name] for name in names}, self.rows)
+        return LazyBatch({name: self._columns[name] for name in names}, self.rows)
 
-    def after(self, fitted: FittedOperator) -> Batch:
+    def after(self, fitted: FittedOperator) -> LazyBatch:
         """The batch behind a step."""
         made = {}
         for cell in fitted.cells:
@@ -82,9 +82,11 @@ class Batch:
             elif cell.inputs[0] in self:
                 made[cell.output] = self._columns[cell.inputs[0]]
         columns = {**self._columns, **made}
-        return Batch({name: columns[name] for name in fitted.after if name in columns}, self.rows)
+        return LazyBatch(
+            {name: columns[name] for name in fitted.after if name in columns}, self.rows
+        )
 
-    def behind(self, fitted: Iterable[FittedOperator]) -> Batch:
+    def behind(self, fitted: Iterable[FittedOperator]) -> LazyBatch:
         """The batch behind all of some steps."""
         batch = self
         for each in fitted:
@@ -165,10 +167,10 @@ def crossed(columns: list[DictionaryColumn]) -> tuple[list[pa.Array], np.ndarray
     return taken, codes
 
 
-def batch_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> Batch:
+def batch_of(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> LazyBatch:
     """A batch of arrays that are there."""
     rows = len(next(iter(columns.values()))) if columns else 0
-    return Batch({name: partial(normal, each) for name, each in columns.items()}, rows)
+    return LazyBatch({name: partial(normal, each) for name, each in columns.items()}, rows)
 
 
 def normal(column: pa.Array | pa.ChunkedArray) -> Values:
@@ -228,7 +230,7 @@ class Request:
 
     columns: tuple[str, ...]
 
-    def of_batch(self, batch: Batch) -> Any:
+    def of_batch(self, batch: LazyBatch) -> Any:
         """The partial answer of one batch."""
         return self._of_columns([batch[name] for name in self.columns])
 

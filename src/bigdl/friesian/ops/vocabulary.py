@@ -33,7 +33,7 @@ from bigdl.friesian.ops.kinds import Field, Schema, check_kinds
 from bigdl.friesian.ops.operator import Function, Operator, OutputColumn, State
 from bigdl.friesian.ops.spark import F, check_string, col, kind_of, replace, schema_of
 from bigdl.orca.cluster.versions import computed, frame_of_arrow, to_arrow, try_cast
-from bigdl.orca.data.transformer.encoding import Source, sources_of
+from bigdl.orca.data.transformer.encoding import ValueSource, sources_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -397,14 +397,14 @@ def number_column(name: str) -> str:
 
 @spark.action
 def learn(
-    df: DataFrame, sources: Sequence[Source], order_by_freq: bool, separator: str | None
+    df: DataFrame, sources: Sequence[ValueSource], order_by_freq: bool, separator: str | None
 ) -> list[DataFrame]:
     """Learn vocabularies.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-    sources : list of Source
+    sources : list of ValueSource
     order_by_freq : bool
         Number the values by falling count, and equal counts by value; otherwise by value.
     separator : str or None
@@ -432,7 +432,7 @@ def learn(
 @spark.action
 def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
     """The different values of columns in their order, a null at the end."""
-    sources = [Source(name, (name,)) for name in columns]
+    sources = [ValueSource(name, (name,)) for name in columns]
     counted, fields = count_values(df, sources, None, nulls=True)
     distinct: dict[str, list] = {name: [] for name in columns}
     for row in counted.collect():
@@ -444,7 +444,7 @@ def distinct_values(df: DataFrame, columns: list[str]) -> dict[str, list]:
 
 
 def count_values(
-    df: DataFrame, sources: Sequence[Source], separator: str | None, nulls: bool = False
+    df: DataFrame, sources: Sequence[ValueSource], separator: str | None, nulls: bool = False
 ) -> tuple[DataFrame, list[str]]:
     """Count the values of all sources by one aggregation.
 
@@ -516,7 +516,7 @@ def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
     return counted.filter(spark.all_of(conditions)) if conditions else counted
 
 
-def _value_kind(df: DataFrame, source: Source, separator: str | None) -> str:
+def _value_kind(df: DataFrame, source: ValueSource, separator: str | None) -> str:
     message = (
         "The column {name} of type {kind} has no vocabulary: its cells should be single values; "
         "explode it first"

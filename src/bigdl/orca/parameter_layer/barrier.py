@@ -26,7 +26,7 @@ import numpy as np
 from bigdl.common.errors import WorkerLost
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.parameter_layer.messages import Message, Received, pack, unpack
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
+from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Transport
 from bigdl.orca.parameter_layer.rank import Rank, RankState, Replica, replica_of
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.host_memory import HostExchange
@@ -85,7 +85,7 @@ class BarrierTransport(Transport):
     def start(self, states: Sequence[RankState]) -> None:
         self._given, self._name, self.keeps_state = list(states), None, True
 
-    def run(self, steps: Sequence[Step]) -> list[list[dict]]:
+    def run(self, steps: Sequence[LayerStep]) -> list[list[dict]]:
         data = [cloudpickle.dumps(list(steps)), *(state.pack() for state in self._given)]
         following = secrets.token_hex(8)
         records = self._ask({"stage": _RUN, "next": following}, pack(data))
@@ -158,7 +158,7 @@ class GroupProgram:
         make = functools.partial(self.program, worker.rank, shards)
         return replica_of(self.training, worker.rank, version, make)
 
-    def _step(self, step: Step, rank, replica, state, exchange):
+    def _step(self, step: LayerStep, rank, replica, state, exchange):
         with rank.sending(state):
             own = rank.weights(state)
         vector, parts = rank.vector()

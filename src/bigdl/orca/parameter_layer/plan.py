@@ -103,7 +103,7 @@ class FlatLayout:
 
 
 @dataclass(frozen=True)
-class Step:
+class LayerStep:
     """One step of the training.
 
     Attributes
@@ -213,7 +213,7 @@ class Transport(contextlib.AbstractContextManager):
         """
 
     @abstractmethod
-    def run(self, steps: Sequence[Step]) -> list[list[dict]]:
+    def run(self, steps: Sequence[LayerStep]) -> list[list[dict]]:
         """One group of steps.
 
         Returns

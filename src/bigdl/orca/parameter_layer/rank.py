@@ -18,7 +18,7 @@ import numpy as np
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.parameter_layer.messages import Message, codec_for, unpack
 from bigdl.orca.parameter_layer.optimizers import update_slice
-from bigdl.orca.parameter_layer.plan import LayerPlan, Segment, Step
+from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Segment
 from bigdl.orca.parameter_layer.stragglers import run_within
 
 _BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
@@ -161,7 +161,7 @@ class Replica(Protocol):
         """Return what the driver needs to know of the rows; JSON-able."""
 
     def compute(
-        self, step: Step, weights: np.ndarray, buffers: dict[int, np.ndarray]
+        self, step: LayerStep, weights: np.ndarray, buffers: dict[int, np.ndarray]
     ) -> Contribution:
         """The gradient at `weights`; buffers that are not given are as they were at the start.
 
@@ -228,7 +228,7 @@ class Rank:
     def gradients(
         self,
         replica: Replica,
-        step: Step,
+        step: LayerStep,
         weights: Sequence,
         residual: np.ndarray | None = None,
         vector: np.ndarray | None = None,
@@ -366,7 +366,11 @@ class Rank:
         return Message(np.asarray(squares))
 
     def update(
-        self, step: Step, summed: Contribution, state: RankState, statistics: Sequence | None = None
+        self,
+        step: LayerStep,
+        summed: Contribution,
+        state: RankState,
+        statistics: Sequence | None = None,
     ) -> None:
         """Change the own slice.
 

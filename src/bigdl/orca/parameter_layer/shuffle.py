@@ -47,7 +47,7 @@ from bigdl.orca.parameter_layer.messages import (
     pack,
 )
 from bigdl.orca.parameter_layer.pairs import Pairs, Rows, folder_of_messages, key
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
+from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Transport
 from bigdl.orca.parameter_layer.rank import Contribution, Rank, RankState, Replica, replica_of
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.jobs import job_number, user_error
@@ -137,7 +137,7 @@ class Work:
         """Open the replica and say what it has."""
         self.send([self._number], b"D", pack(self._replica().describe()))
 
-    def gradients(self, step: Step) -> None:
+    def gradients(self, step: LayerStep) -> None:
         """Compute the gradients of a step."""
         replica, residual = self._replica(), self.inbox.document(b"R")
         weights = self.inbox.messages(b"W")
@@ -155,7 +155,7 @@ class Work:
             self.send([self._number], b"A", summed.message())
         self._pass_on_residual()
 
-    def update(self, step: Step, last: bool) -> None:
+    def update(self, step: LayerStep, last: bool) -> None:
         """Change the weights; after the last step of a group the state stays where it is."""
         if self._is_owner:
             inbox, rank = self.inbox, self._rank
@@ -404,7 +404,7 @@ class ShuffleTransport(Transport):
         self._pairs.values(state).count()
         shipped.unpersist()
 
-    def run(self, steps: Sequence[Step]) -> list[list[dict]]:
+    def run(self, steps: Sequence[LayerStep]) -> list[list[dict]]:
         return self._call(lambda: self._group(steps))
 
     def _group(self, steps):

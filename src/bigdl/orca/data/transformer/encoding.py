@@ -256,7 +256,7 @@ def category_encode(
 
 
 @dataclass(frozen=True)
-class Source:
+class ValueSource:
     """One vocabulary to be learned.
 
     Attributes
@@ -274,7 +274,7 @@ class Source:
     at_least: int = 0
 
 
-def sources_of(columns: Any, freq_limit: Any) -> list[Source]:
+def sources_of(columns: Any, freq_limit: Any) -> list[ValueSource]:
     """Return the vocabularies for the arguments of ``gen_string_idx``.
 
     Parameters
@@ -305,7 +305,7 @@ def sources_of(columns: Any, freq_limit: Any) -> list[Source]:
             names = as_names(each)
             name = names[0]
         limit = limits.get(name) if isinstance(freq_limit, Mapping) else freq_limit
-        sources.append(Source(name, tuple(names), limit or 0))
+        sources.append(ValueSource(name, tuple(names), limit or 0))
     return sources
 
 
@@ -316,7 +316,7 @@ def _in_order(values: list) -> list:
         return sorted(values, key=lambda value: (type(value).__name__, str(value)))
 
 
-def _count_shards(shards: SparkXShards, sources: list[Source], split: str | None) -> list:
+def _count_shards(shards: SparkXShards, sources: list[ValueSource], split: str | None) -> list:
     def count(frame: pd.DataFrame) -> Iterator[tuple[tuple, int]]:
         for i, column in _columns(sources):
             values = frame[column].dropna()
@@ -346,7 +346,7 @@ def _count_shards(shards: SparkXShards, sources: list[Source], split: str | None
     return frequent
 
 
-def _count_spark(df: DataFrame, sources: list[Source], split: str | None) -> Iterator:
+def _count_spark(df: DataFrame, sources: list[ValueSource], split: str | None) -> Iterator:
     for i, column in _columns(sources):
         value = F.col(quoted(column))
         if split is not None:
@@ -356,7 +356,7 @@ def _count_spark(df: DataFrame, sources: list[Source], split: str | None) -> Ite
         yield from (((i, value), number) for value, number in rows if value == value)
 
 
-def _columns(sources: list[Source]) -> list[tuple[int, str]]:
+def _columns(sources: list[ValueSource]) -> list[tuple[int, str]]:
     return [(i, column) for i, source in enumerate(sources) for column in source.columns]
 
 
