@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from training_models import QUIET, trainer
 
 from bigdl.common.errors import UsageError
+from bigdl.nano.openvino.network import supports_bf16
 from bigdl.nano.pytorch.frozen import FrozenPrefixCallback
 from bigdl.nano.pytorch.vision.models import ImageClassifier
 
@@ -57,12 +58,13 @@ def test_the_settings_and_the_log_name_the_prefix(rows, caplog):
     run = trainer(max_epochs=1, callbacks=[callback])
     with caplog.at_level(logging.INFO):
         run.fit(classifier(), DataLoader(rows, batch_size=4))
-    assert run.settings[-1] == "frozen prefix openvino_bf16"
-    assert "Frozen prefix openvino_bf16: backbone: openvino_bf16, relative error" in caplog.text
+    method = "openvino_bf16" if supports_bf16() else "openvino_fp32"
+    assert run.settings[-1] == f"frozen prefix {method}"
+    assert f"Frozen prefix {method}: backbone: {method}, relative error" in caplog.text
     assert callback.report == callback.prefix.report()
     run.fit_loop.max_epochs = 2
     run.fit(classifier(), DataLoader(rows, batch_size=4))
-    assert run.settings.count("frozen prefix openvino_bf16") == 1
+    assert run.settings.count(f"frozen prefix {method}") == 1
 
 
 def test_the_settings_say_that_there_was_nothing_to_replace(rows):
