@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-serving lint size docs release prepared test test-all test-clusters test-spark test-zoo examples bench clean distclean
+.PHONY: help install demo demo-serving lint style types size docs release prepared test quick-tests test-all test-clusters test-spark test-zoo examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,9 +39,13 @@ demo: $(VENV)/.installed-demo ## train, evaluate and predict on a Spark DataFram
 demo-serving: install ## from ratings of films to answered requests
 	$(BIN)/python examples/friesian/serve_films.py
 
-lint: install ## ruff: rules and format; mypy: types
+lint: style types ## ruff: rules and format; mypy: types
+
+style: install
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/ruff format --check $(LINTED)
+
+types: install
 	$(BIN)/mypy
 
 size: ## files and lines of code, by room
@@ -67,9 +71,10 @@ release: docs $(VENV)/.installed-release ## build and check wheel, source archiv
 prepared: install
 	-$(BIN)/bigdl-prepare
 
-# What goes before the tests is done side by side.
-test: install ## lint, and every test that is not slow
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint prepared
+test: style ## lint, and every test that is not slow
+	$(MAKE) --no-print-directory --jobs=2 types quick-tests
+
+quick-tests: prepared
 	$(PYTEST) -m "not slow"
 
 test-all: install ## lint, documentation, and every test
