@@ -13,7 +13,7 @@ from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.engines.spark import SparkEngine
 from bigdl.orca.parameter_layer.barrier import BarrierTransport
 from bigdl.orca.parameter_layer.optimizers import groups_of
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step
+from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep
 from bigdl.orca.parameter_layer.rank import Contribution, RankState
 from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
 
@@ -150,7 +150,7 @@ def plan_of(ranks, make=adam, **options):
 
 def steps_of(first, last, make=adam):
     hyper = hyper_of(make(parameters()))
-    return [Step(0, number, hyper) for number in range(first, last)]
+    return [LayerStep(0, number, hyper) for number in range(first, last)]
 
 
 def trained(transport, ranks, group, steps, program=OnRows, feed=None, make=adam, **options):

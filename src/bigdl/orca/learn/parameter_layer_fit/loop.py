@@ -27,7 +27,7 @@ from bigdl.orca.learn.parameter_layer_fit.replica import FlatModel, ParameterLay
 from bigdl.orca.parameter_layer.barrier import BarrierTransport
 from bigdl.orca.parameter_layer.messages import codec_for
 from bigdl.orca.parameter_layer.optimizers import cut_state, joined_state
-from bigdl.orca.parameter_layer.plan import LayerPlan, Step, Transport
+from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Transport
 from bigdl.orca.parameter_layer.rank import RankState, changed
 from bigdl.orca.parameter_layer.shuffle import ShuffleTransport
 from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit
@@ -233,7 +233,7 @@ class ParameterLayerLoop(FitLoop):
     def _weights(self) -> bytes:
         """Return all weights as they are now, for replicas and evaluations."""
 
-    def _after_group(self, steps: list[Step], seconds: float) -> None:
+    def _after_group(self, steps: list[LayerStep], seconds: float) -> None:
         """Take note of a group that was made."""
 
     def _place(self) -> tuple[int, int]:
@@ -304,7 +304,7 @@ class ParameterLayerLoop(FitLoop):
         self._on_progress(self._progress(epochs, self._epoch_steps, self._figures.mean()))
         return is_due
 
-    def _run(self, steps: list[Step]) -> list[list[dict]]:
+    def _run(self, steps: list[LayerStep]) -> list[list[dict]]:
         """Run steps until all of them are made; returns their records.
 
         A step that was discarded is made again, with those after it, and waits for everybody then:
@@ -341,19 +341,19 @@ class ParameterLayerLoop(FitLoop):
         self.plan = replace(plan, slices=slices)
         self._push(None)
 
-    def _next_steps(self) -> tuple[list[Step], bool]:
+    def _next_steps(self) -> tuple[list[LayerStep], bool]:
         """The steps up to the end of the group, the epoch or the fit, or up to a checkpoint.
 
         Position and schedule move along, so every step has the hyper-parameters that it would have
         in a group of its own.
         """
         position, ranks = self.position, self.size
-        steps: list[Step] = []
+        steps: list[LayerStep] = []
         while len(steps) < self._options.group_size:
             turn, number = self._place()
             ranges = [self._plan.batch(number, rank)[:2] for rank in range(ranks)]
             hyper, limit = self._optimizer.hyper(), self._limit.seconds
-            steps.append(Step(turn, number, hyper, tuple(ranges), limit))
+            steps.append(LayerStep(turn, number, hyper, tuple(ranges), limit))
             position.batch += 1
             position.global_step += 1
             self._optimizer.pass_step()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.parameter_layer.plan import FlatLayout, Step
+from bigdl.orca.parameter_layer.plan import FlatLayout, LayerStep
 from bigdl.orca.parameter_layer.rank import Contribution, changed
 from bigdl.training.batches import BatchSource, TensorShard
 from bigdl.training.state import seed_everything
@@ -130,7 +130,7 @@ class ParameterLayerReplica(ABC):
 
     @abstractmethod
     def _gradient(
-        self, batch: Any, rows: int, step: Step, began: float
+        self, batch: Any, rows: int, step: LayerStep, began: float
     ) -> tuple[list[np.ndarray | None], float, dict]:
         """Compute the gradient of a batch.
 
@@ -138,7 +138,7 @@ class ParameterLayerReplica(ABC):
         ----------
         batch : object
         rows : int
-        step : Step
+        step : LayerStep
         began : float
             When the batch was there, by ``time.perf_counter``.
 
@@ -148,7 +148,7 @@ class ParameterLayerReplica(ABC):
             The gradient of every trained weight, what the loss was divided by, and figures.
         """
 
-    def _batch(self, step: Step, start: int, stop: int) -> Any:
+    def _batch(self, step: LayerStep, start: int, stop: int) -> Any:
         """The rows `start`...`stop` of a step's epoch, as the model takes them."""
         settings, data = self._settings, self._data
         if step.epoch != self._order[0]:
@@ -167,7 +167,7 @@ class ParameterLayerReplica(ABC):
             places = whole[places]
         return data.batch(0, stop - start, places)
 
-    def _seed(self, step: Step) -> None:
+    def _seed(self, step: LayerStep) -> None:
         """Draw random numbers of this step and rank alone."""
         mixed = np.random.SeedSequence([self._settings.seed, step.epoch, step.number])
         seed_everything(int(mixed.generate_state(1)[0]), self.rank + 1)
@@ -179,7 +179,7 @@ class ParameterLayerReplica(ABC):
         return self._data.facts(self._window)
 
     def compute(
-        self, step: Step, weights: np.ndarray, buffers: Mapping[int, np.ndarray]
+        self, step: LayerStep, weights: np.ndarray, buffers: Mapping[int, np.ndarray]
     ) -> Contribution:
         """The gradient at `weights`; buffers that are not given are as they were at the start."""
         started = time.perf_counter()
