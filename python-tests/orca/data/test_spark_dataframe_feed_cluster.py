@@ -109,11 +109,18 @@ def test_a_job_leaves_no_spool_on_any_executor(local_cluster, engine, local_dirs
 
 
 def test_a_failed_job_leaves_no_spool_on_any_executor(local_cluster, engine, local_dirs):
+    def fail(worker):
+        worker.line.barrier("spooled", worker.world_size)
+        return 1 // 0
+
+    rows = as_feed(local_cluster.range(4), "id")
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
-        engine.run(lambda worker: 1 // 0, as_feed(local_cluster.range(4), "id"), 2)
+        engine.run(fail, rows, 2)
+    assert [spools(d) for d in local_dirs] == [[], []]
     bad = local_cluster.range(0, 100, 1, 4).selectExpr("nullif(id, 99) AS id")
     with pytest.raises(UsageError, match="Column 'id' holds nulls"):
         engine.run(ids, as_feed(bad, "id"), 2)
+    engine.run(ids, rows, 2)  # the other worker may have been ended while it wrote
     assert [spools(d) for d in local_dirs] == [[], []]
 
 
