@@ -236,7 +236,7 @@ def test_encoders_and_recurrent_networks_are_compiled(cls, name):
     model = seeded(cls)
     sample = torch.randint(0, 50, (2, 7)) if cls is Encoder else torch.rand(2, 5, 6)
     if cls is Recurrent and name == "inductor_bf16" and not supports_bf16():
-        with pytest.raises(UsageError, match="does not run on the sample: .* LSTM"):
+        with pytest.raises(UsageError, match=r"does not run on the sample: .* LSTM"):
             InferenceOptimizer.build(model, name, input_sample=sample)
         return
     fast = InferenceOptimizer.build(model, name, input_sample=sample)
