@@ -27,7 +27,9 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    server = ConnectServer(tmp_path_factory.mktemp("connect"))
+    # as many as init_orca_context("local", cores=2) has: the order of rows depends on it
+    conf = {"spark.sql.shuffle.partitions": "8"}
+    server = ConnectServer(tmp_path_factory.mktemp("connect"), **conf)
     yield server
     server.stop()
 
