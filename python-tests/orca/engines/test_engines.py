@@ -336,6 +336,18 @@ def test_error_with_a_collective_under_way_is_reported(engine):
 
 
 @pytest.mark.fault
+def test_error_of_a_process_that_its_clean_up_ends_is_reported(engine):
+    def program(worker):
+        if worker.rank == 0:
+            blocked_in_python(worker)
+        worker.at_exit(os.abort)
+        raise KeyError("this one")
+
+    with pytest.raises(WorkerError, match="KeyError in worker 1"):
+        engine.run(program)
+
+
+@pytest.mark.fault
 def test_the_cause_is_reported_and_not_what_it_did_to_others(engine):
     """Also where a program uses torch.distributed by itself and sees a RuntimeError of gloo."""
 

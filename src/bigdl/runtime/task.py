@@ -151,7 +151,7 @@ def match(views: list[list[int]]) -> dict[int, int]:
 
 
 _CAUSE_S = 1.0  # seconds that a worker whose peer went away waits for the cause to be known
-_CLEAN_UP_S = 1.0  # seconds that the clean-up after an error may hold up its report
+_CLEAN_UP_S = 1.0  # seconds that the clean-up after an error may hold up the end of a task
 
 
 @dataclass(frozen=True)
@@ -408,14 +408,16 @@ class Task:
                 time.sleep(0.05)
 
     def _fail(self, error):
-        """Release the peers, then report the error; the driver ends workers that hang."""
+        """Report the error, then release the peers; the driver ends workers that hang.
+
+        Cleaning up may end the process: that of gloo does, at times, with a collective under way.
+        """
         worker = self.worker
-        order = worker.driver.failing()
-        worker.clean_up(_CLEAN_UP_S)
-        report = describe(error)
+        order, report = worker.driver.failing(), describe(error)
+        worker.driver.report({"order": order, "rank": worker.rank, **report})
         if isinstance(sys.stderr, Log):  # who reads the logs of a cluster finds it there, too
             sys.stderr.note(f"Worker {worker.rank} failed:\n{report['traceback'].rstrip()}")
-        worker.driver.report({"order": order, "rank": worker.rank, **report})
+        worker.clean_up(_CLEAN_UP_S)
         remove_spools(worker.shards)
 
 
