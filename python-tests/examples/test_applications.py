@@ -158,6 +158,7 @@ def test_plates_are_voted_and_tracks_bound(orca_spark):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # it trains four networks
 def test_vehicles_are_tracked_read_and_bound_across_cameras(orca_spark, tmp_path):
     picture = tmp_path / "tracks.png"
     found = smart_transportation.main(["--picture", str(picture)])
