@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,14 +18,23 @@ from bigdl.orca.learn.parameter_layer_fit.loop import (
     ParameterLayerTraining,
     check_hooks,
 )
-from bigdl.orca.learn.parameter_layer_fit.replica import FlatModel, ParameterLayerReplica
+from bigdl.orca.learn.parameter_layer_fit.replica import (
+    FlatModel,
+    ParameterLayerReplica,
+    TouchedRows,
+)
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, TorchRunner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
+from bigdl.orca.parameter_layer.optimizers import (
+    check_optimizer,
+    groups_of,
+    is_by_row,
+    updates_rows,
+)
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.figures import Records
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
@@ -49,8 +59,8 @@ class TorchParameterLayerOptimizer:
 
     Attributes
     ----------
-    sliced, groups, clamp, norm, slack, needs_norms
-        See :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
+    sliced, groups, clamp, norm, slack, needs_norms, updates_rows, is_by_row
+        See :class:`~.loop.ParameterLayerLoop`.
     """
 
     slack = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -61,6 +71,7 @@ class TorchParameterLayerOptimizer:
         self._built, self._runner = built, runner
         self._optimizer, self.sliced = optimizer, type(optimizer)
         self.needs_norms = getattr(self.sliced, "needs_norms", False)
+        self.updates_rows, self.is_by_row = updates_rows(optimizer), is_by_row(self.sliced)
         self.groups, self.norm = groups_of(optimizer), clipping.norm
         limits = clipping.minimum, clipping.maximum  # both or none
         self.clamp = None if None in limits else limits
@@ -94,9 +105,17 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _flat(built: BuiltParts) -> FlatModel:
+def _flat(built: BuiltParts, share: Callable[..., None] | None = None) -> FlatModel:
     parameters = trained_parameters(cast("Any", built.optimizer))
-    return FlatModel(parameters, list(built.model.buffers()), _array, _assign)
+    tables = {id(module.weight) for module in built.model.modules() if _is_table(module)}
+    widths = [p.shape[1] if id(p) in tables else 0 for p in parameters]
+    return FlatModel(parameters, list(built.model.buffers()), _array, _assign, widths, share)
+
+
+def _is_table(module: Any) -> bool:
+    """Return True for an embedding with sparse gradients, whose weights only an optimizer sets."""
+    has_rows = getattr(module, "sparse", False) is True and module.weight.dim() == 2
+    return has_rows and getattr(module, "max_norm", None) is None
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
@@ -110,6 +129,11 @@ def _assign(tensor: torch.Tensor, values: np.ndarray) -> None:
         tensor.copy_(torch.from_numpy(values))
 
 
+def _share(tensor: torch.Tensor, values: np.ndarray) -> None:
+    if tensor.data_ptr() != values.ctypes.data:
+        tensor.data = torch.from_numpy(values)
+
+
 class TorchReplica(ParameterLayerReplica):
     """A copy of a PyTorch model, and the rows of its rank."""
 
@@ -118,7 +142,8 @@ class TorchReplica(ParameterLayerReplica):
         seed_everything(settings.seed)  # creators may draw what is no weight
         self._built = built = program.parts.build(training=True)
         load_into(built.model, weights)
-        self._parameters, self._flat = trained_parameters(built.optimizer), _flat(built)
+        self._parameters, self._flat = trained_parameters(built.optimizer), _flat(built, _share)
+        self._is_by_row = is_by_row(type(built.optimizer))
         self._forward_pass = settings.forward_pass(built)
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
         self._precision = precision_of(settings.precision, torch.device("cpu"))
@@ -135,15 +160,28 @@ class TorchReplica(ParameterLayerReplica):
         forwarded = time.perf_counter()
         if counted:  # the loss of a batch of ignored labels is nan
             loss.backward()
-        gradients = [
-            None if p.grad is None else _array(p.grad.to_dense()) for p in self._parameters
-        ]
+        gradients = [self._taken(number) for number in range(len(self._parameters))]
         record = {
             "loss": loss.item() if counted else 0.0,
             "forward_s": forwarded - began,
             "backward_s": time.perf_counter() - forwarded,
         }
         return gradients, counted, record
+
+    def _taken(self, number: int) -> np.ndarray | TouchedRows | None:
+        """Return the gradient of a parameter."""
+        gradient = self._parameters[number].grad
+        if gradient is None:
+            return None
+        if gradient.is_sparse and self._widths and self._widths[number]:
+            return TouchedRows.of(gradient)
+        if gradient.is_sparse and self._is_by_row:
+            raise UsageError(
+                f"Parameter {number} of the model has a sparse gradient, but is not the weight of "
+                f"an embedding with sparse=True and without max_norm=, whose rows "
+                f"{type(self._built.optimizer).__name__} can update; use backend='spark'"
+            )
+        return _array(gradient.to_dense())
 
 
 _OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")

@@ -127,8 +127,14 @@ class Adagrad(KerasSlice):
 
     def update(self, weight, gradient, state, group):
         total = _slot(state, "_accumulators", weight, group["initial_accumulator_value"])
+        rate, epsilon = group["learning_rate"], group["epsilon"]
+        if gradient.is_sparse:  # of a table: its touched rows
+            rows, values = gradient.indices()[0], gradient.values()
+            total.index_add_(0, rows, values.square())
+            weight.index_add_(0, rows, values * -rate / (total[rows] + epsilon).sqrt())
+            return
         total.add_(gradient.square())
-        weight.sub_(gradient * group["learning_rate"] / (total + group["epsilon"]).sqrt())
+        weight.sub_(gradient * rate / (total + epsilon).sqrt())
 
 
 class RMSprop(KerasSlice):
@@ -180,11 +186,12 @@ class KerasParameterLayerOptimizer:
         The class that updates slices.
     groups : tuple of int
         The entry of :meth:`hyper` for every weight.
-    clamp, norm, slack, needs_norms
-        See :class:`bigdl.orca.parameter_layer.plan.LayerPlan`.
+    clamp, norm, slack, needs_norms, updates_rows, is_by_row
+        See :class:`~bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerLoop`.
     """
 
     slack = 0.0
+    is_by_row = False
 
     def __init__(self, optimizer, weights: list):
         _check_trainable(weights)
@@ -198,6 +205,9 @@ class KerasParameterLayerOptimizer:
         most = None if self._clipnorm or self.norm else _positive(optimizer.clipvalue)
         self.clamp = None if most is None else (-most, most)
         self.needs_norms = self._clipnorm is not None
+        changes_all = optimizer.use_ema or optimizer.weight_decay or self.needs_norms
+        changes_all = changes_all or getattr(optimizer, "momentum", 0)
+        self.updates_rows = self.sliced in (SGD, Adagrad) and not changes_all
         slots = [*self.sliced.slots, *([_AVERAGE] if optimizer.use_ema else ())]
         variables = {name: getattr(optimizer, name, None) for name in slots}
         self._slots = {name: held for name, held in variables.items() if held}
