@@ -1,5 +1,8 @@
 """Embeddings with sparse gradients by the parameter layer: the rows of a batch travel alone."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -312,3 +315,40 @@ def test_rows_that_nothing_announces_are_refused(orca_spark):
     )
     with pytest.raises(UsageError, match=r"Parameter 0 .* sparse gradient, but is not"):
         estimator.fit(data(), epochs=1, batch_size=16)
+
+
+class Killer(Ratings):
+    """Kills the process of rank 1 in one forward pass."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def forward(self, ids):
+        from pyspark import TaskContext
+
+        if TaskContext.get().partitionId() == 1 and self._passes() == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(ids)
+
+    def _passes(self):
+        with open(os.path.join(self.folder, "passes"), "a") as file:
+            file.write(".")
+            return file.tell()
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shuffle", "barrier"])
+def test_a_worker_that_is_killed_changes_nothing(orca_spark, tmp_path, transport):
+    undisturbed = rated("RowwiseAdagrad")
+    estimator = Estimator.from_torch(
+        model=lambda config: Killer(str(tmp_path)),
+        optimizer=lambda model, config: OPTIMIZERS["RowwiseAdagrad"](model.parameters()),
+        loss=nn.MSELoss(),
+        backend="bigdl",
+        workers_per_node=2,
+    )
+    estimator.fit(data(), 2, batch_size=16, seed=3, transport=transport, group_size=4)
+    assert len((tmp_path / "passes").read_text()) > 12
+    assert largest_difference(weights(estimator), weights(undisturbed)) == 0
