@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.parameter_layer.plan import places_of
@@ -40,8 +40,8 @@ _ELEMENTWISE = (
     "Rprop",
     "ASGD",
 )
-_BY_ROW = ("SparseAdam",)  # of torch's: those that take sparse gradients alone
-_OF_ROWS = ("SGD", "Adagrad")  # those that change no other rows, without momentum and decay
+_SPARSE_ONLY = ("SparseAdam",)  # of torch's optimizers: these refuse dense gradients
+_SPARSE_TOO = ("SGD", "Adagrad")  # they change no other rows, without momentum and weight decay
 # of torch's optimizers: tensors of the state that are one number for the whole parameter
 _COUNTERS = ("step", "eta", "mu", "mu_product")
 
@@ -51,7 +51,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     import torch
 
     optimizer_type = type(optimizer)
-    names = *_ELEMENTWISE, *_BY_ROW
+    names = *_ELEMENTWISE, *_SPARSE_ONLY
     is_known = optimizer_type in [getattr(torch.optim, name) for name in names]
     marks = "elementwise", "needs_norms", "by_row"
     if not is_known and not any(getattr(optimizer_type, mark, False) for mark in marks):
@@ -73,23 +73,32 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def updates_rows(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if it takes a gradient of some rows of a table, and changes no others."""
+def updates_rows(optimizer: torch.optim.Optimizer, widths: Sequence[int]) -> bool:
+    """Return True if it takes gradients of some rows of tables, and changes no others.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        With the numbers of the next step.
+    widths : sequence of int
+        0 for those of its parameters that are no tables.
+    """
     import torch
 
     if is_by_row(type(optimizer)):
         return True
-    names = ("momentum", "weight_decay", "fused")
-    return type(optimizer) in [getattr(torch.optim, name) for name in _OF_ROWS] and not any(
-        group.get(name) for group in optimizer.param_groups for name in names
-    )
+    numbers = zip(groups_of(optimizer), widths, strict=True)
+    groups = [optimizer.param_groups[number] for number, width in numbers if width]
+    changing = ("momentum", "weight_decay", "fused")
+    is_known = type(optimizer) in [getattr(torch.optim, name) for name in _SPARSE_TOO]
+    return is_known and not any(group.get(name) for group in groups for name in changing)
 
 
 def is_by_row(optimizer_type: type) -> bool:
     """Return True if an optimizer looks at whole rows of what has a sparse gradient."""
     import torch
 
-    is_torch = optimizer_type in [getattr(torch.optim, name) for name in _BY_ROW]
+    is_torch = optimizer_type in [getattr(torch.optim, name) for name in _SPARSE_ONLY]
     return is_torch or getattr(optimizer_type, "by_row", False)
 
 
@@ -147,20 +156,38 @@ def update_slice(
         members[plan.groups[segment.parameter]].append((segment, tensor))
         if segment.parameter not in absent:
             tensor.grad = slope
-    optimizer = plan.optimizer(
-        [
-            {**group, "params": [tensor for _, tensor in pairs]}
-            for group, pairs in zip(hyper, members, strict=True)
-            if pairs
-        ]
-    )
+    groups = [
+        {**group, "params": [tensor for _, tensor in pairs]}
+        for group, pairs in zip(hyper, members, strict=True)
+        if pairs
+    ]
+    optimizer = _made(plan.optimizer, groups, has_state=bool(plan.widths) and all(state.optimizer))
     for tensor, values in zip(tensors, state.optimizer, strict=True):
         if values:
             optimizer.state[tensor] = dict(values)
     if norms is not None:
         optimizer.norms = [norms[segment.parameter] for pairs in members for segment, _ in pairs]
-    optimizer.step()
+    # as torch does by itself, with a warning
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):
+        optimizer.step()
     state.optimizer = [dict(optimizer.state.get(tensor, {})) for tensor in tensors]
+
+
+def _made(optimizer_type: type, groups: list[dict], has_state: bool) -> Any:
+    """An optimizer of some groups; where it has state already it does not make a first one.
+
+    That of Adagrad is made with the optimizer, and may be as large as a table.
+    """
+    import torch
+
+    if not has_state:
+        return optimizer_type(groups)
+    others = [{**group, "params": [torch.empty(0) for _ in group["params"]]} for group in groups]
+    optimizer = optimizer_type(others)
+    optimizer.state.clear()
+    for own, group in zip(optimizer.param_groups, groups, strict=True):
+        own["params"] = group["params"]
+    return optimizer
 
 
 # -- the state of the whole optimizer -------------------------------------------------------------

@@ -11,6 +11,7 @@ starts again from the newest state that it has and runs the same steps, which gi
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 from abc import abstractmethod
@@ -56,7 +57,7 @@ class Segment:
     width : int
         Elements of a row if the parameter is a table, whose gradients have some rows; else 0.
     row : int
-        First row of the table.
+        Number of the table's row that it begins with.
     """
 
     parameter: int
@@ -107,7 +108,10 @@ class FlatLayout:
         """Return the segments of a rank's slice, in order; a parameter may be in several slices."""
         low, high = self.bounds[rank]
         segments = []
-        for number, (start, stop) in enumerate(itertools.pairwise(self.offsets)):
+        for number in range(bisect.bisect_right(self.offsets, low) - 1, len(self.sizes)):
+            start, stop = self.offsets[number : number + 2]
+            if start >= high:
+                break
             first, last = max(start, low), min(stop, high)
             if first < last:
                 width = self.widths[number]
@@ -226,7 +230,8 @@ class LayerPlan:
     needs_norms : bool
         True if the optimizer looks at norms of whole parameters.
     widths : tuple of int
-        Elements of a row of each table, and 0 of other parameters; empty if there is none.
+        Elements of a row of each table whose rows travel alone, and 0 of other parameters; empty if
+        there is none.
     """
 
     sizes: tuple[int, ...]

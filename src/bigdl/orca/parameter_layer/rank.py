@@ -132,7 +132,8 @@ class Contribution(Packable):
     gradient : ndarray of float32, bytes-like or None
         Of all parameters, None without rows; of a slice, encoded in a piece.
     touched : dict of int to ndarray
-        The rows of each table that the gradient has, in ascending order: all others are 0.
+        The rows of each table that the gradient has, in ascending order: all others are 0. In a
+        piece, and in a sum, they are counted from the first row of the slice.
     counted : float
         What the loss was divided by.
     rows : int
@@ -173,7 +174,7 @@ class Replica(Protocol):
         """The gradient at `weights`; buffers that are not given are as they were at the start.
 
         A function of its arguments alone, so that it can be computed again. The replica may use the
-        memory of `weights` until the next call.
+        memory of `weights` until the next call, and must not change it.
         """
 
 
@@ -220,12 +221,11 @@ class Rank:
         return self._geometry.segments(self.rank)
 
     def weights(self, state: RankState) -> Message:
-        """The own slice of the weights and buffers, for all ranks; it views the state."""
+        """The own slice of the weights, or its changed rows, and buffers, for all ranks."""
         weights, rows = state.weights, self._touched
         if rows is not None:
-            weights = np.concatenate(
-                [_elements(weights, each, rows).reshape(-1) for each in self._segments]
-            )
+            parts = [_elements(weights, each, rows).reshape(-1) for each in self._segments]
+            weights = np.concatenate([weights[:0], *parts])  # a slice may have no segment
         return Message(
             {
                 "weights": self._weights_codec.encode(weights),
@@ -241,9 +241,10 @@ class Rank:
         return self._codec.weights == "fp32"
 
     def vector(self) -> tuple[np.ndarray, list[np.ndarray] | None]:
-        """Return memory for all weights, and its part for every owner, if these may overwrite it.
+        """Return memory for all weights, and the part of it where those of each owner may be put.
 
-        Where ranks give changed rows alone it holds the weights of the step before.
+        The parts are None where ranks give changed rows alone: the memory then holds the weights of
+        the step before.
         """
         if self._vector is not None:
             return self._vector, None
@@ -413,9 +414,9 @@ class Rank:
         squares = [_squares(summed.gradient)]
         if plan.needs_norms:
             both = np.zeros((len(plan.sizes), 2))
-            for segment in self._segments:
-                here = slice(segment.start, segment.stop)
-                slices = state.weights[here], summed.gradient[here]
+            places = places_of(self._segments, summed.touched)
+            for segment, place in zip(self._segments, places, strict=True):
+                slices = state.weights[segment.start : segment.stop], summed.gradient[place]
                 both[segment.parameter] = [_squares(part) for part in slices]
             squares += both.reshape(-1).tolist()
         return Message(np.asarray(squares))
@@ -505,7 +506,10 @@ def _sum_with_tables(
     touched: Sequence[Mapping[int, np.ndarray]],
     shares: Sequence[np.float32],
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """The same of vectors that have the touched rows of tables alone, and the rows of the sum."""
+    """The sum of each share times its vector, and the touched rows that it has.
+
+    Of tables a vector, and the sum, have the touched rows alone.
+    """
     rows = {
         each.parameter: _union([of_rank[each.parameter] for of_rank in touched])
         for each in segments

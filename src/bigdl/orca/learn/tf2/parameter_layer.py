@@ -108,9 +108,10 @@ def _widths(model: Any, batch_rows: int) -> list[int]:
     tables = {
         id(weight)
         for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.Embedding) and is_sparse
         for weight in layer.trainable_weights
-        if len(weight.shape) == 2 and weight.shape[0] > 2 * batch_rows
+        if weight is getattr(layer, "embeddings", None)
+        and is_sparse
+        and weight.shape[0] > 2 * batch_rows
     }
     return [w.shape[1] if id(w) in tables else 0 for w in model.trainable_weights]
 

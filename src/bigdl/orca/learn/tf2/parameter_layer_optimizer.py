@@ -7,7 +7,7 @@ says.  What Keras limits by the norm of whole weights is told by `norms`.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,7 +186,7 @@ class KerasParameterLayerOptimizer:
         The class that updates slices.
     groups : tuple of int
         The entry of :meth:`hyper` for every weight.
-    clamp, norm, slack, needs_norms, updates_rows, is_by_row
+    clamp, norm, slack, needs_norms, is_by_row
         See :class:`~bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerLoop`.
     """
 
@@ -205,9 +205,6 @@ class KerasParameterLayerOptimizer:
         most = None if self._clipnorm or self.norm else _positive(optimizer.clipvalue)
         self.clamp = None if most is None else (-most, most)
         self.needs_norms = self._clipnorm is not None
-        changes_all = optimizer.use_ema or optimizer.weight_decay or self.needs_norms
-        changes_all = changes_all or getattr(optimizer, "momentum", 0)
-        self.updates_rows = self.sliced in (SGD, Adagrad) and not changes_all
         slots = [*self.sliced.slots, *([_AVERAGE] if optimizer.use_ema else ())]
         variables = {name: getattr(optimizer, name, None) for name in slots}
         self._slots = {name: held for name, held in variables.items() if held}
@@ -234,6 +231,12 @@ class KerasParameterLayerOptimizer:
             **{name: getattr(optimizer, name) for name in self.sliced.numbers},
         }
         return {**both, "weight_decay": optimizer.weight_decay}, {**both, "weight_decay": None}
+
+    def updates_rows(self, widths: Sequence[int]) -> bool:
+        """Return True if the next step changes no other rows of tables than are touched."""
+        changing = ("use_ema", "momentum", "weight_decay")
+        changes_all = any(getattr(self._optimizer, name, None) for name in changing)
+        return self.sliced in (SGD, Adagrad) and not (changes_all or self.needs_norms)
 
     @property
     def iteration(self) -> int:
