@@ -209,7 +209,7 @@ def test_a_class_of_ones_own_can_say_that_it_is_elementwise():
     assert not hasattr(torch.optim.SGD, "elementwise")
 
 
-@pytest.mark.parametrize("make", [torch.optim.SparseAdam, torch.optim.LBFGS])
+@pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.LBFGS])
 def test_other_optimizers_are_refused(make):
     with pytest.raises(UsageError, match="cannot be cut in slices"):
         check_optimizer(make(parameters()))
