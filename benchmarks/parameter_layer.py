@@ -18,12 +18,15 @@ steps, beside the best of all sides that make a job of every step.
 
 ``cnn``: ResNet-18 with 2 and 4 ranks: what is not computing, as a fraction of computing.
 
+``tables``: an embedding of a million rows of 32 under an Estimator, of which a batch reads a
+thousand: with ``sparse=True``, so that rows travel alone, and as a weight like any other.
+
 All sides of a part are asked in turn for one repetition, so that what else the machine does meets
 all of them. The time of a group includes the launch of its job; that of DDP has no launch. The JVM
 compiles its code during the first hundreds of steps, which take up to twice as long; so steps of a
 small network come before all that is measured, for as long as ``--warm-up`` says.
 
-    python benchmarks/parameter_layer.py [--quick] [--parts steps groups cnn] [--json out.json]
+    python benchmarks/parameter_layer.py [--quick] [--parts steps groups ...] [--json out.json]
 """
 
 from __future__ import annotations
@@ -36,15 +39,18 @@ import os
 import secrets
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-PARTS = ("steps", "groups", "cnn")
+PARTS = ("steps", "groups", "cnn", "tables")
 RANKS, ROWS, INPUTS = 2, 32, 64
 STEP_GROUPS = {"shuffle": (1, 10), "barrier": (1, 10, 50)}  # sizes of groups in `steps`
 CNN_ROWS, CNN_SIDE, CNN_CLASSES = 8, 64, 10
 CNN_GROUPS = ("shuffle", 1), ("shuffle", 10), ("barrier", 4), ("barrier", 50)
+TABLE, WIDTH, READ = 1_000_000, 32, 1024  # rows, numbers in each, ids in a batch
+TABLE_GROUPS = {"barrier": 50}
 SMALL = 10_000  # parameters of the network of `groups`, and of steps that only warm up
 SHM, ROOM = Path("/dev/shm"), 4 << 30  # a file system in memory, and what should be free of it
 
@@ -78,6 +84,9 @@ def main() -> None:
             with context(ranks):
                 warm_up(ranks, options)
                 found["cnn"][ranks] = cnn(ranks, options)
+    if "tables" in options.parts:
+        with context(RANKS):
+            found["tables"] = tables(options)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     for part, figures in found.items():
@@ -149,6 +158,48 @@ def cnn(ranks: int, options) -> dict[str, list[list[float]]]:
         for transport, k in CNN_GROUPS
     }
     return measured(sides, options.repeats)
+
+
+def tables(options) -> dict[str, list[dict]]:
+    """Figures of an epoch: seconds per step, and bytes of gradients."""
+    sides = {
+        f"{transport}, {'rows' if is_sparse else 'whole'}": table_fit(transport, is_sparse)
+        for transport in TABLE_GROUPS
+        for is_sparse in (True, False)
+    }
+    return measured(sides, options.repeats)
+
+
+def table_fit(transport: str, is_sparse: bool) -> Callable[[], dict]:
+    """Return what makes an epoch of a model with a large table, and gives its figures."""
+    import torch
+
+    from bigdl.orca.learn.pytorch import Estimator
+
+    def model(config):
+        table = torch.nn.Embedding(TABLE, WIDTH, sparse=is_sparse)
+        return torch.nn.Sequential(table, torch.nn.Flatten(), torch.nn.Linear(WIDTH, 1))
+
+    estimator = Estimator.from_torch(
+        model=model,
+        optimizer=lambda model, config: torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=torch.nn.MSELoss(),
+        backend="bigdl",
+        workers_per_node=RANKS,
+    )
+    group = TABLE_GROUPS[transport]
+    ids = np.random.default_rng(0).integers(0, TABLE, (READ * group, 1))
+    rows = ids, (ids % 2).astype("float32")
+
+    def epoch() -> dict:
+        (figures,) = estimator.fit(
+            rows, batch_size=READ, transport=transport, group_size=group, profile=True, seed=0
+        )
+        return {
+            name: figures["profile"][name] for name in ("step_s", "bytes_per_step", "compute_s")
+        }
+
+    return epoch
 
 
 def measured(sides: dict, repeats: int) -> dict[str, list]:
@@ -499,12 +550,30 @@ def report_cnn(found: dict[int, dict[str, list[list[float]]]]) -> None:
     print()
 
 
+def report_tables(sides: dict[str, list[dict]]) -> None:
+    print(
+        "| side | ms per step, median (range) | computing, ms | MB of gradients per step |\n"
+        "|---|---|---|---|"
+    )
+    for name, epochs in sides.items():
+        computing = statistics.median(each["compute_s"] for each in epochs) * 1e3
+        sent = statistics.median(each["bytes_per_step"] for each in epochs) / 1e6
+        times = spread([each["step_s"] for each in epochs])
+        print(f"| {name} | {times} | {computing:.1f} | {sent:.2f} |")
+    print()
+
+
 def spread(times: list[float]) -> str:
     median = statistics.median(times)
     return f"{median * 1e3:.1f} ({min(times) * 1e3:.1f}–{max(times) * 1e3:.1f})"
 
 
-REPORTS = {"steps": report_steps, "groups": report_groups, "cnn": report_cnn}
+REPORTS = {
+    "steps": report_steps,
+    "groups": report_groups,
+    "cnn": report_cnn,
+    "tables": report_tables,
+}
 
 
 if __name__ == "__main__":

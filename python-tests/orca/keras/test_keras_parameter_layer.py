@@ -336,6 +336,45 @@ def test_inputs_by_name_and_two_outputs(drawn_rows):
     check_equal(drawn_rows, two_by_two, label=("y", "c"), epochs=1, **names)
 
 
+ROWS_OF_TABLES = {
+    "SGD": (("SGD", {"learning_rate": 0.1}), True),
+    "Adagrad": (("Adagrad", {"learning_rate": 0.1, "epsilon": 1e-2}), True),
+    "clipped": (("SGD", {"learning_rate": 0.1, "global_clipnorm": 0.5}), True),
+    "all rows move": (("Adam", {"learning_rate": 0.05, "epsilon": 1e-3}), False),
+}
+
+
+@pytest.mark.parametrize("case", ROWS_OF_TABLES.values(), ids=ROWS_OF_TABLES.keys())
+def test_rows_of_a_table_travel_alone(drawn_rows, case):
+    """Where the optimizer changes no others, and a batch reads few of them."""
+    import keras
+    import tensorflow as tf
+
+    (name, numbers), are_alone = case
+
+    def tables(config):
+        model = two_by_two(config)
+        model.compile(
+            getattr(keras.optimizers, name)(**numbers),
+            ["mse", "sparse_categorical_crossentropy"],
+            metrics=["mae", "accuracy"],
+        )
+        # by itself Keras squares the parts of a row that is read twice before it adds them
+        object.__setattr__(model.optimizer, "apply", functools.partial(dense, model.optimizer))
+        return model
+
+    def dense(optimizer, grads, weights):
+        grads = [tf.convert_to_tensor(gradient) for gradient in grads]
+        type(optimizer).apply(optimizer, grads, weights)
+
+    names = {"features": ("i", "x"), "labels": ("y", "c")}
+    check_equal(drawn_rows, tables, label=("y", "c"), epochs=2, **names)
+    loop, _ = fitted(drawn_rows, tables, epochs=1, **names)
+    assert loop.plan.widths == ((3, 0, 0, 0, 0) if are_alone else ())
+    loop, _ = fitted(drawn_rows, tables, epochs=1, batch_size=8, **names)
+    assert not any(loop.plan.widths)
+
+
 def test_a_training_step_of_its_own_returns_what_it_likes(drawn_rows):
     known, _ = alone(drawn_rows, with_own_step, epochs=1)
     loop, _ = fitted(drawn_rows, with_own_step, epochs=1)

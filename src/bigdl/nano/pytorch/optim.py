@@ -47,6 +47,8 @@ class SparseAdam(torch.optim.Optimizer):
     tensor([3, 7])
     """
 
+    elementwise = by_row = True  # see bigdl.orca.parameter_layer.optimizers
+
     def __init__(
         self,
         params: Iterable[Any],

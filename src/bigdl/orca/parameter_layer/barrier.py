@@ -143,7 +143,7 @@ class GroupProgram:
             return packed
         state = RankState.unpack(packed)
         state.begin_group()
-        replica, rank = self._replica(worker), Rank(self.plan, worker.rank)
+        replica, rank = self._replica(worker), Rank(self.plan, worker.rank, stays=True)
         with contextlib.closing(HostExchange(sync.neighbours)) as near:
             exchange = MessageExchange(sync, near)
             for step in pickle.loads(steps):  # from the driver, not from a worker

@@ -5,15 +5,20 @@ one-dimensional tensors.  That gives the updates of the whole if every element i
 own, which is known of the classes below and can be said of others by an attribute
 ``elementwise = True`` of the class.  The state of all slices together is the ``state_dict`` of the
 whole optimizer, so it can be cut again for another number of workers.
+
+A table, whose gradients have some rows alone, is cut between rows.  Its segment is a tensor of two
+dimensions, and its gradient a sparse one: so an optimizer may look at whole rows, if it says
+``by_row = True``.  It must change no others.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.parameter_layer.plan import places_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +40,8 @@ _ELEMENTWISE = (
     "Rprop",
     "ASGD",
 )
+_SPARSE_ONLY = ("SparseAdam",)  # of torch's optimizers: these refuse dense gradients
+_SPARSE_TOO = ("SGD", "Adagrad")  # they change no other rows, without momentum and weight decay
 # of torch's optimizers: tensors of the state that are one number for the whole parameter
 _COUNTERS = ("step", "eta", "mu", "mu_product")
 
@@ -44,8 +51,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     import torch
 
     optimizer_type = type(optimizer)
-    is_known = optimizer_type in [getattr(torch.optim, name) for name in _ELEMENTWISE]
-    marks = "elementwise", "needs_norms"
+    names = *_ELEMENTWISE, *_SPARSE_ONLY
+    is_known = optimizer_type in [getattr(torch.optim, name) for name in names]
+    marks = "elementwise", "needs_norms", "by_row"
     if not is_known and not any(getattr(optimizer_type, mark, False) for mark in marks):
         raise UsageError(
             f"{optimizer_type.__name__} cannot be cut in slices, since it may look at more than "
@@ -65,6 +73,35 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
+def updates_rows(optimizer: torch.optim.Optimizer, widths: Sequence[int]) -> bool:
+    """Return True if it takes gradients of some rows of tables, and changes no others.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        With the numbers of the next step.
+    widths : sequence of int
+        0 for those of its parameters that are no tables.
+    """
+    import torch
+
+    if is_by_row(type(optimizer)):
+        return True
+    numbers = zip(groups_of(optimizer), widths, strict=True)
+    groups = [optimizer.param_groups[number] for number, width in numbers if width]
+    changing = ("momentum", "weight_decay", "fused")
+    is_known = type(optimizer) in [getattr(torch.optim, name) for name in _SPARSE_TOO]
+    return is_known and not any(group.get(name) for group in groups for name in changing)
+
+
+def is_by_row(optimizer_type: type) -> bool:
+    """Return True if an optimizer looks at whole rows of what has a sparse gradient."""
+    import torch
+
+    is_torch = optimizer_type in [getattr(torch.optim, name) for name in _SPARSE_ONLY]
+    return is_torch or getattr(optimizer_type, "by_row", False)
+
+
 def groups_of(optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
     """The parameter group of every parameter, in order."""
     return tuple(i for i, group in enumerate(optimizer.param_groups) for _ in group["params"])
@@ -78,6 +115,7 @@ def update_slice(
     gradient: np.ndarray,
     absent: Collection[int],
     norms: Sequence[Sequence[float]] | None = None,
+    touched: Mapping[int, np.ndarray] | None = None,
 ) -> None:
     """One update of the segments of a slice by an optimizer of their own.
 
@@ -90,35 +128,66 @@ def update_slice(
     state : RankState
         Its weights, and the optimizer's state of each segment, are changed.
     gradient : ndarray of float32
-        Of the slice.
+        Of the slice; of tables the touched rows alone.
     absent : collection of int
         Parameters without a gradient, which are left alone.
     norms : sequence of (float, float), optional
         Norm of each parameter and of its gradient, for optimizers that need them.
+    touched : dict of int to ndarray, optional
+        The touched rows of every table, counted from the first one of its segment.
     """
     import torch
 
+    if not segments:  # a row that is longer than a slice lies in another one
+        return
     vector, slopes = torch.from_numpy(state.weights), torch.from_numpy(gradient)
-    tensors = [vector[s.start : s.stop] for s in segments]
+    tensors, rows = [], touched or {}
     members: list[list] = [[] for _ in hyper]  # of the parameter groups
-    for segment, tensor in zip(segments, tensors, strict=True):
+    for segment, place in zip(segments, places_of(segments, rows), strict=True):
+        tensor, slope = vector[segment.start : segment.stop], slopes[place]
+        if segment.width:
+            tensor = tensor.view(-1, segment.width)
+            numbers = torch.from_numpy(rows[segment.parameter])[None]
+            slope = slope.view(-1, segment.width)
+            slope = torch.sparse_coo_tensor(
+                numbers, slope, tensor.shape, check_invariants=False, is_coalesced=True
+            )
+        tensors.append(tensor)
         members[plan.groups[segment.parameter]].append((segment, tensor))
         if segment.parameter not in absent:
-            tensor.grad = slopes[segment.start : segment.stop]
-    optimizer = plan.optimizer(
-        [
-            {**group, "params": [tensor for _, tensor in pairs]}
-            for group, pairs in zip(hyper, members, strict=True)
-            if pairs
-        ]
-    )
+            tensor.grad = slope
+    groups = [
+        {**group, "params": [tensor for _, tensor in pairs]}
+        for group, pairs in zip(hyper, members, strict=True)
+        if pairs
+    ]
+    optimizer = _made(plan.optimizer, groups, has_state=bool(plan.widths) and all(state.optimizer))
     for tensor, values in zip(tensors, state.optimizer, strict=True):
         if values:
             optimizer.state[tensor] = dict(values)
     if norms is not None:
         optimizer.norms = [norms[segment.parameter] for pairs in members for segment, _ in pairs]
-    optimizer.step()
+    # as torch does by itself, with a warning
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):
+        optimizer.step()
     state.optimizer = [dict(optimizer.state.get(tensor, {})) for tensor in tensors]
+
+
+def _made(optimizer_type: type, groups: list[dict], has_state: bool) -> Any:
+    """An optimizer of some groups; where it has state already it does not make a first one.
+
+    That of Adagrad is made with the optimizer, and may be as large as a table.
+    """
+    import torch
+
+    if not has_state:
+        return optimizer_type(groups)
+    others = [{**group, "params": [torch.empty(0) for _ in group["params"]]} for group in groups]
+    optimizer = optimizer_type(others)
+    optimizer.state.clear()
+    for own, group in zip(optimizer.param_groups, groups, strict=True):
+        own["params"] = group["params"]
+    return optimizer
 
 
 # -- the state of the whole optimizer -------------------------------------------------------------
@@ -138,15 +207,20 @@ def cut_state(state: Mapping[int, Mapping], geometry: FlatLayout, rank: int) -> 
         size, offset = geometry.sizes[segment.parameter], geometry.offsets[segment.parameter]
         values = state.get(segment.parameter, {})
         first, last = segment.start + low - offset, segment.stop + low - offset
-        states.append({k: _cut(k, v, size, first, last) for k, v in values.items()})
+        width = segment.width
+        states.append({k: _cut(k, v, size, first, last, width) for k, v in values.items()})
     return states
 
 
-def _cut(key, value, size, first, last):
+def _cut(key, value, size, first, last, width):
+    """The part of a value for some elements; with a width for their rows."""
     import torch
 
-    if isinstance(value, torch.Tensor) and key not in _COUNTERS and value.numel() == size:
-        return value.reshape(-1)[first:last].clone()
+    if isinstance(value, torch.Tensor) and key not in _COUNTERS:
+        if width and value.dim() and len(value) == size // width:  # a number or a row for each
+            return value[first // width : last // width].clone()
+        if value.numel() == size:
+            return value.reshape(-1)[first:last].clone()
     return copy.deepcopy(value)
 
 
@@ -173,10 +247,19 @@ def joined_state(
         first = parts[0][1]
         if not first:
             continue
+        width = geometry.widths[number]
         joined[number] = {
-            key: torch.cat([values[key] for _, values in parts]).reshape(shapes[number])
+            key: _joined([values[key] for _, values in parts], shapes[number], width)
             if isinstance(value, torch.Tensor) and key not in _COUNTERS
             else copy.deepcopy(value)
             for key, value in first.items()
         }
     return joined
+
+
+def _joined(parts, shape, width):
+    import torch
+
+    whole = torch.cat(parts)
+    # of a table there may be one number for every row
+    return whole if width and whole.dim() == 1 else whole.reshape(shape)

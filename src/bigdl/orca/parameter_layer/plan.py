@@ -11,10 +11,11 @@ starts again from the newest state that it has and runs the same steps, which gi
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,21 +54,32 @@ class Segment:
         Its number in the flat vector's order.
     start, stop : int
         Elements of the slice.
+    width : int
+        Elements of a row if the parameter is a table, whose gradients have some rows; else 0.
+    row : int
+        Number of the table's row that it begins with.
     """
 
     parameter: int
     start: int
     stop: int
+    width: int = 0
+    row: int = 0
 
 
 class FlatLayout:
     """The flat vector of some parameters and its slices.
+
+    A gradient is a vector, too. It has all elements of most parameters, and of tables those rows
+    alone that somebody has read: they are its *touched* rows, whose numbers are said beside it.
 
     Parameters
     ----------
     sizes : sequence of int
         Elements of each parameter, in order.
     ranks : int
+    widths : sequence of int, optional
+        Elements of a row of each table, and 0 of all others. No row lies in two slices.
 
     Attributes
     ----------
@@ -77,21 +89,66 @@ class FlatLayout:
         Of each slice.
     """
 
-    def __init__(self, sizes: Sequence[int], ranks: int):
+    def __init__(self, sizes: Sequence[int], ranks: int, widths: Sequence[int] = ()):
         self.sizes = tuple(sizes)
+        self.widths = tuple(widths) or (0,) * len(self.sizes)
         self.offsets = list(itertools.accumulate(self.sizes, initial=0))
         self.total = self.offsets[-1]
-        self.bounds = slice_bounds(self.total, ranks)
+        stops = [self._whole_rows(stop) for _, stop in slice_bounds(self.total, ranks)]
+        self.bounds = list(itertools.pairwise([0, *stops]))
+
+    def _whole_rows(self, place: int) -> int:
+        """Return the start of the row that an element is in, or its place where there are none."""
+        for start, stop, width in zip(self.offsets, self.offsets[1:], self.widths, strict=False):
+            if width and start <= place < stop:
+                return place - (place - start) % width
+        return place
 
     def segments(self, rank: int) -> list[Segment]:
         """Return the segments of a rank's slice, in order; a parameter may be in several slices."""
         low, high = self.bounds[rank]
         segments = []
-        for number, (start, stop) in enumerate(itertools.pairwise(self.offsets)):
+        for number in range(bisect.bisect_right(self.offsets, low) - 1, len(self.sizes)):
+            start, stop = self.offsets[number : number + 2]
+            if start >= high:
+                break
             first, last = max(start, low), min(stop, high)
             if first < last:
-                segments.append(Segment(number, first - low, last - low))
+                width = self.widths[number]
+                row = (first - start) // width if width else 0
+                segments.append(Segment(number, first - low, last - low, width, row))
         return segments
+
+    def cut(self, touched: Mapping[int, np.ndarray]) -> list[tuple[slice, dict[int, np.ndarray]]]:
+        """Cut a gradient in the parts of the slices.
+
+        Parameters
+        ----------
+        touched : dict of int to ndarray
+            The touched rows of every table, by its number, in ascending order.
+
+        Returns
+        -------
+        list of (slice, dict)
+            Elements of the gradient, and the touched rows, counted from the first one of the slice.
+        """
+        if not any(self.widths):
+            return [(slice(low, high), {}) for low, high in self.bounds]
+        parts, start = [], 0
+        for rank in range(len(self.bounds)):
+            rows, stop = {}, start
+            for segment in self.segments(rank):
+                if not segment.width:
+                    stop += segment.stop - segment.start
+                    continue
+                count = (segment.stop - segment.start) // segment.width
+                of_table = touched[segment.parameter]
+                first, last = np.searchsorted(of_table, [segment.row, segment.row + count])
+                rows[segment.parameter] = of_table[first:last] - segment.row
+                stop += int(last - first) * segment.width
+            parts.append((slice(start, stop), rows))
+            start = stop
+        return parts
 
     def flatten(self, arrays: Sequence) -> np.ndarray:
         """Arrays of the parameters as one vector of float32."""
@@ -100,6 +157,15 @@ class FlatLayout:
     def parts(self, vector: np.ndarray) -> list:
         """Views of the parameters, flat, in a vector."""
         return [vector[start:stop] for start, stop in itertools.pairwise(self.offsets)]
+
+
+def places_of(segments: Sequence[Segment], touched: Mapping[int, np.ndarray]) -> list[slice]:
+    """Return where segments lie in a vector that has the touched rows of tables alone."""
+    lengths = [
+        len(touched[each.parameter]) * each.width if each.width else each.stop - each.start
+        for each in segments
+    ]
+    return [slice(*ends) for ends in itertools.pairwise(itertools.accumulate(lengths, initial=0))]
 
 
 @dataclass(frozen=True)
@@ -163,6 +229,9 @@ class LayerPlan:
         Added to the L2 norm that a gradient has; default as in ``torch.nn.utils.clip_grad_norm_``.
     needs_norms : bool
         True if the optimizer looks at norms of whole parameters.
+    widths : tuple of int
+        Elements of a row of each table whose rows travel alone, and 0 of other parameters; empty if
+        there is none.
     """
 
     sizes: tuple[int, ...]
@@ -177,6 +246,7 @@ class LayerPlan:
     max_drop: float = 1.0
     slack: float = 1e-6
     needs_norms: bool = False
+    widths: tuple[int, ...] = ()
 
     @property
     def owners(self) -> int:
@@ -185,7 +255,7 @@ class LayerPlan:
 
     @property
     def geometry(self) -> FlatLayout:
-        return FlatLayout(self.sizes, self.owners)
+        return FlatLayout(self.sizes, self.owners, self.widths)
 
     @property
     def needs_statistics(self) -> bool:

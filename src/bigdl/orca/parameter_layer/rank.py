@@ -11,14 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
 from bigdl.common.memory import tuned_allocator
 from bigdl.orca.parameter_layer.messages import Message, codec_for, unpack
 from bigdl.orca.parameter_layer.optimizers import update_slice
-from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Segment
+from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Segment, places_of
 from bigdl.orca.parameter_layer.stragglers import run_within
 
 _BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
@@ -60,9 +60,9 @@ def merged(contributions: Sequence[tuple[int, Mapping[int, np.ndarray]]]) -> dic
 
 
 class Packable:
-    """Base of what travels with buffers, by their numbers."""
+    """Base of what travels with arrays by their numbers, such as buffers."""
 
-    buffers: dict[int, np.ndarray]
+    numbered: ClassVar[tuple[str, ...]] = ("buffers",)  # attributes that hold such arrays
 
     def pack(self) -> bytes:
         """Return all of it as bytes."""
@@ -70,13 +70,15 @@ class Packable:
 
     def message(self) -> Message:
         """Return a view of it."""
-        return Message({**vars(self), "buffers": list(self.buffers.items())})
+        arrays = {name: list(getattr(self, name).items()) for name in self.numbered}
+        return Message({**vars(self), **arrays})
 
     @classmethod
     def unpack(cls, data: Any) -> Self:
         """The inverse of :meth:`pack` and :meth:`message`, with views of the data."""
         packable = cls(**unpack(data))
-        packable.buffers = dict(packable.buffers)
+        for name in cls.numbered:
+            setattr(packable, name, dict(getattr(packable, name)))
         return packable
 
 
@@ -129,6 +131,9 @@ class Contribution(Packable):
     ----------
     gradient : ndarray of float32, bytes-like or None
         Of all parameters, None without rows; of a slice, encoded in a piece.
+    touched : dict of int to ndarray
+        The rows of each table that the gradient has, in ascending order: all others are 0. In a
+        piece, and in a sum, they are counted from the first row of the slice.
     counted : float
         What the loss was divided by.
     rows : int
@@ -152,6 +157,9 @@ class Contribution(Packable):
     record: Any = field(default_factory=lambda: {"loss": 0.0, "counted": 0.0})
     is_late: bool = False
     is_void: bool = False
+    touched: dict[int, np.ndarray] = field(default_factory=dict)
+
+    numbered = "buffers", "touched"
 
 
 class Replica(Protocol):
@@ -165,7 +173,8 @@ class Replica(Protocol):
     ) -> Contribution:
         """The gradient at `weights`; buffers that are not given are as they were at the start.
 
-        A function of its arguments alone, so that it can be computed again.
+        A function of its arguments alone, so that it can be computed again. The replica may use the
+        memory of `weights` until the next call, and must not change it.
         """
 
 
@@ -177,11 +186,17 @@ class Rank:
     plan : LayerPlan
     rank : int
         One that owns no slice only computes gradients.
+    stays : bool
+        True if one Rank makes all steps of a group: of tables it then gives, after the first step,
+        the rows alone that have changed.
     """
 
-    def __init__(self, plan: LayerPlan, rank: int):
+    def __init__(self, plan: LayerPlan, rank: int, *, stays: bool = False):
         self._plan, self.rank = plan, rank
         self._geometry = plan.geometry
+        self._keeps_vector = stays and any(plan.widths)
+        self._vector: np.ndarray | None = None  # all weights, where they are kept
+        self._touched: dict[int, np.ndarray] | None = None  # by the last update; None: all may be
         self._codec = codec_for(plan.compression)
         self._weights_codec = codec_for(self._codec.weights)
         self._read: tuple[float, float] | None = None  # when it began, and how long it took
@@ -206,10 +221,15 @@ class Rank:
         return self._geometry.segments(self.rank)
 
     def weights(self, state: RankState) -> Message:
-        """The own slice of the weights and buffers, for all ranks; it views the state."""
+        """The own slice of the weights, or its changed rows, and buffers, for all ranks."""
+        weights, rows = state.weights, self._touched
+        if rows is not None:
+            parts = [_elements(weights, each, rows).reshape(-1) for each in self._segments]
+            weights = np.concatenate([weights[:0], *parts])  # a slice may have no segment
         return Message(
             {
-                "weights": self._weights_codec.encode(state.weights),
+                "weights": self._weights_codec.encode(weights),
+                "touched": None if rows is None else list(rows.items()),
                 "buffers": list(state.buffers.items()),
                 "halted": state.is_halted,
             }
@@ -220,10 +240,35 @@ class Rank:
         """True if the state's weights are in what :meth:`weights` gives, as they are."""
         return self._codec.weights == "fp32"
 
-    def vector(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return memory for the weights of all parameters, and its part for every owner."""
+    def vector(self) -> tuple[np.ndarray, list[np.ndarray] | None]:
+        """Return memory for all weights, and the part of it where those of each owner may be put.
+
+        The parts are None where ranks give changed rows alone: the memory then holds the weights of
+        the step before.
+        """
+        if self._vector is not None:
+            return self._vector, None
         vector = np.empty(self._geometry.total, np.float32)
+        if self._keeps_vector:
+            self._vector = vector
         return vector, [vector[low:high] for low, high in self._geometry.bounds]
+
+    def _put(self, received: dict, vector: np.ndarray, owner: int) -> None:
+        """Put the weights that an owner gave, perhaps of some rows alone, in the vector of all."""
+        low, high = self._geometry.bounds[owner]
+        decoded, part = self._weights_codec.decode(received["weights"]), vector[low:high]
+        if received["touched"] is None:
+            if decoded.ctypes.data != part.ctypes.data:
+                part[:] = decoded
+            return
+        rows, segments = dict(received["touched"]), self._geometry.segments(owner)
+        for segment, place in zip(segments, places_of(segments, rows), strict=True):
+            here = part[segment.start : segment.stop]
+            if segment.width:
+                here = here.reshape(-1, segment.width)
+                here[rows[segment.parameter]] = decoded[place].reshape(-1, segment.width)
+            else:
+                here[:] = decoded[place]
 
     def gradients(
         self,
@@ -252,11 +297,9 @@ class Rank:
         began_at, started = self._begin()
         vector = self.vector()[0] if vector is None else vector
         buffers: dict[int, np.ndarray] = {}
-        for (low, high), data in zip(self._geometry.bounds, weights, strict=True):
-            received, part = unpack(data), vector[low:high]
-            decoded = self._weights_codec.decode(received["weights"])
-            if decoded.ctypes.data != part.ctypes.data:
-                part[:] = decoded
+        for owner, data in enumerate(weights):
+            received = unpack(data)
+            self._put(received, vector, owner)
             buffers.update(received["buffers"])
             is_void = received["halted"]  # alike on all owners
         got = time.perf_counter()
@@ -267,7 +310,9 @@ class Rank:
         if contribution.is_late:
             contribution.record["dropped"] = step.rows(self.rank)
         computed = time.perf_counter()
-        encoded, residual = self._encoded(contribution.gradient, residual)
+        has_gradient = contribution.gradient is not None
+        parts = self._geometry.cut(contribution.touched) if has_gradient else []
+        encoded, residual = self._encoded(contribution.gradient, parts, residual)
         record = {
             **contribution.record,
             "rows": contribution.rows,
@@ -275,29 +320,33 @@ class Rank:
             "get_weights_s": got - started,
             "compute_s": computed - got,
             "put_gradient_s": time.perf_counter() - computed,
-            "bytes": sum(map(len, encoded)),
+            "bytes": sum(map(len, encoded)) + sum(r.nbytes for r in contribution.touched.values()),
             "ended_at": time.time(),
         }
         owners, pieces = self._plan.owners, []
         for owner, data in enumerate(encoded):
             of_owner = {n: b for n, b in contribution.buffers.items() if n % owners == owner}
-            of_first = None if owner else record
-            piece = replace(contribution, gradient=data, buffers=of_owner, record=of_first)
+            piece = replace(
+                contribution,
+                gradient=data,
+                touched=parts[owner][1] if parts else {},
+                buffers=of_owner,
+                record=None if owner else record,
+            )
             pieces.append(piece.message())
         return pieces, residual
 
-    def _encoded(self, gradient, residual):
+    def _encoded(self, gradient, parts, residual):
         """The gradient's pieces in the codec, and what was lost by that."""
-        bounds = self._geometry.bounds
         if gradient is None:
-            return [b""] * len(bounds), residual
+            return [b""] * self._plan.owners, residual
         if not self._codec.feedback:
-            return [self._codec.encode(gradient[low:high]) for low, high in bounds], None
+            return [self._codec.encode(gradient[part]) for part, _ in parts], None
         corrected = gradient if residual is None else gradient + residual
         pieces, lost = [], np.empty_like(gradient)
-        for low, high in bounds:
-            pieces.append(self._codec.encode(corrected[low:high]))
-            lost[low:high] = corrected[low:high] - self._codec.decode(pieces[-1])
+        for part, _ in parts:
+            pieces.append(self._codec.encode(corrected[part]))
+            lost[part] = corrected[part] - self._codec.decode(pieces[-1])
         return pieces, lost
 
     def reduce(self, pieces: Sequence, coming: Iterable[int] = ()) -> Contribution:
@@ -320,19 +369,20 @@ class Rank:
         if is_void:
             contributions, present = [], []
         total = sum(each.counted for each in present)
-        low, high = self._geometry.bounds[self.rank]
-        coming = iter(coming)
-        if not self.sends_exact_weights:  # else what decode gives is a view
+        coming, has_tables = iter(coming), any(self._plan.widths)
+        if has_tables or not self.sends_exact_weights:  # else what decode gives is a view
             deque(coming, maxlen=0)
-        gradient = _weighted_sum(
-            [self._codec.decode(each.gradient) for each in present],
-            [
-                np.float32(1.0 if self._plan.loss_is_sum else each.counted / total)
-                for each in present
-            ],
-            high - low,
-            coming,
-        )
+        vectors = [self._codec.decode(each.gradient) for each in present]
+        shares = [
+            np.float32(1.0 if self._plan.loss_is_sum else each.counted / total) for each in present
+        ]
+        touched: dict[int, np.ndarray] = {}
+        if has_tables:
+            rows_of = [each.touched for each in present]
+            gradient, touched = _sum_with_tables(self._segments, vectors, rows_of, shares)
+        else:
+            low, high = self._geometry.bounds[self.rank]
+            gradient = _weighted_sum(vectors, shares, high - low, coming)
         deque(coming, maxlen=0)
         absent = set(range(len(self._plan.sizes)))
         for each in present:
@@ -349,7 +399,13 @@ class Rank:
         if self.rank == 0:
             record |= {"sources": sources, "is_void": is_void}
         return Contribution(
-            gradient, total, absent=sorted(absent), buffers=buffers, record=record, is_void=is_void
+            gradient,
+            total,
+            absent=sorted(absent),
+            buffers=buffers,
+            record=record,
+            is_void=is_void,
+            touched=touched,
         )
 
     def statistics(self, summed: Contribution, state: RankState) -> Message:
@@ -358,9 +414,9 @@ class Rank:
         squares = [_squares(summed.gradient)]
         if plan.needs_norms:
             both = np.zeros((len(plan.sizes), 2))
-            for segment in self._segments:
-                here = slice(segment.start, segment.stop)
-                slices = state.weights[here], summed.gradient[here]
+            places = places_of(self._segments, summed.touched)
+            for segment, place in zip(self._segments, places, strict=True):
+                slices = state.weights[segment.start : segment.stop], summed.gradient[place]
                 both[segment.parameter] = [_squares(part) for part in slices]
             squares += both.reshape(-1).tolist()
         return Message(np.asarray(squares))
@@ -384,6 +440,8 @@ class Rank:
             What :meth:`statistics` gave on every owner, if the plan needs it.
         """
         (began_at, started), record = self._begin(), summed.record
+        if self._keeps_vector:
+            self._touched = summed.touched
         record["wait_s"] = max(0.0, began_at - record["ended_at"])
         if summed.is_void:
             state.is_halted = True
@@ -414,7 +472,9 @@ class Rank:
             if plan.needs_norms:
                 norms = (np.sqrt(squares[1:].reshape(-1, 2)) * (1.0, scale)).tolist()
         gradient, absent = summed.gradient, set(summed.absent)
-        update_slice(plan, step.hyper, self._segments, state, gradient, absent, norms)
+        update_slice(
+            plan, step.hyper, self._segments, state, gradient, absent, norms, summed.touched
+        )
         state.buffers.update(summed.buffers)
 
 
@@ -438,6 +498,46 @@ def _weighted_sum(vectors, shares, length: int, coming: Iterator[int]) -> np.nda
             np.multiply(vector[start : start + _BLOCK], share, out=part)
             np.add(here, part, out=here)
     return total
+
+
+def _sum_with_tables(
+    segments: Sequence[Segment],
+    vectors: Sequence[np.ndarray],
+    touched: Sequence[Mapping[int, np.ndarray]],
+    shares: Sequence[np.float32],
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """The sum of each share times its vector, and the touched rows that it has.
+
+    Of tables a vector, and the sum, have the touched rows alone.
+    """
+    rows = {
+        each.parameter: _union([of_rank[each.parameter] for of_rank in touched])
+        for each in segments
+        if each.width
+    }
+    places = places_of(segments, rows)
+    total = np.zeros(places[-1].stop if places else 0, np.float32)
+    places_of_ranks = [places_of(segments, of_rank) for of_rank in touched]
+    for number, (segment, here) in enumerate(zip(segments, places, strict=True)):
+        parts = [v[of[number]] for v, of in zip(vectors, places_of_ranks, strict=True)]
+        if not segment.width:
+            total[here] = _weighted_sum(parts, shares, here.stop - here.start, iter(()))
+            continue
+        of_table, all_rows = total[here].reshape(-1, segment.width), rows[segment.parameter]
+        for part, share, of_rank in zip(parts, shares, touched, strict=True):
+            where = np.searchsorted(all_rows, of_rank[segment.parameter])
+            of_table[where] += part.reshape(-1, segment.width) * share
+    return total, rows
+
+
+def _union(rows: Sequence[np.ndarray]) -> np.ndarray:
+    return np.unique(np.concatenate(rows)) if rows else np.empty(0, np.int64)
+
+
+def _elements(vector: np.ndarray, segment: Segment, rows: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Return a segment of the own slice; of a table these rows alone."""
+    here = vector[segment.start : segment.stop]
+    return here.reshape(-1, segment.width)[rows[segment.parameter]] if segment.width else here
 
 
 def _squares(values) -> float:

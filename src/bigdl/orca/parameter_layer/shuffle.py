@@ -165,6 +165,7 @@ class Work:
             else:
                 summed = Contribution.unpack(packed)
                 summed.gradient = summed.gradient.copy()
+                summed.touched = {table: rows.copy() for table, rows in summed.touched.items()}
             state = self._state()
             rank.update(step, summed, state, inbox.messages(b"T") or None)
             if last:

@@ -46,6 +46,8 @@ class RowwiseAdagrad(torch.optim.Optimizer):
     tensor([0., 4., 0., 0.])
     """
 
+    elementwise = by_row = True  # see bigdl.orca.parameter_layer.optimizers
+
     def __init__(
         self,
         params: Any,

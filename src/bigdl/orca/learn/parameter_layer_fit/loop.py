@@ -132,7 +132,9 @@ class ParameterLayerLoop(FitLoop):
     optimizer : TorchParameterLayerOptimizer or KerasParameterLayerOptimizer
         The driver's own: ``hyper()`` gives the numbers of the next step, ``pass_step()`` counts
         one, ``state()`` and ``put_state()`` move the state of every trained weight by its number.
-        The other attributes are those of :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
+        ``updates_rows(widths)`` is True if the next step takes gradients of some rows of tables
+        and changes no others, ``is_by_row`` if it looks at whole rows. The other attributes are
+        those of :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
     loss_is_sum : bool
         True if the loss adds up over the rows.
     weighted : bool
@@ -178,6 +180,7 @@ class ParameterLayerLoop(FitLoop):
             max_drop=1.0 if rule is None else rule.max_drop_percentage,
             slack=optimizer.slack,
             needs_norms=optimizer.needs_norms,
+            widths=self._widths(),
         )
         self.position, self.size = Position(), ranks
         if self.settings.run_url is not None:
@@ -188,10 +191,31 @@ class ParameterLayerLoop(FitLoop):
         )
         self._figures = self._new_figures()
 
+    def _widths(self) -> tuple[int, ...]:
+        """Return the widths of tables whose rows travel by themselves; empty if none do.
+
+        Raises
+        ------
+        UsageError
+            If they have to, and cannot.
+        """
+        optimizer, clamp, name = self._optimizer, self._optimizer.clamp, self._options.compression
+        if not any(self._flat.widths):
+            return ()
+        keeps_zeros = not codec_for(name).feedback and (clamp is None or clamp[0] <= 0 <= clamp[1])
+        if optimizer.is_by_row and not keeps_zeros:
+            raise UsageError(
+                f"{optimizer.sliced.__name__} updates the rows that a batch has read alone, and "
+                f"with compression={name!r} and gradients clipped to {clamp} others change, too; "
+                "use compression='bf16', and a range with 0 in it"
+            )
+        widths = self._flat.widths
+        return widths if keeps_zeros and optimizer.updates_rows(widths) else ()
+
     def replicas(self) -> Callable[[int, dict], ParameterLayerReplica]:
         """Return what makes a replica of a rank over its shards; shipped to the ranks."""
-        program, weights = self._replica_program(), self._weights()
-        return functools.partial(self.replica, program, weights, self.size)
+        program, weights, widths = self._replica_program(), self._weights(), self.plan.widths
+        return functools.partial(self.replica, program, weights, self.size, widths)
 
     def run(
         self,
@@ -353,6 +377,7 @@ class ParameterLayerLoop(FitLoop):
             turn, number = self._place()
             ranges = [self._plan.batch(number, rank)[:2] for rank in range(ranks)]
             hyper, limit = self._optimizer.hyper(), self._limit.seconds
+            self._check_rows()
             steps.append(LayerStep(turn, number, hyper, tuple(ranges), limit))
             position.batch += 1
             position.global_step += 1
@@ -366,6 +391,15 @@ class ParameterLayerLoop(FitLoop):
             if self.stop or settings.goal.is_reached(position):
                 break
         return steps, False
+
+    def _check_rows(self) -> None:
+        """Refuse a step that changes rows of tables that nobody has read, if others did not."""
+        if self.plan.widths and not self._optimizer.updates_rows(self.plan.widths):
+            raise UsageError(
+                f"Momentum and weight decay of {self.plan.optimizer.__name__} were 0 when the fit "
+                f"began and are not in step {self.position.global_step + 1}, which changes all "
+                "rows of embeddings; begin with them, or use backend='spark'"
+            )
 
     # -- states --------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,11 @@ class FlatModel:
         Return a variable as an array, perhaps as a view.
     assign : callable
         ``assign(variable, array)`` sets a variable to an array of its shape.
+    widths : sequence of int, optional
+        Of the trained weights that are tables, whose gradients have some rows alone, the elements
+        of a row; 0 of others.
+    share : callable, optional
+        The same as `assign`, for tables: the variable may use the memory of the array from then on.
 
     Attributes
     ----------
@@ -45,8 +51,11 @@ class FlatModel:
         buffers: Sequence[Any],
         read: Callable[[Any], np.ndarray],
         assign: Callable[[Any, np.ndarray], None],
+        widths: Sequence[int] = (),
+        share: Callable[[Any, np.ndarray], None] | None = None,
     ):
         self._trained, self._buffers, self._read, self._assign = trained, buffers, read, assign
+        self.widths, self._share = tuple(widths) or (0,) * len(trained), share or assign
         self.shapes = [tuple(variable.shape) for variable in trained]
         self._whole = FlatLayout([math.prod(shape) for shape in self.shapes], 1)
         self.sizes = self._whole.sizes
@@ -66,17 +75,72 @@ class FlatModel:
 
     def put(self, vector: np.ndarray, buffers: Sequence[np.ndarray]) -> None:
         """Set the trained weights to those of a vector, and all buffers."""
-        variables = [*self._trained, *self._buffers]
-        arrays = [*self._whole.parts(vector), *buffers]
-        for variable, array in zip(variables, arrays, strict=True):
+        weights = zip(self._trained, self._whole.parts(vector), self.widths, strict=True)
+        for variable, array, width in weights:
+            put = self._share if width else self._assign
+            put(variable, np.reshape(array, tuple(variable.shape)))
+        for variable, array in zip(self._buffers, buffers, strict=True):
             self._assign(variable, np.reshape(array, tuple(variable.shape)))
 
-    def flat_gradient(self, gradients: Sequence[np.ndarray | None]) -> np.ndarray:
-        """Return the gradients of all trained weights as a vector; one that is missing is 0."""
-        vector = np.empty(self._whole.total, np.float32)
-        for part, gradient in zip(self._whole.parts(vector), gradients, strict=True):
-            part[:] = 0 if gradient is None else np.reshape(gradient, -1)
-        return vector
+    def flat_gradient(
+        self, gradients: Sequence["np.ndarray | TouchedRows | None"], widths: Sequence[int] = ()
+    ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """Return the gradients of all trained weights as a vector; one that is missing is 0.
+
+        Parameters
+        ----------
+        gradients : sequence of ndarray, TouchedRows or None
+        widths : sequence of int, optional
+            Elements of a row of those of which the vector has the touched rows alone; else 0.
+
+        Returns
+        -------
+        ndarray of float32, dict of int to ndarray
+            The vector, and the touched rows of each table.
+        """
+        touched, parts = {}, []
+        for number, (gradient, size) in enumerate(zip(gradients, self.sizes, strict=True)):
+            values: Any = gradient
+            if widths and widths[number]:
+                rows, values = _rows_of(gradient, size // widths[number], widths[number])
+                touched[number] = rows
+            elif gradient is None:
+                values = np.zeros(size, np.float32)
+            parts.append(values)
+        return self._whole.flatten(parts), touched
+
+
+@dataclass(frozen=True)
+class TouchedRows:
+    """A gradient of some rows of a table.
+
+    Attributes
+    ----------
+    rows : ndarray of int64
+        Their numbers, in ascending order.
+    values : ndarray of float32
+        A row for each.
+    """
+
+    rows: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of(cls, gradient: Any) -> "TouchedRows":
+        """The rows of a sparse tensor of torch."""
+        summed = gradient.coalesce()
+        return cls(summed.indices()[0].numpy(), summed.values().numpy())
+
+
+def _rows_of(
+    gradient: np.ndarray | TouchedRows | None, rows: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the touched rows of a gradient of a table, and their values."""
+    if gradient is None:
+        return np.empty(0, np.int64), np.empty((0, width), np.float32)
+    if isinstance(gradient, TouchedRows):
+        return gradient.rows, gradient.values
+    return np.arange(rows), gradient  # by a penalty on all of them, for example
 
 
 class ParameterLayerReplica(ABC):
@@ -91,6 +155,8 @@ class ParameterLayerReplica(ABC):
     weights : bytes
         All weights at the start; trained ones are replaced in every step, others are not.
     ranks : int
+    widths : tuple of int
+        See :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
     rank : int
     shards : dict of str to Shard
 
@@ -102,8 +168,16 @@ class ParameterLayerReplica(ABC):
 
     _flat: FlatModel  # of the model; a rank without rows may have none
 
-    def __init__(self, program: Any, weights: bytes, ranks: int, rank: int, shards: dict):
-        self.rank, self.world_size = rank, ranks
+    def __init__(
+        self,
+        program: Any,
+        weights: bytes,
+        ranks: int,
+        widths: tuple[int, ...],
+        rank: int,
+        shards: dict,
+    ):
+        self.rank, self.world_size, self._widths = rank, ranks, widths
         self._resources = contextlib.ExitStack()
         self.at_exit, self.close = self._resources.callback, self._resources.close
         self._settings = program.settings
@@ -131,7 +205,7 @@ class ParameterLayerReplica(ABC):
     @abstractmethod
     def _gradient(
         self, batch: Any, rows: int, step: LayerStep, began: float
-    ) -> tuple[list[np.ndarray | None], float, dict]:
+    ) -> tuple[list[np.ndarray | TouchedRows | None], float, dict]:
         """Compute the gradient of a batch.
 
         Parameters
@@ -144,7 +218,7 @@ class ParameterLayerReplica(ABC):
 
         Returns
         -------
-        list of ndarray or None, float, dict
+        list of ndarray, TouchedRows or None; float; dict
             The gradient of every trained weight, what the loss was divided by, and figures.
         """
 
@@ -192,11 +266,13 @@ class ParameterLayerReplica(ABC):
         self._flat.put(weights, before)
         self._seed(step)
         gradients, counted, record = self._gradient(batch, stop - start, step, fetched)
+        vector, touched = self._flat.flat_gradient(gradients, self._widths)
         return Contribution(
-            self._flat.flat_gradient(gradients),
+            vector,
             counted,
             stop - start,
             [number for number, gradient in enumerate(gradients) if gradient is None],
             changed(before, self._flat.buffers()),
             {**record, "counted": counted, "fetch_s": fetched - started},
+            touched=touched,
         )

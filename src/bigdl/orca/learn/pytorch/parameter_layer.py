@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,14 +18,23 @@ from bigdl.orca.learn.parameter_layer_fit.loop import (
     ParameterLayerTraining,
     check_hooks,
 )
-from bigdl.orca.learn.parameter_layer_fit.replica import FlatModel, ParameterLayerReplica
+from bigdl.orca.learn.parameter_layer_fit.replica import (
+    FlatModel,
+    ParameterLayerReplica,
+    TouchedRows,
+)
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, TorchRunner
 from bigdl.orca.learn.pytorch.forward import counts_unevenly
-from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs
+from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs, may_be_sparse
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
-from bigdl.orca.parameter_layer.optimizers import check_optimizer, groups_of
+from bigdl.orca.parameter_layer.optimizers import (
+    check_optimizer,
+    groups_of,
+    is_by_row,
+    updates_rows,
+)
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.figures import Records
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
@@ -49,8 +59,8 @@ class TorchParameterLayerOptimizer:
 
     Attributes
     ----------
-    sliced, groups, clamp, norm, slack, needs_norms
-        See :class:`~bigdl.orca.parameter_layer.plan.LayerPlan`.
+    sliced, groups, clamp, norm, slack, needs_norms, is_by_row
+        See :class:`~.loop.ParameterLayerLoop`.
     """
 
     slack = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -61,6 +71,7 @@ class TorchParameterLayerOptimizer:
         self._built, self._runner = built, runner
         self._optimizer, self.sliced = optimizer, type(optimizer)
         self.needs_norms = getattr(self.sliced, "needs_norms", False)
+        self.is_by_row = is_by_row(self.sliced)
         self.groups, self.norm = groups_of(optimizer), clipping.norm
         limits = clipping.minimum, clipping.maximum  # both or none
         self.clamp = None if None in limits else limits
@@ -71,6 +82,10 @@ class TorchParameterLayerOptimizer:
         return tuple(
             {k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in groups
         )
+
+    def updates_rows(self, widths: Sequence[int]) -> bool:
+        """Return True if the next step changes no other rows of tables than are touched."""
+        return updates_rows(self._optimizer, widths)
 
     def pass_step(self) -> None:
         """Count a step, without gradients; schedulers look at that."""
@@ -94,9 +109,24 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _flat(built: BuiltParts) -> FlatModel:
+def _flat(built: BuiltParts, share: Callable[..., None] | None = None) -> FlatModel:
     parameters = trained_parameters(cast("Any", built.optimizer))
-    return FlatModel(parameters, list(built.model.buffers()), _array, _assign)
+    tables = _tables(built.model)
+    widths = [p.shape[1] if id(p) in tables else 0 for p in parameters]
+    return FlatModel(parameters, list(built.model.buffers()), _array, _assign, widths, share)
+
+
+def _tables(model: torch.nn.Module) -> set[int]:
+    """Return the ids of the weights that embeddings alone read, with sparse gradients.
+
+    One with ``max_norm`` sets weights itself.
+    """
+    tables = {id(weight) for weight in may_be_sparse(model) if weight is not None}
+    for module in model.modules():
+        is_plain = getattr(module, "sparse", False) is True
+        if not is_plain or getattr(module, "max_norm", None) is not None:
+            tables.difference_update(id(each) for each in module.parameters(recurse=False))
+    return tables
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
@@ -110,6 +140,11 @@ def _assign(tensor: torch.Tensor, values: np.ndarray) -> None:
         tensor.copy_(torch.from_numpy(values))
 
 
+def _share(tensor: torch.Tensor, values: np.ndarray) -> None:
+    if tensor.data_ptr() != values.ctypes.data:
+        tensor.data = torch.from_numpy(values)
+
+
 class TorchReplica(ParameterLayerReplica):
     """A copy of a PyTorch model, and the rows of its rank."""
 
@@ -118,13 +153,15 @@ class TorchReplica(ParameterLayerReplica):
         seed_everything(settings.seed)  # creators may draw what is no weight
         self._built = built = program.parts.build(training=True)
         load_into(built.model, weights)
-        self._parameters, self._flat = trained_parameters(built.optimizer), _flat(built)
+        self._parameters, self._flat = trained_parameters(built.optimizer), _flat(built, _share)
+        self._is_by_row = is_by_row(type(built.optimizer))
         self._forward_pass = settings.forward_pass(built)
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
         self._precision = precision_of(settings.precision, torch.device("cpu"))
         return settings.open_batches(shard, self, self._config)
 
     def _gradient(self, batch, rows, step, began):
+        before = self._versions()
         self._built.model.train()
         self._built.model.zero_grad(set_to_none=True)
         with self._precision():
@@ -135,15 +172,45 @@ class TorchReplica(ParameterLayerReplica):
         forwarded = time.perf_counter()
         if counted:  # the loss of a batch of ignored labels is nan
             loss.backward()
-        gradients = [
-            None if p.grad is None else _array(p.grad.to_dense()) for p in self._parameters
-        ]
+        if self._versions() != before:  # in the memory that the next step begins with
+            raise UsageError(
+                "The model writes to the weights of an embedding with sparse=True itself, and with "
+                "backend='bigdl' only its optimizer can; use sparse=False, or backend='spark'"
+            )
+        gradients = [self._taken(number) for number in range(len(self._parameters))]
         record = {
             "loss": loss.item() if counted else 0.0,
             "forward_s": forwarded - began,
             "backward_s": time.perf_counter() - forwarded,
         }
         return gradients, counted, record
+
+    def _versions(self) -> list[int]:
+        """Return how often each table has been written to."""
+        tables = zip(self._parameters, self._flat.widths, strict=True)
+        return [table._version for table, width in tables if width]
+
+    def _taken(self, number: int) -> np.ndarray | TouchedRows | None:
+        """Return the gradient of a parameter, of a table its touched rows."""
+        gradient, is_table = self._parameters[number].grad, bool(self._flat.widths[number])
+        if gradient is None:
+            return None
+        if gradient.is_sparse and self._widths and self._widths[number]:
+            return TouchedRows.of(gradient)
+        if self._is_by_row and is_table:
+            raise UsageError(
+                f"Parameter {number} of the model is the weight of an embedding with sparse=True "
+                "and has a gradient of all rows, by a penalty on them for example, of which "
+                f"{type(self._built.optimizer).__name__} updates rows otherwise; use sparse=False, "
+                "or backend='spark'"
+            )
+        if gradient.is_sparse and self._is_by_row:
+            raise UsageError(
+                f"Parameter {number} of the model has a sparse gradient, but is not the weight of "
+                f"an embedding with sparse=True and without max_norm=, whose rows "
+                f"{type(self._built.optimizer).__name__} can update; use backend='spark'"
+            )
+        return _array(gradient.to_dense())
 
 
 _OF_STEPS = ("before_train_iter", "after_train_iter", "before_iter", "after_iter")

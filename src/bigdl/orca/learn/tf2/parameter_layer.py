@@ -6,7 +6,7 @@ of its rank.
 
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -19,7 +19,11 @@ from bigdl.orca.learn.parameter_layer_fit.loop import (
     ParameterLayerTraining,
     check_hooks,
 )
-from bigdl.orca.learn.parameter_layer_fit.replica import FlatModel, ParameterLayerReplica
+from bigdl.orca.learn.parameter_layer_fit.replica import (
+    FlatModel,
+    ParameterLayerReplica,
+    TouchedRows,
+)
 from bigdl.orca.learn.tf2.parameter_layer_optimizer import KerasParameterLayerOptimizer
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.keras.backends import Packed, seed_keras, steps_of
@@ -91,8 +95,25 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _flat(model: Any) -> FlatModel:
-    return FlatModel(model.trainable_weights, _running_weights(model), array_of, _assign)
+def _flat(model: Any, batch_rows: int) -> FlatModel:
+    weights, widths = model.trainable_weights, _widths(model, batch_rows)
+    return FlatModel(weights, _running_weights(model), array_of, _assign, widths)
+
+
+def _widths(model: Any, batch_rows: int) -> list[int]:
+    """Return the width of each weight that is a table, of which a batch reads few rows; else 0."""
+    import keras
+
+    is_sparse = keras.backend.backend() == "tensorflow"  # others have no sparse gradients
+    tables = {
+        id(weight)
+        for layer in model._flatten_layers()
+        for weight in layer.trainable_weights
+        if weight is getattr(layer, "embeddings", None)
+        and is_sparse
+        and weight.shape[0] > 2 * batch_rows
+    }
+    return [w.shape[1] if id(w) in tables else 0 for w in model.trainable_weights]
 
 
 def _assign(variable: Any, values: np.ndarray) -> None:
@@ -132,7 +153,9 @@ class KerasReplica(ParameterLayerReplica):
         if self._example is not None:  # else it is never asked for a gradient
             build_for(self._model, self._example)
             put_weights(self._model, weights)
-            self._step, self._flat = _GradientStep(self._model), _flat(self._model)
+            tables = {number for number, width in enumerate(self._widths) if width}
+            self._step = _GradientStep(self._model, tables)
+            self._flat = _flat(self._model, settings.batch_size)
             self._model.reset_metrics()
             self._no_metrics = values_of(self._model.metrics_variables)
         return data
@@ -208,7 +231,8 @@ class KerasParameterLayerLoop(KerasEpochs, ParameterLayerLoop):
         self._callbacks = WorkerCallbacks((), self.model, 0)  # until the first rows are known
         if start is not None:
             self._load(start.files)
-        super().__init__(program, ranks, start, _flat(self.model), optimizer, loss_is_sum)
+        flat = _flat(self.model, settings.batch_size)
+        super().__init__(program, ranks, start, flat, optimizer, loss_is_sum)
 
     def _replica_program(self):
         settings = replace(self.settings, checkpoint_trigger=None)
@@ -319,24 +343,31 @@ class _GradientStep:
     ----------
     model : keras.Model
         Its optimizer makes no updates any more.
+    tables : collection of int
+        Numbers of the weights of which a gradient has the touched rows alone.
     """
 
-    def __init__(self, model):
-        self._model = model
+    def __init__(self, model, tables: Collection[int] = ()):
+        self._model, self._tables = model, tables
         self._numbers = {id(weight): i for i, weight in enumerate(model.trainable_weights)}
         self._scale = model.optimizer.loss_scale_factor
         self._taken: list[dict[int, Any]] = []
         object.__setattr__(model.optimizer, "apply", self._take)
         self._steps = steps_of(self)
 
-    def __call__(self, batch) -> tuple[dict, list[np.ndarray | None]]:
+    def __call__(self, batch) -> tuple[dict, list[np.ndarray | TouchedRows | None]]:
         """Return what the step returned, and the gradient of every weight that has one."""
         logs, gradients = self._steps.train(batch)
         self._check()
-        arrays: list[np.ndarray | None] = [None] * len(self._numbers)
+        taken: list[np.ndarray | TouchedRows | None] = [None] * len(self._numbers)
         for number, gradient in gradients.items():
-            arrays[number] = array_of(gradient) / (self._scale or 1.0)
-        return logs, arrays
+            if isinstance(gradient, tuple):
+                rows, values = map(array_of, gradient)
+                shape = self._model.trainable_weights[number].shape
+                taken[number] = _touched(rows, values / (self._scale or 1.0), shape)
+            else:
+                taken[number] = array_of(gradient) / (self._scale or 1.0)
+        return logs, taken
 
     # -- what the steps of a backend ask a model -----------------------------------------------
 
@@ -356,10 +387,11 @@ class _GradientStep:
 
     def _take(self, grads, trainable_variables=None):
         variables = trainable_variables or self._model.trainable_weights
+        numbers = (self._numbers.get(id(variable), -1) for variable in variables)
         self._taken.append(
             {
-                self._numbers.get(id(variable), -1): _dense(gradient)
-                for gradient, variable in zip(grads, variables, strict=True)
+                number: _plain(gradient, number in self._tables)
+                for gradient, number in zip(grads, numbers, strict=True)
                 if gradient is not None
             }
         )
@@ -378,10 +410,25 @@ class _GradientStep:
             )
 
 
-def _dense(gradient):
-    """Return a gradient, of which that of an embedding may be sparse, as a dense tensor."""
+def _plain(gradient, is_table: bool):
+    """Return a gradient, of which that of an embedding may be sparse, as one tensor or as two.
+
+    Of a table these are numbers of rows, of which some may be there several times, and values.
+    """
     if type(gradient).__name__ != "IndexedSlices":
         return gradient
+    if is_table:
+        return gradient.indices, gradient.values
     import tensorflow as tf
 
     return tf.convert_to_tensor(gradient)
+
+
+def _touched(rows: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> TouchedRows:
+    """Return the touched rows of a table, each once."""
+    import torch
+
+    places = torch.from_numpy(rows.reshape(1, -1).astype(np.int64))
+    slices = torch.from_numpy(values.reshape(-1, shape[1]))
+    gradient = torch.sparse_coo_tensor(places, slices, tuple(shape), check_invariants=False)
+    return TouchedRows.of(gradient)

@@ -7,7 +7,7 @@ says.  What Keras limits by the norm of whole weights is told by `norms`.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,8 +127,14 @@ class Adagrad(KerasSlice):
 
     def update(self, weight, gradient, state, group):
         total = _slot(state, "_accumulators", weight, group["initial_accumulator_value"])
+        rate, epsilon = group["learning_rate"], group["epsilon"]
+        if gradient.is_sparse:  # of a table: its touched rows
+            rows, values = gradient.indices()[0], gradient.values()
+            total.index_add_(0, rows, values.square())
+            weight.index_add_(0, rows, values * -rate / (total[rows] + epsilon).sqrt())
+            return
         total.add_(gradient.square())
-        weight.sub_(gradient * group["learning_rate"] / (total + group["epsilon"]).sqrt())
+        weight.sub_(gradient * rate / (total + epsilon).sqrt())
 
 
 class RMSprop(KerasSlice):
@@ -180,11 +186,12 @@ class KerasParameterLayerOptimizer:
         The class that updates slices.
     groups : tuple of int
         The entry of :meth:`hyper` for every weight.
-    clamp, norm, slack, needs_norms
-        See :class:`bigdl.orca.parameter_layer.plan.LayerPlan`.
+    clamp, norm, slack, needs_norms, is_by_row
+        See :class:`~bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerLoop`.
     """
 
     slack = 0.0
+    is_by_row = False
 
     def __init__(self, optimizer, weights: list):
         _check_trainable(weights)
@@ -224,6 +231,12 @@ class KerasParameterLayerOptimizer:
             **{name: getattr(optimizer, name) for name in self.sliced.numbers},
         }
         return {**both, "weight_decay": optimizer.weight_decay}, {**both, "weight_decay": None}
+
+    def updates_rows(self, widths: Sequence[int]) -> bool:
+        """Return True if the next step changes no other rows of tables than are touched."""
+        changing = ("use_ema", "momentum", "weight_decay")
+        changes_all = any(getattr(self._optimizer, name, None) for name in changing)
+        return self.sliced in (SGD, Adagrad) and not (changes_all or self.needs_norms)
 
     @property
     def iteration(self) -> int:
