@@ -104,16 +104,18 @@ def _widths(model: Any, batch_rows: int) -> list[int]:
     """Return the width of each weight that is a table, of which a batch reads few rows; else 0."""
     import keras
 
-    is_sparse = keras.backend.backend() == "tensorflow"  # others have no sparse gradients
+    if keras.backend.backend() != "tensorflow":  # others have no sparse gradients
+        return [0] * len(model.trainable_weights)
     tables = {
         id(weight)
         for layer in model._flatten_layers()
         for weight in layer.trainable_weights
         if weight is getattr(layer, "embeddings", None)
-        and is_sparse
-        and weight.shape[0] > 2 * batch_rows
     }
-    return [w.shape[1] if id(w) in tables else 0 for w in model.trainable_weights]
+    return [
+        weight.shape[1] if id(weight) in tables and weight.shape[0] > 2 * batch_rows else 0
+        for weight in model.trainable_weights
+    ]
 
 
 def _assign(variable: Any, values: np.ndarray) -> None:
