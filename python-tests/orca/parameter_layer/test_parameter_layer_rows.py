@@ -243,7 +243,9 @@ def weights(estimator):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("fit", [{}, {"transport": "barrier", "group_size": 5}], ids=str)
+@pytest.mark.parametrize(
+    "fit", [{}, {"transport": "barrier", "group_size": 5}], ids=["shuffle", "barrier"]
+)
 def test_a_fit_is_that_of_torch_distributed(orca_spark, name, fit):
     known = rated(name, backend="spark")
     estimator = rated(name, **fit)

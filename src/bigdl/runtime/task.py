@@ -64,7 +64,7 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
 
 
 def read_to_end(source: Iterable) -> None:
-    """Read what is left of a task's input: Spark re-uses only a process that has read all of it."""
+    """Read what is left, e.g. of a task's input: Spark re-uses only a process that has read all."""
     for _ in source:
         pass
 

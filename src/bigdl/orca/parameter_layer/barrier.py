@@ -33,6 +33,7 @@ from bigdl.runtime.collectives.host_memory import HostExchange
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.jobs import job_number
 from bigdl.runtime.shards.shard import remove_spool
+from bigdl.runtime.task import read_to_end
 from bigdl.runtime.worker import Worker
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class MessageExchange:
         PeerLost
         """
         exchanged, coming = self.begin(messages, into)
-        deque(coming, maxlen=0)
+        read_to_end(coming)
         return exchanged
 
     def begin(
@@ -321,7 +322,7 @@ class MessageExchange:
             else:
                 coming = self._one_to_each(blocks, arriving)
             if not has_array:
-                deque(coming, maxlen=0)
+                read_to_end(coming)
         return messages, coming
 
     def _around(self, blocks: dict[int, list], arriving: dict[int, list]) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, Self
@@ -20,6 +19,7 @@ from bigdl.orca.parameter_layer.messages import Message, codec_for, unpack
 from bigdl.orca.parameter_layer.optimizers import update_slice
 from bigdl.orca.parameter_layer.plan import LayerPlan, LayerStep, Segment, places_of
 from bigdl.orca.parameter_layer.stragglers import run_within
+from bigdl.runtime.task import read_to_end
 
 _BLOCK = 1 << 15  # numbers that are summed at a time: what is read twice stays in the cache
 
@@ -371,7 +371,7 @@ class Rank:
         total = sum(each.counted for each in present)
         coming, has_tables = iter(coming), any(self._plan.widths)
         if has_tables or not self.sends_exact_weights:  # else what decode gives is a view
-            deque(coming, maxlen=0)
+            read_to_end(coming)
         vectors = [self._codec.decode(each.gradient) for each in present]
         shares = [
             np.float32(1.0 if self._plan.loss_is_sum else each.counted / total) for each in present
@@ -383,7 +383,7 @@ class Rank:
         else:
             low, high = self._geometry.bounds[self.rank]
             gradient = _weighted_sum(vectors, shares, high - low, coming)
-        deque(coming, maxlen=0)
+        read_to_end(coming)
         absent = set(range(len(self._plan.sizes)))
         for each in present:
             absent.intersection_update(each.absent)

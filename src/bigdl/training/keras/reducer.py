@@ -28,6 +28,7 @@ from bigdl.training.keras.backends import StepErrors, steps_of
 from bigdl.training.keras.state import (
     RunningWeights,
     changed_by_rows,
+    is_read_in_part,
     kept_values,
     optimizers_of,
     seed_states,
@@ -242,9 +243,8 @@ class GradientReducer:
         tables = [
             i
             for i, gradient in enumerate(gradients)
-            # few rows of a large table can be in a batch, as far as all ranks know
             if isinstance(gradient, tf.IndexedSlices)
-            and variables[i].shape[0] > 2 * self._batch_rows
+            and is_read_in_part(variables[i], self._batch_rows)
         ]
         dense = [i for i, each in enumerate(gradients) if each is not None and i not in tables]
         values = [_wide(gradients[i].values) for i in tables]

@@ -171,6 +171,14 @@ def seed_states(model: Any) -> list:
     return [v for v in model.variables if id(v) not in weights]
 
 
+def is_read_in_part(table: Any, batch_rows: int) -> bool:
+    """Return True if a batch of so many rows can only read few rows of a table.
+
+    All workers know that, whichever rows they read.
+    """
+    return table.shape[0] > 2 * batch_rows
+
+
 def form_of(batch: Any) -> Any:
     """Return the structure, dtypes and shapes of a batch, JSON-able; see :func:`zeros_of`."""
     if batch is None:

@@ -42,6 +42,7 @@ from bigdl.training.keras.state import (
     dump_weights,
     form_of,
     growing_layers,
+    is_read_in_part,
     optimizers_of,
     put_weights,
     seed_states,
@@ -113,7 +114,7 @@ def _widths(model: Any, batch_rows: int) -> list[int]:
         if weight is getattr(layer, "embeddings", None)
     }
     return [
-        weight.shape[1] if id(weight) in tables and weight.shape[0] > 2 * batch_rows else 0
+        weight.shape[1] if id(weight) in tables and is_read_in_part(weight, batch_rows) else 0
         for weight in model.trainable_weights
     ]
 
