@@ -357,6 +357,18 @@ def test_what_changes_other_rows_is_refused(orca_spark, kind, said):
         estimator.fit(data(), 1, batch_size=16)
 
 
+def test_where_no_rows_travel_alone_a_model_writes_what_it_likes(orca_spark):
+    estimator = Estimator.from_torch(
+        model=lambda config: Normalizing(),
+        optimizer=lambda model, config: torch.optim.Adam(model.parameters()),
+        loss=nn.MSELoss(),
+        backend="bigdl",
+        workers_per_node=2,
+    )
+    (figures,) = estimator.fit(data(), 1, batch_size=16)
+    assert figures["num_samples"] == ROWS
+
+
 class LaterMomentum(torch.optim.lr_scheduler.LRScheduler):
     def get_lr(self):
         for group in self.optimizer.param_groups:

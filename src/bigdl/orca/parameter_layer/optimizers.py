@@ -8,7 +8,7 @@ whole optimizer, so it can be cut again for another number of workers.
 
 A table, whose gradients have some rows alone, is cut between rows.  Its segment is a tensor of two
 dimensions, and its gradient a sparse one: so an optimizer may look at whole rows, if it says
-``by_row = True``.  It must change no others.
+``by_row = True``, too.  It must change no others.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     optimizer_type = type(optimizer)
     names = *_ELEMENTWISE, *_SPARSE_ONLY
     is_known = optimizer_type in [getattr(torch.optim, name) for name in names]
-    marks = "elementwise", "needs_norms", "by_row"
+    marks = "elementwise", "needs_norms"
     if not is_known and not any(getattr(optimizer_type, mark, False) for mark in marks):
         raise UsageError(
             f"{optimizer_type.__name__} cannot be cut in slices, since it may look at more than "
-            f"one number at a time; use one of {', '.join(_ELEMENTWISE)}, LARS, a class that says "
+            f"one number at a time; use one of {', '.join(names)}, LARS, a class that says "
             "elementwise = True, or backend='spark'"
         )
     others = {
@@ -144,13 +144,12 @@ def update_slice(
     tensors, rows = [], touched or {}
     members: list[list] = [[] for _ in hyper]  # of the parameter groups
     for segment, place in zip(segments, places_of(segments, rows), strict=True):
-        tensor, slope = vector[segment.start : segment.stop], slopes[place]
+        tensor, slope = segment.of(vector), slopes[place]
         if segment.width:
-            tensor = tensor.view(-1, segment.width)
             numbers = torch.from_numpy(rows[segment.parameter])[None]
-            slope = slope.view(-1, segment.width)
+            slope_rows = slope.view(-1, segment.width)
             slope = torch.sparse_coo_tensor(
-                numbers, slope, tensor.shape, check_invariants=False, is_coalesced=True
+                numbers, slope_rows, tensor.shape, check_invariants=False, is_coalesced=True
             )
         tensors.append(tensor)
         members[plan.groups[segment.parameter]].append((segment, tensor))

@@ -17,7 +17,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,6 +65,17 @@ class Segment:
     stop: int
     width: int = 0
     row: int = 0
+
+    def of(self, vector: Any) -> Any:
+        """Return the segment of a slice, a view; that of a table in rows."""
+        here = vector[self.start : self.stop]
+        return here.reshape(-1, self.width) if self.width else here
+
+    def touched(self, rows: np.ndarray) -> np.ndarray:
+        """Return those of a table's ascending rows that are here, counted from its first one."""
+        end = self.row + (self.stop - self.start) // self.width
+        first, last = np.searchsorted(rows, [self.row, end])
+        return rows[first:last] - self.row
 
 
 class FlatLayout:
@@ -136,16 +147,10 @@ class FlatLayout:
             return [(slice(low, high), {}) for low, high in self.bounds]
         parts, start = [], 0
         for rank in range(len(self.bounds)):
-            rows, stop = {}, start
-            for segment in self.segments(rank):
-                if not segment.width:
-                    stop += segment.stop - segment.start
-                    continue
-                count = (segment.stop - segment.start) // segment.width
-                of_table = touched[segment.parameter]
-                first, last = np.searchsorted(of_table, [segment.row, segment.row + count])
-                rows[segment.parameter] = of_table[first:last] - segment.row
-                stop += int(last - first) * segment.width
+            segments = self.segments(rank)
+            tables = [each for each in segments if each.width]
+            rows = {each.parameter: each.touched(touched[each.parameter]) for each in tables}
+            stop = start + sum(place.stop - place.start for place in places_of(segments, rows))
             parts.append((slice(start, stop), rows))
             start = stop
         return parts

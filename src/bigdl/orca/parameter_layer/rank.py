@@ -263,12 +263,11 @@ class Rank:
             return
         rows, segments = dict(received["touched"]), self._geometry.segments(owner)
         for segment, place in zip(segments, places_of(segments, rows), strict=True):
-            here = part[segment.start : segment.stop]
+            here, values = segment.of(part), decoded[place]
             if segment.width:
-                here = here.reshape(-1, segment.width)
-                here[rows[segment.parameter]] = decoded[place].reshape(-1, segment.width)
+                here[rows[segment.parameter]] = values.reshape(-1, segment.width)
             else:
-                here[:] = decoded[place]
+                here[:] = values
 
     def gradients(
         self,
@@ -536,8 +535,8 @@ def _union(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 def _elements(vector: np.ndarray, segment: Segment, rows: Mapping[int, np.ndarray]) -> np.ndarray:
     """Return a segment of the own slice; of a table these rows alone."""
-    here = vector[segment.start : segment.stop]
-    return here.reshape(-1, segment.width)[rows[segment.parameter]] if segment.width else here
+    here = segment.of(vector)
+    return here[rows[segment.parameter]] if segment.width else here
 
 
 def _squares(values) -> float:

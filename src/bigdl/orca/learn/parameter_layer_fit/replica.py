@@ -33,7 +33,7 @@ class FlatModel:
         ``assign(variable, array)`` sets a variable to an array of its shape.
     widths : sequence of int, optional
         Of the trained weights that are tables, whose gradients have some rows alone, the elements
-        of a row; 0 of others.
+        of a row; 0 of others, and by default of all.
     share : callable, optional
         The same as `assign`, for tables: the variable may use the memory of the array from then on.
 
@@ -83,27 +83,25 @@ class FlatModel:
             self._assign(variable, np.reshape(array, tuple(variable.shape)))
 
     def flat_gradient(
-        self, gradients: Sequence["np.ndarray | TouchedRows | None"], widths: Sequence[int] = ()
+        self, gradients: Sequence["np.ndarray | TouchedRows | None"]
     ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """Return the gradients of all trained weights as a vector; one that is missing is 0.
 
         Parameters
         ----------
         gradients : sequence of ndarray, TouchedRows or None
-        widths : sequence of int, optional
-            Elements of a row of those of which the vector has the touched rows alone; else 0.
 
         Returns
         -------
         ndarray of float32, dict of int to ndarray
-            The vector, and the touched rows of each table.
+            The vector, which has the touched rows of tables alone, and the numbers of these rows.
         """
         touched, parts = {}, []
-        for number, (gradient, size) in enumerate(zip(gradients, self.sizes, strict=True)):
+        weights = zip(gradients, self.sizes, self.widths, strict=True)
+        for number, (gradient, size, width) in enumerate(weights):
             values: Any = gradient
-            if widths and widths[number]:
-                rows, values = _rows_of(gradient, size // widths[number], widths[number])
-                touched[number] = rows
+            if width:
+                touched[number], values = _rows_of(gradient, size // width, width)
             elif gradient is None:
                 values = np.zeros(size, np.float32)
             parts.append(values)
@@ -266,7 +264,7 @@ class ParameterLayerReplica(ABC):
         self._flat.put(weights, before)
         self._seed(step)
         gradients, counted, record = self._gradient(batch, stop - start, step, fetched)
-        vector, touched = self._flat.flat_gradient(gradients, self._widths)
+        vector, touched = self._flat.flat_gradient(gradients)
         return Contribution(
             vector,
             counted,

@@ -109,24 +109,25 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _flat(built: BuiltParts, share: Callable[..., None] | None = None) -> FlatModel:
+def _flat(
+    built: BuiltParts, widths: Sequence[int], share: Callable[..., None] | None = None
+) -> FlatModel:
     parameters = trained_parameters(cast("Any", built.optimizer))
-    tables = _tables(built.model)
-    widths = [p.shape[1] if id(p) in tables else 0 for p in parameters]
     return FlatModel(parameters, list(built.model.buffers()), _array, _assign, widths, share)
 
 
-def _tables(model: torch.nn.Module) -> set[int]:
-    """Return the ids of the weights that embeddings alone read, with sparse gradients.
+def _widths(built: BuiltParts) -> list[int]:
+    """Return the width of each weight that embeddings alone read, with sparse gradients; else 0.
 
     One with ``max_norm`` sets weights itself.
     """
-    tables = {id(weight) for weight in may_be_sparse(model) if weight is not None}
-    for module in model.modules():
+    tables = {id(weight) for weight in may_be_sparse(built.model) if weight is not None}
+    for module in built.model.modules():
         is_plain = getattr(module, "sparse", False) is True
         if not is_plain or getattr(module, "max_norm", None) is not None:
             tables.difference_update(id(each) for each in module.parameters(recurse=False))
-    return tables
+    parameters = trained_parameters(cast("Any", built.optimizer))
+    return [each.shape[1] if id(each) in tables else 0 for each in parameters]
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
@@ -153,7 +154,8 @@ class TorchReplica(ParameterLayerReplica):
         seed_everything(settings.seed)  # creators may draw what is no weight
         self._built = built = program.parts.build(training=True)
         load_into(built.model, weights)
-        self._parameters, self._flat = trained_parameters(built.optimizer), _flat(built, _share)
+        self._parameters = trained_parameters(built.optimizer)
+        self._flat = _flat(built, self._widths, _share)
         self._is_by_row = is_by_row(type(built.optimizer))
         self._forward_pass = settings.forward_pass(built)
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
@@ -195,7 +197,7 @@ class TorchReplica(ParameterLayerReplica):
         gradient, is_table = self._parameters[number].grad, bool(self._flat.widths[number])
         if gradient is None:
             return None
-        if gradient.is_sparse and self._widths and self._widths[number]:
+        if gradient.is_sparse and is_table:
             return TouchedRows.of(gradient)
         if self._is_by_row and is_table:
             raise UsageError(
@@ -263,7 +265,8 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
             self._records = {"summary.pt": StepSummary(), "phases.pt": Records(GROUP_PHASES)}
         if start is not None:
             self._load(start.files)
-        flat, loss_is_sum = _flat(built), settings.forward_pass(built).loss_is_sum
+        flat = _flat(built, _widths(built))
+        loss_is_sum = settings.forward_pass(built).loss_is_sum
         ParameterLayerLoop.__init__(
             self, program, ranks, start, flat, optimizer, loss_is_sum, settings.weighted
         )

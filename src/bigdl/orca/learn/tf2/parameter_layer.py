@@ -96,8 +96,8 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _flat(model: Any, batch_rows: int) -> FlatModel:
-    weights, widths = model.trainable_weights, _widths(model, batch_rows)
+def _flat(model: Any, widths: Sequence[int]) -> FlatModel:
+    weights = model.trainable_weights
     return FlatModel(weights, _running_weights(model), array_of, _assign, widths)
 
 
@@ -158,7 +158,7 @@ class KerasReplica(ParameterLayerReplica):
             put_weights(self._model, weights)
             tables = {number for number, width in enumerate(self._widths) if width}
             self._step = _GradientStep(self._model, tables)
-            self._flat = _flat(self._model, settings.batch_size)
+            self._flat = _flat(self._model, self._widths)
             self._model.reset_metrics()
             self._no_metrics = values_of(self._model.metrics_variables)
         return data
@@ -234,7 +234,7 @@ class KerasParameterLayerLoop(KerasEpochs, ParameterLayerLoop):
         self._callbacks = WorkerCallbacks((), self.model, 0)  # until the first rows are known
         if start is not None:
             self._load(start.files)
-        flat = _flat(self.model, settings.batch_size)
+        flat = _flat(self.model, _widths(self.model, settings.batch_size))
         super().__init__(program, ranks, start, flat, optimizer, loss_is_sum)
 
     def _replica_program(self):
