@@ -278,6 +278,44 @@ def test_a_host_may_have_the_rows_of_several_workers(hosts, tmp_path):
     np.testing.assert_allclose(found, fitted_weights(), rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_workers_of_one_host_add_up_first(hosts, tmp_path):
+    program = """
+        import json
+        from bigdl.orca import init_orca_context, stop_orca_context
+        from bigdl.orca.engine import SparkEngine
+
+        def program(worker):
+            import torch
+            from bigdl.runtime.collectives.halving import tree_sum
+            from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+
+            given = [
+                torch.randn(300_000, generator=torch.Generator().manual_seed(rank))
+                for rank in range(8)
+            ]
+            sync = TorchDistributedSync(worker)
+            sync.start()
+            parameter = torch.nn.Parameter(torch.zeros(300_000))
+            parameter.grad = given[worker.rank].clone()
+            sync.all_reduce_gradients([parameter], 1.0)
+            kind = type(sync._groups.dense[0]._buffer).__name__
+            return worker.host, kind, torch.equal(parameter.grad, tree_sum(given))
+
+        init_orca_context(**ARGUMENTS)
+        found = SparkEngine().run(program, num_workers=8, threads=1)
+        stop_orca_context()
+        print(json.dumps(found))
+    """
+    arguments = on_hosts(num_nodes=4, cores=2)
+    found = last_line(run(tmp_path / "there", program, arguments, python=driver(hosts)))
+    names, kinds, are_exact = zip(*found, strict=True)
+    assert names[::2] == names[1::2]
+    assert len(set(names)) == 4
+    assert set(kinds) == {"BlockBuffer"}
+    assert all(are_exact)
+
+
 # -- faults --------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from plain_workers import Crew
 
 from bigdl.runtime.collectives import halving, host_memory, torch_distributed
 from bigdl.runtime.collectives.halving import HalvingDoubling, cut, factors, tree_sum
+from bigdl.runtime.collectives.host_memory import block_of
 from bigdl.runtime.engine import PeerLost
 
 
@@ -87,7 +88,7 @@ def test_as_much_is_sent_as_in_a_ring_in_fewer_rounds():
 
 def test_ranks_that_lie_side_by_side_exchange_the_most():
     reduce = HalvingDoubling(None, 5, 12)
-    assert reduce._groups == [[4, 5], [5, 7], [1, 5, 9]]
+    assert reduce._rounds == {1: [4, 5], 2: [5, 7], 4: [1, 5, 9]}
     reduce.close()
 
 
@@ -119,24 +120,68 @@ def test_gradients_by_network_and_by_shared_memory_have_the_same_bits(six):
         sync.start()
         given = [torch.randn(n, generator=torch.Generator().manual_seed(sync.rank)) for n in SIZES]
         neighbours, found = sync.neighbours, []
-        assert len(neighbours) == 5
-        for sync.neighbours in (neighbours, {}):
+        of_two = {rank: neighbours[rank] for rank in neighbours if rank // 2 == sync.rank // 2}
+        for sync.neighbours, sync._block in ((neighbours, 6), ({}, 1), (of_two, 2)):
             sync._groups = None
+            sync._of_arrays.clear()
             parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in given]
             for parameter, gradient in zip(parameters, given, strict=True):
                 parameter.grad = gradient.clone()
             for _ in range(2):
                 sync.all_reduce_gradients(parameters, 0.5)
-            found.append([p.grad.numpy().tobytes() for p in parameters])
-        halvings = sync._halving is not None
+            sums = sync.sum_arrays([each.numpy() for each in given], 0.5)
+            bits = [array.tobytes() for array in (*(p.grad.numpy() for p in parameters), *sums)]
+            found.append((type(sync._groups.dense[0]._buffer).__name__, bits))
         sync.stop()
         torch_distributed.MANY = host_memory.MANY = halving.MANY
-        return found[0] == found[1], halvings, found[0]
+        return found
 
     SIZES = (1, 30_001, (1 << 20) + 1, 2_000_003)
     found, _ = six.run(program, [{}] * 6)
-    assert all(are_equal and halvings for are_equal, halvings, _ in found)
-    assert all(bits == found[0][2] for _, _, bits in found)
+    by = [name for name, _ in found[0]]
+    assert by == ["HostBuffer", "SumBuffer", "BlockBuffer"]
+    assert all(bits == found[0][0][1] for of_rank in found for _, bits in of_rank)
+
+
+def test_blocks_are_ranks_side_by_side_whose_sums_are_in_the_tree(six):
+    def program(worker):
+        sync = torch_distributed.TorchDistributedSync(worker)
+        sync.start()
+        found = []
+        for hosts in ("aabbcc", "aaabbb", "abcabc", "aabcdd"):
+            near = {r: 0 for r in sync.neighbours if hosts[r] == hosts[sync.rank]}
+            found.append(block_of(sync, near))
+        found.append(block_of(sync, sync.neighbours))
+        sync.stop()
+        return found
+
+    found, _ = six.run(program, [{}] * 6)
+    assert found == [[2, 1, 1, 1, 6]] * 6
+
+
+def test_a_rank_that_ends_before_its_block_is_noticed(six):
+    def program(worker):
+        worker.timeout = 20.0
+        torch_distributed.MANY = host_memory.MANY = 6
+        sync = torch_distributed.TorchDistributedSync(worker)
+        sync.start()
+        near = {r: p for r, p in sync.neighbours.items() if r // 2 == sync.rank // 2}
+        sync.neighbours, sync._block = near, 2
+        array = np.ones(100_000, np.float32)
+        try:
+            for step in range(3):
+                if step == 2 and sync.rank == 4:
+                    return "left"
+                sync.sum_arrays([array], 1.0)
+        except PeerLost:
+            return "noticed"
+        finally:
+            sync.stop()
+            torch_distributed.MANY = host_memory.MANY = halving.MANY
+
+    found, _ = six.run(program, [{}] * 6)
+    assert found[4] == "left"
+    assert found.count("noticed") == 5
 
 
 def test_a_rank_that_leaves_is_noticed(six):

@@ -25,7 +25,7 @@ from bigdl.orca.data.feeds.spark_dataframe import SparkDataFrameFeed
 from bigdl.orca.engine import SparkEngine
 from bigdl.orca.engines import spark
 from bigdl.runtime.channel import Channel
-from bigdl.runtime.task import match
+from bigdl.runtime.task import match, ranks_by_host
 
 
 @pytest.fixture
@@ -532,7 +532,7 @@ def views(draw):
 def test_match_is_complete_exactly_if_it_can_be(views):
     from itertools import combinations
 
-    found = match(views)
+    found = match(views, range(len(views)))
     tasks = range(len(views))
     # Hall: every set of tasks sees at least as many shards
     possible = all(
@@ -551,17 +551,31 @@ def test_match_is_complete_exactly_if_it_can_be(views):
 @settings(max_examples=50)
 def test_match_moves_nothing_without_need(n, random):
     views = [sorted({task, *random.choices(range(n), k=3)}) for task in range(n)]
-    assert match(views) == {task: task for task in range(n)}
+    assert match(views, range(n)) == {task: task for task in range(n)}
 
 
 def test_match_of_many_tasks():
     n = 2000
     everything = list(range(n))
-    assert match([everything] * n) == {task: task for task in range(n)}
+    assert match([everything] * n, everything) == {task: task for task in range(n)}
+    assert match([everything] * n, everything[::-1]) == dict(enumerate(everything[::-1]))
     rotated = [[(task + 1) % n] for task in range(n)]
-    assert match(rotated) == {task: (task + 1) % n for task in range(n)}
+    assert match(rotated, everything) == {task: (task + 1) % n for task in range(n)}
     chain = [[task, task + 1] for task in range(n - 1)] + [[0]]
-    assert len(match(chain)) == n
+    assert len(match(chain, everything)) == n
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks"),
+    [
+        ("abab", [0, 2, 1, 3]),
+        ("abcacb", [0, 2, 4, 1, 5, 3]),
+        ("aaa", [0, 1, 2]),
+        ("cab", [0, 1, 2]),
+    ],
+)
+def test_ranks_of_one_host_lie_side_by_side(hosts, ranks):
+    assert ranks_by_host([*hosts]) == ranks
 
 
 # From Spark's words to ours --------------------------------------------------------------------

@@ -118,6 +118,11 @@ class Engine(ABC):
         return False
 
     @property
+    def places_tasks(self) -> bool:
+        """True if the hosts of the workers are known only once they run."""
+        return False
+
+    @property
     def is_encrypted(self) -> bool:
         """True if the cluster asks that what its processes say to each other is encrypted."""
         return self.cluster.asks_encryption != ""

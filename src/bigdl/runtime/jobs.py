@@ -310,6 +310,7 @@ class Job(contextlib.AbstractContextManager):
                 keep_spools=keep_spools,
                 reader=self._input_plan.reader,
                 accept=self._input_plan.accept,
+                ranks_by_host=self._are_ranks_free(),
             )
         except BaseException:
             self.close()
@@ -333,10 +334,17 @@ class Job(contextlib.AbstractContextManager):
         else:
             self._input_plan.close()
             self._input_plan = prepare()
-            reader, accept = self._input_plan.reader, self._input_plan.accept
             self._spec = replace(
-                self._spec, world_size=self.num_workers, reader=reader, accept=accept
+                self._spec,
+                world_size=self.num_workers,
+                reader=self._input_plan.reader,
+                accept=self._input_plan.accept,
+                ranks_by_host=self._are_ranks_free(),
             )
+
+    def _are_ranks_free(self) -> bool:
+        """True if the cluster says where a task runs, and the input not which rows it has."""
+        return self._engine.places_tasks and self._input_plan.frame is None
 
     def _next_spec(self) -> TaskSpec:
         """Return what the workers are told: to read the input, or its spools if these are known."""
@@ -419,9 +427,9 @@ class Job(contextlib.AbstractContextManager):
         ]
 
     def _spools_of(self, line: AttemptChannel) -> dict[int, dict]:
-        """Spools that the workers of one attempt made, by their place."""
-        keys = {place: f"spool/{place}" for place in range(self.num_workers)}
-        return {place: line.get_json(key) for place, key in keys.items() if line.has(key)}
+        """Spools that the workers of one attempt made, by their rank."""
+        keys = {rank: f"spool/{rank}" for rank in range(self.num_workers)}
+        return {rank: line.get_json(key) for rank, key in keys.items() if line.has(key)}
 
     def _remove_spools(self) -> None:
         """Remove what is left of them on this machine; workers on others removed theirs."""

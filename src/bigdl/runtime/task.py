@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
@@ -36,7 +36,7 @@ from bigdl.runtime.worker import (
 )
 
 
-def read_input(spec, batches, place: int, local_dir: str) -> dict:
+def read_input(spec, batches, rank: int, local_dir: str) -> dict:
     """The shards of a task, spooled from its input."""
     from bigdl.runtime.shards.shard import SpoolWriter, remove_stale_spools
 
@@ -47,12 +47,12 @@ def read_input(spec, batches, place: int, local_dir: str) -> dict:
     writers = []
 
     def open_spool(name, specs):
-        writers.append(SpoolWriter(local_dir, spec.job, f"{name}-{place}", specs))
+        writers.append(SpoolWriter(local_dir, spec.job, f"{name}-{rank}", specs))
         return writers[-1]
 
     # what a reader may ask, see InputPlan.reader
     opener: Any = open_spool
-    opener.place, opener.world_size = place, spec.world_size
+    opener.place, opener.world_size = rank, spec.world_size
     try:
         shards = spec.reader(batches, open_spool)
         read_to_end(batches)  # of a reader that gets at the rows by itself
@@ -69,10 +69,10 @@ def read_to_end(source: Iterable) -> None:
         pass
 
 
-def is_accepted(spec, shards: dict, place: int, line) -> bool:
+def is_accepted(spec, shards: dict, rank: int, line) -> bool:
     """Return True if the input accepts the sizes that its shards turned out to have."""
     rows = sum(shard.rows for shard in shards.values())
-    return spec.accept(line.all_gather("rows", place, rows, spec.world_size))
+    return spec.accept(line.all_gather("rows", rank, rows, spec.world_size))
 
 
 def reopen(spools: dict) -> dict | None:
@@ -100,33 +100,50 @@ def remove_spools(shards: dict) -> None:
         remove_spool(shard.spool.path)
 
 
-def choose_shards(spec, place: int, line) -> tuple[int, dict] | None:
+def ranks_by_host(hosts: Sequence[str]) -> list[int]:
+    """The rank of every task, so that those of one host lie side by side.
+
+    Sums over many workers then cross the network once for each host.
+
+    Parameters
+    ----------
+    hosts : sequence of str
+        Of the tasks.
+    """
+    order = sorted(range(len(hosts)), key=lambda place: (hosts.index(hosts[place]), place))
+    return [order.index(place) for place in range(len(hosts))]
+
+
+def choose_shards(spec, place: int, line, wanted: Sequence[int]) -> tuple[int, dict] | None:
     """Choose the rank of this task and its shards, of those that its machine sees; None if none is.
 
-    Every task says what it sees and computes the same assignment.
+    Every task says what it sees and computes the same assignment; `wanted` are the ranks that they
+    have where all see all.
     """
     reopened = ((rank, reopen(spools)) for rank, spools in enumerate(spec.spools))
     opened = {rank: shards for rank, shards in reopened if shards is not None}
-    rank = match(line.all_gather("seen", place, [*opened], spec.world_size)).get(place)
+    rank = match(line.all_gather("seen", place, [*opened], spec.world_size), wanted).get(place)
     return None if rank is None else (rank, opened[rank])
 
 
-def match(views: list[list[int]]) -> dict[int, int]:
+def match(views: list[list[int]], wanted: Sequence[int]) -> dict[int, int]:
     """Give every task one of the shards that it sees, each to one task.
 
-    A task keeps the shard of its own number where that leaves a shard for everybody.
+    A task gets the one that it wants where that leaves a shard for everybody.
 
     Parameters
     ----------
     views : list of list of int
         The shards that each task sees.
+    wanted : sequence of int
+        The shard that each task wants, each by one task.
 
     Returns
     -------
     dict of task to shard; empty when there is no complete assignment
     """
-    shard_of = {task: task for task, seen in enumerate(views) if task in seen}
-    owner = dict(shard_of)
+    shard_of = {task: wanted[task] for task, seen in enumerate(views) if wanted[task] in seen}
+    owner = {shard: task for task, shard in shard_of.items()}
     for task in range(len(views)):
         if task in shard_of:
             continue
@@ -185,6 +202,9 @@ class TaskSpec:
         Whether what the workers say to each other is not encrypted all the same.
     reader, accept : callable or None
         See :class:`~bigdl.runtime.shards.feed.InputPlan`.
+    ranks_by_host : bool
+        Whether tasks of one host get ranks side by side, wherever the cluster has put them: where
+        it does not say which rows a task gets. Else the rank is the number of the task.
     spools : tuple of dict, or None
         Spools of an earlier attempt, by rank, to be used instead of the input.
     options : dict, state : bytes or None
@@ -211,6 +231,7 @@ class TaskSpec:
     state: bytes | None = None
     keep_spools: bool = False
     may_leave: bool = False
+    ranks_by_host: bool = False
     certificate: Certificate | None = field(default=None, repr=False)
     are_collectives_clear: bool = False
 
@@ -227,7 +248,7 @@ def execute(spec: TaskSpec, attempt: int, batches, place: int, local_dir: str):
     batches : iterator of pyarrow.RecordBatch
         The input of this task; an empty one when the spools of an earlier attempt are used.
     place : int
-        Number of the task. It is also its rank, unless spools are used.
+        Number of the task. It is also its rank, unless spools or ranks by host are used.
     local_dir : str
 
     Returns
@@ -367,20 +388,23 @@ class Task:
         import cloudpickle
 
         spec, line, worker = self._spec, self._line, self.worker
+        wanted = self._wanted_ranks()
         if spec.spools is not None:
             read_to_end(batches)  # of an empty frame
-            chosen = choose_shards(spec, self._place, line)
+            chosen = choose_shards(spec, self._place, line, wanted)
             if chosen is None:
                 return "nospool"
             rank, worker.shards = chosen
             self._take_rank(rank)
         else:
-            shards = read_input(spec, batches, self._place, worker.local_dir)
-            if spec.accept is not None and not is_accepted(spec, shards, self._place, line):
+            if (rank := wanted[self._place]) != self._place:
+                self._take_rank(rank)
+            shards = read_input(spec, batches, rank, worker.local_dir)
+            if spec.accept is not None and not is_accepted(spec, shards, rank, line):
                 remove_spools(shards)
                 return "refused"
             docs = {name: shard.spool.to_json() for name, shard in shards.items()}
-            line.set_json(f"spool/{self._place}", docs)
+            line.set_json(f"spool/{rank}", docs)
             worker.shards = shards
         with exits_as_errors():
             kind, data = encode(cloudpickle.loads(spec.program)(worker))
@@ -391,6 +415,13 @@ class Task:
             line.barrier("results", spec.world_size, longest=0.5)
             remove_spools(worker.shards)
         return "ok"
+
+    def _wanted_ranks(self) -> Sequence[int]:
+        """The ranks of all tasks, where no spools ask for others."""
+        number = self._spec.world_size
+        if not self._spec.ranks_by_host or number == 1:
+            return range(number)
+        return ranks_by_host(self._line.all_gather("host", self._place, self.worker.host, number))
 
     def _await_cause(self):
         """Give the driver time to see what happened.

@@ -185,7 +185,7 @@ def kill(actor) -> None:
 
 @contextlib.contextmanager
 def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
-    """Reserve CPUs for workers, spread over the nodes; yields the node of each."""
+    """Reserve CPUs for workers, spread over the nodes; yields the node of each, node by node."""
     from ray.util import placement_group, placement_group_table, remove_placement_group
 
     group = placement_group([{"CPU": cores}] * number, strategy="SPREAD")
@@ -203,7 +203,8 @@ def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
                 f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers"
             )
         places = placement_group_table(group)["bundles_to_node_id"]
-        yield [places[index] for index in range(number)]
+        nodes = [places[index] for index in range(number)]
+        yield sorted(nodes, key=nodes.index)
     finally:
         with contextlib.suppress(Exception):  # Ray may be gone
             remove_placement_group(group)

@@ -133,6 +133,10 @@ class SparkEngine(Engine):
         return self.cluster.is_local
 
     @property
+    def places_tasks(self) -> bool:
+        return not self.cluster.is_local
+
+    @property
     def is_driver_reachable(self) -> bool:
         """True if workers meet at the driver, as far as it is known."""
         if self._rendezvous == "auto":

@@ -47,7 +47,7 @@ def tree_sum(values: Sequence[Number]) -> Number:
 class HalvingDoubling:
     """Sums of tensors over all ranks, in place.
 
-    Ranks that lie side by side exchange the largest pieces.
+    Ranks that lie side by side exchange the largest pieces: they should be those of one host.
 
     Parameters
     ----------
@@ -61,11 +61,11 @@ class HalvingDoubling:
 
     def __init__(self, library: Any, rank: int, world_size: int, group: Any = None):
         self._library, self._group = library, group
-        self._groups: list[list[int]] = []  # the ranks that exchange pieces, round by round
+        self._rounds: dict[int, list[int]] = {}  # by their stride: the ranks that exchange pieces
         stride = 1
         for factor in factors(world_size):
             first = rank - rank // stride % factor * stride
-            self._groups.append([first + i * stride for i in range(factor)])
+            self._rounds[stride] = [first + i * stride for i in range(factor)]
             stride *= factor
         self._rank = rank
         self._rooms: dict[tuple, Any] = {}  # memory by turn and dtype
@@ -85,19 +85,46 @@ class HalvingDoubling:
         callable
             Waits for the sum; a RuntimeError says that a rank is lost.
         """
+        return self.begin(functools.partial(self.sum, tensor))
+
+    def begin(self, work: Callable[[int], None]) -> Callable[[], None]:
+        """Begin something that exchanges; all ranks do so in one order.
+
+        Parameters
+        ----------
+        work : callable
+            ``work(turn)`` runs in a thread of its own, with the turn that :meth:`sum` and
+            :meth:`meet` ask for.
+
+        Returns
+        -------
+        callable
+            Waits for the end, and raises what was raised.
+        """
         turn = self._started % _AT_ONCE
         self._started += 1
-        return self._pools[turn].apply_async(self._run, (tensor, turn)).get
+        return self._pools[turn].apply_async(work, (turn,)).get
 
     def close(self) -> None:
         """Begin no more."""
         for pool in self._pools:
             pool.close()
 
-    def _run(self, tensor: Any, turn: int) -> None:
+    def sum(self, tensor: Any, turn: int, block: int = 1) -> None:
+        """Sum a tensor, in place; :meth:`start` does it in the background.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            As for :meth:`start`.
+        turn : int
+        block : int, optional
+            Over so many ranks, that lie side by side, the numbers are summed up already, and the
+            sum is over the ranks that have the same place in their blocks.
+        """
         begin, end = 0, tensor.numel()
         tag, done = _TAG + turn, []
-        for group in self._groups:
+        for group in [group for stride, group in self._rounds.items() if stride >= block]:
             bounds = cut(begin, end, len(group))
             pieces = {
                 rank: tensor[low:high] for rank, (low, high) in zip(group, bounds, strict=True)
@@ -113,6 +140,17 @@ class HalvingDoubling:
         for pieces in reversed(done):
             own = pieces.pop(self._rank)
             self._exchange(dict.fromkeys(pieces, own), pieces, tag)
+
+    def meet(self, ranks: Sequence[int], turn: int = _AT_ONCE) -> None:
+        """Return when all of these ranks are here; without a turn, outside of :meth:`begin`."""
+        import torch
+
+        others, token = [r for r in ranks if r != self._rank], torch.zeros(1, dtype=torch.uint8)
+        self._exchange(
+            dict.fromkeys(others, token),
+            {rank: torch.empty_like(token) for rank in others},
+            _TAG + turn,
+        )
 
     def _room(self, turn: int, like: Any, count: int) -> list:
         """So many tensors for what comes in, over those of the round before."""

@@ -7,8 +7,10 @@ sockets, as those of other machines do.
 """
 
 import contextlib
+import functools
 import itertools
 import mmap
+import operator
 import os
 import secrets
 import weakref
@@ -19,7 +21,7 @@ import numpy as np
 
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost
 from bigdl.runtime.collectives.buckets import SumBuffer
-from bigdl.runtime.collectives.halving import MANY, tree_sum
+from bigdl.runtime.collectives.halving import MANY, HalvingDoubling, cut, factors, tree_sum
 from bigdl.runtime.engine import PeerLost
 
 _NAME = "bigdl"
@@ -219,18 +221,13 @@ class HostExchange:
         self._mapped.clear()
 
 
-class HostBuffer(SumBuffer):
-    """A flat tensor in shared memory, of which pieces are summed over the ranks of one machine.
-
-    Every rank owns a part of each piece: it adds up what all ranks have there, and the others copy
-    the sum. The parts, and the order in which they are added up, are those of gloo's ring, with
-    many ranks those of :mod:`~bigdl.runtime.collectives.halving`, so the sums are the same to the
-    last bit, wherever ranks run.
+class SharedBuffer(SumBuffer):
+    """A flat tensor in shared memory, which ranks of one machine read from each other.
 
     Parameters
     ----------
     sync : GradientSync
-        All of whose other ranks are neighbours, by ``torch.distributed``.
+        By ``torch.distributed``.
     neighbours : dict of int to int
         See :func:`neighbours_of`.
     size : int
@@ -250,12 +247,62 @@ class HostBuffer(SumBuffer):
             tensor = torch.from_numpy(self._memory.array[: size * dtype.itemsize]).view(dtype)
         super().__init__(tensor, sync._begin)
         self._rank, self._world, self._neighbours = sync.rank, sync.world_size, neighbours
-        self._arrays: list[np.ndarray] = []  # those of all ranks
+        self._near = sorted([sync.rank, *neighbours])  # the ranks of this machine
+        self._arrays: list[np.ndarray] = []  # theirs
         self._is_shared: bool | None = None  # by all ranks, once that is known
         self._is_read = False  # by others, perhaps still
 
     def fresh(self, size: int) -> Any:
         return self.tensor.new_empty(size)
+
+    def _by_library(self, begin, end, out):
+        wait = super().start(begin, end)
+
+        def finish() -> None:
+            wait()
+            if out is not None:
+                out[begin:end] = self.tensor[begin:end]
+
+        return finish
+
+    @property
+    def _file(self) -> int:
+        return -1 if self._memory is None else self._memory.fd
+
+    def _open(self, files: Sequence[int]) -> None:
+        """Map what the ranks of this machine share, where all ranks do; `files` are everyone's."""
+        own, self._is_shared = self.tensor.numpy(), min(files) >= 0
+        for rank in self._near if self._is_shared else ():
+            if rank == self._rank:
+                self._arrays.append(own)
+            else:
+                memory = memory_of(self._neighbours, rank, files[rank])
+                self._arrays.append(memory[: own.nbytes].view(own.dtype))
+
+    def _add_up_tree(self, start: int, stop: int) -> None:
+        """Put the sum of a part over this machine where the own numbers were."""
+        own = self._arrays[self._near.index(self._rank)]
+        for low in range(start, stop, _BLOCK):
+            here = slice(low, min(low + _BLOCK, stop))
+            own[here] = tree_sum([array[here] for array in self._arrays])
+
+    def _take(self, bounds: Sequence[tuple[int, int]], out: Any) -> None:
+        """Copy the parts that the ranks of this machine have summed."""
+        self._is_read = True
+        target = self._arrays[self._near.index(self._rank)] if out is None else out.numpy()
+        for (start, stop), array in zip(bounds, self._arrays, strict=True):
+            if array is not target:
+                target[start:stop] = array[start:stop]
+
+
+class HostBuffer(SharedBuffer):
+    """A flat tensor in shared memory, of which pieces are summed over the ranks of one machine.
+
+    Every rank owns a part of each piece: it adds up what all ranks have there, and the others copy
+    the sum. The parts, and the order in which they are added up, are those of gloo's ring, with
+    many ranks those of :mod:`~bigdl.runtime.collectives.halving`, so the sums are the same to the
+    last bit, wherever ranks run.  All ranks are neighbours.
+    """
 
     def start(self, begin: int, end: int, out: Any = None) -> Callable[[], None]:
         import torch
@@ -263,7 +310,7 @@ class HostBuffer(SumBuffer):
 
         if (end - begin) * self.tensor.itemsize < _SMALL:
             return self._by_library(begin, end, out)
-        own = torch.tensor([-1 if self._memory is None else self._memory.fd])
+        own = torch.tensor([self._file])
         files = [torch.empty_like(own) for _ in range(self._world)]
         with as_peer_lost():
             work = dist.all_gather(files, own, async_op=True)
@@ -281,44 +328,18 @@ class HostBuffer(SumBuffer):
             self._add_up(*bounds[self._rank])
             with as_peer_lost():
                 dist.barrier()
-            self._is_read = True
-            target = self._arrays[self._rank] if out is None else out.numpy()
-            for (start, stop), array in zip(bounds, self._arrays, strict=True):
-                if array is not target:
-                    target[start:stop] = array[start:stop]
+            self._take(bounds, out)
 
         return finish
-
-    def _by_library(self, begin, end, out):
-        wait = super().start(begin, end)
-
-        def finish() -> None:
-            wait()
-            if out is not None:
-                out[begin:end] = self.tensor[begin:end]
-
-        return finish
-
-    def _open(self, files: Sequence[int]) -> None:
-        own, self._is_shared = self.tensor.numpy(), min(files) >= 0
-        for rank, file in enumerate(files if self._is_shared else ()):
-            if rank == self._rank:
-                self._arrays.append(own)
-            else:
-                memory = memory_of(self._neighbours, rank, file)
-                self._arrays.append(memory[: own.nbytes].view(own.dtype))
 
     def _add_up(self, start: int, stop: int) -> None:
         """Put the sum of a part where the own numbers were."""
-        own = self._arrays[self._rank]
         if self._world >= MANY:
-            for low in range(start, stop, _BLOCK):
-                here = slice(low, min(low + _BLOCK, stop))
-                own[here] = tree_sum([array[here] for array in self._arrays])
+            self._add_up_tree(start, stop)
             return
         # as in gloo's ring the own numbers come last
         order = [(self._rank - distance) % self._world for distance in range(1, self._world)]
-        first, *others = [self._arrays[rank] for rank in order]
+        own, (first, *others) = self._arrays[self._rank], [self._arrays[rank] for rank in order]
         scratch = np.empty(_BLOCK, first.dtype)
         for low in range(start, stop, _BLOCK):
             here = slice(low, min(low + _BLOCK, stop))
@@ -334,6 +355,80 @@ class HostBuffer(SumBuffer):
             with as_peer_lost():
                 dist.barrier()
             self._is_read = False
+
+
+class BlockBuffer(SharedBuffer):
+    """A flat tensor in shared memory, summed on each machine first and then between machines.
+
+    Every rank owns a part of each piece.  It adds up what the ranks of its machine have there, sums
+    that over the ranks that have the same place on other machines, and the ranks of the machine
+    copy it: numbers leave a machine as if it had one rank.  The order in which they are added up is
+    that of :mod:`~bigdl.runtime.collectives.halving`.
+
+    Parameters
+    ----------
+    sync, neighbours, size, dtype
+        See :class:`SharedBuffer`; each machine has a block, see :func:`block_of`.
+    halving : HalvingDoubling
+        Of the ranks of `sync`.
+    """
+
+    def __init__(self, sync: GradientSync, neighbours, size, dtype, halving: HalvingDoubling):
+        super().__init__(sync, neighbours, size, dtype)
+        self._files_of = sync.all_gather
+        self._halving = halving
+
+    def start(self, begin: int, end: int, out: Any = None) -> Callable[[], None]:
+        if (end - begin) * self.tensor.itemsize < _SMALL:
+            return self._by_library(begin, end, out)
+        if self._is_shared is None:
+            self._open([int(file) for (file,) in self._files_of([self._file])])
+        if not self._is_shared:
+            return self._by_library(begin, end, out)
+        wait = self._halving.begin(functools.partial(self._sum, begin, end, out))
+
+        def finish() -> None:
+            with as_peer_lost():
+                wait()
+
+        return finish
+
+    def _sum(self, begin: int, end: int, out: Any, turn: int) -> None:
+        bounds = cut(begin, end, len(self._near))
+        start, stop = bounds[self._near.index(self._rank)]
+        self._halving.meet(self._near, turn)  # all have written the piece
+        self._add_up_tree(start, stop)
+        self._halving.sum(self.tensor[start:stop], turn, len(self._near))
+        self._halving.meet(self._near, turn)
+        self._take(bounds, out)
+
+    def settle(self) -> None:
+        if self._is_read:
+            with as_peer_lost():
+                self._halving.meet(self._near)
+            self._is_read = False
+
+
+def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
+    """How many ranks each machine has, if they lie side by side; a collective.
+
+    Parameters
+    ----------
+    sync, neighbours
+        See :func:`neighbours_of`.
+
+    Returns
+    -------
+    int
+        1 where they do not, or where sums over such a block are no part of a sum by
+        :mod:`~bigdl.runtime.collectives.halving`.
+    """
+    near = sorted([sync.rank, *neighbours])
+    size = len(near)
+    is_block = near[0] % size == 0 and near[-1] - near[0] == size - 1
+    sizes = {int(each) for (each,) in sync.all_gather([size if is_block else 1])}
+    parts = itertools.accumulate(factors(sync.world_size), operator.mul)
+    return size if sizes == {size} and size in parts else 1
 
 
 def ring_parts(size: int, itemsize: int, ranks: int) -> list[tuple[int, int]]:

@@ -9,7 +9,12 @@ from bigdl.common.environment import EnvContext
 from bigdl.runtime.collectives.base import GradientSync, as_peer_lost, bytes_tensor, interface_of
 from bigdl.runtime.collectives.buckets import SumBuffer
 from bigdl.runtime.collectives.halving import MANY, HalvingDoubling
-from bigdl.runtime.collectives.host_memory import HostBuffer, neighbours_of
+from bigdl.runtime.collectives.host_memory import (
+    BlockBuffer,
+    HostBuffer,
+    block_of,
+    neighbours_of,
+)
 
 
 class TorchDistributedSync(GradientSync):
@@ -26,7 +31,8 @@ class TorchDistributedSync(GradientSync):
         self._gpus = None  # the process group of nccl
         self.neighbours: Mapping[int, int] = {}
         self._of_arrays: dict[Any, SumBuffer] = {}  # by dtype
-        self._halving: HalvingDoubling | None = None  # of many workers
+        self._sums: HalvingDoubling | None = None  # of many workers
+        self._block = 1  # ranks of each machine, where many workers lie in blocks
 
     def use_device(self, device, *, is_alone: bool) -> None:
         """Compute on a GPU from now on; a collective.
@@ -50,7 +56,7 @@ class TorchDistributedSync(GradientSync):
 
         if self._worker.line is None:  # they are in a process group already
             self._library = dist
-            self.neighbours = neighbours_of(self)
+            self._meet_neighbours()
             return
         if dist.is_initialized():  # left by a task that was killed inside a reused process
             dist.destroy_process_group()
@@ -69,7 +75,12 @@ class TorchDistributedSync(GradientSync):
         self._worker.line.barrier("grouped", self.world_size)
         self._library = dist
         self._worker.at_exit(self.stop)
+        self._meet_neighbours()
+
+    def _meet_neighbours(self):
         self.neighbours = neighbours_of(self)
+        if self.world_size >= MANY:
+            self._block = block_of(self, self.neighbours)
 
     def _meeting_place(self):
         """The store of the group; with tunnels this process uses the loopback interface only."""
@@ -88,9 +99,9 @@ class TorchDistributedSync(GradientSync):
     def _leave(self, library):
         self._gpus = None
         self._of_arrays.clear()
-        if self._halving is not None:
-            self._halving.close()
-            self._halving = None
+        if self._sums is not None:
+            self._sums.close()
+            self._sums = None
         library.destroy_process_group()
 
     def _broadcast(self, tensor):
@@ -120,36 +131,45 @@ class TorchDistributedSync(GradientSync):
 
     def _start_reduce(self, tensor, operation):
         if self._is_sum_of_many(tensor, operation):
-            if self._halving is None:
-                group = self._library.group.WORLD
-                self._halving = HalvingDoubling(self._library, self.rank, self.world_size, group)
-            return self._halving.start(tensor.view(-1))
+            return self._halving().start(tensor.view(-1))
         how = getattr(self._library.ReduceOp, operation.upper())
         group = self._gpus if tensor.is_cuda else None
         return self._library.all_reduce(tensor, how, group, async_op=True).wait
+
+    def _halving(self) -> HalvingDoubling:
+        if self._sums is None:
+            group = self._library.group.WORLD
+            self._sums = HalvingDoubling(self._library, self.rank, self.world_size, group)
+        return self._sums
 
     def _is_sum_of_many(self, tensor, operation) -> bool:
         is_dense = tensor.is_contiguous() and tensor.is_floating_point() and not tensor.is_cuda
         return self.world_size >= MANY and operation == "sum" and is_dense
 
     def _buffer(self, size, dtype, device):
-        if device.type == "cpu" and self._shares_memory(dtype):
-            return HostBuffer(self, self.neighbours, size, dtype)
-        return super()._buffer(size, dtype, device)
+        shared = self._shared_buffer(size, dtype) if device.type == "cpu" else None
+        return shared or super()._buffer(size, dtype, device)
 
     def _buffer_of_arrays(self, size, dtype):
-        if not self._shares_memory(dtype):
-            return super()._buffer_of_arrays(size, dtype)
         known = self._of_arrays.get(dtype)
         if known is None or known.tensor.numel() < size:
-            known = self._of_arrays[dtype] = HostBuffer(self, self.neighbours, size, dtype)
+            shared = self._shared_buffer(size, dtype)
+            if shared is None:
+                return super()._buffer_of_arrays(size, dtype)
+            known = self._of_arrays[dtype] = shared
         return known
 
-    def _shares_memory(self, dtype) -> bool:
+    def _shared_buffer(self, size, dtype) -> SumBuffer | None:
+        """A buffer in the memory of this machine, where that is of use."""
         import torch
 
-        are_all = len(self.neighbours) == self.world_size - 1
-        return are_all and dtype in (torch.float32, torch.float64)
+        if dtype not in (torch.float32, torch.float64):
+            return None
+        if len(self.neighbours) == self.world_size - 1:
+            return HostBuffer(self, self.neighbours, size, dtype)
+        if self._block > 1:
+            return BlockBuffer(self, self.neighbours, size, dtype, self._halving())
+        return None
 
     def _sum_sparse(self, tensor):
         self._library.all_reduce(tensor)
