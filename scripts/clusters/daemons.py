@@ -125,10 +125,12 @@ def run_command(description: str, commands: Mapping[str, Callable[..., None]]) -
         For ``--help``.
     commands : mapping of str to callable
         Each takes the folder of a cluster and the arguments that follow. ``hold`` is added: start
-        a cluster, say so, and stop it when the standard input ends, however its writer ended.
+        a cluster, say so, and stop it when the standard input ends, however its writer ended, or by
+        SIGTERM.
     """
 
     def hold(folder: Path, *arguments: str) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         commands["start"](folder, *arguments)
         try:
             print("ready", flush=True)
