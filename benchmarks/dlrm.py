@@ -20,6 +20,9 @@ rank on all vectors, and an MLP. Every side has the same model, batch size, lear
 ``fbgemm``          the same with FBGEMM's tables, which TorchRec uses, and the row-wise Adagrad of
                     their backward pass (``pip install fbgemm-gpu-cpu``; 1.8 goes with torch 2.13)
 ``fbgemm with …``   the same with ``DotInteraction``, which the sides of BigDL have
+``torchrec, N×T``   N workers of Ray Train with TorchRec's tables, shared out to them and updated in
+                    their backward pass, and DistributedDataParallel for the rest, as Ray's example
+                    of a recommender has it (``pip install torchrec``; 1.8 goes with that FBGEMM)
 ``plain, Adagrad``  the same with ``torch.optim.Adagrad`` for the table, too: a state as large as
                     the table
 ``keras, N×T``      DLRM of Keras on TensorFlow by an Estimator with its ``ShardedEmbedding``
@@ -37,6 +40,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -307,6 +311,94 @@ def keras_side(options, side, numbers, ids, labels):
     return [max(each[0] for each in files)], sum(each[1] for each in files), None
 
 
+def torchrec_side(options, side, numbers, ids, labels):
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    workers, threads = map(int, side.partition(", ")[2].split("×"))
+    ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        names = ("fields", "hidden", "model", "lr", "samples", "epochs", "batch_size", "seed")
+        config = {name: getattr(options, name) for name in names}
+        trainer = TorchTrainer(
+            torchrec_loop,
+            train_loop_config={**config, "threads": threads, "folder": folder},
+            torch_config=TorchConfig(backend="gloo"),
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(storage_path=folder),
+        )
+        trainer.fit()
+        found = [json.loads(path.read_text()) for path in Path(folder).glob("seconds-*")]
+    ray.shutdown()
+    return [max(each[0] for each in found)], sum(each[1] for each in found), None
+
+
+def torchrec_loop(config):
+    """A worker of Ray Train."""
+    import ray.train
+    import torch.distributed as dist
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(config["threads"])
+    torch.manual_seed(config["seed"])
+    table = torchrec_table(config["fields"])
+    how = {"lr": config["lr"], "eps": 1e-10}
+    apply_optimizer_in_backward(RowWiseAdagrad, table.parameters(), how)
+    model = MODELS[config["model"]](table, config["hidden"], PairProducts)
+    model = DistributedModelParallel(model, device=torch.device("cpu"))
+    rest = [each for name, each in model.named_parameters() if "table" not in name]
+    optimizer = torch.optim.Adagrad(rest, lr=config["lr"])
+    data = make_data(config["samples"], config["fields"], config["seed"])
+    numbers, ids, labels = map(torch.from_numpy, data)
+    loss_of = nn.BCEWithLogitsLoss()
+    for epoch in range(config["epochs"]):
+        dist.barrier()
+        started, began = time.perf_counter(), time.process_time()
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
+        for batch in order.split(config["batch_size"]):
+            picked = batch.tensor_split(world)[rank]
+            optimizer.zero_grad()
+            loss_of(model(numbers[picked], ids[picked]), labels[picked]).backward()
+            optimizer.step()
+        seconds = time.perf_counter() - started, time.process_time() - began
+    Path(config["folder"], f"seconds-{rank}").write_text(json.dumps(seconds))
+    ray.train.report({})
+
+
+def torchrec_table(fields):
+    """Tables of all fields, as TorchRec has them: a bag of one row each."""
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    names = [f"field{number}" for number in range(len(fields))]
+
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            tables = [
+                EmbeddingBagConfig(
+                    name=f"table_{name}",
+                    embedding_dim=WIDTH,
+                    num_embeddings=rows,
+                    feature_names=[name],
+                )
+                for name, rows in zip(names, fields, strict=True)
+            ]
+            self.rows = EmbeddingBagCollection(tables, device=torch.device("meta"))
+
+        def forward(self, ids):
+            ones = torch.ones(ids.numel(), dtype=torch.int32)
+            read = KeyedJaggedTensor(names, ids.t().flatten(), lengths=ones)
+            return self.rows(read).values().view(len(ids), len(fields), WIDTH)
+
+    return Bags()
+
+
 def bigdl_side(options, side, numbers, ids, labels):
     config = config_of(options)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -379,7 +471,8 @@ def run_side(options, side):
     data = make_data(options.samples, options.fields, options.seed)
     with Watch() as watch:
         of_process = bigdl_side if "×" in side else plain_side
-        run = keras_side if side.startswith("keras") else of_process
+        others = {"keras": keras_side, "torchrec": torchrec_side}
+        run = others.get(re.split(r"\W", side)[0], of_process)
         seconds, cpu, model = run(options, side, *data)
     figures = {
         "samples_s": options.samples / seconds[-1],
@@ -447,11 +540,13 @@ def speed(options):
     sides += ["plain"] if options.rows > 2e7 else ["plain", "plain, Adagrad"]
     has_fbgemm = bool(importlib.util.find_spec("fbgemm_gpu"))
     sides += ["fbgemm"] if has_fbgemm else []
+    if importlib.util.find_spec("torchrec"):
+        sides += [f"torchrec, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
     if options.model == "dlrm":
         sides += [OURS_ON_THEIRS] if has_fbgemm else []
         sides += [f"keras, {n}×{max(1, os.cpu_count() // n)}" for n in options.workers]
         sides += ["keras.fit"]
-    wanted = options.sides or ["bigdl", "growing", "plain", "fbgemm", OURS_ON_THEIRS]
+    wanted = options.sides or ["bigdl", "growing", "plain", "fbgemm", "torchrec", OURS_ON_THEIRS]
     sides = [side for side in sides if side.partition(",")[0] in wanted]
     found = {side: [] for side in sides}
     for repeat in range(options.repeats):
@@ -460,15 +555,16 @@ def speed(options):
             print(f"  {side}: {found[side][-1]}", file=sys.stderr)
     small = {s: in_child(options, s, rows=1000, epochs=1)["peak"] for s in sides}
     rows = sum(fields_of(options.rows))
-    others = [side for side in sides if "×" not in side and side != OURS_ON_THEIRS]
-    rates_alone = [statistics.median(f["samples_s"] for f in found[side]) for side in others]
-    best = max(rates_alone, default=float("nan"))
+    ours = ("bigdl", "growing", "keras, ", OURS_ON_THEIRS)
+    others = [side for side in sides if not side.startswith(ours)]
+    of_others = [statistics.median(f["samples_s"] for f in found[side]) for side in others]
+    best = max(of_others, default=float("nan"))
     print(
         f"\n{options.model}, {rows:,} rows of {WIDTH}, batches of {options.batch_size:,}, "
         f"MLPs of {options.hidden}"
     )
     print(
-        "| side | samples/s (range) | ratio to the fastest of one process | "
+        "| side | samples/s (range) | ratio to the fastest of the others | "
         "CPU seconds for a million | memory / table and state |\n|---|---|---|---|---|"
     )
     for side in sides:
@@ -521,7 +617,7 @@ def main():
     parser.add_argument(
         "--sides",
         nargs="+",
-        help="of bigdl, growing, plain, fbgemm (the default), keras, keras.fit",
+        help="of bigdl, growing, plain, fbgemm, torchrec (the default), keras, keras.fit",
     )
     parser.add_argument("--storage", choices=["memory", "mmap"], default="memory")
     parser.add_argument("--folder", help="for checkpoints; default that of temporary files")
