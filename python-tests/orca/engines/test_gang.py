@@ -13,6 +13,7 @@ import pytest
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.engine import SparkEngine
+from bigdl.orca.engines.gang import Gang
 from bigdl.runtime.channel import Channel
 from bigdl.runtime.task import await_first
 
@@ -32,6 +33,23 @@ def test_too_few_workers_are_told_in_one_sentence(by_demand):
     with pytest.raises(UsageError, match=expected):
         engine.run(lambda worker: worker.line.barrier("all", 3), num_workers=3)
     assert engine.run(lambda worker: worker.rank, num_workers=2) == [0, 1]
+
+
+def test_a_stage_that_is_repeated_while_workers_wait_begins_anew(by_demand, monkeypatch):
+    """As when what the second worker reads goes away with an executor, once the first waits."""
+    poll, lines = Gang.poll, []
+
+    def repeated(gang):
+        if gang._line not in lines and gang._line.has("enter/0", "enter/1"):
+            lines.append(gang._line)
+            if len(lines) == 1:
+                gang._line.count("enter/0", 1)  # Spark's copy of the first
+        poll(gang)
+
+    monkeypatch.setattr(Gang, "poll", repeated)
+    with pytest.raises(WorkerLost, match=r"^2 of 3 workers came, and no other within 6 s$"):
+        SparkEngine(patience=6.0).run(lambda w: w.line.barrier("all", 3), num_workers=3)
+    assert len(lines) == 2
 
 
 def test_rank_0_cannot_host_without_a_barrier(by_demand):

@@ -5,6 +5,8 @@ will come.  Ordinary tasks make it start as many as they need.  Each waits at th
 until all have come, which the :class:`Gang` watches, and so does what a barrier would do: it ends
 the stage when too few come in time, and when one is lost.  A task that Spark runs again by itself,
 after a loss or in the hope to be faster, does nothing (see :func:`bigdl.runtime.task.await_first`).
+Where it does so before all have come, since what they read went away with an executor, it holds the
+room that another needs: then the stage is ended and run again.
 """
 
 import logging
@@ -23,6 +25,10 @@ _DEPARTURES_S = 1.0  # seconds between two questions about executors that go
 _NOTICE_S = 1.0  # seconds in which the others notice by themselves that a worker is gone
 _SAY_S = 10.0  # seconds after which it is said that workers are waited for
 _GONE = "its process or its executor went away", "their processes or executors went away"
+
+
+class StageRepeated(WorkerLost):
+    """Spark runs a stage again whose workers still wait for others: no work is lost."""
 
 
 class StageWatch(ABC):
@@ -119,12 +125,16 @@ class Gang(StageWatch):
 
     def _await_all(self) -> None:
         now = time.monotonic()
-        came = sum(self._line.has(f"enter/{place}") for place in range(self._world_size))
+        entered = [self._line.count(f"enter/{place}") for place in range(self._world_size)]
+        came = sum(map(bool, entered))
         if came != self._came:
             self._came, self._changed = came, now
         if came == self._world_size:
             if self._said:
                 logger.info("All %d workers have come", came)
+            return
+        if max(entered) > 1 and not disconnected(self._line, self._world_size):
+            self._end(StageRepeated("Spark runs the stage again before all workers have come"))
             return
         if not came and self._has_executors():  # they compute the input first
             self._changed = now

@@ -32,7 +32,7 @@ from bigdl.orca.cluster.spark_calls import (
 )
 from bigdl.orca.cluster.versions import settings_for_every_task
 from bigdl.orca.engines import rank0
-from bigdl.orca.engines.gang import DecommissionWatch, Gang
+from bigdl.orca.engines.gang import DecommissionWatch, Gang, StageRepeated
 from bigdl.runtime.channel import Unreachable
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
@@ -242,6 +242,9 @@ class SparkJob(Job):
         answers = self._answers(line, watch)
         if answers is not None:
             return answers
+        if gang is not None and isinstance(gang.failure, StageRepeated):
+            logger.info("%s; so the stage is ended, and begins anew", gang.failure)
+            return None
         if gang is not None and gang.failure is not None:
             raise gang.failure from None
         gone = unfinished(line, self.num_workers)
