@@ -115,7 +115,7 @@ def work(layout: str, rank: int) -> None:
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         vector = torch.ones(size)
-        sync.all_reduce_gradients(parameters, 0.0)  # which makes the buffers
+        sync.all_reduce_gradients(parameters, 1.0 / size_of_world)  # which makes the buffers
         dist.barrier()
         started = time.perf_counter()
         for _ in range(steps):
