@@ -148,7 +148,7 @@ def test_blocks_are_ranks_side_by_side_whose_sums_are_in_the_tree(six):
         sync = torch_distributed.TorchDistributedSync(worker)
         sync.start()
         found = []
-        for hosts in ("aabbcc", "aaabbb", "abcabc", "aabcdd"):
+        for hosts in ("aabbcc", "aaabbb", "abcabc", "aabcdd", "aaaabb"):
             near = {r: 0 for r in sync.neighbours if hosts[r] == hosts[sync.rank]}
             found.append(block_of(sync, near))
         found.append(block_of(sync, sync.neighbours))
@@ -156,7 +156,7 @@ def test_blocks_are_ranks_side_by_side_whose_sums_are_in_the_tree(six):
         return found
 
     found, _ = six.run(program, [{}] * 6)
-    assert found == [[2, 1, 1, 1, 6]] * 6
+    assert found == [[2, 1, 1, 1, 1, 6]] * 6
 
 
 def test_a_rank_that_ends_before_its_block_is_noticed(six):
@@ -173,6 +173,7 @@ def test_a_rank_that_ends_before_its_block_is_noticed(six):
                 if step == 2 and sync.rank == 4:
                     return "left"
                 sync.sum_arrays([array], 1.0)
+                assert isinstance(sync._of_arrays[torch.float32], host_memory.BlockBuffer)
         except PeerLost:
             return "noticed"
         finally:

@@ -130,7 +130,7 @@ def run_command(description: str, commands: Mapping[str, Callable[..., None]]) -
     """
 
     def hold(folder: Path, *arguments: str) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         commands["start"](folder, *arguments)
         try:
             print("ready", flush=True)

@@ -190,7 +190,7 @@ def shipped(data, directory):
     def open_spool(name, specs):
         return SpoolWriter(str(directory), 0, name, specs)
 
-    open_spool.place, open_spool.world_size = 0, 1
+    open_spool.rank, open_spool.world_size = 0, 1
     return as_feed(data).prepare(None, 1).reader(iter(()), open_spool)["data"]
 
 

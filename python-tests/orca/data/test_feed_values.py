@@ -135,7 +135,7 @@ def read(paths, directory, num_workers, features, labels=(), config=None):
         def open_spool(name, specs, place=place):
             return SpoolWriter(str(directory), 0, f"{name}-{place}", specs)
 
-        open_spool.place, open_spool.world_size = place, num_workers
+        open_spool.rank, open_spool.world_size = place, num_workers
         shards.append(ingest.reader(iter(()), open_spool)["data"])
     return shards
 

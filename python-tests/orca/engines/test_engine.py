@@ -576,6 +576,7 @@ def test_match_of_many_tasks():
 )
 def test_ranks_of_one_host_lie_side_by_side(hosts, ranks):
     assert ranks_by_host([*hosts]) == ranks
+    assert ranks[0] == 0  # which meets the others where the driver cannot be reached
 
 
 # From Spark's words to ours --------------------------------------------------------------------

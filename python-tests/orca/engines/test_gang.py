@@ -47,7 +47,7 @@ def test_a_stage_that_is_repeated_while_workers_wait_begins_anew(by_demand, monk
         poll(gang)
 
     monkeypatch.setattr(Gang, "poll", repeated)
-    with pytest.raises(WorkerLost, match=r"^2 of 3 workers came, and no other within 6 s$"):
+    with pytest.raises(UsageError, match=r"^2 of 3 workers came, and no other within 6 s; the"):
         SparkEngine(patience=6.0).run(lambda w: w.line.barrier("all", 3), num_workers=3)
     assert len(lines) == 2
 

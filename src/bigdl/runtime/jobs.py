@@ -310,7 +310,7 @@ class Job(contextlib.AbstractContextManager):
                 keep_spools=keep_spools,
                 reader=self._input_plan.reader,
                 accept=self._input_plan.accept,
-                ranks_by_host=self._are_ranks_free(),
+                by_host=self._are_ranks_free(),
             )
         except BaseException:
             self.close()
@@ -339,7 +339,7 @@ class Job(contextlib.AbstractContextManager):
                 world_size=self.num_workers,
                 reader=self._input_plan.reader,
                 accept=self._input_plan.accept,
-                ranks_by_host=self._are_ranks_free(),
+                by_host=self._are_ranks_free(),
             )
 
     def _are_ranks_free(self) -> bool:

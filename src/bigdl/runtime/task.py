@@ -52,7 +52,7 @@ def read_input(spec, batches, rank: int, local_dir: str) -> dict:
 
     # what a reader may ask, see InputPlan.reader
     opener: Any = open_spool
-    opener.place, opener.world_size = rank, spec.world_size
+    opener.rank, opener.world_size = rank, spec.world_size
     try:
         shards = spec.reader(batches, open_spool)
         read_to_end(batches)  # of a reader that gets at the rows by itself
@@ -103,14 +103,15 @@ def remove_spools(shards: dict) -> None:
 def ranks_by_host(hosts: Sequence[str]) -> list[int]:
     """The rank of every task, so that those of one host lie side by side.
 
-    Sums over many workers then cross the network once for each host.
+    Sums over many workers then cross the network once for each host. The hosts come as their first
+    tasks do, so the first task has rank 0, and without several on a host each has its number.
 
     Parameters
     ----------
     hosts : sequence of str
         Of the tasks.
     """
-    order = sorted(range(len(hosts)), key=lambda place: (hosts.index(hosts[place]), place))
+    order = sorted(range(len(hosts)), key=lambda place: hosts.index(hosts[place]))
     return [order.index(place) for place in range(len(hosts))]
 
 
@@ -202,7 +203,7 @@ class TaskSpec:
         Whether what the workers say to each other is not encrypted all the same.
     reader, accept : callable or None
         See :class:`~bigdl.runtime.shards.feed.InputPlan`.
-    ranks_by_host : bool
+    by_host : bool
         Whether tasks of one host get ranks side by side, wherever the cluster has put them: where
         it does not say which rows a task gets. Else the rank is the number of the task.
     spools : tuple of dict, or None
@@ -231,7 +232,7 @@ class TaskSpec:
     state: bytes | None = None
     keep_spools: bool = False
     may_leave: bool = False
-    ranks_by_host: bool = False
+    by_host: bool = False
     certificate: Certificate | None = field(default=None, repr=False)
     are_collectives_clear: bool = False
 
@@ -419,7 +420,7 @@ class Task:
     def _wanted_ranks(self) -> Sequence[int]:
         """The ranks of all tasks, where no spools ask for others."""
         number = self._spec.world_size
-        if not self._spec.ranks_by_host or number == 1:
+        if not self._spec.by_host or number == 1:
             return range(number)
         return ranks_by_host(self._line.all_gather("host", self._place, self.worker.host, number))
 

@@ -108,6 +108,7 @@ class Gang(StageWatch):
     ):
         self._line, self._world_size, self._patience = line, world_size, patience
         self._has_executors, self._cancel, self._is_first = has_executors, cancel, is_first
+        self._keys = [f"enter/{place}" for place in range(world_size)]
         self._begin = self._changed = time.monotonic()
         self._came = 0
         self._said = False
@@ -125,15 +126,15 @@ class Gang(StageWatch):
 
     def _await_all(self) -> None:
         now = time.monotonic()
-        entered = [self._line.count(f"enter/{place}") for place in range(self._world_size)]
-        came = sum(map(bool, entered))
+        entered = [self._line.count(key) for key in self._keys if self._line.has(key)]
+        came = len(entered)
         if came != self._came:
             self._came, self._changed = came, now
         if came == self._world_size:
             if self._said:
                 logger.info("All %d workers have come", came)
             return
-        if max(entered) > 1 and not disconnected(self._line, self._world_size):
+        if max(entered, default=0) > 1 and not disconnected(self._line, self._world_size):
             self._end(StageRepeated("Spark runs the stage again before all workers have come"))
             return
         if not came and self._has_executors():  # they compute the input first

@@ -56,6 +56,7 @@ logger = logging.getLogger("bigdl.orca")
 
 _RENDEZVOUS = ("auto", "driver", "rank0")
 _ATTEMPT = "bigdl.attempt"
+_REPEATS = 3  # of a stage before all workers have come, which are no failures
 ROWS = "rank int, kind string, detail string, data binary"
 """Spark's schema of what the tasks of a stage return."""
 
@@ -134,7 +135,8 @@ class SparkEngine(Engine):
 
     @property
     def places_tasks(self) -> bool:
-        return not self.cluster.is_local
+        # a gang's first workers read while the others wait for executors
+        return not (self.cluster.is_local or self.cluster.dynamic_allocation)
 
     @property
     def is_driver_reachable(self) -> bool:
@@ -207,6 +209,7 @@ class SparkJob(Job):
     def __init__(self, engine: SparkEngine, *order: Any):
         self._sc, self._spark = engine.cluster.sc, engine.cluster.spark
         self._rdd = None
+        self._repeats = 0  # of stages that began anew before all workers had come
         self._is_gang = engine.cluster.dynamic_allocation
         super().__init__(engine, *order)
 
@@ -225,7 +228,7 @@ class SparkJob(Job):
         if self._spec.may_leave:
             poll = DecommissionWatch(line, call).poll_with(poll)
         if self._is_gang:
-            cluster, is_first = self._engine.cluster, self._attempts == 1
+            cluster, is_first = self._engine.cluster, self._attempts - self._repeats == 1
             patience, world_size = self._engine.patience, self.num_workers
             gang = Gang(
                 line, world_size, patience, lambda: cluster.slots() > 0, call.cancel, is_first
@@ -242,7 +245,12 @@ class SparkJob(Job):
         answers = self._answers(line, watch)
         if answers is not None:
             return answers
-        if gang is not None and isinstance(gang.failure, StageRepeated):
+        if (
+            gang is not None
+            and isinstance(gang.failure, StageRepeated)
+            and self._repeats < _REPEATS
+        ):
+            self._repeats += 1
             logger.info("%s; so the stage is ended, and begins anew", gang.failure)
             return None
         if gang is not None and gang.failure is not None:

@@ -247,7 +247,7 @@ class SharedBuffer(SumBuffer):
             tensor = torch.from_numpy(self._memory.array[: size * dtype.itemsize]).view(dtype)
         super().__init__(tensor, sync._begin)
         self._rank, self._world, self._neighbours = sync.rank, sync.world_size, neighbours
-        self._near = sorted([sync.rank, *neighbours])  # the ranks of this machine
+        self._near = sorted([sync.rank, *neighbours])
         self._arrays: list[np.ndarray] = []  # theirs
         self._is_shared: bool | None = None  # by all ranks, once that is known
         self._is_read = False  # by others, perhaps still
@@ -270,7 +270,7 @@ class SharedBuffer(SumBuffer):
         return -1 if self._memory is None else self._memory.fd
 
     def _open(self, files: Sequence[int]) -> None:
-        """Map what the ranks of this machine share, where all ranks do; `files` are everyone's."""
+        """Map what neighbours share, where all ranks share; `files` are everyone's."""
         own, self._is_shared = self.tensor.numpy(), min(files) >= 0
         for rank in self._near if self._is_shared else ():
             if rank == self._rank:
@@ -280,14 +280,14 @@ class SharedBuffer(SumBuffer):
                 self._arrays.append(memory[: own.nbytes].view(own.dtype))
 
     def _add_up_tree(self, start: int, stop: int) -> None:
-        """Put the sum of a part over this machine where the own numbers were."""
+        """Put the sum of a part over the neighbours where the own numbers were."""
         own = self._arrays[self._near.index(self._rank)]
         for low in range(start, stop, _BLOCK):
             here = slice(low, min(low + _BLOCK, stop))
             own[here] = tree_sum([array[here] for array in self._arrays])
 
     def _take(self, bounds: Sequence[tuple[int, int]], out: Any) -> None:
-        """Copy the parts that the ranks of this machine have summed."""
+        """Copy the parts that the neighbours have summed."""
         self._is_read = True
         target = self._arrays[self._near.index(self._rank)] if out is None else out.numpy()
         for (start, stop), array in zip(bounds, self._arrays, strict=True):
@@ -360,21 +360,26 @@ class HostBuffer(SharedBuffer):
 class BlockBuffer(SharedBuffer):
     """A flat tensor in shared memory, summed on each machine first and then between machines.
 
-    Every rank owns a part of each piece.  It adds up what the ranks of its machine have there, sums
-    that over the ranks that have the same place on other machines, and the ranks of the machine
-    copy it: numbers leave a machine as if it had one rank.  The order in which they are added up is
-    that of :mod:`~bigdl.runtime.collectives.halving`.
+    Every rank owns a part of each piece.  It adds up what the ranks of its block have there, sums
+    that over the ranks that have the same place in other blocks, and the ranks of the block copy
+    it: where a machine is a block, numbers leave it as if it had one rank.  The order in which they
+    are added up is that of :mod:`~bigdl.runtime.collectives.halving`.
 
     Parameters
     ----------
     sync, neighbours, size, dtype
-        See :class:`SharedBuffer`; each machine has a block, see :func:`block_of`.
+        See :class:`SharedBuffer`.
+    block : int
+        How many ranks add up first; see :func:`block_of`.
     halving : HalvingDoubling
         Of the ranks of `sync`.
     """
 
-    def __init__(self, sync: GradientSync, neighbours, size, dtype, halving: HalvingDoubling):
-        super().__init__(sync, neighbours, size, dtype)
+    def __init__(
+        self, sync: GradientSync, neighbours, size, dtype, block: int, halving: HalvingDoubling
+    ):
+        near = {r: process for r, process in neighbours.items() if r // block == sync.rank // block}
+        super().__init__(sync, near, size, dtype)
         self._files_of = sync.all_gather
         self._halving = halving
 
@@ -410,7 +415,7 @@ class BlockBuffer(SharedBuffer):
 
 
 def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
-    """How many ranks each machine has, if they lie side by side; a collective.
+    """How many ranks of each machine add up first, side by side; a collective.
 
     Parameters
     ----------
@@ -420,15 +425,17 @@ def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
     Returns
     -------
     int
-        1 where they do not, or where sums over such a block are no part of a sum by
-        :mod:`~bigdl.runtime.collectives.halving`.
+        A part of what each machine has, if all have as many: the largest whose sums are in the tree
+        of :mod:`~bigdl.runtime.collectives.halving`; 1 where there is none.
     """
     near = sorted([sync.rank, *neighbours])
     size = len(near)
     is_block = near[0] % size == 0 and near[-1] - near[0] == size - 1
     sizes = {int(each) for (each,) in sync.all_gather([size if is_block else 1])}
-    parts = itertools.accumulate(factors(sync.world_size), operator.mul)
-    return size if sizes == {size} and size in parts else 1
+    if sizes != {size}:
+        return 1
+    in_tree = itertools.accumulate(factors(sync.world_size), operator.mul)
+    return max((part for part in in_tree if size % part == 0), default=1)
 
 
 def ring_parts(size: int, itemsize: int, ranks: int) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ class TorchDistributedSync(GradientSync):
         self.neighbours: Mapping[int, int] = {}
         self._of_arrays: dict[Any, SumBuffer] = {}  # by dtype
         self._sums: HalvingDoubling | None = None  # of many workers
-        self._block = 1  # ranks of each machine, where many workers lie in blocks
+        self._block = 1  # ranks of each machine that add up first
 
     def use_device(self, device, *, is_alone: bool) -> None:
         """Compute on a GPU from now on; a collective.
@@ -168,7 +168,7 @@ class TorchDistributedSync(GradientSync):
         if len(self.neighbours) == self.world_size - 1:
             return HostBuffer(self, self.neighbours, size, dtype)
         if self._block > 1:
-            return BlockBuffer(self, self.neighbours, size, dtype, self._halving())
+            return BlockBuffer(self, self.neighbours, size, dtype, self._block, self._halving())
         return None
 
     def _sum_sparse(self, tensor):

@@ -47,7 +47,7 @@ class InputPlan:
     reader : callable or None
         None without an input. ``reader(batches, open_spool) -> dict[str, Shard]``; picklable,
         runs in the worker, where ``open_spool(name, specs)`` gives it a
-        :class:`~bigdl.runtime.shards.shard.SpoolWriter`, and ``open_spool.place`` and
+        :class:`~bigdl.runtime.shards.shard.SpoolWriter`, and ``open_spool.rank`` and
         ``open_spool.world_size`` say which worker it is.
     close : callable
         Frees what was persisted for the time of the call; safe to call twice.

@@ -83,7 +83,7 @@ class ArrayFeed(PackedFeed):
 
         def read(batches, open_spool):
             writer = open_spool(name, [])
-            writer.adopt(*shards[open_spool.place])
+            writer.adopt(*shards[open_spool.rank])
             return {name: Shard(writer.finish())}
 
         return InputPlan(None, read, folder.cleanup)
@@ -98,7 +98,7 @@ class ArrayFeed(PackedFeed):
             import ray
 
             writer = open_spool(name, [])
-            writer.append(0, 0, *ray.get(blocks[open_spool.place]))
+            writer.append(0, 0, *ray.get(blocks[open_spool.rank]))
             return {name: Shard(writer.finish())}
 
         return InputPlan(None, read)

@@ -252,7 +252,7 @@ def blocks_input(reader: Callable, blocks: Sequence[Sequence]) -> InputPlan:
     def read(batches, open_spool):
         import ray
 
-        tables = (ray.get(block) for block in blocks[open_spool.place])
+        tables = (ray.get(block) for block in blocks[open_spool.rank])
         cells = (batch for table in tables if table is not None for batch in table.to_batches())
         return reader(cells, open_spool)
 

@@ -95,7 +95,7 @@ class ParquetFeed(ColumnFeed):
 
         def read(batches, open_spool):
             writer = open_spool(name, specs)
-            of_worker = ranges[open_spool.place]
+            of_worker = ranges[open_spool.rank]
             writer.expect(sum(each.rows for each in of_worker))
             for sequence, arrays in enumerate(read_ranges(columns, of_worker, batch_rows)):
                 leaves_of = [
