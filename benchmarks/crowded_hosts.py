@@ -124,7 +124,6 @@ def work(layout: str, rank: int) -> None:
             else:
                 sync.all_reduce_gradients(parameters, 1.0 / size_of_world)
         print("seconds", (time.perf_counter() - started) / steps, flush=True)
-    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -108,7 +108,7 @@ class Gang(StageWatch):
     ):
         self._line, self._world_size, self._patience = line, world_size, patience
         self._has_executors, self._cancel, self._is_first = has_executors, cancel, is_first
-        self._keys = [f"enter/{place}" for place in range(world_size)]
+        self._entries = [f"enter/{place}" for place in range(world_size)]
         self._begin = self._changed = time.monotonic()
         self._came = 0
         self._said = False
@@ -126,7 +126,7 @@ class Gang(StageWatch):
 
     def _await_all(self) -> None:
         now = time.monotonic()
-        entered = [self._line.count(key) for key in self._keys if self._line.has(key)]
+        entered = [self._line.count(key) for key in self._entries if self._line.has(key)]
         came = len(entered)
         if came != self._came:
             self._came, self._changed = came, now

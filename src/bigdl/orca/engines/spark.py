@@ -245,15 +245,11 @@ class SparkJob(Job):
         answers = self._answers(line, watch)
         if answers is not None:
             return answers
-        if (
-            gang is not None
-            and isinstance(gang.failure, StageRepeated)
-            and self._repeats < _REPEATS
-        ):
-            self._repeats += 1
-            logger.info("%s; so the stage is ended, and begins anew", gang.failure)
-            return None
         if gang is not None and gang.failure is not None:
+            if isinstance(gang.failure, StageRepeated) and self._repeats < _REPEATS:
+                self._repeats += 1
+                logger.info("%s; so the stage is ended, and begins anew", gang.failure)
+                return None
             raise gang.failure from None
         gone = unfinished(line, self.num_workers)
         if failure is None:
