@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from limited_links import HOSTS, TENSORS, Remote, commands, hosts, steps_of
+from limited_links import HOSTS, TENSORS, Remote, commands, hosts, in_turn, slowest
 from scaling.links import Setting
 
 EACH = 2  # workers of a host
@@ -73,22 +73,12 @@ def measured(settings, repeats: int, place: Path, control) -> dict[Setting, dict
                 opened.callback(crews[layout][-1].close)
 
         def ask(side: str, setting: Setting) -> float:
-            asked = crews.get(side, crews["side by side"])
-            for each in asked:
-                each.tell(side, setting.millions * 10**6, steps_of(setting))
-            return max([each.answer() for each in asked])
+            return slowest(crews.get(side, crews["side by side"]), side, setting)
 
         for setting in settings:
             for host in (f"host{number}" for number in range(1, HOSTS + 1)):
                 control("limit", host, setting.rate)
-            found[setting] = {side: [] for side in SIDES}
-            for repeat in range(repeats + 1):  # the first one warms up
-                for side in SIDES:
-                    seconds = ask(side, setting)
-                    if repeat:
-                        found[setting][side].append(seconds)
-            medians = {side: round(statistics.median(f), 3) for side, f in found[setting].items()}
-            print(f"{setting}: {medians}", file=sys.stderr, flush=True)
+            found[setting] = in_turn(SIDES, setting, ask, repeats, warm_ups=1)
     return found
 
 

@@ -148,22 +148,33 @@ def measured(settings, repeats: int, folder: Path, control) -> dict[Setting, dic
 
         def ask(side: str, setting: Setting) -> float:
             asked = by_hand if side in (BY_HAND, HALVING) else [driver]
-            for each in asked:
-                each.tell(side, setting.millions * 10**6, steps_of(setting))
-            return max([each.answer() for each in asked])
+            return slowest(asked, side, setting)
 
         for setting in settings:
             for host in (f"host{number}" for number in range(1, HOSTS + 1)):
                 control("limit", host, setting.rate)
                 control("delay", host, str(setting.delay_ms))
-            found[setting] = {side: [] for side in SIDES}
-            for repeat in range(repeats + setting.is_free):  # the first one warms up
-                for side in SIDES:
-                    seconds = ask(side, setting)
-                    if repeat or not setting.is_free:
-                        found[setting][side].append(seconds)
-            medians = {side: round(statistics.median(f), 3) for side, f in found[setting].items()}
-            print(f"{setting}: {medians}", file=sys.stderr, flush=True)
+            found[setting] = in_turn(SIDES, setting, ask, repeats, warm_ups=int(setting.is_free))
+    return found
+
+
+def slowest(asked: list[Remote], side: str, setting: Setting) -> float:
+    """Let all make an exchange at once; the seconds of the last."""
+    for each in asked:
+        each.tell(side, setting.millions * 10**6, steps_of(setting))
+    return max([each.answer() for each in asked])
+
+
+def in_turn(sides, setting: Setting, ask, repeats: int, warm_ups: int) -> dict[str, list[float]]:
+    """Ask all sides in every repetition; seconds by side, without those of warm-ups."""
+    found: dict[str, list[float]] = {side: [] for side in sides}
+    for repeat in range(-warm_ups, repeats):
+        for side in sides:
+            seconds = ask(side, setting)
+            if repeat >= 0:
+                found[side].append(seconds)
+    medians = {side: round(statistics.median(each), 3) for side, each in found.items()}
+    print(f"{setting}: {medians}", file=sys.stderr, flush=True)
     return found
 
 
