@@ -415,7 +415,7 @@ class BlockBuffer(SharedBuffer):
 
 
 def block_of(sync: GradientSync, neighbours: Mapping[int, int]) -> int:
-    """How many ranks of each machine add up first, side by side; a collective.
+    """The number of ranks of each machine that add up first; a collective.
 
     Parameters
     ----------
