@@ -466,13 +466,19 @@ def plain_side(options, kind, numbers, ids, labels):
     return seconds, time.process_time() - began, model
 
 
+RUNS = {  # by the first word of a side
+    **dict.fromkeys(("bigdl", "growing", "dense"), bigdl_side),
+    **dict.fromkeys(("plain", "fbgemm"), plain_side),
+    "keras": keras_side,
+    "torchrec": torchrec_side,
+}
+
+
 def run_side(options, side):
     """Run one side in this process; its figures."""
     data = make_data(options.samples, options.fields, options.seed)
     with Watch() as watch:
-        of_process = bigdl_side if "×" in side else plain_side
-        others = {"keras": keras_side, "torchrec": torchrec_side}
-        run = others.get(re.split(r"\W", side)[0], of_process)
+        run = RUNS[re.split(r"\W", side)[0]]
         seconds, cpu, model = run(options, side, *data)
     figures = {
         "samples_s": options.samples / seconds[-1],

@@ -308,9 +308,7 @@ class Job(contextlib.AbstractContextManager):
                 certificate=self._certificate,
                 are_collectives_clear=os.environ.get("BIGDL_CLEAR_COLLECTIVES") == "1",
                 keep_spools=keep_spools,
-                reader=self._input_plan.reader,
-                accept=self._input_plan.accept,
-                by_host=self._are_ranks_free(),
+                **self._of_input(),
             )
         except BaseException:
             self.close()
@@ -334,17 +332,14 @@ class Job(contextlib.AbstractContextManager):
         else:
             self._input_plan.close()
             self._input_plan = prepare()
-            self._spec = replace(
-                self._spec,
-                world_size=self.num_workers,
-                reader=self._input_plan.reader,
-                accept=self._input_plan.accept,
-                by_host=self._are_ranks_free(),
-            )
+            self._spec = replace(self._spec, world_size=self.num_workers, **self._of_input())
 
-    def _are_ranks_free(self) -> bool:
-        """True if the cluster says where a task runs, and the input not which rows it has."""
-        return self._engine.places_tasks and self._input_plan.frame is None
+    def _of_input(self) -> dict[str, Any]:
+        """The parts of a TaskSpec that the input decides."""
+        plan = self._input_plan
+        # only a frame says which task has which rows
+        by_host = self._engine.places_tasks and plan.frame is None
+        return {"reader": plan.reader, "accept": plan.accept, "by_host": by_host}
 
     def _next_spec(self) -> TaskSpec:
         """Return what the workers are told: to read the input, or its spools if these are known."""

@@ -248,6 +248,7 @@ class SharedBuffer(SumBuffer):
         super().__init__(tensor, sync._begin)
         self._rank, self._world, self._neighbours = sync.rank, sync.world_size, neighbours
         self._near = sorted([sync.rank, *neighbours])
+        self._place = self._near.index(sync.rank)
         self._arrays: list[np.ndarray] = []  # theirs
         self._is_shared: bool | None = None  # by all ranks, once that is known
         self._is_read = False  # by others, perhaps still
@@ -281,7 +282,7 @@ class SharedBuffer(SumBuffer):
 
     def _add_up_tree(self, start: int, stop: int) -> None:
         """Put the sum of a part over the neighbours where the own numbers were."""
-        own = self._arrays[self._near.index(self._rank)]
+        own = self._arrays[self._place]
         for low in range(start, stop, _BLOCK):
             here = slice(low, min(low + _BLOCK, stop))
             own[here] = tree_sum([array[here] for array in self._arrays])
@@ -289,7 +290,7 @@ class SharedBuffer(SumBuffer):
     def _take(self, bounds: Sequence[tuple[int, int]], out: Any) -> None:
         """Copy the parts that the neighbours have summed."""
         self._is_read = True
-        target = self._arrays[self._near.index(self._rank)] if out is None else out.numpy()
+        target = self._arrays[self._place] if out is None else out.numpy()
         for (start, stop), array in zip(bounds, self._arrays, strict=True):
             if array is not target:
                 target[start:stop] = array[start:stop]
@@ -400,7 +401,7 @@ class BlockBuffer(SharedBuffer):
 
     def _sum(self, begin: int, end: int, out: Any, turn: int) -> None:
         bounds = cut(begin, end, len(self._near))
-        start, stop = bounds[self._near.index(self._rank)]
+        start, stop = bounds[self._place]
         self._halving.meet(self._near, turn)  # all have written the piece
         self._add_up_tree(start, stop)
         self._halving.sum(self.tensor[start:stop], turn, len(self._near))
