@@ -1,6 +1,6 @@
 """Parquet files on HDFS to tensors: read by the workers themselves, and by Spark.
 
-    python benchmarks/hdfs.py [--rows 5000000] [--repeats 5] [--warm-up 3]
+    python benchmarks/hdfs.py [--rows 10000000] [--repeats 5] [--warm-up 5]
 
 YARN with HDFS (scripts/clusters/yarn.py) is started on this machine, with two executors of a core.
 The table has 8 numeric columns, as the first one of benchmarks/feed.py.  Every repeat asks all
@@ -30,9 +30,9 @@ EPOCH = "first epoch"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=5_000_000)
+    parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=3)
+    parser.add_argument("--warm-up", type=int, default=5)
     options = parser.parse_args()
     with cluster("yarn.py") as folder:
         if folder is None:
