@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 from feed import as_parquet, bigdl_side, numeric_table
+from start import spread
 
 from clusters import cluster
 
 WORKERS = 2
-EPOCH = "first epoch"
 
 
 def main() -> None:
@@ -72,7 +71,7 @@ def measured(folder: Path, options) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {side: [] for side in sides}
         for repeat in range(-options.warm_up, options.repeats):
             for side, data in sides.items():
-                rows_per_s = bigdl_side(data(), columns, WORKERS)[EPOCH]
+                rows_per_s = bigdl_side(data(), columns, WORKERS)["first epoch"]
                 if repeat >= 0:
                     found[side].append(rows_per_s)
         stop_orca_context()
@@ -83,15 +82,9 @@ def report(rows: int, found: dict[str, list[float]]) -> None:
     print(f"{rows:,} rows\n")
     print("| side | million rows/s, median (range) | to `DataFrame` |\n|---|---|---|")
     for side, each in found.items():
+        millions = [rows_per_s / 1e6 for rows_per_s in each]
         ratios = [own / base for own, base in zip(each, found["DataFrame"], strict=True)]
-        print(f"| {side} | {spread(each, 1e6)} | {spread(ratios)} |")
-
-
-def spread(values: list[float], unit: float = 1.0) -> str:
-    low, middle, high = (
-        each / unit for each in (min(values), statistics.median(values), max(values))
-    )
-    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
+        print(f"| {side} | {spread(millions, 2)} | {spread(ratios, 2)} |")
 
 
 if __name__ == "__main__":
