@@ -197,6 +197,104 @@ def test_functions_join_and_rerank(catalogue, store, index):
     assert last.item_ids.tolist() == plain.item_ids[::-1][:2].tolist()
 
 
+class Cheapest:
+    """Ranks by price, and does something else where a function says so."""
+
+    columns = ("user", "item", "price")
+
+    def __init__(self, change=lambda inputs, scores: scores):
+        self.change = change
+
+    def predict(self, inputs):
+        return self.change(inputs, -inputs["price"])
+
+
+@pytest.fixture(scope="module")
+def known(store, index):
+    """Six users that have candidates."""
+    answers = recommender_of(store, index).recommend(list(range(40)), 1)
+    return [each.user_id for each in answers if each.source == "ranked"][:6]
+
+
+def test_scores_that_are_no_number_cost_only_their_user_and_item(store, index, known):
+    recall = IndexRecall(store, index, seen_col="seen")
+    recalled = [ids for ids, _ in recall.candidates(np.array(known[:2]), CANDIDATES).split()]
+    bad_item = recalled[1][0]
+
+    def change(inputs, scores):
+        is_bad = (inputs["user"] == known[0]) | (inputs["item"] == bad_item)
+        return np.where(is_bad, np.nan, scores)
+
+    one, two = recommender_of(store, index, Cheapest(change)).recommend(known[:2], CANDIDATES)
+    assert (one.source, one.reason) == ("recalled", "no candidate has a finite score")
+    assert one.item_ids.tolist() == recalled[0].tolist()
+    assert two.source == "ranked"
+    assert two.reason == f"1 of {len(recalled[1])} candidates have no finite score"
+    assert set(recalled[1]) - set(two.item_ids) == {bad_item}
+
+
+def test_an_error_of_one_user_costs_only_that_user(store, index, known):
+    def change(inputs, scores):
+        if (inputs["user"] == known[3]).any():
+            raise ValueError("a wrong user")
+        return scores
+
+    recommender = recommender_of(store, index, Cheapest(change))
+    users = known
+    answers = recommender.recommend(users, 5)
+    assert [each.user_id for each in answers] == users
+    assert [each.source for each in answers] == [
+        "recalled" if user == known[3] else "ranked" for user in users
+    ]
+    assert answers[3].reason == "ranking failed"
+    for each in answers[:3]:
+        alone = recommender.recommend([each.user_id], 5)[0]
+        assert each.item_ids.tolist() == alone.item_ids.tolist()
+
+
+def test_a_ranker_that_always_fails_is_not_called_for_each_user(store, index):
+    calls = []
+
+    def change(inputs, scores):
+        calls.append(1)
+        raise ValueError("dead")
+
+    answers = recommender_of(store, index, Cheapest(change)).recommend(list(range(1, 65)), 5)
+    assert {each.source for each in answers} <= {"recalled", "popular"}
+    assert len(calls) < 32
+
+
+def test_features_with_nulls_cost_only_their_items(tmp_path, catalogue, index):
+    users, items = catalogue
+    items = items.drop(columns="vector").copy()
+    recalled = IndexRecall(
+        catalogue_store(tmp_path / "whole", catalogue), index, seen_col="seen"
+    ).candidates([1], CANDIDATES)
+    bad = recalled.ids[0]
+    items["price"] = items["price"].mask(items["item"] == bad)
+    table = pa.Table.from_pandas(items, preserve_index=False)
+    assert table["price"].null_count == 1
+    store = EmbeddedStore(tmp_path / "store")
+    store.replace({"user": users, "item": table})
+    answer = recommender_of(store, index).recommend([1], CANDIDATES)[0]
+    assert answer.source == "ranked"
+    assert set(recalled.ids) - set(answer.item_ids) == {bad}
+    assert answer.reason == f"1 of {len(recalled.ids)} candidates have no finite score"
+
+
+def test_rerank_that_fails_for_one_user_costs_only_that_user(store, index, known):
+    def rerank(user, items, scores):
+        if user == known[1]:
+            raise KeyError(user)
+        return items, scores
+
+    answers = recommender_of(store, index, rerank=rerank).recommend(known[:2], 3)
+    assert [(each.source, each.reason) for each in answers] == [
+        ("ranked", ""),
+        ("recalled", "rerank failed"),
+    ]
+
+
 class Failing(Linear):
     def predict(self, inputs):
         raise OSError("the model is gone")

@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 from bigdl.common.errors import UsageError
 
+MOST_PORT = 65535
+"""The largest number of a TCP port."""
+
 T = TypeVar("T")
 _A = {"integer": "an", "number": "a"}
 _HOLDS = {

@@ -17,11 +17,11 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -291,7 +291,8 @@ class Recommendation:
         Where the items come from: the ranker; the recall, since ranking failed or was late; or the
         popular items, since the user is unknown or no stage was in time.
     reason : str
-        Why it is not the ranker.
+        Why the items are not the ranker's, or how many candidates it could not score, e.g. since
+        features hold nulls or its score is not a finite number.
     partial : bool
         True if a shard was lost, so that its items are missing.
 
@@ -323,6 +324,8 @@ class _Request:
     recalled: Candidates | None = None
     stage: str = "a free thread"
     partial: bool = False
+    retries: list[int] = field(default_factory=lambda: [0])
+    """How many failures may still be narrowed down to their users; shared with parts of it."""
 
 
 class _Late(Exception):
@@ -483,6 +486,7 @@ class Recommender:
         request = _Request(ids_of(user_ids), k, candidates, end)
         if not len(request.users):
             return []
+        request.retries[0] = 2 * len(request.users).bit_length()
         with self.metrics.time("request"):
             answers = self._answers(request) if end is None else self._in_time(request, end)
         for source in (RANKED, RECALLED, POPULAR):
@@ -518,7 +522,20 @@ class Recommender:
             return self._fallback(request, f"{request.stage} failed")
         except Exception as error:
             self._tell(request.stage, error)
+            if len(request.users) > 1 and request.retries[0] > 0:
+                return self._answers_of_halves(request)
             return self._fallback(request, f"{request.stage} failed")
+
+    def _answers_of_halves(self, request: _Request) -> list[Recommendation]:
+        """Answer each half of the users separately, so that a fault of one costs that one alone."""
+        request.retries[0] -= 1
+        middle = len(request.users) // 2
+        answers = []
+        for users in (request.users[:middle], request.users[middle:]):
+            half = replace(request, users=users, recalled=None, partial=False)
+            answers += self._answers(half)
+            request.partial |= half.partial
+        return answers
 
     def _tell(self, stage: str, error: Exception) -> None:
         """Log why a stage failed, and no more than once in some seconds each."""
@@ -536,14 +553,14 @@ class Recommender:
         scores = self._scores_of_pairs(request, candidates)
         if scores is None:
             with self._begun(request, "features"):
-                columns, lost = self._columns(request.users, candidates)
+                columns, lost, kept = self._columns(request.users, candidates)
                 if lost is not None:
                     candidates, request.partial = _without(candidates, lost), True
                     request.recalled = candidates
                     if not len(candidates.ids):
                         return self._fallback(request, "the features are lost")
             with self._begun(request, "ranking"):
-                scores = self._scores(columns, len(candidates.ids))
+                scores = self._scores(columns, len(candidates.ids), kept)
         request.stage = "sorting"
         return self._sorted(request, candidates, scores)
 
@@ -555,10 +572,15 @@ class Recommender:
             return None
 
         def whole() -> np.ndarray:
-            return self._scores(self._columns(request.users, candidates)[0], len(candidates.ids))
+            columns, _, kept = self._columns(request.users, candidates)
+            return self._scores(columns, len(candidates.ids), kept)
 
         stage = partial(self._begun, request)
-        return pairs.scores(request.users, candidates, whole, stage)
+        try:
+            return pairs.scores(request.users, candidates, whole, stage)
+        except UsageError as error:  # e.g. features with nulls: the whole model leaves these out
+            self._tell(request.stage, error)
+            return None
 
     def _pairs(self) -> PairScores | None:
         """Return what computes scores by parts of the model, for the columns that there are."""
@@ -596,24 +618,41 @@ class Recommender:
     ) -> list[Recommendation]:
         answers, start = [], 0
         for user, count in zip(request.users.tolist(), candidates.counts.tolist(), strict=True):
-            ids, own = candidates.ids[start : start + count], scores[start : start + count]
+            rows = slice(start, start + count)
             start += count
             if not count:
                 answers.append(self._most_popular(user, request.k, "the user has no candidates"))
                 continue
-            is_number = np.isfinite(own)
-            if not is_number.all():
-                ids, own = ids[is_number], own[is_number]
-            order = best_first(ids, own, request.k if self._rerank is None else len(ids))
-            ids, own = ids[order], own[order]
-            if self._rerank is not None:
-                ids, own = self._rerank(user, ids, own)
-                ids = ids_of(ids, "rerank")[: request.k]
-                own = np.asarray(own, np.float32)[: request.k]
-                if len(ids) != len(own):
-                    raise UsageError(f"rerank returned {len(ids)} items and {len(own)} scores")
-            answers.append(Recommendation(user, ids, own))
+            answer, why = None, "no candidate has a finite score"
+            try:
+                answer = self._best(user, candidates.ids[rows], scores[rows], request.k)
+            except Exception as error:
+                self._tell("rerank", error)
+                why = "rerank failed"
+            if answer is None:
+                recalled = candidates.ids[rows][: request.k], candidates.scores[rows][: request.k]
+                answer = Recommendation(user, *recalled, RECALLED, why)
+            answers.append(answer)
         return answers
+
+    def _best(
+        self, user: int, ids: np.ndarray, scores: np.ndarray, k: int
+    ) -> Recommendation | None:
+        """Return the best items of one user; None if the ranker gave no finite score."""
+        is_number, reason = np.isfinite(scores), ""
+        if not is_number.all():
+            reason = f"{np.count_nonzero(~is_number)} of {len(ids)} candidates have no finite score"
+            ids, scores = ids[is_number], scores[is_number]
+            if not len(ids):
+                return None
+        order = best_first(ids, scores, k if self._rerank is None else len(ids))
+        ids, scores = ids[order], scores[order]
+        if self._rerank is not None:
+            ids, scores = self._rerank(user, ids, scores)
+            ids, scores = ids_of(ids, "rerank")[:k], np.asarray(scores, np.float32)[:k]
+            if len(ids) != len(scores):
+                raise UsageError(f"rerank returned {len(ids)} items and {len(scores)} scores")
+        return Recommendation(user, ids, scores, reason=reason)
 
     def _fallback(self, request: _Request, reason: str) -> list[Recommendation]:
         candidates = request.recalled
@@ -650,11 +689,12 @@ class Recommender:
 
     def _columns(
         self, users: np.ndarray, candidates: Candidates
-    ) -> tuple[Columns, np.ndarray | None]:
+    ) -> tuple[Columns, np.ndarray | None, np.ndarray | None]:
         """Return the columns that the ranker takes, with a row for each candidate.
 
         Candidates whose rows are of a lost shard have no row; the second value is True for them, or
-        None where there are none.
+        None where there are none. Of the others, those whose features hold nulls have no row
+        either; the third value has the indices of those that have one, or is None if all have.
         """
         read_found = getattr(self.features, "read_found", None)
         lost = None
@@ -675,7 +715,7 @@ class Recommender:
                     columns = {name: _taken(each, kept) for name, each in columns.items()}
             columns.update(rows.columns)
         if lost is not None and lost.all():
-            return {}, lost
+            return {}, lost, None
         if self._prepare is not None:
             columns = self._prepare(columns)
         if self._pipeline is not None:
@@ -685,7 +725,13 @@ class Recommender:
             raise UsageError(
                 f"The ranker takes {missing}, which neither the features nor the pipeline have"
             )
-        return {name: as_numpy(columns[name], name) for name in self._inputs}, lost
+        columns = {name: columns[name] for name in self._inputs}
+        kept = _rows_without_nulls(columns.values())
+        if kept is not None:
+            columns = {name: _taken(each, kept) for name, each in columns.items()}
+        if kept is None or len(kept):
+            columns = {name: as_numpy(each, name) for name, each in columns.items()}
+        return columns, lost, kept
 
     def _needed(self) -> tuple[list[str], list[str]]:
         """Return the columns that are read of users, and of items."""
@@ -714,7 +760,13 @@ class Recommender:
             )
         return chosen
 
-    def _scores(self, columns: Columns, rows: int) -> np.ndarray:
+    def _scores(self, columns: Columns, rows: int, kept: np.ndarray | None = None) -> np.ndarray:
+        """Return a score for each candidate, nan for those that have no row in `columns`."""
+        if kept is not None:
+            scores = np.full(rows, np.nan, np.float32)
+            if len(kept):
+                scores[kept] = self._scores(columns, len(kept))
+            return scores
         output = self.ranker.predict(columns)
         if isinstance(output, Mapping):
             if self._output not in output:
@@ -744,6 +796,16 @@ class Recommender:
 
 def _taken(column: Any, places: np.ndarray) -> Any:
     return column.take(pa.array(places)) if isinstance(column, pa.Array) else column[places]
+
+
+def _rows_without_nulls(columns: Iterable[Any]) -> np.ndarray | None:
+    """Return the indices of the rows without a null in any column; None if no row has one."""
+    has_null = None
+    for column in columns:
+        if isinstance(column, pa.Array | pa.ChunkedArray) and column.null_count:
+            nulls = column.is_null().to_numpy(zero_copy_only=False)
+            has_null = nulls if has_null is None else has_null | nulls
+    return None if has_null is None else np.flatnonzero(~has_null)
 
 
 def _without(candidates: Candidates, lost: np.ndarray) -> Candidates:

@@ -5,6 +5,8 @@ A framework calls :func:`onnxruntime_methods` with its exporter and its class of
 
 from __future__ import annotations
 
+import ctypes
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +31,10 @@ from bigdl.nano.acceleration.onnx_quantization import (
 )
 from bigdl.nano.acceleration.onnx_quantization import OnnxFile as OnnxFile
 from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.texts import as_strings
 
 _NUMBERS = re.compile(r"tensor\((float|float16|double|bool|u?int\d+)\)")
+_BFLOAT16 = "tensor(bfloat16)"
 
 
 class OnnxNetwork:
@@ -81,7 +85,11 @@ class OnnxNetwork:
             )
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = 4  # what goes wrong is in the exceptions
-        ports = {port.name: _dtype_of(port.type) for port in self.session.get_inputs()}
+        ends = (*self.session.get_inputs(), *self.session.get_outputs())
+        self._has_bfloat16 = any(port.type == _BFLOAT16 for port in ends)
+        ports = {port.name: port_dtype(port) for port in self.session.get_inputs()}
+        for port in self.session.get_outputs():
+            port_dtype(port)
         self.input_names = list(ports) if names is None else list(names)
         self._ports = [
             (position, name, ports[name])
@@ -100,13 +108,15 @@ class OnnxNetwork:
     def feed(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Return arrays by the names of the session's inputs, in the types that it takes.
 
+        An input of bfloat16, which NumPy lacks, is fed as float32.
+
         Raises
         ------
         UsageError
             If an array has a type that cannot be cast, e.g. floats where integers are needed.
         """
         return {
-            name: array if array.dtype == dtype or dtype is None else _cast(array, dtype, name)
+            name: _cast(array, dtype, name) if dtype.hasobject or array.dtype != dtype else array
             for position, name, dtype in self._ports
             for array in (arrays[position],)
         }
@@ -122,15 +132,73 @@ class OnnxNetwork:
         feed = self.feed(arrays)
         # Measured: binding inputs and outputs costs more than the copy of the outputs it saves.
         try:
+            if self._has_bfloat16:
+                return self._run_with_bfloat16(feed)
             return self.session.run(None, feed, self._run_options)
         except Exception as error:
             raise runtime_error(error) from error
 
+    def _run_with_bfloat16(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Run the session with values that convert between its bfloat16 and NumPy's float32."""
+        ort = require("onnxruntime", "nano")
+        types = {port.name: port.type for port in self.session.get_inputs()}
+        values = {
+            name: _bfloat16_value(ort, array)
+            if types[name] == _BFLOAT16
+            else ort.OrtValue.ortvalue_from_numpy(array)
+            for name, array in feed.items()
+        }
+        results = self.session.run_with_ort_values(None, values, self._run_options)
+        return [
+            _floats(each) if each.data_type() == _BFLOAT16 else each.numpy() for each in results
+        ]
 
-def _dtype_of(port_type: str) -> np.dtype | None:
-    """Return the type of an input's arrays; None for strings and what numpy lacks."""
-    match = _NUMBERS.fullmatch(port_type)
-    return np.dtype({"float": "float32"}.get(match[1], match[1])) if match else None
+
+def port_dtype(port: Any) -> np.dtype:
+    """Return the dtype of the arrays of a session's input or output.
+
+    Texts have dtype object, and bfloat16, which NumPy lacks, is converted from and to float32.
+
+    Parameters
+    ----------
+    port : onnxruntime.NodeArg
+
+    Raises
+    ------
+    UsageError
+        If it is no tensor, such as the maps that converted classifiers return, or a tensor of a
+        type that arrays cannot hold.
+    """
+    if port.type == "tensor(string)":
+        return np.dtype(object)
+    if port.type == _BFLOAT16:
+        return np.dtype("float32")
+    match = _NUMBERS.fullmatch(port.type)
+    if match is None:
+        advice = "; convert a classifier with zipmap=False" if "map(" in port.type else ""
+        raise UsageError(
+            f"{port.name!r} of the network is a {port.type}, which cannot be passed as an array; "
+            f"inputs and outputs are tensors of numbers, booleans or texts{advice}"
+        )
+    return np.dtype({"float": "float32"}.get(match[1], match[1]))
+
+
+def _bfloat16_value(ort: Any, array: np.ndarray) -> Any:
+    """Return floats as an OrtValue of bfloat16, rounded to nearest."""
+    bfloat16 = require("ml_dtypes", "nano").bfloat16
+    words = np.ascontiguousarray(array).astype(bfloat16).view("uint16")
+    number = require("onnx", "nano").TensorProto.BFLOAT16
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(words, number)
+
+
+def _floats(value: Any) -> np.ndarray:
+    """Return an OrtValue of bfloat16 as float32, which holds each of its numbers."""
+    shape = tuple(value.shape())
+    count = math.prod(shape)
+    if not count:
+        return np.empty(shape, "float32")
+    words = np.ctypeslib.as_array((ctypes.c_uint16 * count).from_address(value.data_ptr()))
+    return (words.astype("uint32") << 16).view("float32").reshape(shape)
 
 
 def runtime_error(error: Exception) -> Exception:
@@ -169,6 +237,8 @@ def _session_options(ort, threads: int | None, options: Any):
 
 
 def _cast(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    if dtype.hasobject:
+        return as_strings(array, name)
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise UsageError(
             f"Input {name!r} must be of type {dtype}, but it is of type {array.dtype}; convert it "

@@ -24,6 +24,7 @@ from bigdl.common.cpu import usable_cores
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.texts import as_strings
 
 openvino = LazyModule("openvino", "nano")
 
@@ -676,7 +677,9 @@ def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
     arrays = {}
     for position, (value, dtype) in enumerate(zip(inputs, now.dtypes, strict=True)):
         array = np.asarray(value)
-        if dtype is not None and array.dtype != dtype:
+        if dtype is None:
+            array = _fixed_width(array, now.names[position])
+        elif array.dtype != dtype:
             if not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise UsageError(
                     f"Input {now.names[position]} is of {dtype}, and {array.dtype} cannot be made "
@@ -685,6 +688,18 @@ def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
             array = array.astype(dtype)
         arrays[position] = array
     return arrays
+
+
+def _fixed_width(array: np.ndarray, name: str) -> np.ndarray:
+    """Return texts as the fixed-width array that OpenVINO takes."""
+    if array.dtype.kind == "U":
+        return array
+    strings = as_strings(array, name)
+    if any(each.endswith("\0") for each in strings.flat):
+        raise UsageError(
+            f"Input {name!r} holds a text that ends with a null character, which OpenVINO would cut"
+        )
+    return strings.astype(str)
 
 
 def _misfit(arrays: dict[int, np.ndarray], now: _Compilation, error: Exception) -> UsageError:

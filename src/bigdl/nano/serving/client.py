@@ -22,7 +22,7 @@ from bigdl.nano.serving.messages import (
     read_tensors,
     set_parameter,
 )
-from bigdl.nano.serving.open_inference import from_bytes, from_values, to_bytes
+from bigdl.nano.serving.open_inference import from_bytes, from_values, json_values, to_bytes
 from bigdl.nano.serving.signature import Signature, TensorSpec, datatype_of, dtype_of
 
 __all__ = ["Client", "ServerError"]
@@ -333,7 +333,7 @@ class _Http:
                 parts.append(to_bytes(array))
                 tensor["parameters"] = {"binary_data_size": len(parts[-1])}
             else:
-                tensor["data"] = array.ravel().tolist()
+                tensor["data"] = _json_list(array, name)
             tensors.append(tensor)
         asked: dict[str, Any] = {"inputs": tensors, "parameters": {"binary_data_output": binary}}
         if id:
@@ -362,6 +362,14 @@ class _Http:
             for connection in self._open:
                 connection.close()
             self._open.clear()
+
+
+def _json_list(array: np.ndarray, name: str) -> list:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise UsageError(
+            f"Input {name!r} holds numbers that are not finite, which JSON lacks; leave binary=True"
+        )
+    return list(json_values(array, name)) if array.dtype.kind in "OSU" else array.ravel().tolist()
 
 
 def _outputs_of(content: bytes, length: int) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
 from bigdl.nano.serving.access import AccessError
 
@@ -69,6 +70,7 @@ class GrpcPort:
         shares_port: bool = False,
     ):
         grpc = require("grpc", "serving")
+        check_integer("The port of gRPC", port, 0, MOST_PORT)
         self._gate = _gate(grpc, check_access, frozenset(open_methods))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bigdl-serving-grpc")
         self._server = grpc.server(

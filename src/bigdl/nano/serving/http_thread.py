@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
 
 _MOST_HEAD_BYTES = 64 << 10
@@ -53,6 +54,7 @@ class HttpThread:
     ):
         uvicorn = require("uvicorn", "serving")
         require("httptools", "serving")
+        check_integer("The port of HTTP", port, 0, MOST_PORT)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # With the protocol named: asyncio sends small packets at once only then.
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

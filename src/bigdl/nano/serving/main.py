@@ -195,7 +195,7 @@ def _started(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
     )
     limits = ServingLimits(options.max_request_bytes, options.max_rows, options.timeout)
     token = _token(options.token_file)
-    repository.load_all()
+    repository.load_all(keep_going=True)
     shadows = dict(_assignment("--shadow", each) for each in options.shadow)
     shares = {
         name: _shares(text)

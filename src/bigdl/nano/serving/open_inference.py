@@ -116,6 +116,8 @@ def count_of(shape: Any, name: str) -> int:
 def from_bytes(data: Any, datatype: str, shape: Sequence[int], name: str) -> np.ndarray:
     """Return a tensor from its bytes: little-endian numbers, or texts with their lengths before.
 
+    Numbers of ``BF16`` become float32.
+
     Raises
     ------
     UsageError
@@ -124,11 +126,15 @@ def from_bytes(data: Any, datatype: str, shape: Sequence[int], name: str) -> np.
     dtype, count = dtype_of(datatype), count_of(shape, name)
     if dtype.kind == "O":
         return _texts(data, count, name).reshape(shape)
-    if len(data) != count * dtype.itemsize:
+    is_bfloat16 = datatype == "BF16"
+    size = count * (2 if is_bfloat16 else dtype.itemsize)
+    if len(data) != size:
         raise UsageError(
-            f"Tensor {name!r} of {datatype}{list(shape)} needs {count * dtype.itemsize} bytes, but "
-            f"{len(data)} were given"
+            f"Tensor {name!r} of {datatype}{list(shape)} needs {size} bytes, but {len(data)} were "
+            "given"
         )
+    if is_bfloat16:  # the upper halves of numbers of float32
+        return (np.frombuffer(data, "<u2").astype("u4") << 16).view("f4").reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
 
 
@@ -153,7 +159,7 @@ def _texts(data: Any, count: int, name: str) -> np.ndarray:
 
 def to_bytes(array: np.ndarray) -> bytes:
     """Return the bytes of a tensor, as :func:`from_bytes` reads them."""
-    if array.dtype.kind != "O":
+    if array.dtype.kind not in "OSU":
         return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
     parts = []
     for each in array.ravel():
@@ -396,7 +402,7 @@ def write_answer(
             binaries.append(to_bytes(array))
             output["parameters"] = {"binary_data_size": len(binaries[-1])}
         else:
-            output["data"] = _values(array, asked.name)
+            output["data"] = json_values(array, asked.name)
         outputs.append(output)
     answer: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id:
@@ -405,15 +411,23 @@ def write_answer(
     return WrittenAnswer(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), binaries)
 
 
-def _values(array: np.ndarray, name: str) -> Any:
+def json_values(array: np.ndarray, name: str) -> Any:
+    """Return the elements of a tensor for JSON: an array of numbers, or a list of texts.
+
+    Raises
+    ------
+    UsageError
+        If it holds bytes that are not UTF-8.
+    """
     flat = np.ascontiguousarray(array).ravel()
-    if array.dtype.kind != "O":
+    if array.dtype.kind not in "OSU":
         return flat
     try:
         return [each if isinstance(each, str) else bytes(each).decode() for each in flat]
     except UnicodeDecodeError:
         raise UsageError(
-            f"Output {name!r} holds bytes that are no text; ask for it as binary data"
+            f"Tensor {name!r} holds bytes that are no text, which JSON cannot hold; send or ask "
+            "for it as binary data"
         ) from None
 
 

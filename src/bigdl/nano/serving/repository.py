@@ -341,13 +341,21 @@ class ModelRepository:
         """
         return self._put(Deployment(name, str(version), model))
 
-    def load_all(self) -> None:
+    def load_all(self, *, keep_going: bool = False) -> None:
         """Load every model of the directory that is not loaded yet.
+
+        A model that cannot be loaded does not keep the others from being loaded;
+        :meth:`index` has the reason.
+
+        Parameters
+        ----------
+        keep_going : bool
+            Log the models that cannot be loaded, and raise only if no model is left.
 
         Raises
         ------
         UsageError
-            If there is no model, or one cannot be loaded.
+            If there is no model, or, after all others were loaded, if some cannot be.
         """
         models = self._on_disk()
         if not models:
@@ -355,8 +363,16 @@ class ModelRepository:
                 f"{str(self.root)!r} holds no model; give a directory that InferenceOptimizer.save "
                 "wrote, or one of such directories"
             )
+        problems = []
         for name in models:
-            self.load(name, force=False)
+            try:
+                self.load(name, force=False)
+            except UsageError as error:
+                problems.append(str(error))
+        if problems and not (keep_going and self._models):
+            raise UsageError("; ".join(problems))
+        for problem in problems:
+            _log.error("%s; the other models are served", problem)
 
     def load(self, name: str, *, force: bool = True) -> None:
         """Load all versions of a model of the directory, or load them again.

@@ -21,7 +21,7 @@ import numpy as np
 from bigdl.common.checks import check_positive
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, refusing, require
-from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork, OnnxRuntimeFacade
+from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork, OnnxRuntimeFacade, port_dtype
 from bigdl.nano.acceleration.saved import META_FILE, opened
 from bigdl.nano.acceleration.structure import CallInputs, Structure, as_array, flatten
 from bigdl.nano.openvino.model import OpenVINOFacade
@@ -323,14 +323,9 @@ def _of_onnx(
     return ModelRunner(network.infer, _with_ends(inputs, outputs, ends), "onnxruntime", method)
 
 
-_ONNX_TYPES = {"float": "f4", "double": "f8", "float16": "f2"}
-
-
 def _onnx_spec(port: Any) -> TensorSpec:
-    kind = port.type.removeprefix("tensor(").removesuffix(")")
-    dtype = np.dtype(object) if kind == "string" else np.dtype(_ONNX_TYPES.get(kind, kind))
     shape = tuple(size if isinstance(size, int) else -1 for size in port.shape)
-    return TensorSpec(port.name, dtype, shape)
+    return TensorSpec(port.name, port_dtype(port), shape)
 
 
 def _with_ends(inputs: list[TensorSpec], outputs: list[TensorSpec], ends: Ends | None) -> Signature:

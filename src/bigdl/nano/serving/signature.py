@@ -24,6 +24,8 @@ _DATATYPES = {
     "BYTES": np.dtype(object),
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
+# NumPy lacks it. Its numbers are read as float32, which holds all of them; no answer has it.
+_DATATYPES["BF16"] = np.dtype("f4")
 _SPEC = re.compile(r"\s*([^:\s][^:]*?)\s*:\s*([A-Za-z0-9]+)\s*\[([-\d,\s?]*)\]\s*(?:;|$)")
 
 
@@ -41,8 +43,21 @@ def dtype_of(datatype: str) -> np.dtype:
 
 
 def datatype_of(dtype: np.dtype) -> str:
-    """Return the name of a type in the protocol; text and objects are ``BYTES``."""
-    return _NAMES.get(dtype, "BYTES")
+    """Return the name of a type in the protocol; text and objects are ``BYTES``.
+
+    Raises
+    ------
+    UsageError
+        If the protocol has no such type, e.g. complex numbers or dates.
+    """
+    if dtype.kind in "SU":
+        return "BYTES"
+    if dtype not in _NAMES:
+        raise UsageError(
+            f"Tensors of {dtype} cannot be sent; convert them to one of "
+            f"{', '.join(_NAMES.values())}"
+        )
+    return _NAMES[dtype]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Listener
 from typing import Any, Self
 
+from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
 from bigdl.nano.serving.service import InferenceService
@@ -338,6 +339,7 @@ def _wait_ready(process: subprocess.Popen, number: int) -> str:
 
 def _reserved(host: str, port: int, name: str) -> socket.socket:
     """Return a socket that holds a port for the workers; it does not listen."""
+    check_integer(name, port, 0, MOST_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         if port:  # one that somebody else shares with SO_REUSEPORT is refused here
@@ -347,6 +349,6 @@ def _reserved(host: str, port: int, name: str) -> socket.socket:
         holder = socket.socket(family)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((host, port))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UsageError(f"{name}: {host}:{port} cannot be used: {error}") from None
     return holder
