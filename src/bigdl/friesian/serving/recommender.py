@@ -726,12 +726,12 @@ class Recommender:
                 f"The ranker takes {missing}, which neither the features nor the pipeline have"
             )
         columns = {name: columns[name] for name in self._inputs}
-        kept = _rows_without_nulls(columns.values())
-        if kept is not None:
-            columns = {name: _taken(each, kept) for name, each in columns.items()}
-        if kept is None or len(kept):
+        whole = _rows_without_nulls(columns.values())
+        if whole is not None:
+            columns = {name: _taken(each, whole) for name, each in columns.items()}
+        if whole is None or len(whole):
             columns = {name: as_numpy(each, name) for name, each in columns.items()}
-        return columns, lost, kept
+        return columns, lost, whole
 
     def _needed(self) -> tuple[list[str], list[str]]:
         """Return the columns that are read of users, and of items."""

@@ -33,9 +33,9 @@ def as_strings(array: np.ndarray, name: str) -> np.ndarray:
         return array.astype(object)
     if array.dtype.kind not in "OS":
         raise UsageError(f"Input {name!r} takes texts, but an array of {array.dtype} was given")
-    strings = np.empty(array.shape, object)
-    strings.flat = [_string(each, name) for each in array.flat]
-    return strings
+    strings = np.empty(array.size, object)
+    strings[:] = [_string(each, name) for each in array.flat]
+    return strings.reshape(array.shape)
 
 
 def _string(value: object, name: str) -> str:
