@@ -84,7 +84,7 @@ EQUAL = {
     "resize up": (lambda i: F.resize(i, 90), 1),
     "resize to a rectangle": (lambda i: F.resize(i, (33, 20)), 1),
     "resize bicubic": (lambda i: F.resize(i, 30, MODES.BICUBIC), 1),
-    "resize nearest": (lambda i: F.resize(i, 30, MODES.NEAREST), 0),
+    "resize nearest": (lambda i: F.resize(i, 30, MODES.NEAREST_EXACT), 0),
     "resize lanczos": (lambda i: F.resize(i, 30, MODES.LANCZOS), 0),
     "resize box": (lambda i: F.resize(i, 30, MODES.BOX), 0),
     "resize with a limit": (lambda i: F.resize(i, 40, max_size=50), 1),

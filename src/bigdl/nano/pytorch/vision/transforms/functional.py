@@ -35,29 +35,32 @@ from bigdl.nano.pytorch.vision.transforms.images import (
     interpolation_mode,
     is_number,
     is_pil,
+    like,
     no_image,
     on_arrays,
     require_bytes,
     to_array,
     to_pil,
+    to_pil_of_mode,
     two_lengths,
+    widened,
     with_channels_of,
 )
 
 cv2 = require("cv2", "nano")
 
 _BORDERS = {
-    "constant": cv2.BORDER_CONSTANT,
     "edge": cv2.BORDER_REPLICATE,
     "reflect": cv2.BORDER_REFLECT_101,
     "symmetric": cv2.BORDER_REFLECT,
 }
+_NEAREST = (InterpolationMode.NEAREST, InterpolationMode.NEAREST_EXACT)
 _OF_OPENCV = {
-    InterpolationMode.NEAREST: cv2.INTER_NEAREST,
-    InterpolationMode.NEAREST_EXACT: cv2.INTER_NEAREST,
     InterpolationMode.BILINEAR: cv2.INTER_LINEAR,
     InterpolationMode.BICUBIC: cv2.INTER_CUBIC,
 }
+# The types for which OpenCV has kernels.
+_TYPES_OF_OPENCV = ("uint8", "uint16", "int16", "float32", "float64")
 _BYTES = np.arange(256, dtype=np.float32)
 # The weights of red, green and blue in the luma of ITU-R BT.601, in 1/65536, as Pillow has them.
 _LUMA = (19595, 38470, 7471)
@@ -68,12 +71,13 @@ P = ParamSpec("P")
 class _Operation(Protocol[P]):
     """A function of images of any kind, whose result is of the same kind."""
 
-    def __call__(self, image: ImageT, *args: P.args, **kwargs: P.kwargs) -> ImageT: ...
+    def __call__(self, img: ImageT, *args: P.args, **kwargs: P.kwargs) -> ImageT: ...
 
 
 def _operation(
     of_pil: Callable[..., Image.Image] | None = None,
     check: Callable[[str, Any], Any] | None = None,
+    mixes: bool = False,
 ) -> Callable[[Callable[Concatenate[np.ndarray, P], np.ndarray]], _Operation[P]]:
     """Return a decorator: a function of arrays becomes one of images of any kind.
 
@@ -83,19 +87,26 @@ def _operation(
         Pillow's operation, which is given the arguments by position.
     check : callable, optional
         Called with the name and the value of the one argument that there is beside the image.
+    mixes : bool
+        Whether values between those of pixels come out, which a palette has no colours for.
     """
 
     def decorate(of_array: Callable[Concatenate[np.ndarray, P], np.ndarray]) -> _Operation[P]:
         name = list(inspect.signature(of_array).parameters)[-1]
 
         @functools.wraps(of_array)
-        def operate(image: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
+        def operate(img: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
             if check is not None:
                 for value in (*args, *kwargs.values()):
                     check(name, value)
-            if of_pil is not None and is_pil(image):
-                return of_pil(image, *args, *kwargs.values())
-            return on_arrays(image, of_array, *args, **kwargs)
+            if mixes and is_pil(img) and img.mode == "P":
+                raise UsageError(
+                    f"{of_array.__name__} cannot mix the colours of a palette; "
+                    'call image.convert("RGB") first'
+                )
+            if of_pil is not None and is_pil(img):
+                return of_pil(img, *args, *kwargs.values())
+            return on_arrays(img, of_array, *args, **kwargs)
 
         return operate
 
@@ -105,7 +116,7 @@ def _operation(
 _not_negative = functools.partial(check_number, least=0)
 
 
-def get_dimensions(image: Any) -> list[int]:
+def get_dimensions(img: Any) -> list[int]:
     """Return channels, height and width.
 
     Examples
@@ -115,10 +126,23 @@ def get_dimensions(image: Any) -> list[int]:
     >>> F.get_dimensions(np.zeros((6, 8, 3), np.uint8))
     [3, 6, 8]
     """
-    return list(dimensions(image))
+    return list(dimensions(img))
 
 
-def get_image_size(image: Any) -> list[int]:
+def get_image_num_channels(img: Any) -> int:
+    """Return the number of channels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.get_image_num_channels(np.zeros((6, 8, 3), np.uint8))
+    3
+    """
+    return dimensions(img)[0]
+
+
+def get_image_size(img: Any) -> list[int]:
     """Return width and height.
 
     Examples
@@ -128,12 +152,12 @@ def get_image_size(image: Any) -> list[int]:
     >>> F.get_image_size(np.zeros((6, 8, 3), np.uint8))
     [8, 6]
     """
-    _, height, width = dimensions(image)
+    _, height, width = dimensions(img)
     return [width, height]
 
 
 def resize(
-    image: ImageT,
+    img: ImageT,
     size: Size,
     interpolation: Mode = InterpolationMode.BILINEAR,
     max_size: int | None = None,
@@ -143,14 +167,15 @@ def resize(
 
     Parameters
     ----------
-    image : ndarray, PIL image or tensor
+    img : ndarray, PIL image or tensor
     size : int or (int, int)
         Length of the shorter edge, or height and width.
     interpolation : InterpolationMode
     max_size : int, optional
         Upper limit of the longer edge where `size` is one int.
     antialias : bool
-        Whether all pixels count when an image is made smaller; Pillow always does that.
+        Whether all pixels count when an image is made smaller; Pillow always does that. None is
+        True for arrays and False for tensors.
 
     Examples
     --------
@@ -159,39 +184,74 @@ def resize(
     >>> F.resize(np.zeros((6, 8, 3), np.uint8), (3, 4)).shape
     (3, 4, 3)
     """
-    now = dimensions(image)[1:]
+    now = dimensions(img)[1:]
     size = resized_to(now, size, max_size)
     mode = interpolation_mode(interpolation)
     if size == now:
-        return image
-    if is_pil(image):
-        return image.resize(size[::-1], OF_PILLOW[mode])
-    return on_arrays(image, _resize, size, mode, antialias is not False)
+        return img
+    if is_pil(img):
+        return img.resize(size[::-1], OF_PILLOW[mode])
+    if isinstance(img, torch.Tensor) and mode in _NEAREST:
+        rows, columns = (
+            _nearest_of_tensors(*lengths, mode)
+            for lengths in zip(img.shape[-2:], size, strict=True)
+        )
+        return img[..., rows[:, None], columns]
+    widen = bool(antialias) if isinstance(img, torch.Tensor) else antialias is not False
+    return on_arrays(img, _resize, size, mode, widen)
 
 
 def _resize(
-    image: np.ndarray, size: tuple[int, int], mode: InterpolationMode, antialias: bool
+    img: np.ndarray, size: tuple[int, int], mode: InterpolationMode, antialias: bool
 ) -> np.ndarray:
     """Resize by Pillow's filters, which widen with the factor of the reduction.
 
     torch has kernels for bytes whose weights are Pillow's in fixed point (of Pillow-SIMD), several
     times as fast as Pillow; OpenCV has none that widen.
     """
-    if mode.value.startswith("nearest"):
-        return image[_nearest(image.shape[0], size[0])[:, None], _nearest(image.shape[1], size[1])]
+    if mode in _NEAREST:
+        rows, columns = (_nearest(*lengths) for lengths in zip(img.shape, size, strict=False))
+        return img[rows[:, None], columns]
     if mode not in OF_TORCH:
-        return np.asarray(to_pil(require_bytes(image, mode)).resize(size[::-1], OF_PILLOW[mode]))
-    tensor = torch.from_numpy(np.ascontiguousarray(image))
-    tensor = tensor.view(1, *image.shape[:2], -1).permute(0, 3, 1, 2)
+        return _resize_by_pillow(img, size, mode)
+    # torch has kernels for bytes and floats. Other values are computed as floats and rounded.
+    values = widened(img, ("uint8", "float32", "float64"))
+    tensor = torch.from_numpy(values)
+    tensor = tensor.view(1, *img.shape[:2], -1).permute(0, 3, 1, 2)
     tensor = torch.nn.functional.interpolate(
         tensor, size, mode=OF_TORCH[mode], antialias=antialias, align_corners=False
     )
-    return tensor[0].permute(1, 2, 0).numpy().reshape(*size, *image.shape[2:])
+    return like(tensor[0].permute(1, 2, 0).numpy().reshape(*size, *img.shape[2:]), img)
+
+
+def _resize_by_pillow(
+    img: np.ndarray, size: tuple[int, int], mode: InterpolationMode
+) -> np.ndarray:
+    """Resize by a filter that only Pillow has: bytes as they are, other values as floats."""
+    if img.dtype == np.uint8:
+        planes = img.reshape(*img.shape[:2], -1)
+    else:
+        planes = img.astype(np.float32).reshape(*img.shape[:2], -1)
+    # Pillow has three bands of bytes. It would take two or four as colours and alpha.
+    step = 3 if img.dtype == np.uint8 and planes.shape[2] == 3 else 1
+    resized = [
+        np.asarray(to_pil(planes[:, :, start : start + step]).resize(size[::-1], OF_PILLOW[mode]))
+        for start in range(0, planes.shape[2], step)
+    ]
+    joined = resized[0] if step == 3 else np.stack(resized, axis=-1)
+    return like(joined.reshape(*size, *img.shape[2:]), img)
 
 
 def _nearest(before: int, after: int) -> np.ndarray:
-    """Return the row that each row is taken from: the one in which its centre lies."""
-    return ((np.arange(after) + 0.5) * (before / after)).astype(np.intp)
+    """Return the row that Pillow takes each row from: the one in which its centre lies."""
+    rows = Image.fromarray(np.arange(before, dtype=np.int32)[None])
+    return np.asarray(rows.resize((after, 1), Image.Resampling.NEAREST))[0]
+
+
+def _nearest_of_tensors(before: int, after: int, mode: InterpolationMode) -> torch.Tensor:
+    """Return the row that torch takes each row of a tensor from."""
+    rows = torch.arange(before, dtype=torch.float64)[None, None]
+    return torch.nn.functional.interpolate(rows, after, mode=mode.value)[0, 0].long()
 
 
 def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> tuple[int, int]:
@@ -219,7 +279,7 @@ def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> t
     return (shorter, longer) if height <= width else (longer, shorter)
 
 
-def crop(image: ImageT, top: int, left: int, height: int, width: int) -> ImageT:
+def crop(img: ImageT, top: int, left: int, height: int, width: int) -> ImageT:
     """Return a part of an image; what lies outside of it is black.
 
     Examples
@@ -230,24 +290,24 @@ def crop(image: ImageT, top: int, left: int, height: int, width: int) -> ImageT:
     >>> F.crop(image, top=1, left=0, height=1, width=2).ravel()
     array([4, 5], dtype=uint8)
     """
-    if is_pil(image):
-        return image.crop((left, top, left + width, top + height))
-    _, rows, columns = dimensions(image)
+    if is_pil(img):
+        return img.crop((left, top, left + width, top + height))
+    _, rows, columns = dimensions(img)
     fits = top >= 0 and left >= 0 and top + height <= rows and left + width <= columns
     if not fits:
-        return on_arrays(image, _crop_beyond, top, left, height, width)
+        return on_arrays(img, _crop_beyond, top, left, height, width)
     part: Any = np.s_[top : top + height, left : left + width]
-    return image[(..., *part)] if isinstance(image, torch.Tensor) else image[part]
+    return img[(..., *part)] if isinstance(img, torch.Tensor) else img[part]
 
 
-def _crop_beyond(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
-    inside = image[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
-    canvas = np.zeros((height, width, *image.shape[2:]), image.dtype)
+def _crop_beyond(img: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+    inside = img[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)]
+    canvas = np.zeros((height, width, *img.shape[2:]), img.dtype)
     canvas[max(-top, 0) :, max(-left, 0) :][: inside.shape[0], : inside.shape[1]] = inside
     return canvas
 
 
-def center_crop(image: ImageT, output_size: Size) -> ImageT:
+def center_crop(img: ImageT, output_size: Size) -> ImageT:
     """Return the middle of an image, with a black border where it is smaller.
 
     Examples
@@ -258,16 +318,16 @@ def center_crop(image: ImageT, output_size: Size) -> ImageT:
     array([5, 6], dtype=uint8)
     """
     height, width = two_lengths("output_size", output_size)
-    _, rows, columns = dimensions(image)
+    _, rows, columns = dimensions(img)
     if height > rows or width > columns:
         across, down = max(width - columns, 0), max(height - rows, 0)
         border = [across // 2, down // 2, (across + 1) // 2, (down + 1) // 2]
-        image = pad(image, border)
-        _, rows, columns = dimensions(image)
-    return crop(image, round((rows - height) / 2.0), round((columns - width) / 2.0), height, width)
+        img = pad(img, border)
+        _, rows, columns = dimensions(img)
+    return crop(img, round((rows - height) / 2.0), round((columns - width) / 2.0), height, width)
 
 
-def five_crop(image: ImageT, size: Size) -> tuple[ImageT, ...]:
+def five_crop(img: ImageT, size: Size) -> tuple[ImageT, ...]:
     """Return the four corners (top left, top right, bottom left, bottom right) and the middle.
 
     Examples
@@ -279,15 +339,15 @@ def five_crop(image: ImageT, size: Size) -> tuple[ImageT, ...]:
     [0, 2, 6, 8, 4]
     """
     height, width = two_lengths("size", size)
-    _, rows, columns = dimensions(image)
+    _, rows, columns = dimensions(img)
     if height > rows or width > columns:
         raise UsageError(f"size {(height, width)} is larger than the image of {(rows, columns)}")
     corners = [(0, 0), (0, columns - width), (rows - height, 0), (rows - height, columns - width)]
-    crops: list[Any] = [crop(image, top, left, height, width) for top, left in corners]
-    return *crops, center_crop(image, (height, width))
+    crops: list[Any] = [crop(img, top, left, height, width) for top, left in corners]
+    return *crops, center_crop(img, (height, width))
 
 
-def ten_crop(image: ImageT, size: Size, vertical_flip: bool = False) -> tuple[ImageT, ...]:
+def ten_crop(img: ImageT, size: Size, vertical_flip: bool = False) -> tuple[ImageT, ...]:
     """Apply :func:`five_crop` to an image and to its mirror image.
 
     Examples
@@ -298,12 +358,12 @@ def ten_crop(image: ImageT, size: Size, vertical_flip: bool = False) -> tuple[Im
     >>> [int(part.item()) for part in F.ten_crop(image, 1)]
     [0, 2, 6, 8, 4, 2, 0, 8, 6, 4]
     """
-    mirrored = vflip(image) if vertical_flip else hflip(image)
-    return five_crop(image, size) + five_crop(mirrored, size)
+    mirrored = vflip(img) if vertical_flip else hflip(img)
+    return five_crop(img, size) + five_crop(mirrored, size)
 
 
 def resized_crop(
-    image: ImageT,
+    img: ImageT,
     top: int,
     left: int,
     height: int,
@@ -322,19 +382,19 @@ def resized_crop(
     >>> F.resized_crop(image, top=0, left=0, height=3, width=4, size=(6, 8)).shape
     (6, 8, 3)
     """
-    part = crop(image, top, left, height, width)
+    part = crop(img, top, left, height, width)
     return resize(part, size, interpolation, antialias=antialias)
 
 
 @_operation()
 def pad(
-    image: np.ndarray, padding: Size, fill: Fill = 0, padding_mode: str = "constant"
+    img: np.ndarray, padding: Size, fill: Fill = 0, padding_mode: str = "constant"
 ) -> np.ndarray:
     """Add a border.
 
     Parameters
     ----------
-    image : ndarray, PIL image or tensor
+    img : ndarray, PIL image or tensor
     padding : int or sequence of 1, 2 or 4 ints
         On all sides; left and right, top and bottom; left, top, right, bottom. A negative one
         cuts.
@@ -350,21 +410,31 @@ def pad(
     >>> F.pad(np.array([[[1], [2]]], np.uint8), [1, 0], fill=9).ravel()
     array([9, 1, 2, 9], dtype=uint8)
     """
-    check_choice("padding_mode", padding_mode, _BORDERS)
+    check_choice("padding_mode", padding_mode, ("constant", *_BORDERS))
     sides = [padding] if isinstance(padding, int) else list(padding)
     if len(sides) not in (1, 2, 4):
         raise UsageError(f"padding must be an int or have 1, 2 or 4 of them, but it is {padding!r}")
     left, top, right, bottom = (sides * 4)[:4]
-    rows, columns = image.shape[:2]
+    rows, columns = img.shape[:2]
     if min(sides) < 0:
-        image = image[max(-top, 0) : rows + min(bottom, 0), max(-left, 0) : columns + min(right, 0)]
+        img = img[max(-top, 0) : rows + min(bottom, 0), max(-left, 0) : columns + min(right, 0)]
         left, top, right, bottom = (max(width, 0) for width in (left, top, right, bottom))
-    border, value = _BORDERS[padding_mode], fill_values(image, fill)[:4]
-    padded = cv2.copyMakeBorder(image, top, bottom, left, right, border, value=value)
-    return with_channels_of(padded, image)
+    size = (img.shape[0] + top + bottom, img.shape[1] + left + right)
+    if padding_mode == "constant":
+        padded = np.empty((*size, *img.shape[2:]), img.dtype)
+        padded[...] = fill_values(img, fill)[0 if img.ndim == 2 else slice(None)]
+        padded[top : top + img.shape[0], left : left + img.shape[1]] = img
+        return padded
+    if img.size and img.dtype.name in _TYPES_OF_OPENCV:
+        border = _BORDERS[padding_mode]
+        padded = cv2.copyMakeBorder(img, top, bottom, left, right, border)
+        return with_channels_of(padded, img)
+    widths = [(top, bottom), (left, right), (0, 0)]
+    mode: Any = padding_mode
+    return np.pad(img, widths[: img.ndim], mode)
 
 
-def hflip(image: ImageT) -> ImageT:
+def hflip(img: ImageT) -> ImageT:
     """Mirror left and right.
 
     Examples
@@ -374,10 +444,10 @@ def hflip(image: ImageT) -> ImageT:
     >>> F.hflip(np.array([[[1], [2], [3]]], np.uint8)).ravel()
     array([3, 2, 1], dtype=uint8)
     """
-    return _flip(image, Image.Transpose.FLIP_LEFT_RIGHT, 1)
+    return _flip(img, Image.Transpose.FLIP_LEFT_RIGHT, 1)
 
 
-def vflip(image: ImageT) -> ImageT:
+def vflip(img: ImageT) -> ImageT:
     """Mirror top and bottom.
 
     Examples
@@ -387,19 +457,19 @@ def vflip(image: ImageT) -> ImageT:
     >>> F.vflip(np.array([[[1]], [[2]], [[3]]], np.uint8)).ravel()
     array([3, 2, 1], dtype=uint8)
     """
-    return _flip(image, Image.Transpose.FLIP_TOP_BOTTOM, 0)
+    return _flip(img, Image.Transpose.FLIP_TOP_BOTTOM, 0)
 
 
-def _flip(image: Any, of_pil: Image.Transpose, axis: int) -> Any:
-    if is_pil(image):
-        return image.transpose(of_pil)
-    if isinstance(image, torch.Tensor):
-        return image.flip(axis - 2)
-    return np.ascontiguousarray(np.flip(to_array(image), axis))
+def _flip(img: Any, of_pil: Image.Transpose, axis: int) -> Any:
+    if is_pil(img):
+        return img.transpose(of_pil)
+    if isinstance(img, torch.Tensor):
+        return img.flip(axis - 2)
+    return np.ascontiguousarray(np.flip(to_array(img), axis))
 
 
 def rotate(
-    image: ImageT,
+    img: ImageT,
     angle: float,
     interpolation: Mode = InterpolationMode.NEAREST,
     expand: bool = False,
@@ -410,7 +480,7 @@ def rotate(
 
     Parameters
     ----------
-    image : ndarray, PIL image or tensor
+    img : ndarray, PIL image or tensor
     angle : float
         Degrees.
     interpolation : InterpolationMode
@@ -430,22 +500,37 @@ def rotate(
     array([[2, 4],
            [1, 3]], dtype=uint8)
     """
-    _, height, width = dimensions(image)
+    _, height, width = dimensions(img)
+    mode = interpolation_mode(interpolation)
+    if is_pil(img):
+        color = _fill_of_pil(img, fill)
+        middle = None if center is None else (center[0], center[1])
+        return img.rotate(angle, OF_PILLOW[mode], expand, middle, fillcolor=color)
+    quarters, beyond = divmod(angle % 360, 90)
+    whole = width == height or expand or quarters % 2 == 0
+    if center is None and not beyond and whole:  # pixels only change places
+        return _turned(img, int(quarters))
     x, y = (width / 2, height / 2) if center is None else center
     # Rows grow downwards: what turns counter-clockwise on the screen turns clockwise in numbers.
     inverse = _move(x, y) @ _turn(angle) @ _move(-x, -y)
     size = (height, width)
     if expand:
+        # The size is that of the frame that turned backwards, as Pillow's is.
         corners = np.array([[0, width, width, 0], [0, 0, height, height], [1, 1, 1, 1]])
-        places = np.round((np.linalg.inv(inverse) @ corners)[:2], 9)
+        places = (inverse @ corners)[:2]
         columns, rows = np.ceil(places.max(1)) - np.floor(places.min(1))
         size = (int(rows), int(columns))
         inverse = inverse @ _move((width - columns) / 2, (height - rows) / 2)
-    return _warp(image, inverse, size, interpolation, fill)
+    return _warp(img, inverse, size, mode, fill)
+
+
+def _turned(img: Any, quarters: int) -> Any:
+    """Turn an image counter-clockwise by right angles."""
+    return on_arrays(img, lambda array: np.ascontiguousarray(np.rot90(array, quarters)))
 
 
 def affine(
-    image: ImageT,
+    img: ImageT,
     angle: float,
     translate: Sequence[float],
     scale: float,
@@ -458,7 +543,7 @@ def affine(
 
     Parameters
     ----------
-    image : ndarray, PIL image or tensor
+    img : ndarray, PIL image or tensor
     angle : float
         Degrees, clockwise.
     translate : (float, float)
@@ -478,18 +563,21 @@ def affine(
     array([0, 1, 2], dtype=uint8)
     """
     check_number("scale", scale, above=0)
-    _, height, width = dimensions(image)
+    _, height, width = dimensions(img)
     x, y = (width / 2, height / 2) if center is None else center
     along, down = (*((shear,) if is_number(shear) else shear), 0.0)[:2]
     shear_down = np.array([[1, 0, 0], [-math.tan(math.radians(down)), 1, 0], [0, 0, 1]])
     shear_along = np.array([[1, -math.tan(math.radians(along)), 0], [0, 1, 0], [0, 0, 1]])
     shape = _turn(angle) @ shear_down @ shear_along @ np.diag([scale, scale, 1])
-    forward = _move(x + translate[0], y + translate[1]) @ shape @ _move(-x, -y)
-    return _warp(image, np.linalg.inv(forward), (height, width), interpolation, fill)
+    # The matrix has determinant scale², so its inverse needs no solver and no rounding.
+    (a, b), (c, d) = shape[:2, :2] / scale**2
+    backward = np.array([[d, -b, 0], [-c, a, 0], [0, 0, 1]])
+    inverse = _move(x, y) @ backward @ _move(-x - translate[0], -y - translate[1])
+    return _warp(img, inverse, (height, width), interpolation, fill)
 
 
 def perspective(
-    image: ImageT,
+    img: ImageT,
     startpoints: Sequence[Sequence[int]],
     endpoints: Sequence[Sequence[int]],
     interpolation: Mode = InterpolationMode.BILINEAR,
@@ -507,13 +595,15 @@ def perspective(
     True
     """
     corners = [np.asarray(points, np.float32) for points in (endpoints, startpoints)]
-    inverse = cv2.getPerspectiveTransform(*corners)
-    _, height, width = dimensions(image)
-    return _warp(image, inverse, (height, width), interpolation, fill)
+    # In the precision of torchvision's coefficients: a tie between two pixels is theirs, too.
+    inverse = cv2.getPerspectiveTransform(*corners).astype(np.float32).astype(np.float64)
+    _, height, width = dimensions(img)
+    return _warp(img, inverse, (height, width), interpolation, fill)
 
 
 def _turn(degrees: float) -> np.ndarray:
-    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    # Rounded, so that right angles are exact, as Pillow's are.
+    cos, sin = (round(of(math.radians(degrees)), 15) for of in (math.cos, math.sin))
     return np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
 
 
@@ -521,32 +611,37 @@ def _move(x: float, y: float) -> np.ndarray:
     return np.array([[1, 0, x], [0, 1, y], [0, 0, 1]], dtype=float)
 
 
+def _fill_of_pil(img: Image.Image, fill: Fill) -> Any:
+    """Return a fill as Pillow takes it: a number, or one for each of several bands."""
+    values = fill_values(img, fill)
+    if img.mode != "F":
+        values = tuple(int(value) for value in values)
+    return values[0] if len(values) == 1 else values
+
+
 def _warp_of_pil(
-    image: Image.Image, inverse: np.ndarray, size: tuple[int, int], mode: Mode, fill: Fill
+    img: Image.Image, inverse: np.ndarray, size: tuple[int, int], mode: Mode, fill: Fill
 ) -> Image.Image:
     coefficients = (inverse / inverse[2, 2]).ravel()
     affine = np.allclose(coefficients[6:8], 0, atol=1e-12)
-    values = fill_values(image, fill)
-    if image.mode not in ("F", "I"):
-        values = tuple(int(value) for value in values)
-    return image.transform(
+    return img.transform(
         size[::-1],
         Image.Transform.AFFINE if affine else Image.Transform.PERSPECTIVE,
         coefficients[: 6 if affine else 8].tolist(),
         OF_PILLOW[interpolation_mode(mode)],
-        fillcolor=values[0] if len(values) == 1 else values,
+        fillcolor=_fill_of_pil(img, fill),
     )
 
 
 @_operation(_warp_of_pil)
 def _warp(
-    image: np.ndarray, inverse: np.ndarray, size: tuple[int, int], mode: Mode, fill: Fill
+    img: np.ndarray, inverse: np.ndarray, size: tuple[int, int], mode: Mode, fill: Fill
 ) -> np.ndarray:
     """Return the image seen through a projective map.
 
     Parameters
     ----------
-    image : ndarray, PIL image or tensor
+    img : ndarray, PIL image or tensor
     inverse : ndarray (3, 3)
         From places of the result to places of the image, where the centre of the first pixel
         lies at 0.5.
@@ -556,21 +651,71 @@ def _warp(
     fill : number, sequence or None
         What lies outside of the image.
     """
-    flag = _flag_of_opencv(mode)
-    # OpenCV's first pixel has its centre at 0.
+    if interpolation_mode(mode) in _NEAREST:
+        return _taken(img, _warped_numbers(img, inverse, size), fill)
+    _flag_of_opencv(mode)
+    # The first pixel has its centre at 0 here.
     shift = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
     matrix = np.linalg.inv(shift) @ inverse @ shift
-    if flag == cv2.INTER_NEAREST:
-        matrix[:2] += 1e-6 * matrix[2]  # a tie goes to the pixel after it, as in Pillow
-    warp = functools.partial(cv2.warpPerspective, M=matrix, dsize=size[::-1])
-    flags = flag | cv2.WARP_INVERSE_MAP
-    sampled = warp(np.ascontiguousarray(image), flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    if _is_of_opencv(img):
+        sampled = cv2.warpPerspective(
+            np.ascontiguousarray(img),
+            matrix,
+            size[::-1],
+            flags=_flag_of_opencv(mode) | cv2.WARP_INVERSE_MAP,
+            borderMode=cv2.BORDER_REPLICATE,
+        )
+        sampled = with_channels_of(sampled, img)
+    else:
+        down, across = np.mgrid[: size[0], : size[1]].astype(np.float64)
+        x, y, z = np.tensordot(matrix, np.stack([across, down, np.ones(size)]), axes=1)
+        sampled = like(_sampled(_floats(img), x / z, y / z, mode, "border"), img)
     # As in Pillow a pixel is of the image or outside of it; the two are not mixed.
-    flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
-    inside = warp(np.ones(image.shape[:2], np.uint8), flags=flags)
-    sampled = with_channels_of(sampled, image)
-    sampled[inside == 0] = fill_values(image, fill)
+    sampled[_warped_numbers(img, inverse, size) < 0] = fill_values(img, fill)
     return sampled
+
+
+def _is_of_opencv(img: np.ndarray) -> bool:
+    """Return True for bytes of up to four channels.
+
+    OpenCV 5 samples other types differently; bicubic floats are off by tens of levels.
+    """
+    return img.dtype == np.uint8 and dimensions(img)[0] <= 4
+
+
+def _floats(img: np.ndarray) -> np.ndarray:
+    return widened(img, ("float32", "float64"))
+
+
+def _sampled(
+    values: np.ndarray, across: np.ndarray, down: np.ndarray, mode: Mode, beyond: str
+) -> np.ndarray:
+    """Return floats at places between pixels; `beyond` is ``"border"`` or ``"zeros"``."""
+    rows, columns = values.shape[:2]
+    grid = np.stack([(2 * across + 1) / columns - 1, (2 * down + 1) / rows - 1], axis=-1)
+    planes = torch.from_numpy(values.reshape(1, rows, columns, -1)).permute(0, 3, 1, 2)
+    found = torch.nn.functional.grid_sample(
+        planes,
+        torch.from_numpy(grid)[None].to(planes.dtype),
+        OF_TORCH[interpolation_mode(mode)],
+        beyond,
+        align_corners=False,
+    )
+    return found[0].permute(1, 2, 0).numpy().reshape(*across.shape, *values.shape[2:])
+
+
+def _warped_numbers(img: np.ndarray, inverse: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return the number of the pixel from which Pillow takes each pixel; -1 is outside."""
+    rows, columns = img.shape[:2]
+    numbers = Image.fromarray(np.arange(rows * columns, dtype=np.int32).reshape(rows, columns))
+    return np.asarray(_warp_of_pil(numbers, inverse, size, InterpolationMode.NEAREST, -1))
+
+
+def _taken(img: np.ndarray, numbers: np.ndarray, fill: Fill) -> np.ndarray:
+    """Return the pixels with these numbers, and a fill for -1."""
+    taken = img.reshape(-1, *img.shape[2:])[numbers]
+    taken[numbers < 0] = fill_values(img, fill)
+    return taken
 
 
 def _flag_of_opencv(interpolation: Mode) -> int:
@@ -582,18 +727,18 @@ def _flag_of_opencv(interpolation: Mode) -> int:
     return _OF_OPENCV[mode]
 
 
-@_operation()
+@_operation(mixes=True)
 def elastic_transform(
-    image: np.ndarray,
+    img: np.ndarray,
     displacement: torch.Tensor,
     interpolation: Mode = InterpolationMode.BILINEAR,
-    fill: Fill = 0,
+    fill: Fill = None,
 ) -> np.ndarray:
     """Move each pixel.
 
     Parameters
     ----------
-    image : ndarray, PIL image or tensor
+    img : ndarray, PIL image or tensor
     displacement : Tensor (1, H, W, 2)
         Where each pixel is taken from, relative to its own place, to the right and below, where
         the image is 2 wide and 2 high.
@@ -612,29 +757,54 @@ def elastic_transform(
     >>> bool((F.elastic_transform(image, nowhere) == image).all())
     True
     """
-    rows, columns = image.shape[:2]
+    rows, columns = img.shape[:2]
     shape = (1, rows, columns, 2)
     if tuple(displacement.shape) != shape:
         raise UsageError(f"displacement must be {shape}, but it is {tuple(displacement.shape)}")
     shifts = displacement[0].numpy() * np.array([columns / 2, rows / 2], dtype=np.float32)
-    moved = cv2.remap(
-        np.ascontiguousarray(image),
-        shifts[:, :, 0] + np.arange(columns, dtype=np.float32),
-        shifts[:, :, 1] + np.arange(rows, dtype=np.float32)[:, None],
-        _flag_of_opencv(interpolation),
-        borderMode=cv2.BORDER_CONSTANT,
-        borderValue=fill_values(image, fill)[:4],
-    )
-    return with_channels_of(moved, image)
+    across = shifts[:, :, 0] + np.arange(columns, dtype=np.float32)
+    down = shifts[:, :, 1] + np.arange(rows, dtype=np.float32)[:, None]
+    if interpolation_mode(interpolation) in _NEAREST:
+        x, y = np.rint(across).astype(np.intp), np.rint(down).astype(np.intp)
+        inside = (x >= 0) & (x < columns) & (y >= 0) & (y < rows)
+        return _taken(img, np.where(inside, y * columns + x, -1), fill)
+    _flag_of_opencv(interpolation)
+    values = _floats(img)
+    moved = _sampled(values, across, down, interpolation, "zeros")
+    if fill is not None:
+        # As torchvision does: what lies between the image and the outside fades twice.
+        ones = np.ones((rows, columns), values.dtype)
+        share = _sampled(ones, across, down, interpolation, "zeros")
+        share = share if img.ndim == 2 else share[:, :, None]
+        color = np.asarray(fill_values(img, fill), values.dtype)
+        moved = moved * share + (1 - share) * color
+    return like(moved, img)
+
+
+def _of_colors(
+    of_array: Callable[Concatenate[np.ndarray, P], np.ndarray],
+) -> Callable[Concatenate[np.ndarray, P], np.ndarray]:
+    """Return a function that leaves alpha, the last of two or four channels, as it is."""
+
+    @functools.wraps(of_array)
+    def operate(img: np.ndarray, *args: P.args, **kwargs: P.kwargs) -> np.ndarray:
+        if img.ndim == 2 or img.shape[2] not in (2, 4):
+            return of_array(img, *args, **kwargs)
+        changed = img.copy()
+        changed[:, :, :-1] = of_array(img[:, :, :-1], *args, **kwargs)
+        return changed
+
+    return operate
 
 
 def _enhanced_by_pillow(name: str) -> Callable[[Image.Image, float], Image.Image]:
     enhancer = getattr(ImageEnhance, name)
-    return lambda image, factor: enhancer(image).enhance(factor)
+    return lambda img, factor: enhancer(img).enhance(factor)
 
 
 @_operation(_enhanced_by_pillow("Brightness"), _not_negative)
-def adjust_brightness(image: np.ndarray, brightness_factor: float) -> np.ndarray:
+@_of_colors
+def adjust_brightness(img: np.ndarray, brightness_factor: float) -> np.ndarray:
     """Change the brightness: 0 is black, 1 leaves the image as it is, 2 is twice as bright.
 
     Examples
@@ -644,11 +814,12 @@ def adjust_brightness(image: np.ndarray, brightness_factor: float) -> np.ndarray
     >>> F.adjust_brightness(np.array([[[10, 100, 200]]], np.uint8), 1.5)
     array([[[ 15, 150, 255]]], dtype=uint8)
     """
-    return _away_from(0.0, image, brightness_factor)
+    return _away_from(0.0, img, brightness_factor)
 
 
 @_operation(_enhanced_by_pillow("Contrast"), _not_negative)
-def adjust_contrast(image: np.ndarray, contrast_factor: float) -> np.ndarray:
+@_of_colors
+def adjust_contrast(img: np.ndarray, contrast_factor: float) -> np.ndarray:
     """Change the contrast: 0 is gray, 1 leaves the image as it is.
 
     Examples
@@ -658,12 +829,13 @@ def adjust_contrast(image: np.ndarray, contrast_factor: float) -> np.ndarray:
     >>> F.adjust_contrast(np.array([[[50, 50, 50], [150, 150, 150]]], np.uint8), 2)[0, :, 0]
     array([  0, 200], dtype=uint8)
     """
-    mean = _luma(image).mean()
-    return _away_from(int(mean + 0.5) if image.dtype == np.uint8 else mean, image, contrast_factor)
+    mean = _luma(img).mean()
+    return _away_from(int(mean + 0.5) if img.dtype == np.uint8 else mean, img, contrast_factor)
 
 
 @_operation(_enhanced_by_pillow("Color"), _not_negative)
-def adjust_saturation(image: np.ndarray, saturation_factor: float) -> np.ndarray:
+@_of_colors
+def adjust_saturation(img: np.ndarray, saturation_factor: float) -> np.ndarray:
     """Change the saturation: 0 is black and white, 1 leaves the image as it is.
 
     Examples
@@ -673,13 +845,14 @@ def adjust_saturation(image: np.ndarray, saturation_factor: float) -> np.ndarray
     >>> F.adjust_saturation(np.array([[[255, 0, 0]]], np.uint8), 0)
     array([[[76, 76, 76]]], dtype=uint8)
     """
-    if not _is_color(image):
-        return image
-    return _blended(image, np.repeat(_luma(image)[:, :, None], 3, axis=2), saturation_factor)
+    if not _is_color(img):
+        return img
+    return _blended(img, np.repeat(_luma(img)[:, :, None], 3, axis=2), saturation_factor)
 
 
 @_operation(_enhanced_by_pillow("Sharpness"), _not_negative)
-def adjust_sharpness(image: np.ndarray, sharpness_factor: float) -> np.ndarray:
+@_of_colors
+def adjust_sharpness(img: np.ndarray, sharpness_factor: float) -> np.ndarray:
     """Change the sharpness: 0 is blurred, 1 leaves the image as it is, 2 is sharper.
 
     Examples
@@ -690,27 +863,29 @@ def adjust_sharpness(image: np.ndarray, sharpness_factor: float) -> np.ndarray:
     >>> F.adjust_sharpness(image, 0)[1, 1]
     array([50], dtype=uint8)
     """
-    if min(image.shape[:2]) <= 2:
-        return image
+    if min(img.shape[:2]) <= 2:
+        return img
     kernel = np.ones((3, 3), np.float32)
     kernel[1, 1] = 5
-    smooth = cv2.filter2D(np.ascontiguousarray(image), -1, kernel / 13).reshape(image.shape)
+    values = widened(img, _TYPES_OF_OPENCV)
+    smooth = like(cv2.filter2D(values, -1, kernel / 13).reshape(img.shape), img)
     for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
-        smooth[edge] = image[edge]
-    return _blended(image, smooth, sharpness_factor)
+        smooth[edge] = img[edge]
+    return _blended(img, smooth, sharpness_factor)
 
 
-def _hue_of_pil(image: Image.Image, hue_factor: float) -> Image.Image:
-    if image.mode in ("1", "L", "I", "F"):
-        return image
-    hue, saturation, value = image.convert("HSV").split()
+def _hue_of_pil(img: Image.Image, hue_factor: float) -> Image.Image:
+    if img.mode in ("1", "L", "I", "F"):
+        return img
+    hue, saturation, value = img.convert("HSV").split()
     turned = (np.asarray(hue).astype(np.int16) + int(hue_factor * 255)).astype(np.uint8)
     bands = (Image.fromarray(turned), saturation, value)
-    return Image.merge("HSV", bands).convert(image.mode)
+    return Image.merge("HSV", bands).convert(img.mode)
 
 
 @_operation(_hue_of_pil, functools.partial(check_number, least=-0.5, most=0.5))
-def adjust_hue(image: np.ndarray, hue_factor: float) -> np.ndarray:
+@_of_colors
+def adjust_hue(img: np.ndarray, hue_factor: float) -> np.ndarray:
     """Turn the wheel of colours by this part of a turn, in -0.5…0.5.
 
     Examples
@@ -721,24 +896,61 @@ def adjust_hue(image: np.ndarray, hue_factor: float) -> np.ndarray:
     >>> F.adjust_hue(red, 0.5)  # nearly the opposite colour
     array([[[  0, 255, 252]]], dtype=uint8)
     """
-    if not _is_color(image):
-        return image
-    if image.dtype == np.uint8:
-        hsv = cv2.cvtColor(np.ascontiguousarray(image), cv2.COLOR_RGB2HSV_FULL)
+    if not _is_color(img):
+        return img
+    if img.dtype == np.uint8:
+        hsv = cv2.cvtColor(np.ascontiguousarray(img), cv2.COLOR_RGB2HSV_FULL)
         hsv[:, :, 0] += np.uint8(int(hue_factor * 255) % 256)  # bytes wrap around
         return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
-    hsv = cv2.cvtColor(np.ascontiguousarray(image, np.float32), cv2.COLOR_RGB2HSV)
+    white = np.float32(highest(img))
+    hsv = cv2.cvtColor(np.ascontiguousarray(img, np.float32) / white, cv2.COLOR_RGB2HSV)
     hsv[:, :, 0] = (hsv[:, :, 0] + np.float32(hue_factor * 360)) % 360
-    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB).astype(image.dtype)
+    return like(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB) * white, img)
 
 
-def _grayscale_of_pil(image: Image.Image, num_output_channels: int = 1) -> Image.Image:
-    gray = image.convert("L")
+def _gamma_of_pil(img: Image.Image, gamma: float, gain: float = 1) -> Image.Image:
+    colors = adjust_gamma(np.asarray(img.convert("RGB")), gamma, gain)
+    return Image.fromarray(colors).convert(img.mode)
+
+
+@_operation(_gamma_of_pil)
+@_of_colors
+def adjust_gamma(img: np.ndarray, gamma: float, gain: float = 1) -> np.ndarray:
+    """Raise the brightness, black being 0 and white 1, to a power: above 1 darkens shadows.
+
+    Parameters
+    ----------
+    img : ndarray, PIL image or tensor
+    gamma : float
+        The exponent, at least 0.
+    gain : float
+        What the result is multiplied by.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bigdl.nano.pytorch.vision.transforms import functional as F
+    >>> F.adjust_gamma(np.array([[[0, 64, 255]]], np.uint8), gamma=2)
+    array([[[  0,  16, 255]]], dtype=uint8)
+    """
+    check_number("gamma", gamma, least=0)
+    white = highest(img)
+    if img.dtype.kind == "f":
+        return np.clip(gain * img**gamma, 0, 1).astype(img.dtype)
+    # Each of the values has an interval of equal length.
+    known = _BYTES.astype(np.float64) if img.dtype == np.uint8 else img.astype(np.float64)
+    powers = gain * (np.maximum(known, 0) / white) ** gamma
+    values = np.clip((white + 1 - 1e-3) * powers, 0, white).astype(img.dtype)
+    return values[img] if img.dtype == np.uint8 else values
+
+
+def _grayscale_of_pil(img: Image.Image, num_output_channels: int = 1) -> Image.Image:
+    gray = img.convert("L")
     return gray if num_output_channels == 1 else Image.merge("RGB", (gray, gray, gray))
 
 
 @_operation(_grayscale_of_pil, functools.partial(check_choice, choices=(1, 3)))
-def rgb_to_grayscale(image: np.ndarray, num_output_channels: int = 1) -> np.ndarray:
+def rgb_to_grayscale(img: np.ndarray, num_output_channels: int = 1) -> np.ndarray:
     """Return the luma of an image, once or three times.
 
     Examples
@@ -748,17 +960,19 @@ def rgb_to_grayscale(image: np.ndarray, num_output_channels: int = 1) -> np.ndar
     >>> F.rgb_to_grayscale(np.array([[[255, 0, 0], [0, 255, 0]]], np.uint8)).ravel()
     array([ 76, 150], dtype=uint8)
     """
-    gray = _luma(image)
+    if img.ndim == 3 and img.shape[2] in (2, 4):  # without alpha
+        img = img[:, :, :-1]
+    gray = _luma(img)
     if num_output_channels == 3:
         return np.repeat(gray[:, :, None], 3, axis=2)
-    return gray.reshape(*gray.shape, *(1,) * (image.ndim - 2))
+    return gray.reshape(*gray.shape, *(1,) * (img.ndim - 2))
 
 
 to_grayscale = rgb_to_grayscale
 
 
 @_operation(ImageOps.invert)
-def invert(image: np.ndarray) -> np.ndarray:
+def invert(img: np.ndarray) -> np.ndarray:
     """Return the negative.
 
     Examples
@@ -768,11 +982,11 @@ def invert(image: np.ndarray) -> np.ndarray:
     >>> F.invert(np.array([[[0, 55, 255]]], np.uint8))
     array([[[255, 200,   0]]], dtype=uint8)
     """
-    return np.asarray(highest(image), image.dtype) - image
+    return np.asarray(highest(img), img.dtype) - img
 
 
 @_operation(ImageOps.posterize, functools.partial(check_integer, least=0, most=8))
-def posterize(image: np.ndarray, bits: int) -> np.ndarray:
+def posterize(img: np.ndarray, bits: int) -> np.ndarray:
     """Keep the first 0…8 bits of each byte.
 
     Examples
@@ -782,11 +996,11 @@ def posterize(image: np.ndarray, bits: int) -> np.ndarray:
     >>> F.posterize(np.array([[[1, 100, 255]]], np.uint8), 2)
     array([[[  0,  64, 192]]], dtype=uint8)
     """
-    return require_bytes(image, "posterize") & np.uint8(256 - (1 << (8 - bits)))
+    return require_bytes(img, "posterize") & np.uint8(256 - (1 << (8 - bits)))
 
 
 @_operation(ImageOps.solarize)
-def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
+def solarize(img: np.ndarray, threshold: float) -> np.ndarray:
     """Invert what is at least as bright as the threshold.
 
     Examples
@@ -796,13 +1010,13 @@ def solarize(image: np.ndarray, threshold: float) -> np.ndarray:
     >>> F.solarize(np.array([[[1, 100, 255]]], np.uint8), 128)
     array([[[  1, 100,   0]]], dtype=uint8)
     """
-    white = highest(image)
+    white = highest(img)
     check_number("threshold", threshold, most=white)
-    return np.where(image >= threshold, np.asarray(white, image.dtype) - image, image)
+    return np.where(img >= threshold, np.asarray(white, img.dtype) - img, img)
 
 
 @_operation(ImageOps.autocontrast)
-def autocontrast(image: np.ndarray) -> np.ndarray:
+def autocontrast(img: np.ndarray) -> np.ndarray:
     """Stretch each channel so that its darkest value is black and its brightest white.
 
     Examples
@@ -812,16 +1026,18 @@ def autocontrast(image: np.ndarray) -> np.ndarray:
     >>> F.autocontrast(np.array([[[100], [110], [120]]], np.uint8)).ravel()
     array([  0, 127, 255], dtype=uint8)
     """
-    if image.dtype == np.uint8:
-        return np.asarray(ImageOps.autocontrast(to_pil(image))).reshape(image.shape)
-    low, high = image.min((0, 1)), image.max((0, 1))
+    if img.dtype == np.uint8:
+        return np.asarray(ImageOps.autocontrast(to_pil(img))).reshape(img.shape)
+    white = highest(img)
+    values = widened(img, ("float32", "float64"))
+    low, high = values.min((0, 1)), values.max((0, 1))
     flat = high == low
-    stretched = (image - low) / np.where(flat, 1, high - low)
-    return np.where(flat, image, stretched).astype(image.dtype)
+    stretched = (values - low) * (white / np.where(flat, 1, high - low))
+    return like(np.where(flat, values, stretched), img, round_values=False)
 
 
 @_operation(ImageOps.equalize)
-def equalize(image: np.ndarray) -> np.ndarray:
+def equalize(img: np.ndarray) -> np.ndarray:
     """Make all values about equally frequent in each channel.
 
     Examples
@@ -832,19 +1048,19 @@ def equalize(image: np.ndarray) -> np.ndarray:
     >>> np.unique(F.equalize(image))
     array([  0,  85, 171, 255], dtype=uint8)
     """
-    equal = ImageOps.equalize(to_pil(require_bytes(image, "equalize")))
-    return np.asarray(equal).reshape(image.shape)
+    equal = ImageOps.equalize(to_pil(require_bytes(img, "equalize")))
+    return np.asarray(equal).reshape(img.shape)
 
 
-@_operation()
+@_operation(mixes=True)
 def gaussian_blur(
-    image: np.ndarray, kernel_size: Size, sigma: float | Sequence[float] | None = None
+    img: np.ndarray, kernel_size: Size, sigma: float | Sequence[float] | None = None
 ) -> np.ndarray:
     """Blur by a normal distribution; edges are mirrored.
 
     Parameters
     ----------
-    image : ndarray, PIL image or tensor
+    img : ndarray, PIL image or tensor
     kernel_size : int or (int, int)
         Odd; width and height.
     sigma : float or (float, float), optional
@@ -870,59 +1086,62 @@ def gaussian_blur(
     if min(sigmas) <= 0:
         raise UsageError(f"sigma must be positive, but it is {sigma}")
     blurred = cv2.GaussianBlur(
-        np.ascontiguousarray(image),
+        widened(img, _TYPES_OF_OPENCV),
         kernel,
         sigmas[0],
         sigmaY=sigmas[-1],
         borderType=cv2.BORDER_REFLECT_101,
     )
-    return with_channels_of(blurred, image)
+    return like(with_channels_of(blurred, img), img)
 
 
-def _away_from(gray: float, image: np.ndarray, factor: float) -> np.ndarray:
+def _away_from(gray: float, img: np.ndarray, factor: float) -> np.ndarray:
     """Multiply the distance of all values from a gray by a factor."""
-    if image.dtype != np.uint8:
-        return _blended(image, np.asarray(gray, image.dtype), factor)
+    if img.dtype != np.uint8:
+        return _blended(img, np.asarray(gray), factor)
     values = np.float32(gray) + np.float32(factor) * (_BYTES - np.float32(gray))
     table = np.clip(values, 0, 255).astype(np.uint8)
-    return cv2.LUT(np.ascontiguousarray(image), table).reshape(image.shape)
+    return cv2.LUT(np.ascontiguousarray(img), table).reshape(img.shape)
 
 
-def _blended(image: np.ndarray, other: Any, factor: float) -> np.ndarray:
+def _blended(img: np.ndarray, other: Any, factor: float) -> np.ndarray:
     """Return ``other + factor (image - other)``, kept within black and white."""
-    if image.dtype == np.uint8:
-        image = np.ascontiguousarray(image)
-        return cv2.addWeighted(image, factor, other, 1 - factor, 0).reshape(image.shape)
-    mixed = other + np.asarray(factor, image.dtype) * (image - other)
-    return np.clip(mixed, 0, highest(image)).astype(image.dtype)
+    if img.dtype == np.uint8:
+        img = np.ascontiguousarray(img)
+        return cv2.addWeighted(img, factor, other, 1 - factor, 0).reshape(img.shape)
+    white = highest(img)
+    values = widened(img, ("float32", "float64"))
+    mixed = other + np.asarray(factor, values.dtype) * (values - other)
+    return np.clip(mixed, 0, white).astype(img.dtype)
 
 
-def _is_color(image: np.ndarray) -> bool:
-    if image.ndim == 2 or image.shape[2] == 1:
+def _is_color(img: np.ndarray) -> bool:
+    if img.ndim == 2 or img.shape[2] == 1:
         return False
-    if image.shape[2] != 3:
-        raise UsageError(f"Colours need 1 or 3 channels, but the image has {image.shape[2]}")
+    if img.shape[2] != 3:
+        raise UsageError(f"Colours need 1 or 3 channels, but the image has {img.shape[2]}")
     return True
 
 
-def _luma(image: np.ndarray) -> np.ndarray:
+def _luma(img: np.ndarray) -> np.ndarray:
     """Return the brightness ``(H, W)`` of the pixels, in the type of the image."""
-    if not _is_color(image):
-        return image.reshape(image.shape[:2])
-    if image.dtype == np.uint8:
-        return np.asarray(to_pil(image).convert("L"))
-    weights = np.array(_LUMA, image.dtype) / 65536
-    return image @ weights
+    if not _is_color(img):
+        return img.reshape(img.shape[:2])
+    if img.dtype == np.uint8:
+        return np.asarray(to_pil(img).convert("L"))
+    highest(img)
+    weights = np.array(_LUMA, np.float64) / 65536
+    return like(img @ weights.astype(img.dtype if img.dtype.kind == "f" else None), img)
 
 
 def to_tensor(
-    image: Any, memory_format: torch.memory_format = torch.contiguous_format
+    pic: Any, memory_format: torch.memory_format = torch.contiguous_format
 ) -> torch.Tensor:
-    """Return a float32 tensor ``(C, H, W)``: bytes 0…255 become 0…1, floats stay what they are.
+    """Return a tensor ``(C, H, W)``: bytes 0…255 become floats in 0…1, other values stay.
 
     Parameters
     ----------
-    image : ndarray, PIL image or tensor
+    pic : ndarray, PIL image or tensor
     memory_format : torch.memory_format
         ``torch.channels_last`` keeps the order of the array's values, so that a batch of such
         tensors is in the layout that convolutions are fastest in.
@@ -938,23 +1157,28 @@ def to_tensor(
     >>> F.to_tensor(np.array([[[0], [51], [255]]], np.uint8))
     tensor([[[0.0000, 0.2000, 1.0000]]])
     """
-    values = _channels_first(image)
-    if values.dtype == torch.bool:
-        values = values.to(torch.uint8) * 255
+    values = _channels_first(pic)
+    if is_pil(pic):
+        if values.dtype == torch.bool:  # black and white
+            values = values.to(torch.uint8) * 255
+        if values.dtype == torch.uint16:  # torch computes little with it
+            values = values.to(torch.int32)
+    # Values that are neither bytes nor floats are not scaled: they keep their type.
+    is_bytes = values.dtype == torch.uint8
+    dtype = torch.get_default_dtype() if is_bytes else values.dtype
     if values.ndim == 3:  # layouts with the channels last are for batches
-        tensor = torch.empty((1, *values.shape), memory_format=memory_format)[0]
+        tensor = torch.empty((1, *values.shape), dtype=dtype, memory_format=memory_format)[0]
     else:
-        tensor = torch.empty(values.shape)
+        tensor = torch.empty(values.shape, dtype=dtype)
     tensor.copy_(values)
-    # Values that are neither bytes nor floats are not scaled.
-    return tensor.div_(255) if values.dtype == torch.uint8 else tensor
+    return tensor.div_(255) if is_bytes else tensor
 
 
-def _channels_first(image: Any) -> torch.Tensor:
+def _channels_first(img: Any) -> torch.Tensor:
     """Return the values of an image as a tensor ``(C, H, W)``, mostly a view."""
-    if isinstance(image, torch.Tensor):
-        return image
-    array = to_array(image)
+    if isinstance(img, torch.Tensor):
+        return img
+    array = to_array(img)
     if array.ndim == 2:
         array = array[:, :, None]
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
@@ -962,7 +1186,7 @@ def _channels_first(image: Any) -> torch.Tensor:
     return torch.from_numpy(array).permute(2, 0, 1)
 
 
-def pil_to_tensor(image: Any) -> torch.Tensor:
+def pil_to_tensor(pic: Any) -> torch.Tensor:
     """Return the values of an image ``(C, H, W)`` in their own type.
 
     Examples
@@ -972,7 +1196,7 @@ def pil_to_tensor(image: Any) -> torch.Tensor:
     >>> F.pil_to_tensor(Image.new("RGB", (8, 6), "red"))[:, 0, 0]
     tensor([255,   0,   0], dtype=torch.uint8)
     """
-    return _channels_first(image).contiguous()
+    return _channels_first(pic).contiguous()
 
 
 def convert_image_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -989,19 +1213,42 @@ def convert_image_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32)
         return image
     if dtype.is_floating_point:
         values = image.to(dtype)
-        return values if image.is_floating_point() else values / torch.iinfo(image.dtype).max
-    largest = torch.iinfo(dtype).max
+        return values if image.is_floating_point() else values / _largest(image.dtype)
+    largest = _largest(dtype)
     if image.is_floating_point():
+        if dtype == torch.int64:
+            raise UsageError(
+                f"Values of {image.dtype} in 0…1 cannot become int64, which has more values than "
+                "they can tell apart; convert to int32"
+            )
+        if dtype in (torch.int32, torch.uint32):
+            image = image.to(torch.float64)
         # Each of the values gets an interval of equal length.
         return (image * (largest + 1 - 1e-3)).to(dtype)
-    have = torch.iinfo(image.dtype).max
+    have = _largest(image.dtype)
     if have > largest:
         return torch.div(image, (have + 1) // (largest + 1), rounding_mode="floor").to(dtype)
     return image.to(dtype) * ((largest + 1) // (have + 1))
 
 
-def to_pil_image(image: Any, mode: str | None = None) -> Image.Image:
+def _largest(dtype: torch.dtype) -> int:
+    """Return the largest value of integers, 1 for truth values."""
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+# The modes of Pillow that channels of bytes may be in, beside the first one.
+_MODES_OF_CHANNELS = {2: ("LA",), 3: ("RGB", "YCbCr", "HSV"), 4: ("RGBA", "CMYK", "RGBX")}
+
+
+def to_pil_image(pic: Any, mode: str | None = None) -> Image.Image:
     """Return a PIL image of an array or of a tensor ``(C, H, W)``; floats in 0…1 become bytes.
+
+    Parameters
+    ----------
+    pic : ndarray, PIL image or tensor
+    mode : str, optional
+        What the channels are: ``"HSV"`` and ``"YCbCr"`` for three, ``"CMYK"`` for four; ``"F"``
+        for one channel of floats, which stay what they are. To another mode it is converted.
 
     Examples
     --------
@@ -1010,11 +1257,20 @@ def to_pil_image(image: Any, mode: str | None = None) -> Image.Image:
     >>> F.to_pil_image(torch.ones(3, 6, 8)).getpixel((0, 0))
     (255, 255, 255)
     """
-    if is_pil(image):
-        return image if mode is None else image.convert(mode)
-    if isinstance(image, torch.Tensor) and image.is_floating_point():
-        image = image.mul(255).byte()
-    array = to_array(image)
+    if is_pil(pic):
+        return pic if mode is None else pic.convert(mode)
+    if isinstance(pic, torch.Tensor) and pic.is_floating_point() and mode != "F":
+        pic = pic.mul(255).byte()
+    array = to_array(pic)
+    if mode == "F" and array.dtype.kind == "f":
+        return to_pil(array.astype(np.float32))
+    if mode in _MODES_OF_CHANNELS.get(dimensions(array)[0], ()) and array.dtype == np.uint8:
+        return to_pil_of_mode(array, mode)
+    if dimensions(array)[0] > 1 and array.dtype != np.uint8:
+        raise UsageError(
+            f"A PIL image of {dimensions(array)[0]} channels holds bytes, not {array.dtype}; "
+            "convert the image to uint8"
+        )
     converted = to_pil(array)
     return converted if mode in (None, converted.mode) else converted.convert(mode)
 
@@ -1050,7 +1306,7 @@ def normalize(
 
 
 def erase(
-    image: torch.Tensor, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False
+    img: torch.Tensor, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False
 ) -> torch.Tensor:
     """Overwrite `h` rows and `w` columns of a tensor, from row `i` and column `j` on, by `v`.
 
@@ -1062,11 +1318,11 @@ def erase(
     tensor([[[1., 0., 1.],
              [1., 0., 1.]]])
     """
-    if not isinstance(image, torch.Tensor):
-        raise UsageError(f"erase needs a tensor, not a {type(image).__name__}; ToTensor first")
-    image = image if inplace else image.clone()
-    image[..., i : i + h, j : j + w] = v
-    return image
+    if not isinstance(img, torch.Tensor):
+        raise UsageError(f"erase needs a tensor, not a {type(img).__name__}; ToTensor first")
+    img = img if inplace else img.clone()
+    img[..., i : i + h, j : j + w] = v
+    return img
 
 
 __all__ = public_names(__name__)

@@ -1,6 +1,7 @@
 """The three kinds of images: arrays ``(H, W[, C])``, PIL images and tensors ``(…, C, H, W)``.
 
-Arrays and tensors hold bytes in 0…255 or floats in 0…1.
+Arrays and tensors hold bytes in 0…255, 16-bit integers, or floats in 0…1. Operations that only
+move pixels take any type.
 """
 
 from collections.abc import Callable, Sequence
@@ -104,12 +105,34 @@ def no_image(value: Any) -> UsageError:
 
 
 def highest(image: np.ndarray) -> float:
-    """Return the value of white: 255 for bytes, 1 for floats."""
-    if image.dtype == np.uint8:
-        return 255
+    """Return the value of white: the largest of 8 or 16 bits, and 1 for floats."""
     if image.dtype.kind == "f":
         return 1.0
-    raise UsageError(f"An image must hold bytes (uint8) or floats, but it holds {image.dtype}")
+    if image.dtype in (np.uint8, np.uint16, np.int16):
+        return int(np.iinfo(image.dtype).max)
+    raise UsageError(
+        f"An image must hold bytes (uint8), 16-bit integers or floats, but it holds {image.dtype}"
+    )
+
+
+def like(values: np.ndarray, image: np.ndarray, *, round_values: bool = True) -> np.ndarray:
+    """Return values in the dtype of an image, within its range; integers are rounded or cut."""
+    if image.dtype.kind == "f":
+        return values.astype(image.dtype, copy=False)
+    if image.dtype.kind == "b":
+        return values >= 0.5
+    if values.dtype.kind == "f" and round_values:
+        values = np.round(values)
+    limits = np.iinfo(image.dtype)
+    return np.clip(values, limits.min, limits.max).astype(image.dtype)
+
+
+def widened(image: np.ndarray, dtypes: Sequence[str]) -> np.ndarray:
+    """Return an image in a dtype that a library has kernels for; exact up to 2**53."""
+    dtype: Any = np.float32 if image.dtype.itemsize <= 2 else np.float64
+    if image.dtype.name in dtypes:
+        dtype = image.dtype
+    return np.require(image, dtype, ["C", "W"])  # torch warns of arrays that cannot be written to
 
 
 def to_array(image: Any) -> np.ndarray:
@@ -131,6 +154,24 @@ def to_pil(array: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
+def to_pil_of_mode(array: np.ndarray, mode: str) -> Image.Image:
+    """Return a PIL image whose channels are those of a mode; nothing is converted."""
+    converted = to_pil(array)
+    if converted.mode == mode:
+        return converted
+    return Image.frombytes(mode, converted.size, converted.tobytes())
+
+
+def to_pil_like(array: np.ndarray, image: Image.Image) -> Image.Image:
+    """Return a PIL image of the mode and with the palette of another one."""
+    converted = to_pil_of_mode(array, image.mode)
+    if image.mode == "P":
+        palette = image.getpalette("RGB")
+        if palette is not None:
+            converted.putpalette(palette)
+    return converted
+
+
 def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any, **kwargs: Any) -> Any:
     """Apply a function of arrays to an image of any kind; the result is of the same kind.
 
@@ -145,15 +186,18 @@ def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any, **kwa
     """
     if isinstance(image, torch.Tensor) and image.ndim > 3:
         images = image.flatten(0, -4)
+        if not len(images):  # of no images only the shape matters
+            one = on_arrays(image.new_zeros(image.shape[-3:]), function, *args, **kwargs)
+            return one.new_empty((*image.shape[:-3], *one.shape))
         done = torch.stack([on_arrays(each, function, *args, **kwargs) for each in images])
         return done.unflatten(0, image.shape[:-3])
     result = function(to_array(image), *args, **kwargs)
     if is_pil(image):
-        return to_pil(result)
+        return to_pil_like(result, image)
     if isinstance(image, np.ndarray):
         return result
     if image.ndim == 3:
-        result = result.reshape(*result.shape[:2], -1).transpose(2, 0, 1)
+        result = (result[:, :, None] if result.ndim == 2 else result).transpose(2, 0, 1)
     return torch.from_numpy(np.ascontiguousarray(result)).to(image.device)
 
 

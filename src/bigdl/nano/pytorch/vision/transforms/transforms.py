@@ -450,14 +450,19 @@ class RandomCrop(_OfSize, random=True):
         if self.pad_if_needed and (rows < height or columns < width):
             border = [max(width - columns, 0), max(height - rows, 0)]
             image = F.pad(image, border, self.fill, self.padding_mode)
-            _, rows, columns = dimensions(image)
+        return F.crop(image, *self.get_params(image, (height, width)))
+
+    @staticmethod
+    def get_params(img: Any, output_size: Sequence[int]) -> tuple[int, int, int, int]:
+        """Draw top, left, height and width of a part of an image."""
+        height, width = output_size
+        _, rows, columns = dimensions(img)
         if rows < height or columns < width:
             raise UsageError(
                 f"A crop of {(height, width)} does not fit into an image of {(rows, columns)}; "
                 "Resize before, or pass pad_if_needed=True"
             )
-        top, left = _random_place(rows - height, columns - width)
-        return F.crop(image, top, left, height, width)
+        return *_random_place(rows - height, columns - width), height, width
 
 
 class RandomResizedCrop(_OfSize, random=True):
@@ -492,17 +497,22 @@ class RandomResizedCrop(_OfSize, random=True):
         self.interpolation = interpolation_mode(self.interpolation)
 
     def forward(self, image: Any) -> Any:
-        _, rows, columns = dimensions(image)
-        for height, width in _random_lengths(rows * columns, self.scale, self.ratio):
-            if 0 < height <= rows and 0 < width <= columns:
-                top, left = _random_place(rows - height, columns - width)
-                break
-        else:  # the middle
-            ratio = min(max(columns / rows, min(self.ratio)), max(self.ratio))
-            height, width = min(rows, round(columns / ratio)), min(columns, round(rows * ratio))
-            top, left = (rows - height) // 2, (columns - width) // 2
-        part = (top, left, height, width)
+        part = self.get_params(image, self.scale, self.ratio)
         return F.resized_crop(image, *part, self.size, self.interpolation, self.antialias)
+
+    @staticmethod
+    def get_params(
+        img: Any, scale: Sequence[float], ratio: Sequence[float]
+    ) -> tuple[int, int, int, int]:
+        """Draw top, left, height and width of a part of an image."""
+        _, rows, columns = dimensions(img)
+        for height, width in _random_lengths(rows * columns, scale, ratio):
+            if 0 < height <= rows and 0 < width <= columns:
+                return *_random_place(rows - height, columns - width), height, width
+        # The middle.
+        clipped = min(max(columns / rows, min(ratio)), max(ratio))
+        height, width = min(rows, round(columns / clipped)), min(columns, round(rows * clipped))
+        return (rows - height) // 2, (columns - width) // 2, height, width
 
 
 class _RandomTransform(Transform, random=True):
@@ -710,17 +720,29 @@ class ColorJitter(Transform, scale_free=True):
     def forward(self, image: Any) -> Any:
         if not self.random:
             return image
-        adjustments: list[tuple[Callable[[Any, float], Any], Any]] = [
-            (F.adjust_brightness, self.brightness),
-            (F.adjust_contrast, self.contrast),
-            (F.adjust_saturation, self.saturation),
-            (F.adjust_hue, self.hue),
+        adjustments: list[Callable[[Any, float], Any]] = [
+            F.adjust_brightness,
+            F.adjust_contrast,
+            F.adjust_saturation,
+            F.adjust_hue,
         ]
-        for index in _random_order(4):
-            adjust, limits = adjustments[index]
-            if limits:
-                image = adjust(image, _random_uniform(*limits))
+        order, *factors = self.get_params(self.brightness, self.contrast, self.saturation, self.hue)
+        for index in order.tolist():
+            if factors[index] is not None:
+                image = adjustments[index](image, factors[index])
         return image
+
+    @staticmethod
+    def get_params(
+        brightness: Any, contrast: Any, saturation: Any, hue: Any
+    ) -> tuple[torch.Tensor, float | None, float | None, float | None, float | None]:
+        """Draw the order of the four changes, and their factors, None for those without a range."""
+        order = torch.tensor(_random_order(4))
+        first, second, third, fourth = (
+            _random_uniform(*limits) if limits else None
+            for limits in (brightness, contrast, saturation, hue)
+        )
+        return order, first, second, third, fourth
 
 
 def _limits(
@@ -775,7 +797,12 @@ class GaussianBlur(Transform):
         return self.sigma[0] != self.sigma[1]
 
     def forward(self, image: Any) -> Any:
-        return F.gaussian_blur(image, self.kernel_size, _random_uniform(*self.sigma))
+        return F.gaussian_blur(image, self.kernel_size, self.get_params(*self.sigma))
+
+    @staticmethod
+    def get_params(sigma_min: float, sigma_max: float) -> float:
+        """Draw a standard deviation."""
+        return _random_uniform(sigma_min, sigma_max)
 
 
 class RandomRotation(Transform, random=True):
@@ -808,8 +835,13 @@ class RandomRotation(Transform, random=True):
         self.interpolation = interpolation_mode(self.interpolation)
 
     def forward(self, image: Any) -> Any:
-        angle = _random_uniform(*self.degrees)
+        angle = self.get_params(self.degrees)
         return F.rotate(image, angle, self.interpolation, self.expand, self.center, self.fill)
+
+    @staticmethod
+    def get_params(degrees: Sequence[float]) -> float:
+        """Draw an angle."""
+        return _random_uniform(*degrees)
 
 
 class RandomAffine(Transform, random=True):
@@ -857,18 +889,30 @@ class RandomAffine(Transform, random=True):
 
     def forward(self, image: Any) -> Any:
         _, height, width = dimensions(image)
-        angle = _random_uniform(*self.degrees)
-        moved: list[float] = [0, 0]
-        if self.translate is not None:
-            limits = (self.translate[0] * width, self.translate[1] * height)
-            moved = [round(_random_uniform(-limit, limit)) for limit in limits]
-        scale = 1.0 if self.scale is None else _random_uniform(*self.scale)
-        angles = self.shear or ()
-        shear = [_random_uniform(*pair) for pair in zip(angles[::2], angles[1::2], strict=True)]
-        shear += [0.0] * (2 - len(shear))
-        return F.affine(
-            image, angle, moved, scale, shear, self.interpolation, self.fill, self.center
+        drawn = self.get_params(
+            self.degrees, self.translate, self.scale, self.shear, (width, height)
         )
+        return F.affine(image, *drawn, self.interpolation, self.fill, self.center)
+
+    @staticmethod
+    def get_params(
+        degrees: Sequence[float],
+        translate: Sequence[float] | None,
+        scale_ranges: Sequence[float] | None,
+        shears: Sequence[float] | None,
+        img_size: Sequence[int],
+    ) -> tuple[float, tuple[int, int], float, tuple[float, float]]:
+        """Draw angle, translation, scale and shear for an image of a width and a height."""
+        angle = _random_uniform(*degrees)
+        across = down = 0
+        if translate is not None:
+            limits = [share * length for share, length in zip(translate, img_size, strict=True)]
+            across, down = (round(_random_uniform(-limit, limit)) for limit in limits)
+        scale = 1.0 if scale_ranges is None else _random_uniform(*scale_ranges)
+        angles = shears or ()
+        shear = [_random_uniform(*pair) for pair in zip(angles[::2], angles[1::2], strict=True)]
+        first, second = (*shear, 0.0, 0.0)[:2]
+        return angle, (across, down), scale, (first, second)
 
 
 class RandomPerspective(_RandomTransform):
@@ -903,15 +947,27 @@ class RandomPerspective(_RandomTransform):
 
     def changed(self, image: Any) -> Any:
         _, height, width = dimensions(image)
-        across = int(self.distortion_scale * (width // 2))
-        down = int(self.distortion_scale * (height // 2))
+        places = self.get_params(width, height, self.distortion_scale)
+        return F.perspective(image, *places, self.interpolation, self.fill)
+
+    @staticmethod
+    def get_params(
+        width: int, height: int, distortion_scale: float
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Draw where the corners of an image of this size move to; return them before and after."""
+        across = int(distortion_scale * (width // 2))
+        down = int(distortion_scale * (height // 2))
         right, bottom = width - 1, height - 1
         start = [[0, 0], [right, 0], [right, bottom], [0, bottom]]
         # Inwards from the left and from the right.
         end = [
-            [abs(x - _random_below(across + 1)), abs(y - _random_below(down + 1))] for x, y in start
+            [
+                _random_below(across + 1) + (right - across if x else 0),
+                _random_below(down + 1) + (bottom - down if y else 0),
+            ]
+            for x, y in start
         ]
-        return F.perspective(image, start, end, self.interpolation, self.fill)
+        return start, end
 
 
 class ElasticTransform(Transform, random=True):
@@ -945,13 +1001,23 @@ class ElasticTransform(Transform, random=True):
 
     def forward(self, image: Any) -> Any:
         _, height, width = dimensions(image)
+        displacement = self.get_params(self.alpha, self.sigma, (height, width))
+        return F.elastic_transform(image, displacement, self.interpolation, self.fill)
+
+    @staticmethod
+    def get_params(
+        alpha: Sequence[float], sigma: Sequence[float], size: Sequence[int]
+    ) -> torch.Tensor:
+        """Draw a displacement ``(1, H, W, 2)`` for an image of a height and a width."""
         shifts = []
-        for alpha, sigma, length in zip(self.alpha, self.sigma, (height, width), strict=True):
-            field = torch.rand((1, height, width), generator=_generator()) * 2 - 1
-            if sigma > 0:
-                field = F.gaussian_blur(field, 8 * int(sigma) + 1, sigma)
-            shifts.append(field * (alpha / length))
-        return F.elastic_transform(image, torch.stack(shifts, -1), self.interpolation, self.fill)
+        for strength, deviation, length in zip(alpha, sigma, reversed(size), strict=True):
+            field = torch.rand((1, *size), generator=_generator()) * 2 - 1
+            if deviation > 0:
+                # Odd, and four standard deviations to each side.
+                width = int(8 * deviation + 1)
+                field = F.gaussian_blur(field, width + (width + 1) % 2, deviation)
+            shifts.append(field * (strength / length))
+        return torch.stack(shifts, -1)
 
 
 class ToTensor(Transform, operation=F.to_tensor):
@@ -1127,16 +1193,27 @@ class RandomErasing(_EverySecond):
             raise UsageError(f"value must be a number, a sequence or 'random', not {value!r}")
 
     def changed(self, tensor: torch.Tensor) -> torch.Tensor:
-        channels, rows, columns = dimensions(tensor)
-        for width, height in _random_lengths(rows * columns, self.scale, self.ratio):
+        value = None if self.value == "random" else self.value
+        top, left, height, width, values = self.get_params(tensor, self.scale, self.ratio, value)
+        return F.erase(tensor, top, left, height, width, values, self.inplace)
+
+    @staticmethod
+    def get_params(
+        img: torch.Tensor, scale: Sequence[float], ratio: Sequence[float], value: Any = None
+    ) -> tuple[int, int, int, int, torch.Tensor]:
+        """Draw top, left, height and width of a rectangle, and what it is filled with.
+
+        Where no rectangle fits, it is the whole image and its own values. `value` None draws noise.
+        """
+        channels, rows, columns = dimensions(img)
+        for width, height in _random_lengths(rows * columns, scale, ratio):
             if 0 < height < rows and 0 < width < columns:
-                top, left = _random_place(rows - height, columns - width)
-                if self.value == "random":
+                if value is None:
                     values = torch.randn((channels, height, width), generator=_generator())
                 else:
-                    values = torch.as_tensor(self.value, dtype=torch.float32).view(-1, 1, 1)
-                return F.erase(tensor, top, left, height, width, values, self.inplace)
-        return tensor
+                    values = torch.as_tensor(value, dtype=torch.float32).view(-1, 1, 1)
+                return *_random_place(rows - height, columns - width), height, width, values
+        return 0, 0, rows, columns, img
 
 
 def __getattr__(name: str) -> Any:
