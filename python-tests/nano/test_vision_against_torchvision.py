@@ -162,7 +162,10 @@ def test_an_equal_seed_draws_what_torchvision_draws(name):
         expected = getattr(theirs, name)(*DRAWN[name])(image("RGB"))
         torch.manual_seed(seed)
         result = getattr(T, name)(*DRAWN[name])(image("RGB"))
-        np.testing.assert_array_equal(np.asarray(result), np.asarray(expected))
+        within = 1 if name == "ElasticTransform" else 0  # its displacements are sums of floats
+        np.testing.assert_allclose(
+            np.asarray(result).astype(int), np.asarray(expected).astype(int), atol=within
+        )
 
 
 def test_params_are_drawn_as_a_program_for_torchvision_draws_them():
