@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from pyspark.errors import PythonException
 from pyspark.ml.linalg import DenseVector, Vectors, VectorUDT
 from pyspark.sql import Row
 from pyspark.sql import functions as F
@@ -213,10 +212,19 @@ OUTPUTS = [
     (lambda x: x[:, :1], NUMBER, 3.0),
     (lambda x: x[:, :1, None], NUMBER, 3.0),
     (lambda x: x[:, :1].squeeze(), NUMBER, 3.0),
-    (lambda x: x[:, 0].long(), NUMBER, 3.0),
-    (lambda x: x[:, 0] > 0, NUMBER, 1.0),
-    (lambda x: x[:, 0].double(), NUMBER, 3.0),
+    (lambda x: x[:, 0].long() + 2**40, T.LongType(), 2**40 + 3),
+    (lambda x: x[:, 0].int(), T.IntegerType(), 3),
+    (lambda x: x[:, 0].to(torch.int8), T.ByteType(), 3),
+    (lambda x: x[:, 0].abs().to(torch.uint8), T.ShortType(), 3),
+    (lambda x: x[:, 0].abs().to(torch.uint64), T.LongType(), 3),
+    (lambda x: x[:, 0] > 0, T.BooleanType(), True),
+    (lambda x: x[:, 0].double() / 9, T.DoubleType(), 3 / 9),
     (lambda x: x[:, 0].bfloat16(), NUMBER, 3.0),
+    (lambda x: x[:, 0].half(), NUMBER, 3.0),
+    (lambda x: x.double() / 9, VECTOR, DenseVector([3 / 9, -3 / 9])),
+    (lambda x: x.long() * 2**40, T.ArrayType(T.LongType()), [3 * 2**40, -3 * 2**40]),
+    (lambda x: x > 0, T.ArrayType(T.BooleanType()), [True, False]),
+    (lambda x: x[:, None].int(), T.ArrayType(T.ArrayType(T.IntegerType())), [[3, -3]]),
     (lambda x: x[:, 0].clone().requires_grad_(), NUMBER, 3.0),
     (lambda x: x, VECTOR, DenseVector([3, -3])),
     (lambda x: x[:, :, None], VECTOR, DenseVector([3, -3])),
@@ -285,6 +293,7 @@ def test_a_dict_has_names_of_its_own(frame):
         (lambda x: [x, [x]], "it returned list"),
         (lambda x: x.sum(), r"one row of output for each row of input.* shape \(\) for 2 rows"),
         (lambda x: x.flatten(), r"shape \(4,\) for 2 rows"),
+        (lambda x: torch.complex(x, x), "returns complex numbers.*view_as_real"),
     ],
 )
 def test_outputs_that_cannot_become_columns(frame, output, message):
@@ -358,7 +367,7 @@ def test_after_a_fit_the_shapes_are_known(orca_spark, tmp_path):
 def test_a_model_that_takes_no_zeros_is_shown_a_row(orca_spark):
     def output(i):
         assert (i > 0).all()
-        return torch.stack([i, i], 1)
+        return torch.stack([i, i], 1).float()
 
     frame = orca_spark.range(1, 5).withColumnRenamed("id", "i")
     found = returning(output).predict(frame, feature_cols=["i"])
@@ -472,11 +481,61 @@ def test_a_column_called_prediction_is_not_replaced(frame):
     assert est.predict(taken, feature_cols=["x"], output_cols="p").count() == ROWS
 
 
-def test_a_null_is_named_when_it_is_met(frame):
-    holes = frame.withColumn("x", F.when(F.col("id") != 20, F.col("x")))
-    found = returning(lambda x: x[:, 0]).predict(holes, feature_cols=["x"])
-    with pytest.raises(PythonException, match="Column 'x' holds nulls"):
-        found.collect()
+def test_outputs_of_several_dtypes_share_a_column_exactly(frame):
+    """Ids and scores: an array has one type, a vector holds doubles."""
+    est = returning(lambda x: (x, x.long() * (2**60 + 1)))
+    found = est.predict(frame, feature_cols=["x"])
+    assert found.schema["prediction"].dataType == T.StructType(
+        [T.StructField("_1", VECTOR), T.StructField("_2", T.ArrayType(T.LongType()))]
+    )
+    (scores, ids) = found.filter("id = 3").first().prediction
+    assert (scores, ids) == (DenseVector([3, -3]), [3 * (2**60 + 1), -3 * (2**60 + 1)])
+    est = returning(lambda x: (x[:, 0].long(), x.long() * 2**60))
+    found = est.predict(frame, feature_cols=["x"])
+    assert found.schema["prediction"].dataType.simpleString() == "array<array<bigint>>"
+    assert found.filter("id = 3").first().prediction == [[3], [3 * 2**60, -3 * 2**60]]
+
+
+def test_columns_that_arrow_cannot_carry_stay(orca_spark):
+    rows = orca_spark.sql(
+        "SELECT float(id) x, id item, array() history, map() seen, make_ym_interval(1, 2) age,"
+        " make_interval(0, 1, 0, 2) plan, struct(array() AS a) nested FROM range(3)"
+    )
+    if hasattr(T, "VariantType"):
+        rows = rows.withColumn("document", F.parse_json(F.lit('{"a": 1}')))
+    est = returning(
+        lambda x, i: {"number": x, "i": i + 2**40, "both": torch.stack([x, x], 1), "no": x > 1}
+    )
+    found = est.predict(rows, feature_cols=["x", "item"])
+    assert found.schema.fields[: len(rows.columns)] == rows.schema.fields
+    shown = "item", "history", "seen", "string(age)", "string(plan)", "nested"
+    assert found.selectExpr(*shown).collect() == rows.selectExpr(*shown).collect()
+    plain = est.predict(rows.select("x", "item"), feature_cols=["x", "item"])
+    names = "number", "i", "both", "no"
+    assert found.select(*names).schema == plain.select(*names).schema
+    assert found.select(*names).collect() == plain.select(*names).collect()
+    for output in (lambda x, i: (x, x), lambda x, i: (x, i), lambda x, i: torch.stack([x, x], 1)):
+        found = returning(output).predict(rows, feature_cols=["x", "item"]).select("prediction")
+        plain = returning(output).predict(rows.select("x", "item"), feature_cols=["x", "item"])
+        assert found.schema == plain.select("prediction").schema
+        assert found.collect() == plain.select("prediction").collect()
+
+
+def test_a_row_with_a_null_costs_itself_alone(orca_spark):
+    rows = orca_spark.sql(
+        "SELECT id, CASE id WHEN 1 THEN null WHEN 2 THEN array(1d, null) "
+        "ELSE array(double(id), 2d) END AS x, if(id = 3, null, id) AS i FROM range(6)"
+    ).coalesce(1)
+    est = returning(lambda x, i: {"sum": x.sum(1), "both": x, "j": i, "many": x.long()})
+    found = est.predict(rows, feature_cols=["x", "i"], batch_size=2).orderBy("id").collect()
+    assert [(r["sum"], r["j"]) for r in found] == [
+        *[(2.0, 0), (None, None), (None, None), (None, None)],
+        *[(6.0, 4), (7.0, 5)],
+    ]
+    assert [r.both for r in found[3:5]] == [None, DenseVector([4, 2])]
+    assert [r.many for r in found[3:5]] == [None, [4, 2]]
+    nothing = rows.where("id IN (1, 2, 3)")
+    assert [r["sum"] for r in est.predict(nothing, feature_cols=["x", "i"]).collect()] == [None] * 3
 
 
 def test_a_model_that_cannot_be_shipped_is_refused(frame):

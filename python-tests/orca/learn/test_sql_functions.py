@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 import torch
 from pyspark.ml.functions import array_to_vector
+from pyspark.sql import functions as F
 
 from bigdl.common.errors import UsageError
-from bigdl.orca.learn.prediction import sql
+from bigdl.orca.learn.prediction.outputs import Output, OutputColumns
 from bigdl.orca.learn.pytorch import Estimator
 
 ROWS = 50
@@ -154,11 +155,72 @@ def test_what_a_function_does_not_take_is_told(orca_spark, table):
     function = estimator.as_udf("f", sample=pd.DataFrame({"f": [[1.0, 2.0]]}))
     with pytest.raises(Exception, match=r"takes 1 arguments \(f\), got 2"):
         table.select(function("f", "i")).collect()
-    with pytest.raises(Exception, match="Column 'f' holds nulls"):
-        table.selectExpr("if(id = 3, null, f) as f").select(function("f")).collect()
+
+
+NULLS = """
+    SELECT id,
+    CASE id WHEN 1 THEN null WHEN 2 THEN array(1f, null) ELSE array(float(id), 2f) END AS x,
+    CASE id WHEN 3 THEN null ELSE map('a', if(id = 4, null, float(id))) END AS m FROM range(6)
+"""
+
+
+def test_a_row_with_a_null_has_a_null_value(orca_spark):
+    rows = orca_spark.sql(NULLS)
+    rows.createOrReplaceTempView("holes")
+    estimator = Estimator.from_torch(model=torch.nn.Linear(2, 1))
+    estimator.register("score", feature_cols=["x"], sample=rows)
+    expected = {r.id: r.prediction for r in estimator.predict(rows, feature_cols=["x"]).collect()}
+    assert [i for i, value in expected.items() if value is None] == [1, 2]
+    assert values(orca_spark.sql("SELECT id, score(x) FROM holes")) == expected
+    when = "SELECT id, CASE WHEN x IS NOT NULL THEN score(x) END FROM holes"
+    assert values(orca_spark.sql(when)) == expected
+    vectors = rows.where("id != 2").withColumn(
+        "x", F.when(F.col("x").isNotNull(), array_to_vector("x"))
+    )
+    function = estimator.as_udf("x", sample=rows)
+    assert values(vectors.select("id", function("x"))) == {
+        i: value for i, value in expected.items() if i != 2
+    }
+    named = Estimator.from_torch(model=Named()).as_udf(["f", "i"], sample=orca_spark.table("t"))
+    assert values(rows.select("id", named("x", F.expr("int(id % 3)"))))[2] is None
+
+
+class OfMap(torch.nn.Module):
+    def forward(self, x, m):
+        return x.sum(1).double() + m["a"]
+
+
+def test_nulls_within_maps_and_several_arguments(orca_spark):
+    rows = orca_spark.sql(NULLS)
+    estimator = Estimator.from_torch(model=OfMap())
+    function = estimator.as_udf(["x", "m"], sample=rows)
+    found = rows.select("id", function("x", "m").alias("y"))
+    assert found.schema["y"].dataType.simpleString() == "double"
+    assert values(found) == {0: 2.0, **dict.fromkeys([1, 2, 3, 4]), 5: 12.0}
+
+
+class Ids(torch.nn.Module):
+    def forward(self, item):
+        return {"next": item + 2, "both": torch.stack([item, item], 1), "odd": item % 2 == 1}
+
+
+def test_values_have_the_dtypes_of_the_outputs(orca_spark):
+    rows = orca_spark.sql("SELECT 1099511627777L AS item")
+    function = Estimator.from_torch(model=Ids()).as_udf("item", sample=rows)
+    found = rows.select(function("item").alias("y"))
+    assert found.schema["y"].dataType.simpleString() == (
+        "struct<next:bigint,both:array<bigint>,odd:boolean>"
+    )
+    assert plain(found.first().y) == [1099511627779, [1099511627777] * 2, True]
 
 
 def test_the_type_of_joined_outputs():
-    outputs = [np.arange(2, dtype=np.float32), np.ones((2, 1, 2), np.float32)]
-    assert sql._joined(outputs, 2).to_pylist() == [[[0.0], [1.0, 1.0]], [[1.0], [1.0, 1.0]]]
-    assert sql._joined([each[:0] for each in outputs], 0).to_pylist() == []
+    arrays = [np.arange(2, dtype=np.float32), np.ones((2, 1, 2), np.float32)]
+    outputs = [Output(None, "float32"), Output(None, "float32", (1, 2))]
+    columns = OutputColumns.of(outputs, None)
+    assert columns.ddl == "array<array<float>>"
+    both = [[[0.0], [1.0, 1.0]], [[1.0], [1.0, 1.0]]]
+    assert columns.sql_value(arrays, 2).to_pylist() == both
+    assert columns.sql_value([], 0).to_pylist() == []
+    columns = OutputColumns.of([Output(None, "float32"), Output(None, "int64", (2,))], None)
+    assert columns.ddl == "struct<`_1`:float,`_2`:array<bigint>>"

@@ -13,7 +13,7 @@ import json
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
@@ -78,7 +78,8 @@ def casts(
         for key, *types in here:
             dtype = _dtype_like(types, known.get(key), name, is_target)
             if dtype is not None:
-                out[number, key] = functools.partial(in_dtype, dtype=dtype, name=name)
+                spoken = f"'{name}' of validation_data"
+                out[number, key] = functools.partial(in_dtype, dtype=dtype, name=spoken)
     return out
 
 
@@ -114,10 +115,14 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tenso
     import torch
 
     cast = tensor.to(dtype)
-    if not dtype.is_floating_point and not torch.equal(back := cast.to(tensor.dtype), tensor):
-        first = tensor[back != tensor][0].item()
+    if dtype.is_floating_point:
+        return cast
+    is_other = cast.to(tensor.dtype) != tensor
+    if tensor.dtype == torch.float32:  # which does not tell larger whole numbers apart
+        is_other |= tensor.abs() >= 2**24
+    if bool(is_other.any()):
         raise UsageError(
-            f"'{name}' of validation_data holds {first}, which is no {str(dtype)[6:]}, its type in "
+            f"{name} holds {tensor[is_other][0].item()}, which is no {str(dtype)[6:]}, its type in "
             "the training data; give both the same type"
         )
     return cast
@@ -153,7 +158,8 @@ def in_form(batch: Any, form: Any, name: str = "batch") -> Any:
             and form[1] == batch.ndim
             and (form[0] == torch.bool) == (batch.dtype == torch.bool)
         )
-        return in_dtype(batch, form[0], name) if is_alike and form[0] != batch.dtype else batch
+        spoken = f"'{name}' of validation_data"
+        return in_dtype(batch, form[0], spoken) if is_alike and form[0] != batch.dtype else batch
     if isinstance(batch, Mapping) and isinstance(form, dict):
         return {key: in_form(value, form.get(key), str(key)) for key, value in batch.items()}
     if type(batch) in (list, tuple) and isinstance(form, list) and len(form) == len(batch):
@@ -395,6 +401,30 @@ class TensorShard(BatchSource):
             column_casts = casts(names, own, others, is_target=bool(is_target))
             self._casts.update({columns[i][key]: cast for (i, key), cast in column_casts.items()})
 
+    def follow(self, inputs: list | None) -> None:
+        """Give out features in the dtypes that they had in an earlier fit, where these are alike.
+
+        Parameters
+        ----------
+        inputs : list or None
+            Types of the features of that fit, see :attr:`types`.
+        """
+        import torch
+
+        if self.types is None or inputs is None or len(inputs) != len(self.types[0]):
+            return
+        columns = zip(self._features, self._names[0], self.types[0], inputs, strict=True)
+        for places, name, own, others in columns:
+            known = {key: dtype for key, dtype, _ in others}
+            for leaf in own:
+                key, dtype, _ = leaf
+                wanted = known.get(key, dtype)
+                if wanted != dtype and not {wanted, dtype} & {"bool", TEXT}:
+                    self._casts[places[key]] = functools.partial(
+                        in_dtype, dtype=getattr(torch, wanted), name=f"'{name}'"
+                    )
+                    leaf[1] = wanted
+
     def has_label(self, value: float) -> bool:
         """Return True if a target somewhere is `value`."""
         return any(
@@ -631,6 +661,8 @@ class BatchSettings:
     num_steps : int, optional
         Batches of an evaluation by each worker at most.
     weighted : bool
+    inputs : list or None
+        Types of the features in an earlier fit, as in ``BatchSource.types``.
     """
 
     batch_size: Any
@@ -638,6 +670,7 @@ class BatchSettings:
     label_cols: Sequence[str] | None = None
     num_steps: int | None = None
     weighted: bool = False
+    inputs: list | None = field(default=None, kw_only=True)
 
     def open_batches(self, shard: Any, worker: Any, config: dict, made: Any = None) -> BatchSource:
         """Open the source of batches over a shard.
@@ -656,7 +689,9 @@ class BatchSettings:
         TensorShard or LoaderBatches
         """
         if not isinstance(shard, LoaderShard):
-            return TensorShard(shard, self.feature_cols, self.label_cols)
+            rows = TensorShard(shard, self.feature_cols, self.label_cols)
+            rows.follow(self.inputs)
+            return rows
         from torch.utils.data import IterableDataset
 
         made = cloudpickle.loads(shard.payload()) if made is None else made

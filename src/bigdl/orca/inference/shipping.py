@@ -37,6 +37,12 @@ class Ready(Protocol):
         """Return the model's outputs for a batch of numpy columns."""
 
 
+def accepted_by(model: Ready, batch: list) -> list:
+    """Return a batch in the dtypes that a model takes, which its method ``accepted`` tells."""
+    accepted = getattr(model, "accepted", None)
+    return batch if accepted is None else accepted(batch)
+
+
 class ModelBytes:
     """A model as bytes that a process can load; they run code of the model's author.
 

@@ -165,6 +165,7 @@ class TrainingEstimator(ABC):
                 f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
                 "pass the names of the target columns"
             )
+        feed.follow(self._inputs())
         return feed
 
     def _training_feed(
@@ -353,8 +354,9 @@ class TrainingEstimator(ABC):
         """Return the Sample of an input of `predict` (None without one), model and options."""
         names = names_of(feature_cols)
         rows = None if sample is None else opened(sample, cluster)
-        rows = None if rows is None else needed_sample(rows, config or {}, names)
-        shipped, inputs = ship(rows, names, cluster, self._inputs())
+        known = self._inputs()
+        rows = None if rows is None else needed_sample(rows, config or {}, names, known)
+        shipped, inputs = ship(rows, names, cluster, known)
         outputs = None if output_cols is None else names_of(output_cols)
         return rows, shipped, PredictOptions(config, names, batch_size, outputs, inputs)
 

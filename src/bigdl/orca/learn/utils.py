@@ -13,7 +13,8 @@ from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.xshards.connect import rows_of
 from bigdl.orca.data.xshards.frames import quoted
-from bigdl.orca.learn.prediction.inputs import cells_of, spark_type
+from bigdl.orca.learn.prediction.inputs import cells_of
+from bigdl.orca.learn.prediction.outputs import as_array, spark_type
 
 __all__ = [
     "array2dict",
@@ -207,8 +208,9 @@ def convert_predict_rdd_to_dataframe(df, prediction_rdd):
     ----------
     df : pyspark.sql.DataFrame
     prediction_rdd : pyspark.RDD
-        Numbers, or arrays of the same number of dimensions: a number becomes a float, a flat array
-        a dense vector, others nested arrays of float; a list of arrays an array of vectors.
+        Numbers, or arrays of the same number of dimensions and dtype, which the column keeps: a
+        number of Python becomes a double or bigint, a flat array of floats a dense vector, others
+        nested arrays; a list of arrays an array of vectors.
 
     Returns
     -------
@@ -230,7 +232,9 @@ def convert_predict_rdd_to_dataframe(df, prediction_rdd):
         refuse("Joining a DataFrame with predictions row by row", "call predict with the DataFrame")
     first = prediction_rdd.first()
     is_several = isinstance(first, list | tuple)
-    cell_type = T.ArrayType(spark_type(1)) if is_several else spark_type(np.ndim(first))
+    cell = as_array(np.asarray([0.0] if is_several else first))
+    cell_type = spark_type(cell.ndim, cell.dtype.name)
+    cell_type = T.ArrayType(cell_type) if is_several else cell_type
     field = T.StructField("prediction", cell_type)
     rows = df.rdd.zip(prediction_rdd).map(lambda pair: (*pair[0], _cell(pair[1])))
     schema = T.StructType([*df.schema.fields, field])
@@ -269,10 +273,9 @@ def _cell(value):
 
     if isinstance(value, list | tuple):
         return [Vectors.dense(np.ravel(each)) for each in value]
-    array = np.asarray(value)
-    if array.ndim == 0:
-        return float(array)
-    return Vectors.dense(array) if array.ndim == 1 else array.tolist()
+    array = as_array(np.asarray(value))
+    is_vector = array.ndim == 1 and array.dtype.kind == "f"
+    return Vectors.dense(array) if is_vector else array.tolist()
 
 
 def update_predict_xshards(xshard, pred_xshards):

@@ -24,6 +24,7 @@ the user knows what they mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -172,6 +173,37 @@ def unified_spec(
         # whole numbers are told from others before anything is rounded to float32
         spec = column_spec(name, spark_type, "float64")
     return replace(spec, dtype=reference.dtype)
+
+
+def fitted_specs(
+    columns: Sequence[tuple[str, Any]], floats: str, *, texts: bool, known: list | None
+) -> list[ColumnSpec]:
+    """The conversions of columns to the dtypes that the model takes.
+
+    Parameters
+    ----------
+    columns : sequence of (str, DataType)
+    floats, texts
+        As of :func:`column_spec`.
+    known : list or None
+        Types of the model's inputs, as in ``BatchSource.types``.
+    """
+    leaves = known if known is not None and len(known) == len(columns) else [None] * len(columns)
+    return [
+        _fitted_spec(name, type_, floats, texts, each)
+        for (name, type_), each in zip(columns, leaves, strict=True)
+    ]
+
+
+def _fitted_spec(name, spark_type, floats, texts, leaves) -> ColumnSpec:
+    spec = column_spec(name, spark_type, floats, texts=texts)
+    dtypes = {TEXT if is_text(dtype) else dtype for _, dtype, _ in leaves or ()}
+    is_map = bool(leaves) and leaves[0][0] is not None
+    if len(dtypes) != 1 or is_map != (spec.kind == "map"):
+        return spec
+    (dtype,) = dtypes
+    reference = replace(spec, dtype=dtype, cast="text" if dtype == TEXT else dtype)
+    return unified_spec(name, spark_type, floats, reference, "the rows", texts=texts)
 
 
 def project(frame, specs):

@@ -90,6 +90,15 @@ class Feed(ABC):
     def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere
         """Raise a UsageError if processes that have neither Spark nor Ray cannot read the input."""
 
+    def follow(self, inputs: list | None) -> None:  # noqa: B027 - the workers cast what they read
+        """Convert the features to the dtypes that the model was fitted on, before they are rounded.
+
+        Parameters
+        ----------
+        inputs : list or None
+            Types of the model's inputs, as in ``BatchSource.types``; None if they are not known.
+        """
+
     @abstractmethod
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         """Check the input and describe how `num_workers` tasks get its rows."""

@@ -70,9 +70,19 @@ def spark_type(name: str, arrow_type: pa.DataType) -> DataType:
         ) from None
 
 
+_WIDER = {"double": "float64", "float": "float32", "bigint": "int64"}
+
+
 def arrow_type_of(spec: ColumnSpec, source: pa.DataType) -> pa.DataType:
-    """The Arrow type of a column of Parquet in its spec's type."""
+    """The Arrow type of a column of Parquet in its spec's type.
+
+    Where the spec has another dtype than it casts to (floats for a model of whole numbers), it is
+    the latter: what decodes it tells whole numbers from others.
+    """
+    base = spec.cast.rstrip(">").rpartition("<")[2].rpartition(",")[2]
     type_ = pa.string() if is_text(spec.dtype) else pa.from_numpy_dtype(spec.dtype)
+    if base in _WIDER and not is_text(spec.dtype):
+        type_ = pa.from_numpy_dtype(_WIDER[base])
     for _ in range(spec.ndim):
         type_ = pa.list_(type_)
     return pa.map_(source.key_type, type_) if spec.kind == "map" else type_

@@ -20,7 +20,7 @@ from bigdl.orca.data.feeds.spark_dataframe import find_columns
 from bigdl.orca.data.tables import open_table
 from bigdl.orca.data.tables.table import cut, read_ranges
 from bigdl.runtime.cluster import Cluster
-from bigdl.runtime.shards.columns import column_spec, decode
+from bigdl.runtime.shards.columns import column_spec, decode, fitted_specs
 from bigdl.runtime.shards.feed import InputPlan
 from bigdl.runtime.shards.shard import Shard
 from bigdl.runtime.shards.values import grouped
@@ -65,10 +65,15 @@ class ParquetFeed(ColumnFeed):
             )
         columns = list(dict.fromkeys([*self.feature_cols, *(self.label_cols or ())]))
         find_columns(columns, schema.names, name or table.name)
-        types = {c: spark_type(c, schema.field(c).type) for c in columns}
+        self.types = types = {c: spark_type(c, schema.field(c).type) for c in columns}
         self.specs = [column_spec(c, types[c], **self.dtypes) for c in columns]
         self._ranges = table.row_groups(columns)
         self.rows = sum(each.rows for each in self._ranges)
+
+    def follow(self, inputs: list | None) -> None:
+        features = [(name, self.types[name]) for name in self.feature_cols or ()]
+        fitted = {s.name: s for s in fitted_specs(features, **self.dtypes, known=inputs)}
+        self.specs = [fitted.get(spec.name, spec) for spec in self.specs]
 
     @property
     def version(self) -> str | None:

@@ -22,7 +22,13 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packer
 from bigdl.runtime.cluster import Cluster
-from bigdl.runtime.shards.columns import column_spec, decode_batch, project, unified_spec
+from bigdl.runtime.shards.columns import (
+    column_spec,
+    decode_batch,
+    fitted_specs,
+    project,
+    unified_spec,
+)
 from bigdl.runtime.shards.feed import InputPlan
 from bigdl.runtime.shards.shard import Shard
 
@@ -59,6 +65,11 @@ class SparkDataFrameFeed(PackedFeed):
         types = check_columns(frame, columns, name)
         self.types = {column: types[column] for column in columns}
         self.specs = [column_spec(c, t, **self.dtypes) for c, t in self.types.items()]
+
+    def follow(self, inputs: list | None) -> None:
+        features = [(name, self.types[name]) for name in self.feature_cols or ()]
+        fitted = {s.name: s for s in fitted_specs(features, **self.dtypes, known=inputs)}
+        self.specs = [fitted.get(spec.name, spec) for spec in self.specs]
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
         if cluster.moves_rows_by == "ray" or not self._is_cached_in(num_workers):

@@ -9,6 +9,7 @@ Arrays and pandas frames of the driver are cut in shards, and their predictions 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import operator
 import os
@@ -20,16 +21,32 @@ import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_errors
 from bigdl.orca.cluster.spark_calls import silent_when_closed
-from bigdl.orca.cluster.versions import to_arrow
+from bigdl.orca.cluster.versions import arrow_udf, to_arrow
 from bigdl.orca.data.feeds import ON_RAY, kind_of
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
 from bigdl.orca.inference.shipping import Ready, ShippedModel
+from bigdl.orca.learn.prediction.outputs import (
+    Output,
+    OutputColumns,
+    answered_rows,
+    chosen_outputs,
+    outputs_of_rows,
+    run_model,
+    with_nulls,
+)
 from bigdl.runtime.cluster import Cluster
-from bigdl.runtime.shards.columns import column_spec, convert, decode, float_dtype
-from bigdl.runtime.shards.texts import takes_texts
-from bigdl.runtime.shards.values import columns_of, is_frame
+from bigdl.runtime.shards.columns import (
+    ColumnSpec,
+    convert,
+    decode,
+    fitted_specs,
+    float_dtype,
+)
+from bigdl.runtime.shards.feed import SourceError
+from bigdl.runtime.shards.texts import TEXT, is_text, takes_texts
+from bigdl.runtime.shards.values import Column, columns_of, is_frame
 from bigdl.training.batches import zero_column
 
 if TYPE_CHECKING:
@@ -68,153 +85,6 @@ class PredictOptions:
     inputs: list | None = None
 
 
-def chosen_outputs(
-    keys: Sequence[str | None], output_cols: Sequence[str] | None
-) -> tuple[list[str], list[int]]:
-    """Return names for the outputs of a model, and the numbers of the outputs that have them.
-
-    Several outputs without keys or names of the user's have one name together, ``prediction``.
-    """
-    named, everything = [str(key) for key in keys if key is not None], list(range(len(keys)))
-    if output_cols is None:
-        return named or ["prediction"], everything
-    names = list(output_cols)
-    if named and set(names) <= set(named):
-        return names, [named.index(name) for name in names]
-    if len(names) != len(keys):
-        returned = f"{len(keys)} outputs" + (f" ({', '.join(named)})" if named else "")
-        raise UsageError(
-            f"The model returns {returned} but output_cols names {len(names)}: {names}"
-        )
-    return names, everything
-
-
-def spark_type(ndim: int) -> Any:
-    """Return the type of a column whose cells have so many dimensions."""
-    from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql import types as T
-
-    if ndim == 1:
-        return VectorUDT()
-    nested: T.DataType = T.FloatType()
-    for _ in range(ndim):
-        nested = T.ArrayType(nested)
-    return nested
-
-
-@dataclass(frozen=True)
-class OutputColumns:
-    """The columns that prediction adds.
-
-    Attributes
-    ----------
-    shapes : sequence of tuple of int
-        Of a row of every output, in the order of the model.
-    names : list of str
-        One for each output, or a single one for all of them together.
-    order : sequence of int
-        Which outputs become columns.
-    """
-
-    shapes: Sequence[tuple[int, ...]]
-    names: list[str]
-    order: Sequence[int]
-
-    def check(self, columns: Sequence[str]) -> None:
-        """Refuse names that the DataFrame has already; Spark does not tell their case apart."""
-        taken = {name.lower() for name in columns}
-        for name in self.names:
-            if name.lower() in taken:
-                raise UsageError(
-                    f"The DataFrame has a column '{name}' already; rename it, or name the outputs "
-                    "with output_cols="
-                )
-            taken.add(name.lower())
-
-    @property
-    def _is_joined(self) -> bool:
-        return len(self.names) < len(self.order)
-
-    @property
-    def places(self) -> list[str]:
-        """Names of the columns in :meth:`schema`, free of what Spark reads as syntax."""
-        return [f"p{i}" for i in range(len(self.names))]
-
-    def schema(self, schema):
-        """A frame's schema with these columns added, under the names of :attr:`places`."""
-        from pyspark.ml.linalg import VectorUDT
-        from pyspark.sql import types as T
-
-        kinds = [spark_type(len(self.shapes[i])) for i in self.order]
-        kinds = [T.ArrayType(VectorUDT())] if self._is_joined else kinds
-        added = [T.StructField(n, k) for n, k in zip(self.places, kinds, strict=True)]
-        return T.StructType([*schema.fields, *added])
-
-    def arrow(self, arrays: Sequence[np.ndarray]) -> list:
-        """The columns in the Arrow types that Spark reads for :meth:`schema`.
-
-        Parameters
-        ----------
-        arrays : sequence of ndarray
-            Every output, of shape ``(rows, ...)``.
-        """
-        chosen = [arrays[i] for i in self.order]
-        return [_joined(chosen)] if self._is_joined else [_column(a) for a in chosen]
-
-
-def _column(array):
-    return _vectors(array) if array.ndim == 2 else list_column(array)
-
-
-def list_column(array: np.ndarray) -> Any:
-    """Rows of an array as numbers, or as nested lists of them."""
-    out = pa.array(np.ascontiguousarray(array).reshape(-1), pa.float32())
-    for axis in range(array.ndim - 1, 0, -1):
-        out = _lists(out, int(np.prod(array.shape[:axis])), array.shape[axis])
-    return out
-
-
-def _lists(values, count, width):
-    """`count` lists of `width` values each."""
-    offsets = np.arange(count + 1, dtype=np.int64) * width
-    if offsets[-1] >= 2**31:
-        raise UsageError(
-            "The predictions of one batch of Spark have more than 2**31 numbers; set "
-            "spark.sql.execution.arrow.maxRecordsPerBatch to fewer rows"
-        )
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
-
-
-def _vectors(array):
-    """Rows of a 2-D array as Spark's dense vectors."""
-    rows, width = array.shape
-    values = _lists(pa.array(array.astype(np.float64).reshape(-1)), rows, width)
-    return pa.StructArray.from_arrays(
-        [
-            pa.array(np.ones(rows, np.int8)),
-            pa.nulls(rows, pa.int32()),
-            pa.nulls(rows, pa.list_(pa.int32())),
-            values,
-        ],
-        fields=[
-            pa.field("type", pa.int8(), nullable=False),
-            pa.field("size", pa.int32()),
-            pa.field("indices", pa.list_(pa.int32())),
-            pa.field("values", values.type),
-        ],
-    )
-
-
-def _joined(arrays):
-    """Several outputs as one column: an array of vectors per row."""
-    rows = len(arrays[0])
-    flat = [a.reshape(rows, -1) if rows else a.reshape(0, 1) for a in arrays]
-    pieces = [_vectors(a) for a in flat]
-    order = np.arange(rows * len(flat)).reshape(len(flat), rows).T.reshape(-1)
-    mixed = pa.concat_arrays(pieces).take(pa.array(order))
-    return _lists(mixed, rows, len(flat))
-
-
 def predict_dataframe(
     frame: DataFrame,
     shipped: ShippedModel,
@@ -235,7 +105,8 @@ def predict_dataframe(
         The model's inputs for two rows, as it takes them, to see what it returns; by default they
         are made up, or are those of `frame`.
     """
-    specs, plain, converted = converted_columns(frame, options.config, options.feature_cols)
+    known = options.inputs
+    specs, plain, converted = converted_columns(frame, options.config, options.feature_cols, known)
     kept = plain.columns
     place = dict(zip(frame.columns, kept, strict=True))
     # a column that is of the model's type already, e.g. an image, travels once; a vector becomes
@@ -246,24 +117,63 @@ def predict_dataframe(
         if frame.schema[spec.name].dataType.simpleString() == spec.cast != "vector"
     }
     inputs = [as_is.get(i, f"f{i}") for i in range(len(specs))]
-    known = options.inputs
     if known is None or len(known) != len(specs):
         known = [_known(spec, frame.schema[spec.name].metadata) for spec in specs]
     if rows is None:
         outputs = _outputs(shipped.load(), specs, plain.select(*converted), known)
     else:
         outputs = outputs_of_rows(shipped.load(), rows)
-    names = chosen_outputs([key for key, _ in outputs], options.output_cols)
-    columns = OutputColumns([shape for _, shape in outputs], *names)
+    columns = OutputColumns.of(outputs, options.output_cols)
     columns.check(frame.columns)
-    ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
-    task = _task(shipped.in_task(threads), specs, kept, inputs, columns, options.batch_size)
-    result = ready.mapInArrow(silent_when_closed(task), columns.schema(plain.schema))
+    model_of_task = shipped.in_task(threads)
+    if all(is_carried(field.dataType) for field in frame.schema.fields):
+        ready = plain.select("*", *(c for i, c in enumerate(converted) if i not in as_is))
+        task = _task(model_of_task, specs, kept, inputs, columns, options.batch_size)
+        result = ready.mapInArrow(silent_when_closed(task), columns.schema(plain.schema))
+    else:
+        given = [plain[as_is[i]] if i in as_is else each for i, each in enumerate(converted)]
+        task = value_task(model_of_task, lambda _: specs, columns, options.batch_size)
+        value = arrow_udf(task, columns.ddl, iterates=True)(*given)
+        ready = plain.select("*", value.alias("value"))
+        result = ready.select(*kept, *columns.of_value(ready["value"]))
     return result.toDF(*frame.columns, *columns.names)
 
 
-def converted_columns(frame, config: dict | None, feature_cols: Sequence[str]):
+def is_carried(kind: Any) -> bool:
+    """Return True if Arrow carries values of a Spark type to Python and back.
+
+    It does not carry void within arrays and maps, intervals of months, variants, and types of
+    users.
+    """
+    from pyspark.ml.linalg import MatrixUDT, VectorUDT
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.ArrayType):
+        return is_carried(kind.elementType) and not isinstance(kind.elementType, T.NullType)
+    if isinstance(kind, T.MapType):
+        inner = kind.keyType, kind.valueType
+        return all(is_carried(each) and not isinstance(each, T.NullType) for each in inner)
+    if isinstance(kind, T.StructType):
+        return all(is_carried(each.dataType) for each in kind.fields)
+    carried = (
+        *(T.NumericType, T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.NullType),
+        *(T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, VectorUDT, MatrixUDT),
+    )
+    return isinstance(kind, carried)
+
+
+def converted_columns(
+    frame, config: dict | None, feature_cols: Sequence[str], known: list | None = None
+):
     """The columns of a DataFrame that a model takes, in the types of its inputs.
+
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+    config : dict or None
+    feature_cols : sequence of str
+    known : list, optional
+        Types of the model's inputs, as of :class:`PredictOptions`.
 
     Returns
     -------
@@ -275,7 +185,8 @@ def converted_columns(frame, config: dict | None, feature_cols: Sequence[str]):
     """
     types = check_columns(frame, feature_cols)
     floats, texts = float_dtype(config), takes_texts(config)
-    specs = [column_spec(name, types[name], floats, texts=texts) for name in feature_cols]
+    given = [(name, types[name]) for name in feature_cols]
+    specs = fitted_specs(given, floats, texts=texts, known=known)
     # mapInArrow finds columns by name, which fails for a dot, a backtick or a name given twice
     plain = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
     place = dict(zip(frame.columns, plain.columns, strict=True))
@@ -288,12 +199,10 @@ def converted_columns(frame, config: dict | None, feature_cols: Sequence[str]):
 # -- what the model returns ---------------------------------------------------------------------
 
 
-def _outputs(model, specs, ready, known) -> list[tuple[str | None, tuple[int, ...]]]:
-    """Key and shape of what the model returns for a row.
+def _outputs(model, specs, ready, known) -> list[Output]:
+    """Return what the model returns for a row of a frame's converted columns.
 
-    They are seen on made-up rows where their shape is known, else on the first.
-
-    Two rows are tried, since a model that squeezes its output hides the dimension of a single one.
+    It is seen on made-up rows where their shape is known, else on the first row without a null.
     """
     batch = _made_up(specs, known)
     if batch is not None:
@@ -303,16 +212,46 @@ def _outputs(model, specs, ready, known) -> list[tuple[str | None, tuple[int, ..
             raise
         except Exception as error:  # e.g. ids that start at 1: then only a real row will do
             logger.debug("The model does not take rows of zeros: %s", error)
-    table = to_arrow(ready.limit(1))
-    if table.num_rows == 0:
-        return [(None, ())]
-    twice = table.take([0, 0]).combine_chunks().to_batches()[0]
-    return outputs_of_rows(model, decode_columns(specs, twice))
+    row = _first_row(specs, ready)
+    if row is not None:
+        return outputs_of_rows(model, decode_columns(specs, row))
+    for width in (*getattr(model, "widths", ()), 3):  # without rows: what the model accepts
+        guessed = [
+            leaves or ([[None, s.dtype, [width]]] if (s.kind, s.ndim) == ("plain", 1) else None)
+            for s, leaves in zip(specs, known, strict=True)
+        ]
+        if (batch := _made_up(specs, guessed)) is not None:
+            with contextlib.suppress(Exception):
+                return outputs_of_rows(model, batch)
+    logger.warning(
+        "There are no rows, and what the model takes is not known since it has not been fitted, so "
+        "neither is the type of what it returns; 'prediction' becomes a column of floats"
+    )
+    return [Output()]
 
 
-def outputs_of_rows(model: Ready, batch: list) -> list[tuple[str | None, tuple[int, ...]]]:
-    """Key and shape for a row of every output, seen on two rows."""
-    return [(key, array.shape[1:]) for key, array in run_model(model, batch, 2)]
+def _first_row(specs, ready):
+    """The first row that can be answered, twice, as an Arrow batch; None if there is none."""
+    from pyspark.sql import functions as F
+
+    whole = ready
+    for name in ready.columns:
+        whole = whole.where(F.col(name).isNotNull())
+    for rows in (1, 1000):  # a row may have nulls within its arrays
+        table = to_arrow(whole.limit(rows)).combine_chunks()
+        if not table.num_rows:
+            return None
+        batch = table.to_batches()[0]
+        answered = _answered(specs, batch.columns)
+        first = 0 if answered is None else next(iter(np.flatnonzero(answered)), None)
+        if first is not None:
+            return batch.take(pa.array([first, first]))
+    return None
+
+
+def _answered(specs, columns) -> np.ndarray | None:
+    """Which rows of converted columns the model can answer; None for all."""
+    return answered_rows(columns, [np.dtype(spec.dtype).kind == "i" for spec in specs])
 
 
 def _known(spec, metadata) -> list | None:
@@ -340,69 +279,13 @@ def _made_up(specs, known):
     return batch
 
 
-def decode_columns(specs, batch) -> list:
-    """The columns of an Arrow batch as arrays, or dicts of them."""
-    columns = []
-    for spec, column in zip(specs, batch.columns, strict=True):
+def decode_columns(specs, columns) -> list:
+    """Arrow columns, or those of a batch, as arrays, or dicts of them."""
+    decoded = []
+    for spec, column in zip(specs, getattr(columns, "columns", columns), strict=True):
         leaves = decode(spec, column)
-        columns.append(leaves[0][1] if spec.kind == "plain" else dict(leaves))
-    return columns
-
-
-def run_model(
-    model: Ready, batch: list, rows: int, shapes: Sequence[tuple[int, ...]] | None = None
-) -> list[tuple[str | None, np.ndarray]]:
-    """The outputs for a batch of numpy columns.
-
-    Returns
-    -------
-    list of (key, ndarray of float32 of shape (rows, ...))
-        The key is None unless the model returns a dict.
-    """
-    returned = model(batch)
-    if isinstance(returned, dict):
-        items = list(returned.items())
-    elif isinstance(returned, list | tuple):
-        items = [(None, item) for item in returned]
-    else:
-        items = [(None, returned)]
-    if shapes is not None and len(items) != len(shapes):
-        raise UsageError(
-            f"The model returned {len(items)} outputs for one batch and {len(shapes)} for another"
-        )
-    return [
-        (key, _array(item, rows, shapes[i] if shapes else None, model.squeezes))
-        for i, (key, item) in enumerate(items)
-    ]
-
-
-def _array(item, rows, shape, squeezes) -> np.ndarray:
-    import torch
-
-    if isinstance(item, np.ndarray):
-        array = np.asarray(item, np.float32)
-    elif isinstance(item, torch.Tensor):
-        array = item.detach().cpu().float().numpy()
-    else:
-        raise UsageError(
-            "predict needs a model whose forward returns a tensor, or a tuple, list or dict of "
-            f"them; it returned {type(item).__name__}"
-        )
-    while squeezes and array.ndim > 1 and array.shape[-1] == 1:
-        array = array[..., 0]
-    if rows == 1 and shape is not None and array.size == np.prod(shape, dtype=int):
-        array = array.reshape(1, *shape)  # squeezed by the model
-    if array.ndim == 0 or array.shape[0] != rows:
-        raise UsageError(
-            f"predict needs one row of output for each row of input; the model returned an output "
-            f"of shape {tuple(item.shape)} for {rows} rows"
-        )
-    if shape is not None and array.ndim != len(shape) + 1:
-        raise UsageError(
-            f"The model returned an output of shape {tuple(item.shape)} for {rows} rows, but "
-            f"{tuple(shape)} per row for others; its number of dimensions must not change"
-        )
-    return array
+        decoded.append(leaves[0][1] if spec.kind == "plain" else dict(leaves))
+    return decoded
 
 
 # -- the task -----------------------------------------------------------------------------------
@@ -413,7 +296,7 @@ def predict_rows(
     rows: int,
     batch_size: int,
     take: Callable[[int, int], list],
-    shapes: Sequence[tuple[int, ...]] | None = None,
+    known: Sequence[Output] | None = None,
 ) -> list[tuple[str | None, np.ndarray]]:
     """Predict rows batch by batch.
 
@@ -422,10 +305,10 @@ def predict_rows(
     model : Ready
     rows, batch_size : int
     take : callable
-        ``take(start, count)`` gives the columns of so many rows. Without `shapes` it may be asked
+        ``take(start, count)`` gives the columns of so many rows. Without `known` it may be asked
         for one more than there are.
-    shapes : sequence of tuple of int, optional
-        Of a row of every output, where they are known.
+    known : sequence of Output, optional
+        What the model returns, where that is known.
 
     Returns
     -------
@@ -436,8 +319,8 @@ def predict_rows(
     for low in range(0, rows, batch_size):
         count = min(batch_size, rows - low)
         # a model that squeezes its output hides the dimension of a single row: it gets two
-        asked = count if shapes is not None else max(count, 2)
-        outputs = run_model(model, take(low, asked), asked, shapes)
+        asked = count if known is not None else max(count, 2)
+        outputs = run_model(model, take(low, asked), asked, known)
         pieces.append([(key, array[:count]) for key, array in outputs])
     return [
         (parts[0][0], np.concatenate([array for _, array in parts]))
@@ -445,22 +328,86 @@ def predict_rows(
     ]
 
 
+def whole_rows(
+    specs: Sequence[ColumnSpec], columns: Sequence[Any]
+) -> tuple[list, int, np.ndarray | None]:
+    """Leave out the rows of Arrow columns that hold a null: they cost nothing but themselves.
+
+    Returns
+    -------
+    columns : list of pyarrow.Array
+        Without those rows.
+    rows : int
+        That are left.
+    answered : ndarray of bool, or None
+        Which these are; None if all.
+    """
+    answered, rows = _answered(specs, columns), len(columns[0])
+    if answered is None:
+        return list(columns), rows, None
+    return [c.filter(pa.array(answered)) for c in columns], int(answered.sum()), answered
+
+
+def predict_columns(
+    model: Ready,
+    specs: Sequence[ColumnSpec],
+    columns: Sequence[Any],
+    batch_size: int,
+    known: Sequence[Output],
+) -> list[np.ndarray]:
+    """Return every output for the rows of Arrow columns; none without rows."""
+
+    def take(start, count):
+        return decode_columns(specs, [column.slice(start, count) for column in columns])
+
+    outputs = predict_rows(model, len(columns[0]), batch_size, take, known)
+    return [array for _, array in outputs]
+
+
 def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size):
     def task(batches):
         with model_of_task() as model:
             for batch in batches:
-                features = batch.select(inputs)
-
-                def take(start, count, features=features):
-                    return decode_columns(specs, features.slice(start, count))
-
-                outputs = predict_rows(model, batch.num_rows, batch_size, take, columns.shapes)
-                arrays = [array for _, array in outputs]
-                arrays = arrays or [np.empty((0, *s), np.float32) for s in columns.shapes]
-                made = [*batch.select(kept).columns, *columns.arrow(arrays)]
+                features, rows, answered = whole_rows(specs, batch.select(inputs).columns)
+                arrays = predict_columns(model, specs, features, batch_size, columns.outputs)
+                added = [with_nulls(each, answered) for each in columns.arrow(arrays, rows)]
+                made = [*batch.select(kept).columns, *added]
                 yield pa.RecordBatch.from_arrays(made, [*kept, *columns.places])
 
     return task
+
+
+def value_task(
+    model_of_task: Callable,
+    specs_of: Callable[[Sequence[Any]], Sequence[ColumnSpec]],
+    columns: OutputColumns,
+    batch_size: int,
+    convert: Callable[[ColumnSpec, Any], Any] = lambda _, array: array,
+) -> Callable[[Iterable], Iterator]:
+    """Return what predicts arguments of a function of Spark, for ``arrow_udf``.
+
+    Parameters
+    ----------
+    model_of_task : callable
+    specs_of : callable
+        Gives the conversions of the Arrow arrays of a batch.
+    columns : OutputColumns
+    batch_size : int
+    convert : callable, optional
+        Brings an array into the type of its conversion.
+    """
+
+    def predict(batches: Iterable) -> Iterator:
+        with model_of_task() as model:
+            for batch in batches:
+                arrays = batch if isinstance(batch, tuple) else (batch,)
+                specs = specs_of(arrays)
+                whole, rows, answered = whole_rows(specs, arrays)
+                taken = [convert(spec, array) for spec, array in zip(specs, whole, strict=True)]
+                made = predict_columns(model, specs, taken, batch_size, columns.outputs)
+                yield with_nulls(columns.sql_value(made, rows), answered)
+
+    return predict
 
 
 # -- other inputs ---------------------------------------------------------------------------------
@@ -590,15 +537,85 @@ def predictor(
 
 
 def _outputs_of_shard(model: Ready, shard, options: PredictOptions) -> list:
-    names, floats = list(options.feature_cols), float_dtype(options.config)
-    texts = takes_texts(options.config)
-    columns = columns_of(shard, names, None, floats, with_labels=False, texts=texts)
+    columns = fitted_columns(shard, options.feature_cols, options.config, options.inputs)
     rows = len(columns[0][2])
 
     def take(start, count):
         return rows_of_columns(columns, np.arange(start, start + count) % rows)
 
-    return predict_rows(model, rows, options.batch_size, take)
+    if rows:
+        return predict_rows(model, rows, options.batch_size, take)
+    return _outputs_without_rows(model, columns, options.inputs)
+
+
+def fitted_columns(
+    shard: Any, feature_cols: Sequence[str], config: dict | None, known: list | None
+) -> list[Column]:
+    """The columns of data in memory in the dtypes that the model takes.
+
+    Parameters
+    ----------
+    shard : pandas.DataFrame, dict, tuple, list or ndarray
+    feature_cols : sequence of str
+    config : dict or None
+    known : list or None
+        Types of the model's inputs, as of :class:`PredictOptions`.
+    """
+    floats, texts = float_dtype(config), takes_texts(config)
+    columns = columns_of(shard, list(feature_cols), None, None, with_labels=False, texts=texts)
+    names = list(dict.fromkeys(name for name, _, _ in columns))
+    leaves = known if known is not None and len(known) == len(names) else [[]] * len(names)
+    wanted = {
+        (name, key): dtype
+        for name, each in zip(names, leaves, strict=True)
+        for key, dtype, _ in each or ()
+    }
+    return [
+        (name, key, in_dtype(values, wanted.get((name, key)), floats, name))
+        for name, key, values in columns
+    ]
+
+
+def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> np.ndarray:
+    """Values in the dtype that the model takes; floating ones in `floats` if that is not known.
+
+    Raises
+    ------
+    SourceError
+        For a number that the dtype cannot hold, and for booleans in place of numbers.
+    """
+    kind = values.dtype.kind
+    if dtype is None or kind == "c":
+        return values.astype(floats, copy=False) if kind == "f" else values
+    if kind == TEXT or is_text(dtype) or values.dtype == dtype:
+        return values
+    if (kind == "b") != (dtype == "bool"):
+        raise SourceError(
+            f"'{name}' is {values.dtype} here but {dtype} in the training data; give both the same "
+            "type"
+        )
+    with np.errstate(invalid="ignore"):
+        cast = values.astype(dtype)
+    if cast.dtype.kind in "iu" and len(lossy := values[cast != values]):
+        raise SourceError(
+            f"'{name}' holds {lossy.flat[0]}, which is no {dtype}, its type in the training data; "
+            "cast it, or fill what is missing"
+        )
+    return cast
+
+
+def _outputs_without_rows(model: Ready, columns: list[Column], known: list | None) -> list:
+    """The outputs for no rows, as two made-up rows show them; none if the model takes no zeros."""
+    arrays = [(n, k, np.zeros((2, *v.shape[1:]), v.dtype)) for n, k, v in columns]
+    made_up = [rows_of_columns(arrays, slice(None))]
+    if known is not None and all(known) and len(known) == len(made_up[0]):
+        made_up.insert(0, [zero_column(leaves, 2) for leaves in known])
+    for batch in made_up:
+        try:
+            return [(key, array[:0]) for key, array in run_model(model, batch, 2)]
+        except Exception as error:
+            logger.debug("The model does not take rows of zeros: %s", error)
+    return []
 
 
 def predict_shard(model: Ready, shard: Any, options: PredictOptions) -> Any:
@@ -622,6 +639,18 @@ def predict_shard(model: Ready, shard: Any, options: PredictOptions) -> Any:
 
     cells = {name: cells_of(value) for name, value in named.items()}
     return pd.DataFrame(cells, index=shard.index)
+
+
+def types_of(columns: Sequence[Any]) -> list[list]:
+    """``[key, dtype, shape]`` of the arrays of each column of a batch, an array or a dict of them,
+    in the form of ``BatchSource.types``."""
+    return [
+        [
+            [key, TEXT if array.dtype.kind == TEXT else array.dtype.name, list(array.shape[1:])]
+            for key, array in (each if isinstance(each, dict) else {None: each}).items()
+        ]
+        for each in columns
+    ]
 
 
 def rows_of_columns(columns: list, index) -> list:

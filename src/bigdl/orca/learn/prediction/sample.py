@@ -20,11 +20,13 @@ from bigdl.orca.learn.prediction.inputs import (
     checked_arrays,
     converted_columns,
     decode_columns,
+    fitted_columns,
     rows_of_columns,
+    types_of,
+    whole_rows,
 )
-from bigdl.runtime.shards.columns import float_dtype
 from bigdl.runtime.shards.feed import SourceError
-from bigdl.runtime.shards.values import columns_of, is_frame
+from bigdl.runtime.shards.values import is_frame
 
 SAMPLE_ROWS = 256
 _SAMPLE_BYTES = 64 << 20
@@ -58,10 +60,7 @@ class Sample:
     def leaves(self) -> list[list]:
         """``[key, dtype, shape]`` of the arrays of each column, in the form of
         ``BatchSource.types``."""
-        return [
-            [[key, array.dtype.name, list(array.shape[1:])] for key, array in column.items()]
-            for column in self.columns
-        ]
+        return types_of(self.columns)
 
     def first(self, rows: int) -> list:
         """So many rows as the model takes them; they are repeated if there are fewer."""
@@ -95,7 +94,9 @@ class Sample:
             yield tensors.get(None, tensors)
 
 
-def sample_of(data: Any, config: dict, feature_cols: Sequence[str]) -> Sample | None:
+def sample_of(
+    data: Any, config: dict, feature_cols: Sequence[str], known: list | None = None
+) -> Sample | None:
     """A sample of an input of any kind that `predict` takes.
 
     Parameters
@@ -105,6 +106,8 @@ pandas.DataFrame or arrays
     config : dict
         ``dtype`` is that of the floating inputs.
     feature_cols : sequence of str
+    known : list, optional
+        Types of the model's inputs in the training, which the sample gets.
 
     Returns
     -------
@@ -118,7 +121,7 @@ pandas.DataFrame or arrays
     """
     samples: list[Sample] = []
     for partitions in _PARTITIONS:
-        taken = _rows_of(data, config, list(feature_cols), partitions)
+        taken = _rows_of(data, config, list(feature_cols), partitions, known)
         for columns in taken:
             if isinstance(columns, str):
                 raise UsageError(columns)
@@ -136,7 +139,9 @@ pandas.DataFrame or arrays
     )
 
 
-def needed_sample(data: Any, config: dict, feature_cols: Sequence[str]) -> Sample:
+def needed_sample(
+    data: Any, config: dict, feature_cols: Sequence[str], known: list | None = None
+) -> Sample:
     """The same, where there must be rows.
 
     Raises
@@ -144,7 +149,7 @@ def needed_sample(data: Any, config: dict, feature_cols: Sequence[str]) -> Sampl
     UsageError
         If there are none.
     """
-    rows = sample_of(data, config, feature_cols)
+    rows = sample_of(data, config, feature_cols, known)
     if rows is None:
         raise UsageError(
             "sample must be some rows that predict takes, such as a DataFrame, a pandas "
@@ -153,12 +158,12 @@ def needed_sample(data: Any, config: dict, feature_cols: Sequence[str]) -> Sampl
     return rows
 
 
-def _rows_of(data, config, names, partitions: int) -> list:
+def _rows_of(data, config, names, partitions: int, known: list | None) -> list:
     """Return the columns of some rows of each of the first partitions, or an error as a text."""
     input_type = kind_of(data)
-    first = functools.partial(_first_rows, names, float_dtype(config))
+    first = functools.partial(_first_rows, names, config, known)
     if input_type == "Spark DataFrame":
-        return _rows_of_frame(data, config, names, partitions)
+        return _rows_of_frame(data, config, names, partitions, known)
     if input_type == "SparkXShards":
         from bigdl.orca.data.xshards.shards import collected
 
@@ -177,13 +182,14 @@ def _rows_of(data, config, names, partitions: int) -> list:
     return []
 
 
-def _rows_of_frame(frame, config, feature_cols, partitions):
+def _rows_of_frame(frame, config, feature_cols, partitions, known):
     import pyarrow as pa
 
-    specs, plain, converted = converted_columns(frame, config, feature_cols)
+    specs, plain, converted = converted_columns(frame, config, feature_cols, known)
     packed = plain.select(*converted).mapInArrow(_pack, "data binary").take(partitions)
     tables = [pa.ipc.open_stream(row.data).read_all() for row in packed]
-    return [decode_columns(specs, t.combine_chunks().to_batches()[0]) for t in tables]
+    batches = [whole_rows(specs, t.combine_chunks().to_batches()[0].columns) for t in tables]
+    return [decode_columns(specs, columns) for columns, rows, _ in batches if rows]
 
 
 def _pack(batches):
@@ -201,11 +207,11 @@ def _pack(batches):
             return
 
 
-def _first_rows(names, floats, partition) -> Iterator:
+def _first_rows(names, config, known, partition) -> Iterator:
     """Yield rows of a partition's first shard that has any, or an error as a text."""
     for shard in partition:
         try:
-            columns = columns_of(shard, names, None, floats, with_labels=False)
+            columns = fitted_columns(shard, names, config, known)
         except SourceError as error:
             yield str(error)
             return

@@ -520,6 +520,7 @@ Ray also RayXShards or a ray.data.Dataset
             local_steps=local,
             precision=self._precision,
             weighted=weight_col is not None,
+            inputs=self._inputs(),
             summary=self._events is not None,
         )
         figures = self._training.fit(
@@ -624,6 +625,7 @@ Ray also RayXShards or a ray.data.Dataset
             metrics,
             not reduce_results,
             self._precision,
+            inputs=self._inputs(),
         )
         parts = dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None)
         program = EvaluateProgram(parts, settings, callbacks, self._sync)
@@ -890,7 +892,7 @@ RayXShards or a ray.data.Dataset
 
             if accelerate is not None:
                 given = isinstance(data, Sample)
-                sample = data if given else sample_of(data, self._parts.config, names)
+                sample = data if given else sample_of(data, self._parts.config, names, inputs)
                 if sample is not None:  # there are rows
                     threads = cluster.threads_per_task
                     fast = Acceleration(accelerate, sample, batch_size, threads)

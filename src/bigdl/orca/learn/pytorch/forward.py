@@ -4,8 +4,11 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
+import re
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,19 +85,22 @@ def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
 def call_model(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
     """Call a model; refuse inputs that are more or fewer than its forward takes.
 
-    The error of an input that the model cannot compute tells the shapes that it was given.
+    A model that does not compute with the dtypes of its inputs, such as a linear layer of floats
+    with whole numbers, gets those numbers in a dtype that it computes with, see
+    :func:`in_dtypes_of`. The error of an input that the model cannot compute tells the shapes that
+    it was given.
     """
+    inputs = _as_remembered(model, inputs)
     try:
         return model(*inputs)
-    except RuntimeError as error:
-        shapes = [tuple(each.shape) for each in inputs if isinstance(each, torch.Tensor)]
-        if shapes:
-            error.add_note(f"The model was given inputs of shape {', '.join(map(str, shapes))}")
-        if any(len(shape) == 1 for shape in shapes):
-            error.add_note(
-                "A column of single numbers has one dimension: join such columns to one, e.g. by "
-                "array(a, b) or VectorAssembler, or let forward take x.unsqueeze(1)"
-            )
+    except (RuntimeError, ValueError) as error:
+        if _DTYPES.search(str(error)):
+            for others in in_dtypes_of(model, inputs):
+                with contextlib.suppress(RuntimeError, ValueError, TypeError, IndexError):
+                    output = model(*others)
+                    _remember(model, inputs, others)
+                    return output
+        _note_inputs(error, inputs)
         raise
     except TypeError:
         signature = inspect.signature(model.forward)
@@ -107,6 +113,120 @@ def call_model(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
                 "join columns of numbers to one, e.g. by array(a, b) or VectorAssembler"
             ) from None
         raise
+
+
+def _note_inputs(error, inputs):
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+    if tensors:
+        told = ", ".join(f"{tuple(each.shape)} of {str(each.dtype)[6:]}" for each in tensors)
+        error.add_note(f"The model was given inputs of shape {told}")
+    if any(each.ndim == 1 for each in tensors):
+        error.add_note(
+            "A column of single numbers has one dimension: join such columns to one, e.g. by "
+            "array(a, b) or VectorAssembler, or let forward take x.unsqueeze(1)"
+        )
+
+
+# what the layers of torch say of an input in a dtype that they do not compute with
+_DTYPES = re.compile(
+    r"dtype|scalar type|data type|not implemented for '|types? .* should be the same"
+)
+_MOST_INPUTS = 4  # whose dtypes are tried in all combinations
+_accepted: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by model, see _remember
+
+
+def in_dtypes_of(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[list]:
+    """Yield inputs in other dtypes that a model may compute with.
+
+    Numbers become floats of the dtype of the model's parameters, or whole numbers where none of
+    them has a fraction. The first differ from what was given in the fewest inputs.
+    """
+    floats = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    floats = floats or torch.get_default_dtype()
+    leaves, structure = _flat(inputs)
+    choices = [_dtypes_for(leaf, floats) for leaf in leaves]
+    if len(leaves) <= _MOST_INPUTS:
+        combinations = list(itertools.product(*choices))
+    else:  # all that can be floats, and the same without booleans
+        combinations = [
+            tuple(
+                floats if floats in some and leaf.dtype != but else some[0] for leaf, some in both
+            )
+            for both in [list(zip(leaves, choices, strict=True))]
+            for but in (torch.bool, None)
+        ]
+
+    def changes(dtypes):
+        return sum(d != some[0] for d, some in zip(dtypes, choices, strict=True))
+
+    for dtypes in sorted(combinations, key=changes):
+        if changes(dtypes):
+            yield structure(
+                [leaf.to(d) if d else leaf for leaf, d in zip(leaves, dtypes, strict=True)]
+            )
+
+
+def _dtypes_for(leaf, floats):
+    """The dtype of an input, and those that it may be given in instead; None if it is no number."""
+    if not isinstance(leaf, torch.Tensor) or leaf.is_complex():
+        return [None]
+    if not leaf.is_floating_point():
+        return [leaf.dtype, floats]
+    others = [] if leaf.dtype == floats else [floats]
+    is_whole = bool((leaf == leaf.trunc()).all()) and bool((leaf.abs() < 2**53).all())
+    return [leaf.dtype, *others, *([torch.int64] if is_whole else [])]
+
+
+def _flat(inputs):
+    """The tensors of inputs, which may be dicts, and what puts others in their place."""
+    keys = [list(each) if isinstance(each, dict) else None for each in inputs]
+    leaves = [
+        leaf for each in inputs for leaf in (each.values() if isinstance(each, dict) else [each])
+    ]
+
+    def structure(others):
+        rest = iter(others)
+        return [next(rest) if k is None else {key: next(rest) for key in k} for k in keys]
+
+    return leaves, structure
+
+
+def _kinds(leaves):
+    return tuple(getattr(leaf, "dtype", None) for leaf in leaves)
+
+
+def _remember(model, inputs, others):
+    """Note that a model takes inputs of some dtypes in others."""
+    _accepted.setdefault(model, {})[_kinds(_flat(inputs)[0])] = _kinds(_flat(others)[0])
+
+
+def _as_remembered(model, inputs):
+    known = _accepted.get(model)
+    if known is None:
+        return inputs
+    leaves, structure = _flat(inputs)
+    dtypes = known.get(_kinds(leaves))
+    if dtypes is None:
+        return inputs
+    casts = zip(leaves, dtypes, strict=True)
+    return structure([leaf if d is None else _cast(leaf, d) for leaf, d in casts])
+
+
+def _cast(leaf, dtype):
+    cast = leaf.to(dtype)
+    if leaf.is_floating_point() and not dtype.is_floating_point:
+        lossy = leaf != cast.to(leaf.dtype)
+        if bool(lossy.any()):
+            raise UsageError(
+                f"The model takes whole numbers, but its input holds {leaf[lossy][0].item()}; cast "
+                "the column, or fill what is missing"
+            )
+    return cast
+
+
+def accepted_inputs(model: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return inputs in the dtypes in which :func:`call_model` has given such ones to a model."""
+    return _as_remembered(model, inputs)
 
 
 _OVER_CLASSES = nn.CrossEntropyLoss, nn.NLLLoss

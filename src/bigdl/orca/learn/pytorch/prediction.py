@@ -13,7 +13,7 @@ import torch
 from bigdl.common.errors import UsageError
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import TorchRunner
-from bigdl.orca.learn.pytorch.forward import call_model
+from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import precision_of, to_device
@@ -45,6 +45,18 @@ class TorchReady:
         columns = to_device([_tensor(column) for column in batch], self.device)
         with torch.no_grad(), precision_of(self.precision, self.device)():
             return call_model(self.model, columns)
+
+    @property
+    def widths(self) -> list[int]:
+        """Sizes that the last dimension of an input may have: those of the weights."""
+        sizes = [p.shape[-1] for p in self.model.parameters() if p.ndim > 1]
+        return list(dict.fromkeys(sizes))[:8]
+
+    def accepted(self, batch: list) -> list:
+        """Return a batch of numpy columns in the dtypes in which the model computes with it."""
+        self(batch)
+        taken = accepted_inputs(self.model, [_tensor(column) for column in batch])
+        return [_array(column) for column in taken]
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,14 @@ def _tensor(column):
     if isinstance(column, dict):
         return {key: _tensor(value) for key, value in column.items()}
     return torch.tensor(column)
+
+
+def _array(column):
+    if isinstance(column, dict):
+        return {key: _array(value) for key, value in column.items()}
+    if column.dtype in (torch.float16, torch.bfloat16):  # the model takes float32 all the same
+        column = column.float()
+    return column.numpy()
 
 
 def predicting_parts(parts: ModelParts, main: MainCallback) -> ModelParts:

@@ -360,6 +360,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             label_cols=columns.label_cols,
             num_steps=validation_steps,
             weighted=weight_col is not None,
+            inputs=self._inputs(),
             initial_epoch=first,
             steps_per_epoch=steps_per_epoch,
             validation_freq=_check_frequency(validation_freq),
@@ -444,6 +445,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             feed.label_cols,
             num_steps,
             weight_col is not None,
+            inputs=self._inputs(),
         )
         packed = Packed.of(self._parts, callbacks)
         program = EvaluateProgram(packed, config, self._sync, settings, self._training.seed)
