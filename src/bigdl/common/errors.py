@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "BigDLError",
@@ -20,6 +20,7 @@ __all__ = [
     "LazyModule",
     "MissingExtraError",
     "UsageError",
+    "UsersFrames",
     "WorkerError",
     "WorkerLost",
     "first_line",
@@ -36,7 +37,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _CAUSE = "The above exception was the direct cause of the following exception:"
 _LIBRARY = re.compile(
     r"[\\/](site-packages|dist-packages)[\\/]|[\\/]lib[\\/]python3\.\d+[\\/]|<frozen |"
-    r"[\\/]bigdl[\\/](common|dllib|friesian|nano|orca|runtime|training|tuning)[\\/]"
+    r"[\\/]bigdl[\\/](common|dllib|friesian|mlflow|nano|orca|runtime|training|tuning)[\\/]"
 )
 """Files that are not the user's."""
 
@@ -209,6 +210,30 @@ def short_traceback(text: str) -> str:
     if is_cause:
         lines.append(f"caused by {cause.rstrip().rpartition(chr(10))[2]}")
     return "\n".join([_TRACEBACK, *shown, *lines])
+
+
+class UsersFrames:
+    """A block whose exceptions leave it without the frames that led to the user's code.
+
+    Their tracebacks begin with the first frame that is not of this product, the standard library
+    or an installed package. If there is no such frame, they have the last four.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None or isinstance(error, BigDLError):
+            if isinstance(error, WorkerError):  # its text has the frames
+                error.__traceback__ = None
+            return
+        frames = []
+        while traceback is not None:
+            frames.append(traceback)
+            traceback = traceback.tb_next
+        files = [f'  File "{each.tb_frame.f_code.co_filename}"' for each in frames]
+        first = next((n for n, file in enumerate(files) if not _LIBRARY.search(file)), None)
+        error.__traceback__ = frames[max(0, len(frames) - 4) if first is None else first]
 
 
 def one_line(error: BaseException) -> str:

@@ -475,7 +475,11 @@ class WorkerLoop(FitLoop):
 
     def _facts(self) -> dict:
         """Return what the manifest of a checkpoint says of the input, JSON-able."""
-        return input_facts(self.settings, self._types and self._types[0])
+        return input_facts(self.settings, self._types and self._taken_types(self._types[0]))
+
+    def _taken_types(self, types: list) -> list:
+        """Return the types in which the model takes features of the training data's."""
+        return types
 
     @property
     @abstractmethod

@@ -9,6 +9,7 @@ this module only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -30,6 +31,7 @@ from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import LOGGING, LOOPBACK, QUICK_JVM, spark_home
+from bigdl.orca.cluster.versions import another_python
 from bigdl.runtime.engine import user_import_path
 from bigdl.runtime.jobs import PYSPARK_CONTEXT
 from bigdl.runtime.launch import Output
@@ -226,10 +228,34 @@ def use_this_python(sc: SparkContext) -> None:
     """On this machine, let the workers of `sc` use this interpreter unless another was asked for.
 
     PySpark's own default is the ``python3`` on ``PATH``, in a virtual environment often another.
+
+    Raises
+    ------
+    UsageError
+        If another was asked for whose version differs: its tasks would fail.
     """
     asked = "PYSPARK_PYTHON" in os.environ or sc.getConf().get("spark.pyspark.python")
-    if cast("str", sc.master).startswith("local") and not asked:
+    if not cast("str", sc.master).startswith("local"):
+        return
+    if not asked:
         sc.pythonExec = sys.executable
+    elif os.path.realpath(sc.pythonExec) != os.path.realpath(sys.executable):
+        version = _python_version(sc.pythonExec)
+        if version not in (None, "{}.{}".format(*sys.version_info)):
+            raise UsageError(another_python(cast("str", version)))
+
+
+@functools.lru_cache
+def _python_version(executable: str) -> str | None:
+    """The version of an interpreter; None if it does not say it."""
+    program = "import sys; print('{}.{}'.format(*sys.version_info))"
+    try:
+        said = subprocess.run(
+            [executable, "-c", program], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip()
 
 
 def set_log_level(sc: SparkContext, level: str) -> None:

@@ -56,6 +56,27 @@ _WATCH_S = 0.5  # seconds between two looks for tasks that failed
 _MOST_TASKS = 1000  # of a stage that are looked at
 
 
+def check_alive(owner: Any, what: str = "data") -> None:
+    """Refuse what was made in a SparkContext, or a session of Spark Connect, that has been stopped.
+
+    Parameters
+    ----------
+    owner : pyspark.SparkContext, or SparkSession of Spark Connect
+        Other objects pass.
+    what : str
+        What was made in it, for the message.
+
+    Raises
+    ------
+    UsageError
+    """
+    if getattr(owner, "_jsc", owner) is None or getattr(owner, "is_stopped", False) is True:
+        raise UsageError(
+            f"This {what} belongs to a Spark context that has been stopped, and ended with it; "
+            "make it again in the context that is active"
+        )
+
+
 class SparkCall:
     """A call that runs Spark jobs, in a thread of its own.
 
@@ -69,6 +90,7 @@ class SparkCall:
     """
 
     def __init__(self, owner: Any, call: Callable[[], Any]):
+        check_alive(owner)
         self._call, self._session = call, None
         if hasattr(owner, "addJobTag"):
             self._add, self._remove = owner.addJobTag, owner.removeJobTag
@@ -259,6 +281,8 @@ def error_of(cause: str, place: str, rank: int = -1) -> BigDLError:
     kind = kind.rpartition(".")[2]
     if kind == UsageError.__name__:
         return UsageError(message)
+    if "PYTHON_VERSION_MISMATCH" in cause:
+        return UsageError(versions.another_python(cause))
     return WorkerError(rank, kind, cause, place=place)
 
 
@@ -279,6 +303,8 @@ def users_errors(sc: SparkContext | None) -> Iterator[None]:
     WorkerError
         With the lines of the user's code.
     """
+    if sc is not None:
+        check_alive(sc)
     watch = None if sc is None or plan.is_switched_off() else TaskWatch(sc)
     with contextlib.ExitStack() as stack:
         if sc is not None:

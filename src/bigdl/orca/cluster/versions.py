@@ -64,6 +64,24 @@ def spark_release() -> tuple[int, int]:
     return release(pyspark.__version__)
 
 
+def another_python(workers: str) -> str:
+    """Return what to do about workers of Spark that run another Python than the program.
+
+    Parameters
+    ----------
+    workers : str
+        Their version, or a text of PySpark that tells it.
+    """
+    told = re.search(r"\b3\.\d+", workers)
+    theirs = f"Python {told[0]}" if told else "another Python"
+    own = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    return (
+        f"Spark's workers run {theirs}, but this program runs {own}; before the session of Spark "
+        f"is made, set the environment variable PYSPARK_PYTHON (or spark.pyspark.python) to a {own} "
+        f"that the workers have, on this machine {sys.executable}"
+    )
+
+
 # -- threads and jobs ------------------------------------------------------------------------------
 
 

@@ -93,6 +93,11 @@ class ShippedModel:
         self.digest = digest_of(data)
         self.broadcast = sc.broadcast(data)
 
+    @property
+    def owner(self) -> Any:
+        """The SparkContext in which it was broadcast."""
+        return self._origin[0]
+
     def is_of(self, *origin) -> bool:
         """Return True if it was made from these values, the first of which is a SparkContext."""
         return len(origin) == len(self._origin) and all(

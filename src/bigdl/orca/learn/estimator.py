@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, UsersFrames
 from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.inference.shipping import ShippedModel
@@ -263,7 +263,8 @@ class TrainingEstimator(ABC):
         shipped, inputs = ship(data, names, cluster, self._inputs())
         outputs = None if output_cols is None else names_of(output_cols)
         options = PredictOptions(config, names, batch_size, outputs, inputs)
-        return predict_any(data, shipped, options, cluster)
+        with UsersFrames():
+            return predict_any(data, shipped, options, cluster)
 
     def _predict_stream(
         self,
@@ -294,7 +295,8 @@ class TrainingEstimator(ABC):
         if rows is None and not options.inputs:
             raise UsageError(NOT_FITTED)
         first = None if rows is None else rows.first(2)
-        return predict_dataframe(data, shipped, options, cluster.threads_per_task, first)
+        with UsersFrames():
+            return predict_dataframe(data, shipped, options, cluster.threads_per_task, first)
 
     def _sql_function(
         self,
@@ -317,7 +319,8 @@ class TrainingEstimator(ABC):
         columns = feature_cols, batch_size, output_cols
         rows, shipped, options = self._ship(cluster, sample, config, *columns, ship)
         first = None if rows is None else rows.first(2)
-        return sql_function(shipped, options, cluster.threads_per_task, first)
+        with UsersFrames():
+            return sql_function(shipped, options, cluster.threads_per_task, first)
 
     #: its package in requirements
     framework: ClassVar[str]

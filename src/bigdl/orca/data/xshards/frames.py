@@ -87,21 +87,36 @@ def spark_frame(rdd: RDD, prefix: str | None = None) -> tuple[DataFrame, dict[An
     return packed.mapInArrow(silent_when_closed(_unpack_cells), from_arrow_schema(schema)), columns
 
 
-def _column_types(shard: Any) -> dict[Any, pa.DataType]:
-    """Return the Arrow type of each column of a shard."""
+def _column_types(shard: Any) -> dict[Any, tuple[pa.DataType, bool]]:
+    """Return the Arrow type of each column of a shard.
+
+    Beside it stands whether the column holds whole numbers that no float holds.
+    """
     if class_name(shard) != DATA_FRAME:
         raise UsageError(f"The shards must be pandas DataFrames, but one is {class_name(shard)}")
     if not shard.columns.is_unique:
         raise UsageError(
             f"A column name must be of one column, but the frame has {list(shard.columns)}"
         )
-    return {name: _array_type(name, column) for name, column in shard.items()}
+    types = {name: _array_type(name, column) for name, column in shard.items()}
+    return {name: (type_, _is_beyond_floats(shard[name], type_)) for name, type_ in types.items()}
 
 
-def _unified(shards: list[dict[Any, pa.DataType]]) -> dict[Any, pa.DataType] | None:
+_EXACT = 2**53
+
+
+def _is_beyond_floats(column: Any, type_: pa.DataType) -> bool:
+    known = column.dropna() if pa.types.is_integer(type_) else ()
+    return bool(len(known)) and max(int(known.max()), -int(known.min())) > _EXACT
+
+
+def _unified(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | None:
     """Return the type of each column that holds the values of all shards, None without shards."""
     known: dict[Any, pa.DataType] | None = None
-    for types in shards:
+    beyond: dict[Any, pa.DataType] = {}
+    for shard in shards:
+        types = {name: type_ for name, (type_, _) in shard.items()}
+        beyond.update({name: type_ for name, (type_, is_beyond) in shard.items() if is_beyond})
         if not types:
             raise UsageError("A frame without columns cannot become a Spark DataFrame")
         if known is None:
@@ -122,6 +137,13 @@ def _unified(shards: list[dict[Any, pa.DataType]]) -> dict[Any, pa.DataType] | N
                     "them one"
                 ) from error
             known[name] = merged.field(0).type
+    for name, type_ in beyond.items():
+        if known is not None and pa.types.is_floating(known[name]):
+            raise UsageError(
+                f"Column {name!r} holds whole numbers beyond 2**53 ({type_}) in one shard and "
+                "floats in another, and no type of Spark holds both exactly; make it one type, "
+                "e.g. astype('Int64') in every shard, which may hold missing numbers, or text"
+            )
     return known
 
 

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bigdl.common.errors import LazyModule, UsageError, outcome_of, without_errors
+from bigdl.common.errors import (
+    LazyModule,
+    UsageError,
+    UsersFrames,
+    outcome_of,
+    without_errors,
+)
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_udf, to_arrow
 from bigdl.orca.data.feeds import ON_RAY, kind_of
@@ -366,7 +372,7 @@ def predict_columns(
 
 def _task(model_of_task, specs, kept, inputs, columns: OutputColumns, batch_size):
     def task(batches):
-        with model_of_task() as model:
+        with UsersFrames(), model_of_task() as model:
             for batch in batches:
                 features, rows, answered = whole_rows(specs, batch.select(inputs).columns)
                 arrays = predict_columns(model, specs, features, batch_size, columns.outputs)
@@ -398,7 +404,7 @@ def value_task(
     """
 
     def predict(batches: Iterable) -> Iterator:
-        with model_of_task() as model:
+        with UsersFrames(), model_of_task() as model:
             for batch in batches:
                 arrays = batch if isinstance(batch, tuple) else (batch,)
                 specs = specs_of(arrays)
@@ -528,7 +534,7 @@ def predictor(
     model_of_task = shipped.in_task(threads)
 
     def predict(shards):
-        with model_of_task() as model:
+        with UsersFrames(), model_of_task() as model:
             for shard in shards:
                 outputs = _outputs_of_shard(model, shard, options)
                 yield _with_outputs(shard, outputs, options.output_cols)

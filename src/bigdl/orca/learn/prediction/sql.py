@@ -8,11 +8,13 @@ worker loads the model once (:mod:`bigdl.orca.inference.shipping`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.cluster.spark_calls import check_alive
 from bigdl.orca.cluster.versions import arrow_udf
 from bigdl.orca.data.feeds.arrow_types import in_type_of, spark_type
 from bigdl.orca.inference.shipping import ShippedModel, accepted_by
@@ -54,7 +56,14 @@ def sql_function(
     columns = OutputColumns.of(outputs, options.output_cols)
     specs_of = _specs_of(options, len(rows))
     task = value_task(shipped.in_task(threads), specs_of, columns, options.batch_size, in_type_of)
-    return arrow_udf(task, columns.ddl, iterates=True)
+    made, owner = arrow_udf(task, columns.ddl, iterates=True), shipped.owner
+
+    @functools.wraps(made)  # Spark registers it by its attributes
+    def function(*arguments: Any) -> Any:
+        check_alive(owner, "function")
+        return made(*arguments)
+
+    return function
 
 
 def _specs_of(options: PredictOptions, arguments: int) -> Callable[[Sequence[Any]], list]:

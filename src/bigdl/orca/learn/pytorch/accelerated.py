@@ -19,7 +19,8 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.orca.inference.runtimes import accelerated_model, nano_files, saved_files
 from bigdl.orca.learn.prediction.sample import Sample
-from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot
+from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model
+from bigdl.orca.learn.pytorch.prediction import TorchReady, TorchSnapshot, dtypes_of
 from bigdl.runtime.serialization import digest_of
 
 logger = logging.getLogger("bigdl.orca")
@@ -55,12 +56,16 @@ class AcceleratedSnapshot:
         Where the directory holds weights only.
     sample : tuple, optional
         Arguments of the original, where the directory holds weights of another precision.
+    takes, returns : tuple of torch.dtype
+        Of the original's inputs and outputs, which a runtime may change.
     """
 
     files: dict[str, bytes]
     threads: int
     original: TorchSnapshot | None = None
     sample: tuple | None = None
+    takes: tuple = ()
+    returns: tuple = ()
 
     def ready(self, device: torch.device | None) -> TorchReady:
         """The model; it computes on the CPU wherever it is."""
@@ -72,7 +77,7 @@ class AcceleratedSnapshot:
         model = InferenceOptimizer.load(
             files, original, input_sample=self.sample, thread_num=self.threads
         )
-        return TorchReady(model.eval(), cpu, "fp32")
+        return TorchReady(model.eval(), cpu, "fp32", self.takes, self.returns)
 
 
 class Acceleration:
@@ -122,6 +127,9 @@ class Acceleration:
         with thread_scope(threads):
             with isolated_rng(0):
                 model = snapshot.ready(torch.device("cpu")).model
+            with torch.no_grad():
+                returns = dtypes_of(call_model(model, batches[0]))
+            batches = [tuple(accepted_inputs(model, batch)) for batch in batches]
             compared = batches[: -(-_COMPARED_ROWS // max(self._batch_size, 2))]
             expected = _outputs(model, compared)
             files = self._files
@@ -129,7 +137,8 @@ class Acceleration:
                 files = _saved(self._name, model, batches, compared, expected, threads)
             if files is None:
                 return snapshot
-            saved = AcceleratedSnapshot(files, threads)
+            types = {"takes": dtypes_of(batches[0]), "returns": returns}
+            saved = AcceleratedSnapshot(files, threads, **types)
             try:
                 loaded = saved.ready(None)
             except UsageError:  # the files alone make no model

@@ -224,6 +224,25 @@ def _cast(leaf, dtype):
     return cast
 
 
+def taken_types(model: torch.nn.Module, types: list) -> list:
+    """Return the types of features, as in ``BatchSource.types``, as the model was given them."""
+    leaves = [leaf for column in types for leaf in column]
+    own = tuple(getattr(torch, dtype, None) for _, dtype, _ in leaves)
+    taken = [_NAMES.get(d) for d in (_accepted.get(model) or {}).get(own, own)]
+    names = iter(taken)
+    return [[[key, next(names) or dtype, shape] for key, dtype, shape in each] for each in types]
+
+
+# NumPy has no bfloat16, and torch's own casts make it of float32
+_NAMES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float32",
+    torch.bfloat16: "float32",
+    torch.int64: "int64",
+}
+
+
 def accepted_inputs(model: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return inputs in the dtypes in which :func:`call_model` has given such ones to a model."""
     return _as_remembered(model, inputs)

@@ -25,7 +25,7 @@ from bigdl.orca.learn.pytorch.evaluation import (
     WorkerBatches,
     evaluate_collectively,
 )
-from bigdl.orca.learn.pytorch.forward import counts_unevenly
+from bigdl.orca.learn.pytorch.forward import counts_unevenly, taken_types
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
@@ -708,6 +708,9 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._is_uneven = settings.weighted or any(each["uneven"] for each in workers)
         if self._validation is not None:
             self._validation.take_types(self._types, self._data)
+
+    def _taken_types(self, types: list) -> list:
+        return taken_types(self.model, types)
 
     def _order(self):
         rank, window = self.rank, self._layout.windows[self.rank]

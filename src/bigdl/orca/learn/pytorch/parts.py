@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, one_line
 from bigdl.common.storage import read_bytes
 from bigdl.orca.learn.pytorch.forward import configured, is_lightning
 from bigdl.training.checkpoint import Checkpoint, read_checkpoint
@@ -373,11 +373,11 @@ def _unpickle(path, data, is_trusted):
         try:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=weights_only)
         except Exception as error:  # of a damaged archive, or what the code in a pickle raises
-            reason = " ".join(str(error).split())
-            if weights_only and isinstance(error, pickle.UnpicklingError):
-                if not data.startswith((b"PK", b"\x80")):  # neither torch's archive nor a pickle
-                    reason = "its content is something else"
-                elif is_trusted(data):
+            reason = one_line(error)
+            if not data.startswith((b"PK", b"\x80")):  # neither torch's archive nor a pickle
+                reason = "it is empty" if not data else "its content is something else"
+            elif weights_only and isinstance(error, pickle.UnpicklingError):
+                if is_trusted(data):
                     continue
                 else:
                     raise UsageError(
