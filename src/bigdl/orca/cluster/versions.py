@@ -77,8 +77,8 @@ def another_python(workers: str) -> str:
     own = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
     return (
         f"Spark's workers run {theirs}, but this program runs {own}; before the session of Spark "
-        f"is made, set the environment variable PYSPARK_PYTHON (or spark.pyspark.python) to a {own} "
-        f"that the workers have, on this machine {sys.executable}"
+        "is made, set the environment variable PYSPARK_PYTHON (or spark.pyspark.python) to a "
+        f"{own} that the workers have, on this machine {sys.executable}"
     )
 
 

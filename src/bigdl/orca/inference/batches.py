@@ -20,6 +20,7 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.versions import arrow_schema, data_type
+from bigdl.orca.data.feeds.arrow_types import is_carried
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.inference.images import decode_images
 from bigdl.orca.inference.inference_model import InferenceModel
@@ -137,6 +138,12 @@ def map_batches(
             raise UsageError(
                 f"Column '{name}' of images must be binary, the content of a file; it is "
                 f"{types[name].simpleString()}"
+            )
+    for name in dict.fromkeys([*kept, *given]):
+        if not is_carried(types[name]):
+            raise UsageError(
+                f"Column '{name}' is {types[name].simpleString()}, which Arrow cannot carry to "
+                "Python; leave it out with keep=, or cast it"
             )
     added = _schema(returns)
     for name in added.names:

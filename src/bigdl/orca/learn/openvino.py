@@ -133,6 +133,13 @@ class _Ready:
         self._compiled = compiled
         self._network = network
 
+    @property
+    def widths(self) -> list[int]:
+        """Sizes of the last dimension of the inputs."""
+        shapes = [port.partial_shape for port in read_network(self._network.files).inputs]
+        known = [s[-1] for s in shapes if s.rank.is_static and len(s) > 1 and s[-1].is_static]
+        return list(dict.fromkeys(size.get_length() for size in known))
+
     def __call__(self, batch: list) -> tuple:
         network = self._network
         if len(batch) != len(network.inputs):
@@ -295,9 +302,10 @@ class OpenvinoEstimator:
         -------
         DataFrame, SparkXShards, ndarray or list of ndarray
             As `data`: a DataFrame gets the column ``prediction``, or, with several outputs, a
-            column by the name of each: dense vectors for an output of two dimensions, floats for
-            one, nested arrays for more. Shards get ``prediction``, a list with
-            several outputs. Of arrays the result is the outputs alone, in float32.
+            column by the name of each: dense vectors for floats of two dimensions, numbers for
+            one, nested arrays for more and for whole numbers. Shards get ``prediction``, a list
+            with several outputs. Of arrays the result is the outputs alone. All outputs keep the
+            dtype that the network gives them, as in :mod:`bigdl.orca.learn.prediction.outputs`.
 
         Raises
         ------
@@ -346,8 +354,9 @@ class OpenvinoEstimator:
         Returns
         -------
         function
-            Of type ``float`` for one number per row, ``array<float>`` for several, nested arrays
-            for more dimensions, and a struct for several outputs.
+            Of the output's type, such as ``float`` or ``bigint``, for one number per row, an array
+            of it for several, nested arrays for more dimensions, and a struct for several outputs.
+            A row with a null in an argument has the value null.
 
         Examples
         --------

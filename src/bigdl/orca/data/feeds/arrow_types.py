@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,6 +52,29 @@ def spark_readable(type_: pa.DataType, nested: bool = False) -> pa.DataType:
         pa.date64(): pa.date32(),
     }
     return arrow_type(from_arrow_type(wider.get(type_, type_)))
+
+
+def is_carried(kind: Any) -> bool:
+    """Return True if Arrow carries values of a Spark type to Python and back.
+
+    It does not carry void within arrays and maps, intervals of months, variants, and types of
+    users.
+    """
+    from pyspark.ml.linalg import MatrixUDT, VectorUDT
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.ArrayType):
+        return is_carried(kind.elementType) and not isinstance(kind.elementType, T.NullType)
+    if isinstance(kind, T.MapType):
+        inner = kind.keyType, kind.valueType
+        return all(is_carried(each) and not isinstance(each, T.NullType) for each in inner)
+    if isinstance(kind, T.StructType):
+        return all(is_carried(each.dataType) for each in kind.fields)
+    carried = (
+        *(T.NumericType, T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.NullType),
+        *(T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, VectorUDT, MatrixUDT),
+    )
+    return isinstance(kind, carried)
 
 
 def spark_type(name: str, arrow_type: pa.DataType) -> DataType:

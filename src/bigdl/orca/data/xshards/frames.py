@@ -106,7 +106,9 @@ _EXACT = 2**53
 
 
 def _is_beyond_floats(column: Any, type_: pa.DataType) -> bool:
-    known = column.dropna() if pa.types.is_integer(type_) else ()
+    if not pa.types.is_integer(type_):
+        return False
+    known = column.dropna()
     return bool(len(known)) and max(int(known.max()), -int(known.min())) > _EXACT
 
 

@@ -506,7 +506,8 @@ class NNModel(Model, ModelParams, _Storable):
     Notes
     -----
     ``transform`` is lazy and keeps all rows, their order and columns. The prediction is a double
-    for one number per row, a dense vector for several.
+    for one floating number per row, a dense vector for several; whole numbers and booleans keep
+    their types.
 
     Examples
     --------

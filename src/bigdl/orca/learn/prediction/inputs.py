@@ -29,6 +29,7 @@ from bigdl.common.errors import (
 from bigdl.orca.cluster.spark_calls import silent_when_closed
 from bigdl.orca.cluster.versions import arrow_udf, to_arrow
 from bigdl.orca.data.feeds import ON_RAY, kind_of
+from bigdl.orca.data.feeds.arrow_types import is_carried
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
 from bigdl.orca.data.tables import is_lake, open_table
 from bigdl.orca.data.xshards.shards import arrays_of, even_cut, join_shards, map_arrays
@@ -143,29 +144,6 @@ def predict_dataframe(
         ready = plain.select("*", value.alias("value"))
         result = ready.select(*kept, *columns.of_value(ready["value"]))
     return result.toDF(*frame.columns, *columns.names)
-
-
-def is_carried(kind: Any) -> bool:
-    """Return True if Arrow carries values of a Spark type to Python and back.
-
-    It does not carry void within arrays and maps, intervals of months, variants, and types of
-    users.
-    """
-    from pyspark.ml.linalg import MatrixUDT, VectorUDT
-    from pyspark.sql import types as T
-
-    if isinstance(kind, T.ArrayType):
-        return is_carried(kind.elementType) and not isinstance(kind.elementType, T.NullType)
-    if isinstance(kind, T.MapType):
-        inner = kind.keyType, kind.valueType
-        return all(is_carried(each) and not isinstance(each, T.NullType) for each in inner)
-    if isinstance(kind, T.StructType):
-        return all(is_carried(each.dataType) for each in kind.fields)
-    carried = (
-        *(T.NumericType, T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.NullType),
-        *(T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, VectorUDT, MatrixUDT),
-    )
-    return isinstance(kind, carried)
 
 
 def converted_columns(

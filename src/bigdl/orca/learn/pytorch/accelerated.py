@@ -137,8 +137,8 @@ class Acceleration:
                 files = _saved(self._name, model, batches, compared, expected, threads)
             if files is None:
                 return snapshot
-            types = {"takes": dtypes_of(batches[0]), "returns": returns}
-            saved = AcceleratedSnapshot(files, threads, **types)
+            takes = dtypes_of(batches[0])
+            saved = AcceleratedSnapshot(files, threads, takes=takes, returns=returns)
             try:
                 loaded = saved.ready(None)
             except UsageError:  # the files alone make no model

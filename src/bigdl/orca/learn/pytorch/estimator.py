@@ -657,8 +657,11 @@ Ray also RayXShards or a ray.data.Dataset
     ) -> Any:
         """`data` with predictions, lazily: all its columns, rows and their order are kept.
 
-        The precision is that of the Estimator, and a machine with GPUs computes on them; the
-        predictions are float32. With `accelerate`, the model runs in another runtime on the CPU.
+        The precision is that of the Estimator, and a machine with GPUs computes on them. Every
+        output keeps its dtype, whatever the input is: an id in int64 stays exact. float16 and
+        bfloat16 become float32, so that predictions with ``precision="bf16"`` are float32, and
+        complex numbers are refused. With `accelerate`, the model runs in another runtime on the
+        CPU.
 
         Parameters
         ----------
@@ -687,9 +690,11 @@ RayXShards or a ray.data.Dataset
         Returns
         -------
         pyspark.sql.DataFrame
-            With ``prediction``: float for one number per row (trailing dimensions of size 1 are
-            dropped), a dense vector for several, nested arrays for more dimensions; several
-            outputs without `output_cols` as an array of vectors.
+            With ``prediction``: a number of the output's type for one per row (trailing dimensions
+            of size 1 are dropped), for several a dense vector of floats or an array of whole
+            numbers or booleans, nested arrays for more dimensions; several outputs without
+            `output_cols` as an array of them, or as a struct (``_1``, ``_2``, …) where floats and
+            whole numbers meet. A row with a null in a feature, also within an array, has null.
         """
         self._need_model()
         check_positive("batch_size", batch_size)
@@ -801,9 +806,11 @@ RayXShards or a ray.data.Dataset
         Returns
         -------
         function
-            Of type ``float`` for one number per row, ``array<float>`` for several, nested arrays
-            for more dimensions. A model with several outputs gives a struct of them if they have
-            names, else an array of arrays.
+            Of the output's type, such as ``float`` or ``bigint``, for one number per row, an array
+            of it for several, nested arrays for more dimensions. A model with several outputs gives
+            a struct of them if they have names or several types, else an array of arrays. A row
+            with a null in an argument, also within an array or a map, has the value null. It ends
+            with its Spark context.
 
         Examples
         --------

@@ -486,10 +486,12 @@ RayXShards or a ray.data.Dataset
         Returns
         -------
         pyspark.sql.DataFrame, or in the form of the input
-            With ``prediction``: of a Spark DataFrame a float where the model gives one number
+            With ``prediction``: of a Spark DataFrame a number where the model gives one
             without a dimension per row, a dense vector for one dimension (also of one number, as
-            ``Dense(1)`` gives it), nested arrays for more; several outputs without `output_cols`
-            as an array of vectors.
+            ``Dense(1)`` gives it), nested arrays for more and for whole numbers; several outputs
+            without `output_cols` as an array of vectors, of several types as a struct. All outputs
+            keep their dtypes (float16 and bfloat16 become float32). A row of a Spark DataFrame
+            with a null in a feature has null there.
         """
         self._parts.need()
         size = 32 if batch_size is None else check_positive("batch_size", batch_size)
@@ -532,8 +534,10 @@ RayXShards or a ray.data.Dataset
         -------
         function
             Of type ``array<float>`` for one dimension per row, also of one number, ``float``
-            without one, nested arrays for more. A model with several outputs gives a struct of
-            them if they have names, else an array of arrays.
+            without one, nested arrays for more; ``bigint``, ``boolean``, … where the output has
+            that dtype. A model with several outputs gives a struct of them if they have names,
+            else an array of arrays. A row with a null in an argument, also within an array, has
+            the value null.
 
         Examples
         --------

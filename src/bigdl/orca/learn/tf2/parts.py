@@ -249,6 +249,13 @@ class _ReadyModel:
         if model.built:
             self._load()
 
+    @property
+    def widths(self) -> list[int]:
+        """Sizes of the last dimension of the model's inputs, where it tells them."""
+        inputs = keras.tree.flatten(getattr(self.model, "inputs", None) or [])
+        known = [each.shape[-1] for each in inputs if len(each.shape) > 1]
+        return list(dict.fromkeys(size for size in known if size))
+
     def __call__(self, batch: list) -> Any:
         """Return what the model returns for a batch of numpy columns, as arrays."""
         inputs = self._assembly.inputs(batch)
