@@ -327,6 +327,7 @@ LIVES = """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
     from bigdl.orca import OrcaContext, init_orca_context, stop_orca_context
+    from bigdl.orca.cluster.spark_calls import users_errors
 
     log = io.StringIO()
     logging.getLogger("bigdl.orca").addHandler(logging.StreamHandler(log))
@@ -365,6 +366,11 @@ LIVES = """
     facts["reuse was said"] = "is reused" in log.getvalue()
     stop_orca_context()
     facts["own context stopped"] = own._jsc is None
+    try:
+        with users_errors(own):
+            pass
+    except RuntimeError as error:
+        facts["data of a stopped context"] = str(error)
     facts["own JVM left alone"] = alive()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:] = [path for path in sys.path if "spark-" not in path or "userFiles" not in path]
@@ -442,6 +448,11 @@ def test_a_context_of_the_program_is_reused_and_its_jvm_left_alone(lives):
     assert lives["python of the reused context"]
     assert lives["own context stopped"]
     assert lives["own JVM left alone"] == ["java"]
+
+
+def test_data_of_a_stopped_context_says_so(lives):
+    said = "This data belongs to a Spark context that has been stopped"
+    assert lives["data of a stopped context"].startswith(said)
 
 
 def test_each_life_has_the_memory_it_asked_for(lives):

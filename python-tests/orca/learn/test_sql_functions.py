@@ -214,6 +214,14 @@ def test_values_have_the_dtypes_of_the_outputs(orca_spark):
     assert plain(found.first().y) == [1099511627779, [1099511627777] * 2, True]
 
 
+def test_a_function_ends_with_its_context(orca_spark, table, monkeypatch):
+    function = Estimator.from_torch(model=torch.nn.Linear(2, 1)).as_udf("f", sample=table)
+    with monkeypatch.context() as patch:
+        patch.setattr(orca_spark.sparkContext, "_jsc", None)  # as stop leaves it
+        with pytest.raises(UsageError, match="function belongs to a Spark context that has been"):
+            function("f")
+
+
 def test_the_type_of_joined_outputs():
     arrays = [np.arange(2, dtype=np.float32), np.ones((2, 1, 2), np.float32)]
     outputs = [Output(None, "float32"), Output(None, "float32", (1, 2))]

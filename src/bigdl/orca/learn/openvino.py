@@ -305,7 +305,7 @@ class OpenvinoEstimator:
             column by the name of each: dense vectors for floats of two dimensions, numbers for
             one, nested arrays for more and for whole numbers. Shards get ``prediction``, a list
             with several outputs. Of arrays the result is the outputs alone. All outputs keep the
-            dtype that the network gives them, as in :mod:`bigdl.orca.learn.prediction.outputs`.
+            dtype that the network gives them.
 
         Raises
         ------
