@@ -296,7 +296,7 @@ class OutputColumns:
 
     @property
     def joined(self) -> str | None:
-        """How several outputs share a column.
+        """The form of a column that several outputs share.
 
         ``"array"`` where one type holds all of them exactly, ``"struct"`` for other dtypes together
         (ids and scores), None where each has its own column.
