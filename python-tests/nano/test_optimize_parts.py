@@ -17,6 +17,7 @@ from bigdl.nano.acceleration.search.trial import (
     time_against,
     time_alone,
 )
+from bigdl.nano.acceleration.spread import Spread
 from bigdl.nano.pytorch import InferenceOptimizer
 
 
@@ -125,7 +126,8 @@ def test_accuracy_is_compared_with_the_original_s(
 
 def test_results_can_be_written_and_read(tmp_path):
     results = results_of(tmp_path / "new", {"original": 0.5, "bf16": None}, reason="é", threads=2)
-    results["bf16"].points.append(Measurement(1, 8, 2.5, 1.5))
+    spreads = Spread.of([2.4, 2.5, 2.7]), Spread.of([1.5])
+    results["bf16"].points.append(Measurement(1, 8, *spreads))
     results.keep(tmp_path / "kept")
     again = Results.read(tmp_path / "kept")
     assert dict(again) == dict(results)
@@ -165,7 +167,7 @@ class Clock:
 def test_a_drift_of_the_machine_does_not_change_the_speedup():
     clock = Clock(1.05)
     timing = time_against(clock.block(0.010), clock.block(0.004), runs=100)
-    assert timing.speedup == pytest.approx(2.5, rel=0.06)
+    assert timing.speedup.middle == pytest.approx(2.5, rel=0.06)
     assert not timing.stopped
 
 
@@ -173,15 +175,62 @@ def test_a_hopeless_model_is_not_timed_further():
     clock = Clock(1.0)
     timing = time_against(clock.block(0.001), clock.block(0.1), runs=100)
     assert timing.stopped
-    assert timing.latency == pytest.approx(100)
+    assert timing.latency.middle == pytest.approx(100)
     assert sum(clock.counts) < 20
 
 
 def test_slow_models_are_called_less_often():
     clock = Clock(1.0)
     timing = time_alone(clock.block(2.0), runs=100)
-    assert timing.latency == 2000
+    assert timing.latency.middle == 2000
     assert sum(clock.counts) < 30
+
+
+def test_a_latency_is_what_was_measured():
+    """Not what a ratio makes of the original's: that was 0.0019 ms for a call of 0.2 ms."""
+    busy = iter([1.0, 1.0, 1.0, 450.0, 470.0, 430.0, 440.0, 450.0, 460.0, 450.0, 440.0, 450.0])
+
+    def original(count, limit):
+        return [0.0002 * next(busy, 450.0)] * count
+
+    clock = Clock(1.0)
+    timing = time_against(original, clock.block(0.0002), runs=20)
+    trial = Trial("bf16", points=[Measurement(None, 1, *timing)])
+    trial.summarize()
+    assert trial.latency == pytest.approx(0.2)
+    assert trial.throughput == pytest.approx(5000)
+
+
+def ranked(tmp_path, figures):
+    """Results of methods with these speed-ups, lows and highs."""
+    trials = [
+        Trial(name, latency=1.0, speedup=middle, speedup_low=low, speedup_high=high)
+        for name, (middle, low, high) in figures.items()
+    ]
+    tmp_path.mkdir(exist_ok=True)
+    return Results(trials, tmp_path / "models", "max", "latency")
+
+
+def test_methods_that_noise_does_not_separate_are_not_ranked(tmp_path):
+    results = ranked(
+        tmp_path,
+        {
+            "original": (1.0, 1.0, 1.0),
+            "bf16": (1.1, 0.8, 1.4),
+            "openvino_fp32": (2.0, 1.8, 2.2),
+            "onnxruntime_fp32": (1.9, 1.7, 2.1),
+        },
+    )
+    assert results.ranking(list(results)) == ("openvino_fp32", ["onnxruntime_fp32"])
+    assert results.best(list(results)) == "openvino_fp32"
+    assert "Noise does not separate openvino_fp32 from onnxruntime_fp32" in render(results)
+    assert "2.00x (1.80-2.20)" in render(results)
+
+
+def test_the_original_stays_where_noise_does_not_separate_it_from_the_fastest(tmp_path):
+    results = ranked(tmp_path, {"original": (1.0, 1.0, 1.0), "bf16": (1.1, 0.8, 1.4)})
+    assert results.best(list(results)) == "original"
+    assert results.best(["bf16"]) == "bf16"
 
 
 class Scale(torch.nn.Module):

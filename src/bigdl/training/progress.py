@@ -1,4 +1,4 @@
-"""Progress of a fit, shown by the driver: a bar on a terminal, else a line per epoch."""
+"""Progress of a fit or a search, shown by the driver: a bar on a terminal, else lines."""
 
 import importlib.util
 import sys
@@ -8,7 +8,16 @@ from typing import Any
 
 from bigdl.training.figures import headline
 
-__all__ = ["EpochLines", "Progress", "ProgressBar", "progress_form", "progress_of"]
+__all__ = [
+    "EpochLines",
+    "ItemBar",
+    "ItemLines",
+    "Progress",
+    "ProgressBar",
+    "items_progress",
+    "progress_form",
+    "progress_of",
+]
 
 
 def in_notebook() -> bool:
@@ -117,3 +126,107 @@ class EpochLines(Progress):
         seconds = time.monotonic() - self._started
         where = f"epoch {self._shown}/{self._epochs}"
         print(f"{where}: {', '.join(values)} ({seconds:.1f} s)", file=sys.stderr, flush=True)
+
+
+def items_progress(unit: str, total: int, *, bar: bool = False) -> "ItemBar | ItemLines":
+    """Return what shows the methods or trials of a search, and how much time is left.
+
+    Parameters
+    ----------
+    unit : str
+        What one item is, e.g. ``"trial"``.
+    total : int
+        Number of items.
+    bar : bool
+        True shows a bar in any case; by default there are lines where there is no terminal.
+    """
+    return ItemBar(unit, total) if bar or progress_form() == "bar" else ItemLines(unit, total)
+
+
+class ItemBar:
+    """Items of a search as a bar of tqdm, which shows the time that is left.
+
+    Parameters
+    ----------
+    unit : str
+    total : int
+    """
+
+    def __init__(self, unit: str, total: int):
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=total, unit=unit)
+
+    def begin(self, name: str) -> None:
+        """Show the name of the item that begins."""
+        self._bar.set_description(name)
+
+    def end(self, text: str) -> None:
+        """Show the outcome of an item."""
+        self._bar.set_postfix_str(text)
+        self._bar.update()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self._bar.close()
+
+
+class ItemLines:
+    """A line on standard error for each item of a search, with the time that is left.
+
+    Parameters
+    ----------
+    unit : str
+    total : int
+    done : int
+        Items that had ended before, of a search that goes on.
+    """
+
+    def __init__(self, unit: str, total: int, done: int = 0):
+        self.total = total
+        self._unit, self._done, self._before = unit, done, done
+        self._started = time.monotonic()
+        self._name = ""
+
+    def begin(self, name: str) -> None:
+        """Note the name of the item that begins; the first one gets a line of its own."""
+        self._name = f" {name}"
+        if not self._done:
+            self._print(f"{self._unit} 1/{self.total}{self._name} begins")
+
+    def end(self, text: str) -> None:
+        """Print the outcome of an item."""
+        self._done += 1
+        elapsed = time.monotonic() - self._started
+        left = time_left(elapsed, self._done - self._before, self.total - self._before)
+        place = f"{self._unit} {self._done}/{self.total}{self._name}"
+        self._print(f"{place}: {text} ({in_words(elapsed)}{left})")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _print(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def time_left(elapsed: float, done: int, total: int) -> str:
+    """Return the time that is left after some of the items, as the end of a line.
+
+    Examples
+    --------
+    >>> from bigdl.training.progress import time_left
+    >>> time_left(30.0, 2, 11)
+    '; about 2 min left'
+    >>> time_left(30.0, 11, 11)
+    ''
+    """
+    left = (total - done) * elapsed / max(done, 1)
+    return f"; about {in_words(left)} left" if done < total else ""
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration in its largest unit."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

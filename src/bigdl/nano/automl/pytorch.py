@@ -407,7 +407,7 @@ def _built(model: torch.nn.Module, method: str, batch: Batch) -> torch.nn.Module
 def _latency(model: torch.nn.Module, batch: Batch) -> float:
     with InferenceOptimizer.get_context(model), torch.inference_mode():
         timed = block(Candidate(model, nullcontext), [batch])
-        return time_alone(timed, _LATENCY_CALLS).latency
+        return time_alone(timed, _LATENCY_CALLS).latency.middle
 
 
 # Lazy modules -------------------------------------------------------------------------------------

@@ -325,6 +325,7 @@ class AutoEstimator:
             records.plan(trials, by_chance=strategy.is_random)
 
             def run_waiting(stage: Strategy) -> None:
+                records.watch()
                 if records.waiting() and on_ray:
                     run_on_ray(records, job, stage, concurrency, self.remote_dir)
                 elif records.waiting():

@@ -28,6 +28,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.trial import EpochResult, TrialJob
+from bigdl.training.progress import ItemLines
 from bigdl.tuning import open_study
 from bigdl.tuning.spaces import SearchSpace, json_value
 from bigdl.tuning.study import RETRY_OF, propose_again
@@ -108,6 +109,7 @@ class TrialRecords:
         self.folder, self.space, self.goal, self.seed = folder, space, job.goal, job.seed
         self.weights_folder = self.folder / "weights"
         self.weights_folder.mkdir(exist_ok=True)
+        self._progress: ItemLines | None = None
         modes = [metric.mode for metric in self.goal.metrics]
         self.study = open_study(
             storage=open_database(f"sqlite:///{self.folder / _STUDY}", write_ahead=True),
@@ -229,11 +231,13 @@ class TrialRecords:
                 self.study.tell(trial, best)
             else:
                 self.study.tell(trial, state=_state("PRUNED"))
+            self.show(trial)
 
     def fail(self, trial: Trial, error: str) -> None:
         """Write down that a trial has failed, and by which error."""
         trial.set_user_attr("error", error)
         self.study.tell(trial, state=_state("FAIL"))
+        self.show(trial)
 
     def mark_lost(self, trial: Trial, error: str) -> None:
         """Write down that the process of a trial was lost, and let it be tried again, once."""
@@ -246,6 +250,31 @@ class TrialRecords:
     def weights_file(self, number: int) -> Path:
         """Return the path of the weights of a trial's best epoch."""
         return self.weights_folder / f"{number:05}"
+
+    def watch(self) -> None:
+        """From now on, show on standard error which trials have ended, and the time left."""
+        ended, waiting = len(self.finished()) + len(self.failed()), self.waiting()
+        self._progress = ItemLines("trial", ended + waiting, done=ended)
+
+    def show(self, trial: Trial | FrozenTrial) -> None:
+        """Show the outcome of a trial that has ended, and the best one so far."""
+        if self._progress is None:
+            return
+        record, ranked = self.study.get_trials(deepcopy=False)[trial.number], self.ranked()
+        text = _STATUS[record.state.name]
+        if text == "failed" and "error" not in record.user_attrs:
+            return  # it is lost, and tried again
+        if text != "failed":
+            text = ", ".join([text, *self._named(record)])
+        best = ""
+        if ranked and self.goal.is_single:
+            best = f"; best {self._named(ranked[0])[0]} in trial {ranked[0].number}"
+        self._progress.end(f"number {record.number} {text}{best}")
+
+    def _named(self, trial: FrozenTrial) -> list[str]:
+        """Return the metrics of a finished trial as text."""
+        figures = zip(self.goal.names, self.figures(trial), strict=True)
+        return [f"{name} {value:.4g}" for name, value in figures]
 
     # What is known ------------------------------------------------------------------------------
 

@@ -113,7 +113,14 @@ def run_locally(records: TrialRecords, job: TrialJob, concurrency: int | None) -
             stack.enter_context(isolated_rng(job.seed))
             stack.enter_context(thread_scope(max(1, int(cpus))))
         objective = _Objective(records, job)
-        run_trials(records.study, objective, count, processes=processes, catch=(Exception,))
+        run_trials(
+            records.study,
+            objective,
+            count,
+            processes=processes,
+            catch=(Exception,),
+            callbacks=[lambda study, trial: records.show(trial)],
+        )
 
 
 @dataclass

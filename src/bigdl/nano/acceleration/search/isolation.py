@@ -303,8 +303,6 @@ def search(
             if not trial.saved:
                 shutil.rmtree(directory / name, ignore_errors=True)
             trials.append(trial)
-            if trial.usable:
-                trial.on_the_scale_of(trials[0])
             progress(trial)
             if not trials[0].usable:
                 break

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import closing
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -29,6 +29,7 @@ from bigdl.nano.acceleration.search.trial import (
     Trial,
     check_member,
 )
+from bigdl.training.progress import items_progress
 
 if TYPE_CHECKING:
     import pandas
@@ -174,7 +175,8 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         -------
         pandas.DataFrame
             One row for each method, by name, with columns ``status``, ``reason``, ``latency``
-            (ms), ``speedup``, ``throughput`` (samples/s), ``accuracy``, ``difference`` (from the
+            (ms) and ``speedup`` with their spreads ``…_low`` and ``…_high``, ``throughput``
+            (samples/s), ``accuracy``, ``difference`` (from the
             original's result, relative), ``memory`` (MB), ``threads``, ``saved``, ``seconds``.
 
         Raises
@@ -204,6 +206,8 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
     def optimized_model_dict(self) -> Mapping[str, Mapping[str, Any]]:
         """For each method ``"status"``, ``"latency"`` (ms), ``"accuracy"`` and ``"model"``.
 
+        Beside these, ``"latency_low"`` and ``"latency_high"`` hold the spread of the latency, and
+        ``"speedup"``, ``"speedup_low"`` and ``"speedup_high"`` the speed beside the original's.
         The model is loaded when it is asked for; it is None where a method failed.
         """
         return {name: _ModelRow(self, trial) for name, trial in (self._results or {}).items()}
@@ -289,8 +293,6 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
 
     def _optimize(self, arguments: Mapping[str, Any]) -> None:
         """Try methods, keep the results and print their table; arguments of ``optimize``."""
-        from tqdm import tqdm
-
         self._check_model(arguments["model"])
         options = SearchOptions.of(arguments)
         names = choose(self._methods, self.ALL_INFERENCE_ACCELERATION_METHOD, options)
@@ -302,9 +304,14 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         results = cache.find(key) if options.cache else None
         if results is None:
             results = Results([], cache.new_directory(), options.direction, options.objective)
-            hidden = False if options.logging else None  # None: where stderr is no terminal
-            with tqdm(total=len(names), unit="method", disable=hidden) as bar:
-                show = partial(_show_progress, bar)
+            with closing(items_progress("method", len(names), bar=options.logging)) as progress:
+
+                def show(event: str | Trial) -> None:
+                    if isinstance(event, str):
+                        progress.begin(event)
+                    else:
+                        progress.end(event.status)
+
                 trials = search(bench, names, options, results.directory, show)
             self._check_original(trials[0])
             results.update((trial.method, trial) for trial in trials)
@@ -340,20 +347,15 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         raise UsageError(f"The original model cannot be run ({trial.status}): {trial.reason}")
 
 
-def _show_progress(bar: Any, event: str | Trial) -> None:
-    """Show on a bar of tqdm what :func:`search` says."""
-    if isinstance(event, str):
-        bar.set_description(event)
-        return
-    bar.set_postfix_str(event.status)
-    bar.update()
+_SPREADS = tuple(f"{name}{end}" for name in ("latency", "speedup") for end in ("_low", "_high"))
+_ROW = ("status", "latency", "accuracy", "speedup", *_SPREADS)
 
 
 class _ModelRow(UserDict):
     """One entry of ``optimized_model_dict``, whose model is loaded when it is asked for."""
 
     def __init__(self, optimizer: BaseInferenceOptimizer, trial: Trial):
-        super().__init__({key: getattr(trial, key) for key in ("status", "latency", "accuracy")})
+        super().__init__({key: getattr(trial, key) for key in _ROW})
         self.data["model"] = None
         self._optimizer = optimizer
         self._trial = trial

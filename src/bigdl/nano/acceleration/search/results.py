@@ -36,6 +36,7 @@ from bigdl.nano.acceleration.accuracy import AccuracyGoal
 from bigdl.nano.acceleration.method import ORIGINAL, Method
 from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.search.trial import Measurement, SearchOptions, Trial
+from bigdl.nano.acceleration.spread import Spread
 
 
 def choose(
@@ -164,12 +165,37 @@ class Results(UserDict[str, Trial]):
         return goal.met(self.original.accuracy, score)
 
     def best(self, names: list[str]) -> str | None:
-        """Return the best of these methods by the objective; None if none was measured."""
-        attribute = "speedup" if self.objective == "latency" else self.objective
-        figures = {name: getattr(self[name], attribute) for name in names if self[name].usable}
-        measured = [name for name, figure in figures.items() if figure is not None]
-        better = min if self.objective == "memory" else max
-        return better(measured, key=figures.__getitem__, default=None)
+        """Return the best of these methods by the objective; None if none was measured.
+
+        The original is the best where noise does not separate it from the fastest.
+        """
+        best, equal = self.ranking(names)
+        return ORIGINAL if ORIGINAL in equal else best
+
+    def ranking(self, names: Collection[str]) -> tuple[str | None, list[str]]:
+        """Return the method with the best median, and those that noise does not separate from it.
+
+        Memory has no noise: it is measured once, in a process of its own.
+        """
+        measured = {name: self._figure(self[name]) for name in names if self[name].usable}
+        spreads = {name: figure for name, figure in measured.items() if figure is not None}
+        if not spreads:
+            return None, []
+        best = max(spreads, key=lambda name: spreads[name].middle)
+        others = [name for name in spreads if name != best]
+        return best, [name for name in others if not spreads[best].exceeds(spreads[name])]
+
+    def _figure(self, trial: Trial) -> Spread | None:
+        """Return what trials are compared by; larger is better."""
+        if self.objective == "memory":
+            return None if trial.memory is None else Spread.of([-trial.memory])
+        if self.objective == "throughput" and trial.points and self.original.points:
+            return trial.relative_throughput(self.original)
+        if trial.speedup is None:
+            return None
+        bounds = (trial.speedup_low, trial.speedup_high)
+        low, high = (trial.speedup if bound is None else bound for bound in bounds)
+        return Spread(trial.speedup, low, high)
 
     def to_pandas(self) -> Any:
         """Return one row for each method.
@@ -202,7 +228,7 @@ class Results(UserDict[str, Trial]):
         try:
             content = json.loads((directory / _FILE).read_text(encoding="utf-8"))
             trials = [
-                Trial(**{**each, "points": [Measurement(**point) for point in each["points"]]})
+                Trial(**{**each, "points": [Measurement.read(point) for point in each["points"]]})
                 for each in content["trials"]
             ]
             results = cls(trials, directory, content["direction"], content["objective"])
@@ -212,14 +238,15 @@ class Results(UserDict[str, Trial]):
             return None
 
 
-_COLUMNS = {  # title: width, attribute of a trial, its form
+_COLUMNS: dict[str, tuple[int, str, str]] = {  # title: width, attribute of a trial, its form
     "method": (32, "method", "{}"),
     "status": (20, "status", "{}"),
-    "latency(ms)": (14, "latency", "{:.5g}"),
-    "speedup": (10, "speedup", "{:.2f}x"),
+    "latency(ms)": (14, "latency", "{:.4g}"),
+    "spread(ms)": (19, "latency_spread", "{}"),
+    "speedup": (20, "speedup_spread", "{}"),
     "metric value": (20, "accuracy", "{:.5g}"),
 }
-_OF_OBJECTIVES = {
+_OF_OBJECTIVES: dict[str, dict[str, tuple[int, str, str]]] = {
     "latency": {},
     "throughput": {"samples/s": (14, "throughput", "{:.5g}")},
     "memory": {"memory(MB)": (14, "memory", "{:.5g}")},
@@ -251,6 +278,9 @@ def render(results: Results) -> str:
         for row in rows
     ]
     notes = [f"{trial.method}: {trial.reason}" for trial in results.values() if trial.reason]
+    best, equal = results.ranking(list(results))
+    if equal:
+        notes.append(f"Noise does not separate {best} from {', '.join(equal)}")
     return "\n".join([rule, title, rule, *lines, rule, *notes]) + "\n"
 
 
@@ -284,7 +314,7 @@ def write_chart(results: Results, path: Path, precisions: Mapping[str, str]) -> 
 
 def _by_accuracy(trials, precisions: Mapping[str, str]) -> Chart:
     left, right, bottom = 90, _WIDTH - 200, _HEIGHT - _MARGIN
-    across = Scale([trial.latency for trial in trials], left, right, log=True)
+    across = Scale(_bounds(trials), left, right, log=True)
     up = Scale([trial.accuracy for trial in trials], bottom, _MARGIN)
     chart = _with_latencies(across, left, right, bottom)
     chart.text("accuracy", left, _MARGIN - 20, "end")
@@ -295,20 +325,23 @@ def _by_accuracy(trials, precisions: Mapping[str, str]) -> Chart:
         x, y = across(trial.latency), up(trial.accuracy)
         title = f"{_title(trial)}, accuracy {trial.accuracy:.5g}"
         chart.line([(x, y)], _COLOURS[precisions[trial.method]], dots=5, title=title)
+        chart.line(_ends(trial, across, y), _COLOURS[precisions[trial.method]])
         chart.text(trial.method, x + 8, y + 4)
     return chart
 
 
 def _in_rows(trials, precisions: Mapping[str, str]) -> Chart:
     left, right, bottom = 250, _WIDTH - 80, _MARGIN + _ROW * len(trials)
-    across = Scale([0.0, *(trial.latency for trial in trials)], left, right)
+    across = Scale([0.0, *_bounds(trials)], left, right)
     chart = _with_latencies(across, left, right, bottom)
     for number, trial in enumerate(trials):
         x, y = across(trial.latency), _MARGIN + _ROW * (number + 0.5)
         colour = _COLOURS[precisions[trial.method]]
         chart.line([(left, y), (x, y)], colour, 9, title=_title(trial))
         chart.text(trial.method, left - 6, y + 4, "end")
-        chart.text(f"{trial.latency:.3g}", x + 6, y + 4)
+        spread = _ends(trial, across, y)
+        chart.line(spread, "#444")
+        chart.text(f"{trial.latency:.3g}", max(x, spread[1][0]) + 6, y + 4)
     return chart
 
 
@@ -322,7 +355,24 @@ def _with_latencies(across: Scale, left: float, right: float, bottom: float) -> 
     return chart
 
 
-def _title(trial: Trial) -> str:
+def _bounds(trials) -> list[float]:
+    """Return the ends of the spreads of latencies."""
+    return [value for trial in trials for value in _spread_of(trial)]
+
+
+def _spread_of(trial) -> tuple[float, float]:
+    return (
+        trial.latency if trial.latency_low is None else trial.latency_low,
+        trial.latency if trial.latency_high is None else trial.latency_high,
+    )
+
+
+def _ends(trial, across: Scale, y: float) -> list[tuple[float, float]]:
+    """Return the ends of a line for the spread of a latency."""
+    return [(across(value), y) for value in _spread_of(trial)]
+
+
+def _title(trial) -> str:
     return f"{trial.method}: {trial.latency:.4g} ms ({trial.speedup:.2f}x)"
 
 

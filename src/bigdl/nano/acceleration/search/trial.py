@@ -25,6 +25,7 @@ from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import MissingExtraError, UsageError, one_line
 from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import ORIGINAL, Method
+from bigdl.nano.acceleration.spread import Spread
 from bigdl.nano.acceleration.structure import Batch, as_array, flatten, rows_of
 
 _ROUNDS = 10
@@ -34,6 +35,7 @@ _FEWEST = 2  # calls in a round
 _LEAST = 0.4  # seconds that all rounds take; less tells nothing on a machine with other work
 _BUDGET = 10.0  # seconds that they take at most
 _HOPELESS = 4.0  # times as slow as the original: not timed further
+_SETTLING = 0.005  # seconds in which threads of a runtime go to sleep that wait for its next call
 
 Block = Callable[[int, float], list[float]]
 """Times at least two and at most `count` calls of a model within `limit` seconds; returns the
@@ -41,20 +43,20 @@ seconds of each."""
 
 
 class Timing(NamedTuple):
-    """Speed of a model.
+    """Measured speed of a model.
 
     Attributes
     ----------
-    latency : float
-        Median of a call, in milliseconds.
-    speedup : float
-        How many times as fast as the original.
+    latency : Spread
+        Milliseconds of a call.
+    speedup : Spread
+        How many times as fast as the original, of pairs of rounds.
     stopped : bool
         True if timing was given up because the model is far slower than the original.
     """
 
-    latency: float
-    speedup: float
+    latency: Spread
+    speedup: Spread
     stopped: bool = False
 
 
@@ -73,7 +75,7 @@ def time_against(original: Block, model: Block, runs: int) -> Timing:
     original(1, _BUDGET)
     reference, probe = median(original(_PROBES, _BUDGET)), median(model(_PROBES, _BUDGET))
     if probe > _HOPELESS * reference:
-        return Timing(1e3 * probe, reference / probe, stopped=True)
+        return Timing(Spread.of([1e3 * probe]), Spread.of([reference / probe]), stopped=True)
     calls, room = _calls_per_round(runs, reference + probe), _BUDGET / _ROUNDS / 2
     ratios, latencies = [], []
     for number in range(_ROUNDS):
@@ -83,16 +85,16 @@ def time_against(original: Block, model: Block, runs: int) -> Timing:
         else:
             own, theirs = model(calls, room), original(calls, room)
         ratios.append(median(theirs) / median(own))
-        latencies += own
-    return Timing(1e3 * median(latencies), median(ratios))
+        latencies.append(1e3 * median(own))
+    return Timing(Spread.of(latencies), Spread.of(ratios))
 
 
 def time_alone(model: Block, runs: int) -> Timing:
     """Time the original."""
     model(_WARM_UPS, _BUDGET)
     calls = _calls_per_round(runs, median(model(_PROBES, _BUDGET)))
-    latencies = [s for _ in range(_ROUNDS) for s in model(calls, _BUDGET / _ROUNDS)]
-    return Timing(1e3 * median(latencies), 1.0)
+    rounds = [median(model(calls, _BUDGET / _ROUNDS)) for _ in range(_ROUNDS)]
+    return Timing(Spread.of([1e3 * seconds for seconds in rounds]), Spread.of([1.0]))
 
 
 def block(candidate: Candidate, batches: Sequence[Batch]) -> Block:
@@ -104,6 +106,7 @@ def block(candidate: Candidate, batches: Sequence[Batch]) -> Block:
 
     def run(count: int, limit: float) -> list[float]:
         seconds: list[float] = []
+        time.sleep(_SETTLING)
         with candidate.context():
             call(0)
             end = time.perf_counter() + limit
@@ -318,19 +321,25 @@ class Measurement:
         None: as the runtime decides.
     batch_size : int
         Samples in a call.
-    latency : float
-        Milliseconds of a call, as measured at that time.
-    speedup : float
-        Times as fast as the original on the same batch.
+    latency : Spread
+        Milliseconds of a call.
+    speedup : Spread
+        Times as fast as the original on the same batch, in alternation with it.
     stopped : bool
         True if timing was given up because the model is far slower than the original.
     """
 
     threads: int | None
     batch_size: int
-    latency: float
-    speedup: float
+    latency: Spread
+    speedup: Spread
     stopped: bool = False
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Self:
+        """Return the measurement that :func:`dataclasses.asdict` and JSON have written."""
+        spreads = {name: Spread(*content[name]) for name in ("latency", "speedup")}
+        return cls(**{**content, **spreads})
 
 
 @dataclass
@@ -349,12 +358,13 @@ class Trial:
     stage : str
         The last thing that was tried: ``"convert"``, ``"forward"``, ``"measure"``, ``"score"`` or
         ``"save"``.
-    latency : float or None
-        Milliseconds of a call. See :meth:`on_the_scale_of`.
-    speedup : float or None
-        Times as fast as the original, measured in alternation with it.
+    latency, latency_low, latency_high : float or None
+        Milliseconds of a call as measured: the median of the rounds, and their spread.
+    speedup, speedup_low, speedup_high : float or None
+        Times as fast as the original, measured in alternation with it: the median of the pairs,
+        and their spread. It decides, since the speed of a machine changes during a search.
     throughput : float or None
-        Samples per second, at the best of the batch sizes.
+        Samples per second as measured, at the best of the batch sizes.
     accuracy : float or None
         The user's metric.
     difference : float or None
@@ -376,7 +386,11 @@ class Trial:
     reason: str = ""
     stage: str = "convert"
     latency: float | None = None
+    latency_low: float | None = None
+    latency_high: float | None = None
     speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
     throughput: float | None = None
     accuracy: float | None = None
     difference: float | None = None
@@ -386,19 +400,39 @@ class Trial:
     saved: bool = False
     seconds: float = 0.0
 
-    def on_the_scale_of(self, original: Trial) -> None:
-        """Set latency and throughput by the speed-up over the original and the original's latency.
+    def summarize(self) -> None:
+        """Set the figures of the trial by the measurements with its thread count."""
+        chosen = [point for point in self.points if point.threads == self.threads]
+        first = chosen[0]
+        self.latency, self.latency_low, self.latency_high = first.latency
+        self.speedup, self.speedup_low, self.speedup_high = first.speedup
+        self.throughput = max(1e3 * each.batch_size / each.latency.middle for each in chosen)
 
-        A search takes minutes, in which the machine does not stay the same. So that the figures of
-        a table can be compared, all of them are brought to the time of the first row.
+    @property
+    def latency_spread(self) -> str | None:
+        """The spread of the latency as text."""
+        return _range_of(self.latency_low, self.latency_high, ".4g")
+
+    @property
+    def speedup_spread(self) -> str | None:
+        """The speed-up and its spread as text."""
+        spread = _range_of(self.speedup_low, self.speedup_high, ".2f")
+        if self.speedup is None or spread is None:
+            return None if self.speedup is None else f"{self.speedup:.2f}x"
+        return f"{self.speedup:.2f}x ({spread})"
+
+    def relative_throughput(self, original: Trial) -> Spread:
+        """Return samples per second at the best batch size, at the original's measured speed.
+
+        Trials are compared by it, since the speed of a machine changes during a search.
         """
-        scale = {p.batch_size: p.latency * p.speedup for p in reversed(original.points)}
-        chosen = [p for p in self.points if p.threads == self.threads]
-        latencies = [scale[p.batch_size] / p.speedup for p in chosen]
-        self.latency = latencies[0]
-        self.throughput = max(
-            1e3 * p.batch_size / latency for p, latency in zip(chosen, latencies, strict=True)
-        )
+        speeds = {p.batch_size: 1e3 * p.batch_size / p.latency.middle for p in original.points}
+        spreads = [
+            Spread(*(speeds[point.batch_size] * value for value in point.speedup))
+            for point in self.points
+            if point.threads == self.threads and point.batch_size in speeds
+        ]
+        return max(spreads)
 
     @property
     def usable(self) -> bool:
@@ -429,6 +463,12 @@ def _deviation(value: Any, reference: Any) -> float:
     if not reference.size:
         return 0.0
     return float(np.abs(value - reference).max()) / (float(np.abs(reference).max()) or 1.0)
+
+
+def _range_of(low: float | None, high: float | None, form: str) -> str | None:
+    if low is None or high is None or low == high:
+        return None
+    return f"{low:{form}}-{high:{form}}"
 
 
 class _Failure(Exception):
@@ -488,12 +528,13 @@ class _Attempt:
         counts: Sequence[int | None] = self.options.thread_counts or [self.options.thread_num]
         tried = (self._build_and_time(threads) for threads in counts)
         candidate, points = max(tried, key=lambda each: self._rank(each[1]))
-        self.trial.speedup, self.trial.threads = points[0].speedup, points[0].threads
+        self.trial.threads = points[0].threads
         if all(point.stopped for point in points):
             self.trial.status = "early stopped"
         if self.bench.has_metric:
             with self._stage("score", "fail to forward"):
                 self.trial.accuracy = self.bench.score(candidate)
+        self.trial.summarize()
         if self.method.name != ORIGINAL:
             self._save(candidate.model)
 
@@ -535,8 +576,8 @@ class _Attempt:
 
     def _rank(self, points: list[Measurement]) -> float:
         if self.options.objective == "throughput":
-            return max(point.batch_size / point.latency for point in points)
-        return points[0].speedup
+            return max(point.batch_size / point.latency.middle for point in points)
+        return points[0].speedup.middle
 
     def _save(self, model: Any) -> None:
         self.trial.stage = "save"

@@ -1,0 +1,47 @@
+"""Repeated measurements on a busy machine: their median, and whether noise separates two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple, Self
+
+
+class Spread(NamedTuple):
+    """The median of measurements, and the range that is left without the outer fifths.
+
+    Of ten independent measurements, this range holds the true median with a probability of 0.89.
+
+    Attributes
+    ----------
+    middle, low, high : float
+
+    Examples
+    --------
+    >>> from bigdl.nano.acceleration.spread import Spread
+    >>> fast, slow = Spread.of([1.8, 1.9, 2.0, 2.0, 9.0]), Spread.of([1.0, 1.1, 1.1, 1.2, 1.9])
+    >>> fast
+    Spread(middle=2.0, low=1.9, high=2.0)
+    >>> fast.exceeds(slow), slow.exceeds(fast)
+    (True, False)
+    """
+
+    middle: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Return the spread of measurements, of which there is at least one."""
+        ordered = sorted(values)
+        outer = len(ordered) // 5
+        return cls(median(ordered), ordered[outer], ordered[-1 - outer])
+
+    def exceeds(self, other: Spread | float) -> bool:
+        """Return True if these measurements are larger than others by more than noise."""
+        return self.low > (other.high if isinstance(other, Spread) else other)
+
+    def __format__(self, form: str) -> str:
+        """Return the median and, in brackets, the range; one measurement has no range."""
+        middle, low, high = (format(value, form) for value in self)
+        return middle if self.low == self.high else f"{middle} ({low}–{high})"
