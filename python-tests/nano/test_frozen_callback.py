@@ -54,7 +54,7 @@ def rows():
 
 
 def test_the_settings_and_the_log_name_the_prefix(rows, caplog):
-    callback = FrozenPrefixCallback(threads=1)
+    callback = FrozenPrefixCallback(threads=1, precision="bf16")
     run = trainer(max_epochs=1, callbacks=[callback])
     with caplog.at_level(logging.INFO):
         run.fit(classifier(), DataLoader(rows, batch_size=4))

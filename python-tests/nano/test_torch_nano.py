@@ -141,7 +141,8 @@ def images(rows=8) -> DataLoader:
 
 @pytest.mark.skipif(bf16_instructions() is None, reason="the processor has no bfloat16")
 @pytest.mark.parametrize("precision", [None, "bf16", 16])
-def test_the_loop_sees_float32_whatever_the_layers_compute_in(precision):
+def test_the_loop_sees_float32_whatever_the_layers_compute_in(precision, kept):
+    kept("bfloat16")
     seen = []
 
     @nano(precision=precision)
@@ -160,7 +161,8 @@ def test_the_loop_sees_float32_whatever_the_layers_compute_in(precision):
     assert seen[-1] == torch.float32
 
 
-def test_inputs_follow_the_layout_and_views_are_borne():
+def test_inputs_follow_the_layout_and_views_are_borne(kept):
+    kept("float32 with channels_last")
     results = {}
     for flatten in (None, viewed):
         for layout in (None, False):

@@ -162,7 +162,8 @@ def test_what_a_fit_was_trained_with_is_said_in_one_line(caplog):
 
 
 @needs_bf16
-def test_layers_compute_in_bfloat16_where_it_pays_and_the_program_sees_float32():
+def test_layers_compute_in_bfloat16_where_it_is_fast_and_the_program_sees_float32(kept):
+    kept("bfloat16 with channels_last")
     seen = {}
 
     class Watching(Regression):
@@ -305,13 +306,17 @@ def test_one_gpu_is_nano_s_and_several_are_lightning_s(monkeypatch, arguments, d
     assert gpu_of(arguments) == (device and torch.device(device))
 
 
-def test_layers_on_a_gpu_compute_in_bfloat16_where_it_multiplies_that(monkeypatch):
+def test_layers_on_a_gpu_may_compute_in_bfloat16_where_it_multiplies_that(monkeypatch, kept):
+    kept("bfloat16 with channels_last")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
     for supported in (False, True):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: supported)  # noqa: B023
         net = seeded_cnn()
         steps = FastSteps(TrainingOptions(), net, device="cuda")
-        wanted = "bfloat16 in training steps (CUDA)" if supported else "float32"
-        assert steps.report == [wanted, "channels_last"]
+        assert steps.report == ["float32"]
+        steps.begin(torch.rand(2, 1, 8, 8))
+        chosen = ["bfloat16 in training steps", "channels_last"]
+        assert steps.report == (chosen if supported else ["float32"])
         steps.undo()
 
 
@@ -326,9 +331,7 @@ def test_a_gpu_learns_as_lightning_does_on_it(digits):
         run.fit(classifier(net), digits[0])
         losses.append(float(run.callback_metrics["train/loss"]))
         assert "forward" not in vars(net)
-    assert run.settings == (
-        "bfloat16 in training steps (CUDA)", "channels_last", "fused Adam", "cuda:0"
-    )  # fmt: skip
+    assert run.settings == ("float32", "fused Adam", "cuda:0")  # too short to measure
     assert losses[1] == pytest.approx(losses[0], abs=0.1)
 
 
@@ -434,7 +437,8 @@ def test_switched_off_it_trains_as_lightning_does():
         assert torch.equal(own, other)
 
 
-def test_convolutions_train_with_the_channels_last_and_are_contiguous_afterwards():
+def test_convolutions_train_with_the_channels_last_and_are_contiguous_afterwards(kept):
+    kept("float32 with channels_last")
     layouts = []
 
     class Watching(Cnn):
@@ -466,7 +470,8 @@ def test_the_weights_of_a_convolution_are_exact_with_the_channels_last():
     assert torch.equal(conv.weight, before)
 
 
-def test_a_model_that_takes_views_is_trained_contiguously_as_if_nothing_had_been_tried():
+def test_a_model_that_takes_views_is_trained_contiguously_as_if_nothing_had_been_tried(kept):
+    kept("float32 with channels_last")
     losses = {}
     for layout in (None, False):
         torch.manual_seed(0)
@@ -509,7 +514,8 @@ def test_optimizers_that_a_user_has_chosen_otherwise_are_left_alone():
 
 
 @needs_bf16
-def test_the_automatic_settings_cost_no_accuracy(digits):
+def test_the_automatic_settings_cost_no_accuracy(digits, kept):
+    kept("bfloat16 with channels_last")
     train, test = digits
     accuracy = {}
     for name, arguments in (("fast", {}), ("float32", {"precision": 32, "channels_last": False})):

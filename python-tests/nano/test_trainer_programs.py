@@ -64,7 +64,7 @@ def test_the_program_of_figure_2_trains_with_its_imports_changed(photographs):
     trainer = names["trainer"]
     assert trainer.global_step == 2
     assert torch.isfinite(trainer.callback_metrics["train_loss"])
-    assert "channels_last" in trainer.settings
+    assert trainer.settings[0] == "float32"  # as plain Lightning's: it is too short to measure
 
 
 def test_the_example_of_own_loops_learns():

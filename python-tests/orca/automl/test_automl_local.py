@@ -394,7 +394,7 @@ def test_searches_of_one_name_lie_side_by_side(tmp_path):
 
 
 def test_each_trial_that_ends_is_shown(tmp_path, capfd):
-    search(tmp_path, epochs=1, n_sampling=2)
+    fit(search(tmp_path), epochs=1, n_sampling=2)
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("trial ")]
     assert [line.split(":")[0] for line in lines] == ["trial 1/2", "trial 2/2"]
     assert "left" in lines[0]

@@ -7,6 +7,7 @@ hyperthreads, which share the vector units that numeric code is bound by.
 Functions that read system files take a `root`, the directory in which ``proc`` and ``sys`` lie.
 """
 
+import functools
 import math
 import os
 import sys
@@ -269,6 +270,27 @@ def isa_flags(root: str | Path = "/") -> frozenset[str]:
     processors = {value for name, _, value in lines if name.strip() in ("flags", "Features")}
     sets = [frozenset(value.lower().split()) for value in processors]
     return frozenset.intersection(*sets) if sets else frozenset()
+
+
+@functools.cache
+def processor_name(root: str | Path = "/") -> str:
+    """Return what the first processor of the machine is called: vendor, family, model and name.
+
+    Parameters
+    ----------
+    root : str or Path
+        Directory in which ``proc`` lies.
+
+    Returns
+    -------
+    str
+        Empty where ``/proc/cpuinfo`` does not exist.
+    """
+    text = read_text(Path(root, "proc/cpuinfo")).partition("\n\n")[0]
+    lines = (line.partition(":") for line in text.splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in lines}
+    known = ("vendor_id", "CPU implementer", "cpu family", "model", "CPU part", "model name")
+    return " ".join(facts[name] for name in known if name in facts)
 
 
 def saturates_int8() -> bool:

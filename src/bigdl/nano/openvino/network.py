@@ -301,7 +301,8 @@ def reason(error: Exception) -> str:
     return said[-1] if said else " ".join(lines)
 
 
-# A processor with AMX would otherwise compute fp32 networks in bf16.
+# OpenVINO would otherwise compute fp32 networks in bf16 wherever a processor has instructions for
+# it, which makes them slower on one without AMX.
 _CPU_HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f32", "int8": "f32"}
 
 
@@ -657,6 +658,10 @@ class CompiledNetwork:
         if on_cpu:
             hints = meant if self.precision == "bf16" else defaults
             hints["INFERENCE_PRECISION_HINT"] = _CPU_HINTS[self.precision]
+        elif _may_take_cpu(self.device):
+            # Each of these devices has the properties of the ones behind it.
+            hint = {"INFERENCE_PRECISION_HINT": _CPU_HINTS[self.precision]}
+            defaults["DEVICE_PROPERTIES"] = {"CPU": hint}
         if on_cpu and self.thread_num is not None:
             meant["INFERENCE_NUM_THREADS"] = self.thread_num
             if self.thread_num < len(usable_cores()):
@@ -665,6 +670,13 @@ class CompiledNetwork:
                 defaults["ENABLE_CPU_PINNING"] = False
         self.additional_config = meant | config
         self.final_config = defaults | self.additional_config
+
+
+def _may_take_cpu(device: str) -> bool:
+    """Return True for a combination of devices in which the CPU may be."""
+    plugin, _, listed = device.partition(":")
+    names = [each.partition("(")[0] for each in listed.split(",")]
+    return plugin in ("AUTO", "MULTI", "HETERO") and (not listed or "CPU" in names)
 
 
 def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:

@@ -64,7 +64,7 @@ class AutocastMethod(Method[TorchSource]):
     """Autocast to bfloat16."""
 
     def build(self, source: TorchSource, options: BuildOptions) -> graphs.BF16Model:
-        if not isa_flags().intersection(_BF16_SETS):
+        if not source.has_sample and not isa_flags().intersection(_BF16_SETS):
             warnings.warn(
                 "This processor has no instructions for bfloat16, so bf16 may be slower than fp32",
                 stacklevel=2,

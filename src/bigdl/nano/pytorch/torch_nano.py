@@ -324,9 +324,25 @@ class TorchNano(ABC):
         """Return a model and its optimizers as the loop is to use them."""
         fabric, options = self._running, self._options
         if not options.inductor:  # which compiles the forward that this replaces
-            tell = functools.partial(TorchNano._add_setting, self)
-            self._prefixes = [*self._prefixes, PrefixOfCalls(model, options, tell)]
-        steps = FastSteps(options, model, calls=True)
+            add = functools.partial(TorchNano._add_setting, self)
+            self._prefixes = [*self._prefixes, PrefixOfCalls(model, options, add)]
+        reported = 0
+
+        def tell(line: str) -> None:
+            nonlocal reported
+            self._report = (*steps.report, *self._report[reported:])
+            reported = len(steps.report)
+            rank_zero_info(line)
+
+        together = fabric.world_size > 1
+        steps = FastSteps(
+            options,
+            model,
+            calls=True,
+            broadcast=fabric.broadcast if together else None,
+            tell=tell,
+            relayouts=not together,  # gradients have their buckets by then
+        )
         self._steps = [*self._steps, steps]
         steps.optimizers(optimizers)
         count = fabric.world_size
@@ -341,7 +357,7 @@ class TorchNano(ABC):
         else:
             several = f"{count} processes × " if count > 1 else ""  # of a strategy of Fabric's
             process_report = [*self._process_report, f"{several}{torch.get_num_threads()} threads"]
-        self._report = (*steps.report, *process_report)
+        self._report, reported = (*steps.report, *process_report), len(steps.report)
         rank_zero_info(f"Nano trains with {', '.join(self._report)}")
         return model, optimizers
 

@@ -84,15 +84,15 @@ class Trainer(pl.Trainer):
         Whether :meth:`search` is to be used, which makes trainers like this one for its trials.
     channels_last : bool, optional
         Whether convolutions see images with the channels last in memory. By default they do where
-        the model has any and bears it.
+        the same measurement finds it faster, and the model bears it.
     auto_lr : bool or dict
         With several processes, multiply learning rates by their number, after a warm-up over the
         first tenth of the training, or over ``{"warmup_epochs": n}`` epochs. A model that has
         schedulers of its own gets no warm-up.
     precision : optional
-        As Lightning's. By default layers compute in bfloat16 in training steps where the processor
-        has instructions for it and the layers are large enough; everything else, and all
-        evaluation, is float32. 32 means float32 throughout.
+        As Lightning's. By default float32, or bfloat16 in the layers of training steps where a
+        measurement on this processor finds it faster, which fits of many steps make; everything
+        else, and all evaluation, is float32. 32 means float32 throughout.
     fused_optimizers : bool
         Whether Adam, AdamW, SGD and Adagrad use their fused implementations.
     tune_process : bool

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.method import BuildOptions, Method, Source, register_methods
 from bigdl.nano.acceleration.onnxruntime import onnxruntime_methods
 from bigdl.nano.acceleration.openvino import QuantizedMethod, openvino_methods
@@ -44,17 +46,30 @@ class BF16(Method[KerasSource]):
 
 @dataclass(frozen=True)
 class StaticInt8(QuantizedMethod):
-    """Weights and activations in 8-bit integers, the rest in bfloat16 where that is native.
+    """Weights and activations in 8-bit integers, the rest in what is faster on this processor.
 
-    BigDL 2.x left the runtime to Neural Compressor, which has no Keras any more; here it is
-    OpenVINO.
+    That is float32, or bfloat16 where a measurement finds it faster. BigDL 2.x left the runtime to
+    Neural Compressor, which has no Keras any more; here it is OpenVINO.
     """
 
     accelerator: str | None = None
 
-    def build(self, source: Source, options: BuildOptions) -> Any:
-        computes = "bf16" if supports_bf16() else "f32"
-        return QuantizedMethod.build(replace(self, computes=computes), source, options)
+    def model_of(self, network: Any, source: Source, options: BuildOptions) -> Any:
+        wanted = "INFERENCE_PRECISION_HINT" in (options.openvino_config or {})
+        if wanted or options.device != "CPU" or not supports_bf16():
+            return super().model_of(network, source, options)
+        arrays = source.sample_arrays()
+        models = {
+            computes: QuantizedMethod.model_of(
+                replace(self, computes=computes), network.clone(), source, options
+            )
+            for computes in ("f32", "bf16")
+        }
+        sizes = [(list(each.shape), str(each.dtype)) for each in arrays]
+        layers = [op.get_type_name() for op in network.get_ops()]
+        key = choices.key_of("rest of int8", layers, sizes, options.thread_num)
+        calls = {name: partial(each.nano_network.infer, arrays) for name, each in models.items()}
+        return models[choices.measured(key, "f32", calls).name]
 
 
 _IN_ORDER: tuple[Method, ...] = (

@@ -125,10 +125,17 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         goal = AccuracyGoal.of(score, values)
         options = BuildOptions.of(values, conversion=arguments["kwargs"], goal=goal)
         strict = method.name != ORIGINAL and values.get("strict_check", True)
-        return cls._accelerated(method, source, options, scored=score is not None, strict=strict)
+        built = cls._accelerated(method, source, options, scored=score is not None, strict=strict)
+        cls._compare_speed(method, source, built, options)
+        return built
 
     _accelerated = staticmethod(built_and_checked)
     """Returns the model that a method makes of a source, compared with the original."""
+
+    @classmethod
+    @abc.abstractmethod
+    def _compare_speed(cls, method: Method, source: Any, built: Any, options: BuildOptions) -> None:
+        """Warn if a model in a lower precision is slower than the original on the sample."""
 
     @classmethod
     def _check_model(cls, model: Any, method: Method | None = None) -> None:

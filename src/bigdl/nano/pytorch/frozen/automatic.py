@@ -20,6 +20,7 @@ from torch import nn
 
 import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.errors import UsageError, one_line
+from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.attribute_patch import AttributePatch
 from bigdl.nano.pytorch.frozen.calls import Chain, MethodForward, Observation, chains_of
@@ -491,6 +492,7 @@ class _Build:
 
     def finish(self) -> None:
         """Compile and check; in any thread."""
+        runs: dict[str, tuple[_Run, float]] = {}
         try:
             for method in self._methods if self.reason is None else ():
                 network = self._network.clone()
@@ -499,16 +501,30 @@ class _Build:
                     result = run(self.segment.sample)
                 error, reason = self._accuracy.judged(result)
                 if reason is None:
-                    self.segment.bound = self._accuracy.bound(error)
-                    self.segment.use(method.name, run, error)
-                    self.reason = None
-                    return
-                self.reason = f"{method.name} {reason}"
-                self.notes.append(f"{self.segment.name}: {self.reason}")
+                    runs[method.name] = run, error
+                else:
+                    self.reason = f"{method.name} {reason}"
+                    self.notes.append(f"{self.segment.name}: {self.reason}")
+            if runs:
+                name = self._fastest(runs)
+                run, error = runs[name]
+                self.segment.bound = self._accuracy.bound(error)
+                self.segment.use(name, run, error)
+                self.reason = None
         except Exception as error:  # runtimes raise whatever they like
             self.reason = f"it cannot be built ({one_line(error)})"
         finally:
             self._network = self._source = self._module = self._accuracy = None
+
+    def _fastest(self, runs: dict[str, tuple[_Run, float]]) -> str:
+        """Return the name of the way that is fastest on this processor."""
+        sample = self.segment.sample
+        calls = {name: functools.partial(run, sample) for name, (run, _) in runs.items()}
+        plain = list(runs)[-1]  # fp32, if it is accurate
+        if len(runs) == 1:
+            return plain
+        with torch.no_grad():
+            return choices.choose(choices.race(calls), plain).name
 
 
 class _Run:

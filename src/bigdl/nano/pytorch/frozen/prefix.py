@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset
 import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
+from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.method import BuildOptions, Method, find_method
 from bigdl.nano.acceleration.structure import first_batches
 from bigdl.nano.pytorch.frozen.calls import Chain, find_frozen
@@ -29,7 +31,8 @@ from bigdl.nano.pytorch.training.steps import undisturbed
 
 # For each precision the methods in the order in which they are tried; the modules themselves,
 # without autograd, come last.
-_METHODS = {
+_METHODS: dict[str | None, tuple[str, ...]] = {
+    None: ("openvino_bf16", "openvino_fp32"),  # the fastest, or the modules themselves
     "fp32": (),
     "bf16": ("openvino_bf16", "openvino_fp32"),
     "int8": ("openvino_int8", "onnxruntime_int8_qlinear"),
@@ -40,7 +43,7 @@ def accelerate_frozen_prefix(
     model: nn.Module,
     sample: Any,
     *,
-    precision: str = "bf16",
+    precision: str | None = None,
     calib_data: Any = None,
     sample_size: int = 100,
     metric: Callable[[nn.Module], float] | None = None,
@@ -61,9 +64,10 @@ def accelerate_frozen_prefix(
         In the modes that it is trained in.
     sample : Tensor, tuple, list or dict
         A small batch of its input, with or without targets.
-    precision : str
-        ``"fp32"`` (the modules themselves without autograd, equal to the last bit), ``"bf16"`` or
-        ``"int8"``.
+    precision : {"fp32", "bf16", "int8"}, optional
+        ``"fp32"`` means the modules themselves without autograd, equal to the last bit. By default
+        bfloat16 and float32 of OpenVINO and the modules themselves are measured on the sample, and
+        the fastest runs.
     calib_data : DataLoader or batches, optional
         Needed for int8.
     sample_size : int
@@ -125,7 +129,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         What was replaced.
     left_alone : list of (str, str)
         Names of frozen modules that were not, and why.
-    precision : str
+    precision : str or None
     notes : list of str
         What was decided on the way.
 
@@ -145,7 +149,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         self,
         model: nn.Module,
         sample: Any,
-        precision: str,
+        precision: str | None,
         method: str | None,
         calib_data: Any,
         sample_size: int,
@@ -217,6 +221,7 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
 
     def _build(self, segment: Segment, rows: list | None) -> None:
         names = (self._method,) if self._method else _METHODS[self.precision]
+        runs: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
         for name in names:
             chosen: Method = find_method(name)
             options = BuildOptions(thread_num=self._threads or torch.get_num_threads())
@@ -233,9 +238,15 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
             def run(x: torch.Tensor, built: Any = built) -> torch.Tensor:
                 return built(x.contiguous())  # torch copies channels faster than NumPy does
 
-            segment.use(name, run)
-            return
-        segment.use("eager", segment.eager)
+            runs[name] = run
+            if self.precision is not None or self._method:
+                segment.use(name, run)
+                return
+        runs["eager"] = segment.eager
+        calls = {name: partial(run, segment.sample) for name, run in runs.items()}
+        with torch.no_grad():
+            name = choices.choose(choices.race(calls), "eager").name if len(runs) > 1 else "eager"
+        segment.use(name, runs[name])
 
     def _calibration(self) -> dict[Segment, list[torch.Tensor]]:
         """Return what goes into each segment for the first rows of the data."""

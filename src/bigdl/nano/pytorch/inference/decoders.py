@@ -51,6 +51,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "output_hidden_states": (False,),
 }
 _FEWEST_TOKENS = 4
+_KEPT = "logits_to_keep"
 
 
 def _cache_in(result: Any) -> Any:
@@ -86,12 +87,15 @@ class CachedDecoder(torch.nn.Module):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         position_ids: torch.Tensor | None,
+        kept: torch.Tensor | None,
         past: Iterable[tuple[torch.Tensor, torch.Tensor]],
     ) -> dict[str, Any]:
         from bigdl.nano.pytorch.inference.decoder_cache import cache_of
 
         cache = cache_of(past)
         others = {} if position_ids is None else {"position_ids": position_ids}
+        if kept is not None:
+            others[_KEPT] = kept
         result = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -113,6 +117,7 @@ class DecoderInputs(NamedTuple):
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
     position_ids: torch.Tensor | None
+    kept: torch.Tensor | None  # indices of the new tokens that get logits
     past: list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -144,6 +149,7 @@ class DecoderSource(TorchSource):
             )
         self._whole = source
         self._takes_positions = "position_ids" in _parameters(type(model))
+        self.selects = _KEPT in _parameters(type(model))
         decoder = CachedDecoder(model)
         sample = self._split(*self._sequence(source.arguments))
         super().__init__(decoder, tuple(sample), data=source.data)
@@ -151,8 +157,9 @@ class DecoderSource(TorchSource):
 
     @property
     def dynamic_axes(self) -> dict[str, list[int]]:
-        """Rows and tokens of each input."""
-        return {name: [0, 2] if name.startswith("past.") else [0, 1] for name in self.inputs.names}
+        """Rows and tokens of each input, and the number of tokens that get logits."""
+        axes = {"past": [0, 2], "kept": [0]}
+        return {name: axes.get(name.partition(".")[0], [0, 1]) for name in self.inputs.names}
 
     def calibration_tensors(self, options: BuildOptions) -> Iterator[list[torch.Tensor]]:
         if self.data is None:
@@ -175,6 +182,7 @@ class DecoderSource(TorchSource):
             "other values": self._split(mixed, mask),
             "a first call": self._split(rows, torch.ones_like(rows), 0),
             "one more token": self._split(mixed[:1], mask[:1], length - 1),
+            "the last token's logits": self._split(ids, mask, kept=[-1]),
             "padded rows": self._split(mixed, padded, length - 1),
         }
         probes = []
@@ -193,7 +201,11 @@ class DecoderSource(TorchSource):
         return ids.repeat(1, times), mask.repeat(1, times)
 
     def _split(
-        self, ids: torch.Tensor, mask: torch.Tensor, held: int | None = None
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        held: int | None = None,
+        kept: list[int] | None = None,
     ) -> DecoderInputs:
         """Return the inputs of a call whose first tokens are in the cache already."""
         from bigdl.nano.pytorch.inference.decoder_cache import pairs_of
@@ -209,7 +221,10 @@ class DecoderSource(TorchSource):
             )
         pairs = [tuple(each[:, :, :held] for each in pair) for pair in pairs_of(_cache_in(result))]
         rest = None if positions is None else positions[:, held:]
-        return DecoderInputs(ids[:, held:], mask, rest, pairs)  # type: ignore[arg-type]
+        new = torch.arange(ids.shape[1] - held)
+        # by default another number of them than there are tokens, or a graph takes both for one
+        indices = torch.cat([new, new[-1:]]) if kept is None else new[kept]
+        return DecoderInputs(ids[:, held:], mask, rest, indices if self.selects else None, pairs)  # type: ignore[arg-type]
 
 
 def positions_of(mask: torch.Tensor) -> torch.Tensor:
@@ -283,6 +298,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         self.nano_class = model_class
         self.nano_layers = facts["layers"]
         self.nano_cache_shape = tuple(facts["cache_shape"])  # heads, size of a head
+        self.nano_selects = bool(facts.get("selects", False))  # one that was saved earlier does not
         self.config, self.generation_config = facts["config"], facts["generation_config"]
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
@@ -294,6 +310,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         facts = {
             "layers": decoder.layers,
             "cache_shape": (past.shape[1], past.shape[3]),
+            "selects": decoder.selects,
             "config": model.config,
             "generation_config": getattr(model, "generation_config", None),
         }
@@ -353,7 +370,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         given_cache = next((given.pop(each) for each in _CACHE_NAMES if each in given), None)
         cache = DynamicCache() if given_cache is None else given_cache
         check_cache(cache)
-        keep = given.pop("logits_to_keep", None)
+        keep = given.pop(_KEPT, None)
         keeps_cache = given.get("use_cache") is not False or given_cache is not None
         as_tuple = given.get("return_dict") is False
         ids, mask, positions = (given.pop(each, None) for each in _TAKEN)
@@ -366,9 +383,12 @@ class DecoderModel(AcceleratedModel, abc.ABC):
                     f"cache, not {other}; leave it out, or use the original"
                 )
         inputs = self._inputs(torch.as_tensor(ids), mask, positions, cache.get_seq_length())
+        kept = _kept(keep, inputs[0].shape[1])
+        if self.nano_selects:
+            inputs.append(kept)
         logits = torch.from_numpy(self.nano_step(cache, inputs))
-        if keep is not None and not (isinstance(keep, int) and keep == 0):
-            logits = logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
+        if not self.nano_selects:
+            logits = logits[:, kept]
         if as_tuple:
             return (logits, cache) if keeps_cache else (logits,)
         held = {name: cache} if keeps_cache else {}
@@ -415,9 +435,18 @@ class DecoderModel(AcceleratedModel, abc.ABC):
             "decoder": self.nano_class.__name__,
             "layers": self.nano_layers,
             "cache_shape": list(self.nano_cache_shape),
+            "selects": self.nano_selects,
             "config": self.config.to_json_string(use_diff=False),
             "generation_config": None if generation is None else generation.to_json_string(),
         }
+
+
+def _kept(keep: Any, new: int) -> np.ndarray:
+    """Return the indices of the new tokens that get logits: all, the last ones, or the named."""
+    indices = np.arange(new)
+    if keep is None:
+        return indices
+    return indices[max(new - keep, 0) if keep else 0 :] if isinstance(keep, int) else indices[keep]
 
 
 def _refuse_compression(compression: str) -> None:

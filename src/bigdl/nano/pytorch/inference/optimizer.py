@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bigdl.common.cpu import isa_flags, usable_cores
+from bigdl.common.cpu import isa_flags, thread_scope, usable_cores
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.accuracy import score_function
 from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
@@ -21,6 +21,7 @@ from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.results import fingerprint
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, SearchOptions, Trial
+from bigdl.nano.acceleration.slower import warn_if_slower
 from bigdl.nano.acceleration.structure import Batch, first_batches, flatten, read, rows_of
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
@@ -34,6 +35,7 @@ from bigdl.nano.pytorch.inference.accelerated import (
 from bigdl.nano.pytorch.inference.decoders import accelerated
 from bigdl.nano.pytorch.inference.network_models import PytorchOpenVINOModel
 from bigdl.nano.pytorch.inference.pipeline import to_multi_instance
+from bigdl.nano.pytorch.inference.probes import unchanged
 from bigdl.nano.pytorch.inference.serialization import load_model, save_model
 from bigdl.nano.pytorch.inference.source import (
     ONE_BATCH,
@@ -652,6 +654,31 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         if source.has_sample and not isinstance(model, AcceleratedModel):
             source.result  # noqa: B018 - says what is wrong with a sample before a runtime does
         return source
+
+    @classmethod
+    def _compare_speed(
+        cls, method: Method, source: TorchSource, built: torch.nn.Module, options: BuildOptions
+    ) -> None:
+        model = source.model
+        if method.precision == "fp32" or not source.has_sample or options.device != "CPU":
+            return
+        if isinstance(model, AcceleratedModel) or built is model:
+            return
+        args, kwargs = source.arguments
+        tensors = [value for value in flatten((args, kwargs))[0] if hasattr(value, "dtype")]
+        sizes = [(list(value.shape), str(value.dtype)) for value in tensors]
+        weights = [(name, list(each.shape)) for name, each in model.named_parameters()]
+        threads = options.thread_num or torch.get_num_threads()
+        with thread_scope(threads), evaluating(model), unchanged(model), torch.no_grad():
+            warn_if_slower(
+                method,
+                lambda: model(*args, **kwargs),
+                lambda: built(*args, **kwargs),
+                type(model).__qualname__,
+                weights,
+                sizes,
+                threads,
+            )
 
     def _key(
         self, bench: TorchBench, options: SearchOptions, arguments: Mapping[str, Any]

@@ -50,6 +50,11 @@ class CompilerChoice:
         self._chosen = False
 
     @property
+    def is_compiled(self) -> bool:
+        """True while compiled layers run."""
+        return self._replaced.active
+
+    @property
     def phase(self) -> str:
         """The kind of the next step, for the rates."""
         if not self._replaced.active:

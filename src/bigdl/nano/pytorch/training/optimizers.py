@@ -39,6 +39,40 @@ def fuse(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
     return True
 
 
+def align_layouts(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Lay gradients and the optimizers' states out in memory as their parameters are.
+
+    The fused implementations compute by position in memory: with states of another layout, as a
+    checkpoint or an earlier layout of the module leaves them, they mix up the elements.
+    """
+    for optimizer in optimizers:
+        for parameter in _parameters(optimizer):
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if _differs(value, parameter):
+                    state[name] = _laid_out(value, parameter)
+            if _differs(parameter.grad, parameter):
+                parameter.grad = _laid_out(parameter.grad, parameter)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _differs(value: Any, parameter: torch.Tensor) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.shape == parameter.shape
+        and value.layout == parameter.layout == torch.strided
+        and value.stride() != parameter.stride()
+    )
+
+
+def _laid_out(value: Any, parameter: torch.Tensor) -> torch.Tensor:
+    other = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+    return other.copy_(value)
+
+
 def _chosen(group: Mapping[str, Any]) -> bool:
     named = any(group.get(name) is not None for name in ("fused", "foreach"))
     return named or bool(group.get("differentiable")) or isinstance(group["lr"], torch.Tensor)
@@ -46,7 +80,7 @@ def _chosen(group: Mapping[str, Any]) -> bool:
 
 def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if the fused implementation takes all parameters of an optimizer."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = _parameters(optimizer)
     devices = {each.device.type for each in parameters}
     if devices == {"cuda"}:  # what it has counted already would have to move there
         possible = type(optimizer) is not torch.optim.Adagrad and not optimizer.state

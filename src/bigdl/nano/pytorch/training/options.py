@@ -53,9 +53,9 @@ class TrainingOptions:
     tune_process : bool
         Whether the allocator is tuned, and in a single process the number of threads too.
     precision : str or None
-        Lightning's name; None is bfloat16 in training where the processor has it and it pays.
+        Lightning's name; None is float32, or bfloat16 in training where it is measured faster.
     channels_last : bool or None
-        None is where the model has convolutions in two dimensions.
+        None is where it is measured faster.
     fused_optimizers : bool
         Whether optimizers that have a fused implementation use it.
     use_ipex : bool

@@ -27,6 +27,11 @@ class StepRates:
         self._is_first = True
         self._newest: str | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """True once a step has begun."""
+        return self._begun is not None or not self._is_first
+
     def end(self) -> None:
         """Note that a training step has ended; before the first one, nothing."""
         if self._begun is not None:

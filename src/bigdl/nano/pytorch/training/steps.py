@@ -1,7 +1,8 @@
 """Faster training steps: bfloat16, channels-last layout, fused optimizers and TorchInductor.
 
 :class:`FastSteps` applies :class:`~bigdl.nano.pytorch.training.options.TrainingOptions` to a module
-in one process, and undoes what must not stay.
+in one process, and undoes what must not stay. Precision and layout are chosen by measurement
+(:mod:`~bigdl.nano.pytorch.training.choosing`), where the user names none.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from bigdl.common.cpu import isa_flags
 from bigdl.nano.attribute_patch import AttributePatch
-from bigdl.nano.pytorch.training.optimizers import fuse
+from bigdl.nano.pytorch.training.choosing import (
+    Chooser,
+    Way,
+    bf16_instructions,
+    last,
+    speed_in_words,
+)
+from bigdl.nano.pytorch.training.optimizers import align_layouts, fuse
 from bigdl.nano.pytorch.training.options import TrainingOptions
 
 _log = logging.getLogger(__name__)
 _CONSTANTS = (bool, int, float, str, tuple, type(None))
-_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 _LARGE_PRODUCT = 1 << 18  # weights of one linear layer from which on casts cost less than they gain
 
 
@@ -40,6 +46,16 @@ class FastSteps:
         first step, shows whether the program bears the layout.
     device : {"cpu", "cuda"}
         Where it is trained, if it is moved there afterwards.
+    steps_left : callable
+        Returns how many steps there will be; None if nobody knows.
+    broadcast : callable, optional
+        Returns what rank 0 gave; None in a single process.
+    tell : callable
+        Called with a sentence when the precision and the layout are chosen.
+    on_layout : callable
+        Called when the layout of the weights has changed.
+    relayouts : bool
+        Whether the layout may change once the training has begun.
 
     Attributes
     ----------
@@ -54,34 +70,125 @@ class FastSteps:
         *,
         calls: bool = False,
         device: str = "cpu",
+        steps_left: Callable[[], float | None] = lambda: None,
+        broadcast: Callable[[Any], Any] | None = None,
+        tell: Callable[[str], object] = _log.info,
+        on_layout: Callable[[], object] = lambda: None,
+        relayouts: bool = True,
     ):
         self._options = options
         self._device = device
         self._module = module
         self._undoing = ExitStack()
         self._guard: ModuleState | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._tell, self._on_layout = tell, on_layout
+        self.chooser: Chooser | None = None
         self.channels_last = False
         self.report: list[str] = []
         if any(parameter.device.type != "cpu" for parameter in module.parameters()):
             return
         if options.inductor is True:  # first: what compiles is the module's own code
             self._replace_forwards(computing_children(module) or [module], CompiledForward)
-        self._choose_precision()
-        self._choose_layout()
+        self.report.append(self._named_precision or "float32")
+        if options.channels_last:
+            self._set_layout(torch.channels_last)
+            self.report.append("channels_last")
         if options.inductor is True:
             self.report.append("TorchInductor")
-        if self.channels_last and calls:
+        else:
+            parts = {"": module, **_computing_parts(module)}
+            chooser = Chooser(
+                parts,
+                self._ways(relayouts),
+                self._faster_than_named(),
+                device=device,
+                steps_left=steps_left,
+                broadcast=broadcast,
+            )
+            self.chooser = None if chooser.is_over else chooser
+        if calls:
             self._convert_calls()
 
     def batch(self, batch: Any) -> Any:
         """Return a batch in the layout of the module."""
-        return tree_map_only(torch.Tensor, _last, batch) if self.channels_last else batch
+        return tree_map_only(torch.Tensor, last, batch) if self.channels_last else batch
+
+    def begin(self, batch: Any, *, possible: bool = True) -> bool:
+        """Choose precision and layout before a step, if it is time to.
+
+        Parameters
+        ----------
+        batch
+            Of the step.
+        possible : bool
+            False while something else decides how parts of the model run.
+
+        Returns
+        -------
+        bool
+            Whether they are others than before.
+        """
+        chooser = self.chooser
+        if chooser is None:
+            return False
+        chosen = chooser.begin(batch, possible=possible)
+        if chooser.is_over:
+            self.chooser = None
+        if chosen is None:
+            return False
+        way, choice = chosen
+        plain = chooser.plain
+        self._apply(way, plain)
+        self._tell(f"Nano trains with {speed_in_words(way, plain, choice)}, measured here")
+        return way != plain
+
+    def _apply(self, way: Way, plain: Way) -> None:
+        if way.bf16 and self._named_precision is None:
+            parts = [self._module, *computing_children(self._module)]
+            self._replace_forwards(parts, functools.partial(_Bf16Forward, device=self._device))
+            self.report[0] = "bfloat16 in training steps"
+        if way.channels_last and not self.channels_last:
+            self._guard = ModuleState(self._module)
+            self._set_layout(torch.channels_last)
+            self.report.insert(1, "channels_last")
+
+    @property
+    def _named_precision(self) -> str | None:
+        precision = self._options.precision
+        return None if precision is None else f"precision {precision}"
+
+    def _ways(self, relayouts: bool) -> list[Way]:
+        """Return the ways that the options allow; the first is that of the plain program."""
+        wanted = self._options.channels_last
+        layouts = [bool(wanted)]
+        if wanted is None and relayouts and gains_from_channels_last(self._module):
+            layouts.append(True)
+        precision = self._options.precision
+        if precision is None and self._has_bf16:
+            precisions = [False, True]
+        else:
+            precisions = [precision in ("bf16-mixed", "16-mixed")]
+        return [Way(bf16, layout) for bf16 in precisions for layout in layouts]
+
+    def _faster_than_named(self) -> list[Way]:
+        """Return ways in float32 that may be faster than the bfloat16 that the user names."""
+        if self._options.precision not in ("bf16-mixed", "16-mixed") or self._device != "cpu":
+            return []
+        return [Way(False, bool(self._options.channels_last))]
+
+    @property
+    def _has_bf16(self) -> bool:
+        return bf16_instructions(self._device) is not None and gains_from_bf16(self._module)
 
     def step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a training step; the first one shows whether the program bears the layout."""
         guard, self._guard = self._guard, None
         if guard is None:
-            return step(*args, **kwargs)
+            if self.chooser is None:
+                return step(*args, **kwargs)
+            with self.chooser.observed():
+                return step(*args, **kwargs)
         try:
             return step(*args, **kwargs)
         except RuntimeError as error:
@@ -94,50 +201,30 @@ class FastSteps:
 
     def optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Let optimizers use their fused implementation."""
+        self._optimizers = list(optimizers)
         if not self._options.fused_optimizers:
             return
-        names = {type(each).__name__ for each in optimizers if fuse(each, self._module)}
+        names = {type(each).__name__ for each in self._optimizers if fuse(each, self._module)}
         if names:
             self.report.append(f"fused {' and '.join(sorted(names))}")
+
+    def align(self) -> None:
+        """Let states of optimizers, which may come from a checkpoint, have the weights' layout."""
+        align_layouts(self._optimizers)
 
     def undo(self) -> None:
         """Leave the module as it was, but for what it has learned."""
         self._undoing.close()
+        self._on_layout = lambda: None
         if self.channels_last:
             self._set_layout(torch.contiguous_format)
 
-    def _choose_precision(self) -> None:
-        if self._options.precision is not None:
-            self.report.append(f"precision {self._options.precision}")
-            return
-        instructions = bf16_instructions(self._device)
-        if instructions is None or not gains_from_bf16(self._module):
-            self.report.append("float32")
-            return
-        parts = [self._module, *computing_children(self._module)]
-        self._replace_forwards(parts, functools.partial(_Bf16Forward, device=self._device))
-        self.report.append(f"bfloat16 in training steps ({instructions})")
-
-    def _choose_layout(self) -> None:
-        wanted = self._options.channels_last
-        if wanted is False or (wanted is None and not gains_from_channels_last(self._module)):
-            return
-        if wanted is None:
-            self._guard = ModuleState(self._module)
-        self._set_layout(torch.channels_last)
-        self.report.append("channels_last")
-
     def _convert_calls(self) -> None:
+        """Choose and convert in the calls of the module, of which a loop makes one in a step."""
         hook = self._module.register_forward_pre_hook(self._in_layout, with_kwargs=True)
         self._undoing.callback(hook.remove)
-        if self._guard is not None:
-            replaced, forward = AttributePatch(), self._module.forward
-
-            def first(*args: Any, **kwargs: Any) -> Any:
-                replaced.undo()
-                return self.step(forward, *args, **kwargs)
-
-            replaced.set(self._module, "forward", first)
+        if self.chooser is not None:
+            self._replace_forwards([self._module], functools.partial(_ChoosingForward, steps=self))
 
     def _in_layout(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return self.batch((args, kwargs))
@@ -153,6 +240,8 @@ class FastSteps:
     def _set_layout(self, memory_format: torch.memory_format) -> None:
         self._module.to(memory_format=memory_format)  # type: ignore[call-overload]  # not in its stubs
         self.channels_last = memory_format is torch.channels_last
+        self.align()
+        self._on_layout()
 
     def _drop_layout(self) -> None:
         self._set_layout(torch.contiguous_format)
@@ -161,12 +250,9 @@ class FastSteps:
         _log.debug("The first step failed with channels_last and is made again without")
 
 
-def bf16_instructions(device: str = "cpu") -> str | None:
-    """Return the instruction set by which a processor multiplies bfloat16, if it has one."""
-    if device == "cuda":
-        return "CUDA" if torch.cuda.is_bf16_supported(including_emulation=False) else None
-    flags = isa_flags()
-    return next((name for name in _INSTRUCTIONS if name in flags), None)
+def _computing_parts(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the direct children of a module that are no losses or metrics, by their names."""
+    return {name: child for name, child in module.named_children() if is_model(child)}
 
 
 def gains_from_bf16(module: nn.Module) -> bool:
@@ -229,6 +315,32 @@ class CompiledForward(OtherForward):
             return self._compiled(*args, **kwargs)
 
 
+class _ChoosingForward(OtherForward):
+    """The forward of a module whose calls in training mode are the steps of a loop."""
+
+    def __init__(self, module: nn.Module, steps: FastSteps):
+        super().__init__(module)
+        self._steps, self._inside = steps, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        steps, chooser = self._steps, self._steps.chooser
+        plain = self._inside or chooser is None or not self.module.training
+        if plain or not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.forward(*args, **kwargs)
+        self._inside = True
+        try:
+            if steps.begin((args, kwargs)):
+                args, kwargs = steps.batch((args, kwargs))
+                return steps.step(self.module.forward, *args, **kwargs)
+            if steps.chooser is not None:
+                steps.chooser.observe(args, kwargs)
+            return self.forward(*args, **kwargs)
+        finally:
+            self._inside = False
+
+
 class _Bf16Forward(OtherForward):
     """The forward of a module in bfloat16 while it is in training mode; it gives float32.
 
@@ -250,7 +362,7 @@ class _Bf16Forward(OtherForward):
 
 def computing_children(module: nn.Module) -> list[nn.Module]:
     """Return the direct children of a module that are no losses or metrics."""
-    return [child for child in module.children() if is_model(child)]
+    return list(_computing_parts(module).values())
 
 
 def is_model(value: Any) -> bool:
@@ -331,12 +443,6 @@ def _is_of_layout(error: RuntimeError) -> bool:
     by it fails in its first step.
     """
     return "view size is not compatible" in str(error) or "channels_last" in str(error)
-
-
-def _last(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dim() != 4 or tensor.layout != torch.strided:
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ from pytorch_lightning.trainer.states import RunningStage, TrainerFn
 from pytorch_lightning.utilities.data import _is_dataloader_shuffled, _update_dataloader
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from pytorch_lightning.utilities.types import LRSchedulerConfig
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from bigdl.common.checks import check_integer
@@ -161,20 +162,34 @@ class _FastStrategy(Strategy):
     settings: tuple[str, ...] = ()
     process_report: Sequence[str] = ()
     rates = StepRates()
+    _reported = 0  # of the settings, those that the steps have reported
 
     def setup(self, trainer: Trainer) -> None:
         # Before optimizers are made and gradients get their buckets.
         if trainer.state.fn == TrainerFn.FITTING:
             module = cast("LightningModule", self.lightning_module)
-            self.steps = FastSteps(self.options, module, device=self.root_device.type)
+            several = self.options.count > 1
+            self.steps = FastSteps(
+                self.options,
+                module,
+                device=self.root_device.type,
+                steps_left=functools.partial(_batches_left, trainer),
+                broadcast=self.broadcast if several else None,
+                tell=self._tell_of_steps,
+                on_layout=self._on_layout,
+            )
         super().setup(trainer)
         if self.steps is not None:
             self.steps.optimizers(self.optimizers)
             self.settings = (*self.steps.report, *self._describe())
+            self._reported = len(self.steps.report)
             rank_zero_info(f"Nano trains with {', '.join(self.settings)}")
             self.prefix = self._automatic_prefix(trainer)
             self.rates = StepRates()
             self.compiler = self._compiler_choice(trainer)
+
+    def _on_layout(self) -> None:
+        """Nothing depends on the layout of the weights here."""
 
     def _automatic_prefix(self, trainer: Trainer) -> AutomaticPrefix:
         chosen = any(isinstance(each, FrozenPrefixCallback) for each in _callbacks(trainer))
@@ -197,6 +212,16 @@ class _FastStrategy(Strategy):
         left = functools.partial(_batches_left, trainer)
         return CompilerChoice(module, self.rates, left, self._tell_of_compiler)
 
+    def _tell_of_steps(self, line: str) -> None:
+        self._described()
+        rank_zero_info(line)
+
+    def _described(self) -> None:
+        """Put what the steps report now in the place of what they reported."""
+        steps = cast("FastSteps", self.steps)
+        others = self.settings[self._reported :]
+        self.settings, self._reported = (*steps.report, *others), len(steps.report)
+
     def _tell_of_compiler(self, phrase: str) -> None:
         self.settings = (*self.settings, phrase)
         rank_zero_info(f"Nano trains with {phrase}")
@@ -207,13 +232,20 @@ class _FastStrategy(Strategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         prefix = cast("AutomaticPrefix", self.prefix)
-        self._begin_step(prefix)
+        steps = cast("FastSteps", self.steps)
+        if self._begin_step(prefix, steps, args[:1]):
+            args = steps.batch(args)
         with prefix.step():
-            return cast("FastSteps", self.steps).step(super().training_step, *args, **kwargs)
+            return steps.step(super().training_step, *args, **kwargs)
 
-    def _begin_step(self, prefix: AutomaticPrefix) -> None:
+    def _begin_step(self, prefix: AutomaticPrefix, steps: FastSteps, batch: Any) -> bool:
+        """Note that a step begins; returns whether it has another layout or precision now."""
+        if not self.rates.has_begun:
+            steps.align()
         self.rates.end()
         compiler = self.compiler
+        others = prefix.is_building or prefix.segments or (compiler and compiler.is_compiled)
+        is_changed = steps.begin(batch, possible=not others)
         if compiler is not None:
             compiler.begin(prefix)
         if prefix.is_building:
@@ -223,6 +255,7 @@ class _FastStrategy(Strategy):
         else:
             phase = AS_WRITTEN if compiler is None else compiler.phase
         self.rates.begin(phase)
+        return is_changed
 
     def teardown(self) -> None:
         if self.compiler is not None:
@@ -335,6 +368,12 @@ class ProcessesStrategy(_FastStrategy, _LocalDdp):
 
     def _configure_launcher(self) -> None:
         self._launcher = FitLauncher()
+
+    def _on_layout(self) -> None:
+        """Give gradients buckets in the new layout of the weights."""
+        if self.world_size > 1 and isinstance(self.model, DistributedDataParallel):
+            self.model = self.lightning_module
+            self.configure_ddp()
 
     def _describe(self) -> list[str]:
         return [*self.options.describe_processes(), *self._rates_report]

@@ -20,6 +20,7 @@ from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
+from bigdl.nano.acceleration.slower import warn_if_slower
 from bigdl.nano.acceleration.structure import Batch
 from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel, load_model, save_model
 from bigdl.nano.tf.inference.source import (
@@ -196,6 +197,23 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
     _model_class, _accelerated_class = keras.Model, AcceleratedKerasModel
     _nouns = ("Keras Model", "Keras Model")
     _score_of = staticmethod(score_of)
+
+    @classmethod
+    def _compare_speed(
+        cls, method: Method, source: KerasSource, built: keras.Model, options: BuildOptions
+    ) -> None:
+        if method.precision == "fp32" or options.device != "CPU" or source.data[0] is None:
+            return
+        model, sample = source.model, source.inputs.pack(source.sample_arrays())
+        weights = [(each.path, list(each.shape)) for each in model.weights]
+        warn_if_slower(
+            method,
+            lambda: model(*sample, training=False),
+            lambda: built(*sample),
+            type(model).__qualname__,
+            weights,
+            options.thread_num,
+        )
 
     @staticmethod
     def trace(

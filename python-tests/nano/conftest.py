@@ -1,0 +1,28 @@
+"""Fixtures of the tests of Nano: choices that measurements make are kept apart from the user's."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigdl.nano.acceleration import choices
+from bigdl.nano.acceleration.choices import Choice
+from bigdl.nano.acceleration.spread import Spread
+
+
+@pytest.fixture(autouse=True)
+def own_choices(tmp_path_factory, monkeypatch):
+    """Keep choices in a directory of this test."""
+    directory = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
+    return directory / "bigdl" / "choices"
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """Return a function that lets a way be the one that an earlier measurement has chosen."""
+
+    def keep(name):
+        found = Choice(name, {name: Spread.of([2.0])})
+        monkeypatch.setattr(choices, "find", lambda key: found)
+
+    return keep

@@ -1,0 +1,223 @@
+"""Choices that measurements have made on this machine, kept for later processes.
+
+Which precision, layout or runtime is fast depends on the processor, so it is measured. Each choice
+is a small file below ``~/.cache/bigdl/choices``, or ``XDG_CACHE_HOME``, named by a digest of what
+it depends on: the model, the processor, the thread count and the versions. Losing a file costs
+another measurement, no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bigdl.common.cpu import isa_flags, processor_name, usable_cores
+from bigdl.common.environment import cache_directory, remove_old
+from bigdl.nano.acceleration.spread import Spread
+
+_MOST_FILES = 256
+_MOST_BYTES = 1 << 16  # of one file
+_OLDEST_S = 90 * 24 * 3600.0
+LEAST_GAIN = 1.03
+"""Speed-up from which on another way than the plain one is chosen."""
+
+
+class Choice(NamedTuple):
+    """One of several ways, and how many times as fast as the plain one it is.
+
+    Attributes
+    ----------
+    name : str
+        Of the chosen way.
+    speedups : dict of str to Spread
+        Of each way that was measured, beside the plain one.
+    """
+
+    name: str
+    speedups: dict[str, Spread]
+
+    @property
+    def speedup(self) -> Spread:
+        """How many times as fast as the plain way the chosen one is."""
+        return self.speedups[self.name]
+
+    def is_clear(self, plain: str) -> bool:
+        """Return True if noise does not hide a way that is faster than the chosen plain one."""
+        others = [speedup for name, speedup in self.speedups.items() if name != plain]
+        return self.name != plain or all(each.high <= LEAST_GAIN for each in others)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the choice as values of JSON."""
+        return {"name": self.name, "speedups": {key: [*s] for key, s in self.speedups.items()}}
+
+    @classmethod
+    def from_json(cls, content: Any) -> Choice | None:
+        """Return what :meth:`to_json` gave; None if it is something else."""
+        try:
+            speedups = {str(key): Spread(*map(float, s)) for key, s in content["speedups"].items()}
+            return cls(content["name"], speedups) if content["name"] in speedups else None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+
+def choose(
+    seconds: Mapping[str, Sequence[float]], plain: str, allowed: Iterable[str] | None = None
+) -> Choice:
+    """Choose the fastest of several ways, or the plain one unless noise separates another from it.
+
+    Parameters
+    ----------
+    seconds : mapping of str to sequence of float
+        Of each way the times of its rounds; those of one round were measured one after the other.
+        A way that was given up has fewer rounds.
+    plain : str
+        The way that the others replace.
+    allowed : iterable of str, optional
+        The ways to choose from, the plain one among them; all by default.
+
+    Returns
+    -------
+    Choice
+
+    Examples
+    --------
+    >>> from bigdl.nano.acceleration.choices import choose
+    >>> rounds = {"fp32": [1.0, 1.1, 1.0], "bf16": [0.5, 0.5, 0.6], "int8": [0.9, 1.2, 1.0]}
+    >>> choose(rounds, "fp32").name
+    'bf16'
+    >>> choose({"fp32": [1.0, 1.1, 1.0], "bf16": [1.5, 1.6, 1.4]}, "fp32").name
+    'fp32'
+    """
+    reference = seconds[plain]
+    speedups = {
+        name: Spread.of([a / b for a, b in zip(reference, rounds, strict=False)])
+        for name, rounds in seconds.items()
+        if rounds
+    }
+    names = set(speedups if allowed is None else allowed)
+    faster = [
+        name
+        for name, speedup in speedups.items()
+        if name in names and name != plain and speedup.exceeds(LEAST_GAIN)
+    ]
+    best = max(faster, key=lambda name: speedups[name].middle, default=plain)
+    return Choice(best, speedups)
+
+
+_ROUNDS = 20
+_FEWEST_ROUNDS = 3
+_LEAST_S = 1e-3  # of a round: a clock and a scheduler disturb less
+
+
+def race(
+    calls: Mapping[str, Callable[[], object]], budget_s: float = 1.0
+) -> dict[str, list[float]]:
+    """Time several ways in turn.
+
+    Parameters
+    ----------
+    calls : mapping of str to callable
+        Each computes the same in its way.
+    budget_s : float
+        Seconds after which no further round begins; there are at least three.
+
+    Returns
+    -------
+    dict of str to list of float
+        Seconds of a call, one figure for each of at most twenty rounds: see :func:`choose`.
+    """
+    counts, names = {}, list(calls)
+    begin = time.perf_counter()
+    for name, call in calls.items():
+        call()  # the first one makes what it needs
+        counts[name] = max(1, round(_LEAST_S / max(_seconds(call, 1), 1e-7)))
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(_ROUNDS):
+        if number >= _FEWEST_ROUNDS and time.perf_counter() - begin > budget_s:
+            break
+        for name in names if number % 2 else reversed(names):
+            seconds[name].append(_seconds(calls[name], counts[name]))
+    return seconds
+
+
+def _seconds(call: Callable[[], object], count: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - begin) / count
+
+
+def measured(key: str, plain: str, calls: Mapping[str, Callable[[], object]]) -> Choice:
+    """Return the choice that is kept under a key, or measure and keep it.
+
+    Parameters
+    ----------
+    key : str
+        Of :func:`key_of`.
+    plain : str
+        See :func:`choose`.
+    calls : mapping of str to callable
+        See :func:`race`.
+    """
+    kept = find(key)
+    if kept is not None and set(calls) <= set(kept.speedups):
+        return kept
+    choice = choose(race(calls), plain)
+    if choice.is_clear(plain):
+        keep(key, choice)
+    return choice
+
+
+def key_of(*facts: Any) -> str:
+    """Return a digest of values of JSON, of the processor and its usable cores."""
+    surroundings = [processor_name(), sorted(isa_flags()), len(usable_cores())]
+    text = json.dumps([facts, surroundings], sort_keys=True, default=repr)
+    return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+def find(key: str) -> Choice | None:
+    """Return the choice that was kept under a key, or None."""
+    directory = cache_directory("choices")
+    file = directory / f"{key}.json"
+    try:
+        if not _is_private(directory) or file.stat().st_size > _MOST_BYTES:
+            return None
+        return Choice.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def keep(key: str, choice: Choice) -> None:
+    """Keep a choice; where the directory cannot be written, or is not private, nothing happens."""
+    directory = cache_directory("choices")
+    with contextlib.suppress(OSError):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_private(directory):
+            return
+        # complete at once: other processes may read and write the same file
+        number, name = tempfile.mkstemp(prefix=".new-", dir=directory)
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            json.dump(choice.to_json(), file)
+        os.replace(name, directory / f"{key}.json")
+        _shrink(directory)
+
+
+def _is_private(directory: Path) -> bool:
+    """Return True for a directory of this user that nobody else can write to."""
+    status = directory.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _shrink(directory: Path) -> None:
+    remove_old(directory.iterdir(), _OLDEST_S)
+    files = sorted(directory.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[_MOST_FILES:]:
+        file.unlink(missing_ok=True)
