@@ -155,3 +155,26 @@ def test_a_cache_with_a_window_is_refused():
     model = transformers.MistralForCausalLM(config).eval()
     with pytest.raises(UsageError, match="does not keep the keys and values of all tokens"):
         InferenceOptimizer.trace(model, prompts(2, 6), accelerator="openvino")
+
+
+def test_generate_computes_logits_of_the_last_token_of_a_prompt_only(fast, original, monkeypatch):
+    shapes, step = [], type(fast).nano_step
+
+    def noting(model, cache, inputs):
+        logits = step(model, cache, inputs)
+        shapes.append(logits.shape[1])
+        return logits
+
+    monkeypatch.setattr(type(fast), "nano_step", noting)
+    inputs = prompts(2, 6)
+    assert torch.equal(generated(fast, inputs), generated(original, inputs))
+    assert set(shapes) == {1}
+    whole = original(**inputs).logits
+    for keep, expected in (
+        (0, whole),
+        (2, whole[:, -2:]),
+        (torch.tensor([1, 4]), whole[:, [1, 4]]),
+    ):
+        result = fast(**inputs, logits_to_keep=keep).logits
+        torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(fast(**inputs).logits, whole, atol=1e-4, rtol=1e-4)

@@ -446,7 +446,9 @@ def _kept(keep: Any, new: int) -> np.ndarray:
     indices = np.arange(new)
     if keep is None:
         return indices
-    return indices[max(new - keep, 0) if keep else 0 :] if isinstance(keep, int) else indices[keep]
+    if isinstance(keep, int):
+        return indices[max(new - keep, 0) if keep else 0 :]
+    return indices[keep if isinstance(keep, slice) else np.asarray(keep)]
 
 
 def _refuse_compression(compression: str) -> None:
