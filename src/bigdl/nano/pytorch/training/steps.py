@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -91,12 +92,16 @@ class FastSteps:
         if options.inductor is True:  # first: what compiles is the module's own code
             self._replace_forwards(computing_children(module) or [module], CompiledForward)
         self.report.append(self._named_precision or "float32")
-        if options.channels_last:
+        if options.channels_last or self._compiles_images:
+            if not options.channels_last:
+                self._guard = ModuleState(self._module)
             self._set_layout(torch.channels_last)
             self.report.append("channels_last")
+        elif options.inductor:
+            self._warn_of_inductor()
         if options.inductor is True:
             self.report.append("TorchInductor")
-        else:
+        if not options.inductor:
             parts = {"": module, **_computing_parts(module)}
             chooser = Chooser(
                 parts,
@@ -143,6 +148,22 @@ class FastSteps:
         self._tell(f"Nano trains with {speed_in_words(way, plain, choice)}, measured here")
         return way != plain
 
+    @property
+    def _compiles_images(self) -> bool:
+        """True if TorchInductor may compile convolutions: see :meth:`_warn_of_inductor`."""
+        options = self._options
+        wanted = bool(options.inductor) and options.channels_last is None
+        return wanted and gains_from_channels_last(self._module)
+
+    def _warn_of_inductor(self) -> None:
+        if any(isinstance(part, nn.Conv2d) for part in self._module.modules()):
+            warnings.warn(
+                "TorchInductor of torch 2.13 gives some networks of convolutions wrong gradients "
+                "where their channels are not last in memory; leave inductor out, or pass "
+                "channels_last=True",
+                stacklevel=2,
+            )
+
     def _apply(self, way: Way, plain: Way) -> None:
         if way.bf16 and self._named_precision is None:
             parts = [self._module, *computing_children(self._module)]
@@ -161,8 +182,13 @@ class FastSteps:
     def _ways(self, relayouts: bool) -> list[Way]:
         """Return the ways that the options allow; the first is that of the plain program."""
         wanted = self._options.channels_last
-        layouts = [bool(wanted)]
-        if wanted is None and relayouts and gains_from_channels_last(self._module):
+        layouts = [self.channels_last]
+        if (
+            wanted is None
+            and relayouts
+            and not self.channels_last
+            and gains_from_channels_last(self._module)
+        ):
             layouts.append(True)
         precision = self._options.precision
         if precision is None and self._has_bf16:
@@ -175,7 +201,7 @@ class FastSteps:
         """Return ways in float32 that may be faster than the bfloat16 that the user names."""
         if self._options.precision not in ("bf16-mixed", "16-mixed") or self._device != "cpu":
             return []
-        return [Way(False, bool(self._options.channels_last))]
+        return [Way(False, self.channels_last)]
 
     @property
     def _has_bf16(self) -> bool:
@@ -196,6 +222,8 @@ class FastSteps:
                 raise
         guard.restore()
         self._drop_layout()
+        if self._options.inductor:
+            self._warn_of_inductor()
         args, kwargs = tree_map_only(torch.Tensor, _contiguous, (args, kwargs))
         return step(*args, **kwargs)
 
@@ -223,7 +251,7 @@ class FastSteps:
         """Choose and convert in the calls of the module, of which a loop makes one in a step."""
         hook = self._module.register_forward_pre_hook(self._in_layout, with_kwargs=True)
         self._undoing.callback(hook.remove)
-        if self.chooser is not None:
+        if self.chooser is not None or self._guard is not None:
             self._replace_forwards([self._module], functools.partial(_ChoosingForward, steps=self))
 
     def _in_layout(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -323,9 +351,9 @@ class _ChoosingForward(OtherForward):
         self._steps, self._inside = steps, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        steps, chooser = self._steps, self._steps.chooser
-        plain = self._inside or chooser is None or not self.module.training
-        if plain or not torch.is_grad_enabled():
+        steps = self._steps
+        is_over = steps.chooser is None and steps._guard is None
+        if self._inside or is_over or not self.module.training or not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return self.forward(*args, **kwargs)
@@ -334,6 +362,8 @@ class _ChoosingForward(OtherForward):
             if steps.begin((args, kwargs)):
                 args, kwargs = steps.batch((args, kwargs))
                 return steps.step(self.module.forward, *args, **kwargs)
+            if steps._guard is not None:
+                return steps.step(self.forward, *args, **kwargs)
             if steps.chooser is not None:
                 steps.chooser.observe(args, kwargs)
             return self.forward(*args, **kwargs)
