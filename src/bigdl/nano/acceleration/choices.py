@@ -46,7 +46,7 @@ class Choice(NamedTuple):
 
     @property
     def speedup(self) -> Spread:
-        """How many times as fast as the plain way the chosen one is."""
+        """The speed of the chosen way beside the plain one."""
         return self.speedups[self.name]
 
     def is_clear(self, plain: str) -> bool:
