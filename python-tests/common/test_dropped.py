@@ -11,6 +11,7 @@ import pytest
 import bigdl.dllib
 import bigdl.orca  # noqa: F401
 from bigdl.common.dropped import DROPPED, DroppedModuleError
+from bigdl.common.errors import UsageError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compat.md"
 
@@ -45,3 +46,26 @@ def test_a_misspelt_module_is_only_missing():
     with pytest.raises(ModuleNotFoundError, match="No module named") as caught:
         importlib.import_module("bigdl.orca.lern")
     assert not isinstance(caught.value, DroppedModuleError)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("bigdl.dllib.utils.common", "JTensor"),
+        ("bigdl.dllib.nn.layer", "LookupTable"),
+        ("bigdl.dllib.feature.common", "FeatureSet"),
+    ],
+)
+def test_a_dropped_name_is_missing_to_every_way_of_asking(module, name):
+    imported = importlib.import_module(module)
+    assert not hasattr(imported, name)
+    assert getattr(imported, name, None) is None
+    sentence = f"{module}.{name} is no longer available: .*; "
+    with pytest.raises(AttributeError, match=sentence) as read:
+        getattr(imported, name)
+    assert isinstance(read.value, UsageError)
+    with pytest.raises(ImportError, match=sentence) as taken:
+        exec(f"from {module} import {name}", {})
+    assert isinstance(taken.value, UsageError)
+    with pytest.raises(AttributeError, match="has no attribute 'Misspelt'"):
+        imported.Misspelt  # noqa: B018

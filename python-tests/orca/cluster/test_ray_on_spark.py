@@ -91,7 +91,7 @@ class KillNode(Callback):
 @pytest.mark.timeout(600)
 def test_ray_starts_three_times_in_one_process(local_cluster):
     for number in range(3):
-        context = OrcaContext.get_ray_context()
+        context = (OrcaRayContext.get, OrcaContext.get_ray_context)[number % 2]()
         assert (context.num_ray_nodes, context.ray_node_cpu_cores) == (2, 1)
         nodes, below = processes_of(context)
         assert len(nodes) == 2
@@ -114,7 +114,11 @@ def test_nodes_are_started_whatever_the_master_is_called(local_cluster, monkeypa
     assert said == [[0, "yes"], [1, "yes"]]
     on_head = remote_on(ray.get_runtime_context().get_node_id())
     shards = RayXShards([ray.put([1])])
-    assert shards.assign_partitions_to_actors([on_head]) == ([[0]], [info["node_ip_address"]])
+    assert shards.assign_partitions_to_actors([on_head]) == (
+        [[0]],
+        [info["node_ip_address"]],
+        [on_head],
+    )
     context.stop()
     assert_gone(nodes, below)
 

@@ -143,11 +143,12 @@ def test_actors_work_on_partitions(shards, actors):
 
 
 def test_partitions_are_shared_out_evenly(shards, actors):
-    assigned, addresses = shards.assign_partitions_to_actors(actors)
+    assigned, addresses, chosen = shards.assign_partitions_to_actors(actors)
     assert sorted(assigned) == [[0], [1]]
+    assert chosen == list(actors)
     assert addresses == ["127.0.0.1"] * 2
     one = RayXShards(shards.get_partition_refs()[:1])
-    assert one.assign_partitions_to_actors(actors)[0] == [[0]]
+    assert one.assign_partitions_to_actors(actors)[::2] == ([[0]], actors[:1])
     with pytest.raises(
         UsageError, match=r"number of partitions, 1, should not be smaller than the"
     ):

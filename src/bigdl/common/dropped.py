@@ -4,6 +4,7 @@ Those beside ``bigdl.orca`` and ``bigdl.dllib``, which no import of another pack
 files of one statement that call :func:`refuse`.
 """
 
+import dis
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -11,7 +12,14 @@ from typing import NoReturn
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["DROPPED", "DroppedModuleError", "explain_imports", "refuse"]
+__all__ = [
+    "DROPPED",
+    "DroppedModuleError",
+    "DroppedNameError",
+    "explain_imports",
+    "refuse",
+    "refuse_name",
+]
 
 _LAYERS = "its layers were written in Scala"
 _GRAPHS = "it ran graphs of TensorFlow 1"
@@ -99,6 +107,47 @@ class DroppedModuleError(UsageError, ModuleNotFoundError):
     bigdl.orca.learn.mpi is no longer available: it needed Plasma, which Arrow has removed;
     use bigdl.orca.learn.pytorch with backend="spark" instead
     """
+
+
+class DroppedNameError(UsageError, AttributeError):
+    """A name of BigDL 2.x that is no more was read from a module; the message says why.
+
+    It is an AttributeError, so that ``hasattr`` and ``getattr`` with a default work.
+
+    Examples
+    --------
+    >>> from bigdl.dllib.utils import common
+    >>> hasattr(common, "JTensor"), getattr(common, "JTensor", None)
+    (False, None)
+    """
+
+
+class _DroppedImportError(UsageError, ImportError):
+    """The same for ``from module import name``, which would replace the text of the other."""
+
+
+def refuse_name(module: str, name: str, why: str) -> NoReturn:
+    """Raise the error of a dropped name; called by the ``__getattr__`` of a module.
+
+    Parameters
+    ----------
+    module : str
+        ``__name__`` of the module.
+    name : str
+    why : str
+        The end of the sentence, with what to use instead.
+
+    Raises
+    ------
+    DroppedNameError
+        If the attribute is read.
+    ImportError
+        If the name is imported by ``from module import name``.
+    """
+    caller = sys._getframe(2)
+    operation = dis.opname[caller.f_code.co_code[caller.f_lasti]] if caller.f_lasti >= 0 else ""
+    kind = _DroppedImportError if operation == "IMPORT_FROM" else DroppedNameError
+    raise kind(f"{module}.{name} is no longer available: {why}")
 
 
 def refuse(name: str) -> NoReturn:

@@ -7,8 +7,9 @@ cannot be read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from bigdl.common.dropped import refuse_name
 from bigdl.common.errors import UsageError, require
 
 if TYPE_CHECKING:
@@ -17,9 +18,14 @@ else:
     nn = require("torch.nn", "orca")
 
 __all__ = [
+    "ELU",
     "BatchNormalization",
     "Dropout",
+    "HardTanh",
+    "Identity",
+    "LeakyReLU",
     "Linear",
+    "LogSigmoid",
     "LogSoftMax",
     "Model",
     "ReLU",
@@ -27,6 +33,9 @@ __all__ = [
     "Sequential",
     "Sigmoid",
     "SoftMax",
+    "SoftPlus",
+    "SoftSign",
+    "SpatialAveragePooling",
     "SpatialBatchNormalization",
     "SpatialConvolution",
     "SpatialMaxPooling",
@@ -266,3 +275,140 @@ def SpatialMaxPooling(kw: int, kh: int, dw: int = 1, dh: int = 1, pad_w: int = 0
     torch.Size([1, 6, 12, 12])
     """
     return nn.MaxPool2d((kh, kw), (dh, dw), (pad_h, pad_w))
+
+
+def SpatialAveragePooling(
+    kw: int, kh: int, dw: int = 1, dh: int = 1, pad_w: int = 0, pad_h: int = 0
+):
+    """``torch.nn.AvgPool2d``; width comes before height.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import SpatialAveragePooling
+    >>> SpatialAveragePooling(2, 2, dw=2, dh=2)(torch.ones(1, 6, 24, 24)).shape
+    torch.Size([1, 6, 12, 12])
+    """
+    return nn.AvgPool2d((kh, kw), (dh, dw), (pad_h, pad_w))
+
+
+def Identity():
+    """``torch.nn.Identity``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import Identity
+    >>> Identity()(torch.tensor([-1.0]))
+    tensor([-1.])
+    """
+    return nn.Identity()
+
+
+def ELU(alpha: float = 1.0, inplace: bool = False):
+    """``torch.nn.ELU``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import ELU
+    >>> ELU()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.6321,  2.0000])
+    """
+    return nn.ELU(alpha, inplace)
+
+
+def LeakyReLU(negval: float = 0.01, inplace: bool = False):
+    """``torch.nn.LeakyReLU``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import LeakyReLU
+    >>> LeakyReLU(0.5)(torch.tensor([-1.0, 2.0]))
+    tensor([-0.5000,  2.0000])
+    """
+    return nn.LeakyReLU(negval, inplace)
+
+
+def HardTanh(min_value: float = -1.0, max_value: float = 1.0, inplace: bool = False):
+    """``torch.nn.Hardtanh``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import HardTanh
+    >>> HardTanh()(torch.tensor([-3.0, 0.5]))
+    tensor([-1.0000,  0.5000])
+    """
+    return nn.Hardtanh(min_value, max_value, inplace)
+
+
+def LogSigmoid():
+    """``torch.nn.LogSigmoid``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import LogSigmoid
+    >>> LogSigmoid()(torch.tensor([0.0]))
+    tensor([-0.6931])
+    """
+    return nn.LogSigmoid()
+
+
+def SoftPlus(beta: float = 1.0):
+    """``torch.nn.Softplus``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import SoftPlus
+    >>> SoftPlus()(torch.tensor([0.0]))
+    tensor([0.6931])
+    """
+    return nn.Softplus(beta)
+
+
+def SoftSign():
+    """``torch.nn.Softsign``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.dllib.nn.layer import SoftSign
+    >>> SoftSign()(torch.tensor([1.0]))
+    tensor([0.5000])
+    """
+    return nn.Softsign()
+
+
+_OF_THE_JVM = """
+    Abs ActivityRegularization Add AddConstant BiRecurrent BifurcateSplitTable Bilinear
+    BinaryThreshold BinaryTreeLSTM Bottle CAdd CAddTable CAveTable CDivTable CMaxTable CMinTable
+    CMul CMulTable CSubTable Clamp Concat ConcatTable Const Container Contiguous
+    ConvLSTMPeephole ConvLSTMPeephole3D Cosine CosineDistance CrossProduct DenseToSparse
+    DotProduct Echo Euclidean Exp ExpandSize FeedForwardNetwork Fill FlattenTable GRU
+    GaussianDropout GaussianNoise GaussianSampler GradientReversal HardShrink HardSigmoid
+    Highway Index InferReshape Input JoinTable L1Penalty LSTM LSTMPeephole Layer
+    LayerNormalization LocallyConnected1D LocallyConnected2D Log LookupTable LookupTableSparse
+    MM MV MapTable MaskedSelect Masking Max Maxout Mean Min MixtureTable Mul MulConstant
+    MultiHeadAttention MultiRNNCell Narrow NarrowTable Negative NegativeEntropyPenalty Node
+    Normalize NormalizeScale PReLU Pack PairwiseDistance Padding ParallelTable Permute Pooler
+    Power PriorBox Proposal RReLU ReLU6 Recurrent RecurrentDecoder Replicate ResizeBilinear
+    Reverse RnnCell RoiAlign RoiPooling SReLU Scale Select SelectTable SoftMin SoftShrink
+    SparseJoinTable SparseLinear SpatialContrastiveNormalization SpatialConvolutionMap
+    SpatialCrossMapLRN SpatialDilatedConvolution SpatialDivisiveNormalization SpatialDropout1D
+    SpatialDropout2D SpatialDropout3D SpatialFullConvolution SpatialSeparableConvolution
+    SpatialShareConvolution SpatialSubtractiveNormalization SpatialWithinChannelLRN
+    SpatialZeroPadding SplitTable Sqrt Square Squeeze Sum TableOperation TanhShrink
+    TemporalConvolution TemporalMaxPooling Threshold Tile TimeDistributed Transformer Transpose
+    TreeLSTM UnPack Unsqueeze UpSampling1D UpSampling2D UpSampling3D VolumetricAveragePooling
+    VolumetricConvolution VolumetricFullConvolution VolumetricMaxPooling
+"""
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _OF_THE_JVM.split():
+        refuse_name(__name__, name, "it was written in Scala; use the layers of torch.nn")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from bigdl.common.errors import UsageError, require
+from bigdl.common.dropped import refuse_name
+from bigdl.common.errors import require
 from bigdl.orca.settings import OrcaContext
 
 if TYPE_CHECKING:
@@ -157,8 +158,8 @@ def to_list(a: Any) -> list:
 
 def __getattr__(name: str) -> NoReturn:
     if name in _OF_THE_JVM:
-        raise UsageError(
-            f"{__name__}.{name} belongs to the layers that BigDL 2.x ran in the JVM, which are no "
-            "more; docs/compat.md says what takes their place"
+        why = (
+            "it belongs to the layers that ran in the JVM; use arrays of NumPy, and torch or Keras"
         )
+        refuse_name(__name__, name, why)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

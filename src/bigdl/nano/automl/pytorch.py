@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, Checkpoint
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
@@ -55,14 +56,14 @@ class HPOSearcher(Searcher):
     Parameters
     ----------
     trainer : Trainer
-        Made with ``use_hpo=True``.
+        Its ``search`` needs ``use_hpo=True``; this class does not.
     num_processes : int
         Processes that train one trial's model together; by default as the Trainer says.
 
     Raises
     ------
     UsageError
-        If the Trainer was made without ``use_hpo=True``.
+        If it is no Trainer of ``bigdl.nano.pytorch``, or its arguments cannot be copied.
 
     Examples
     --------
@@ -74,9 +75,12 @@ class HPOSearcher(Searcher):
     """
 
     def __init__(self, trainer: Trainer, num_processes: int | None = None):
-        if not getattr(trainer, "hpo_arguments", None):
-            raise UsageError("HPOSearcher needs a Trainer that was made with use_hpo=True")
-        self._arguments = dict(trainer.hpo_arguments)
+        if not hasattr(trainer, "hpo_arguments"):
+            raise UsageError(
+                f"HPOSearcher needs a Trainer of bigdl.nano.pytorch, got {type(trainer).__name__} "
+                f"of {type(trainer).__module__}"
+            )
+        self._arguments = trial_arguments(trainer.hpo_arguments)
         self._trainer_class = trainer.trial_class
         if num_processes is not None:
             self._arguments["num_processes"] = num_processes
@@ -205,7 +209,7 @@ class _Objective:
             epochs.report(trial)
         if _LATENCY in self.directions or self.acceleration:
             runtime, figures[_LATENCY] = _fastest(
-                model, trainer, self.input_sample, self.acceleration
+                model, trainer, data, self.input_sample, self.acceleration
             )
             trial.set_user_attr("optimization", runtime)
         values = [figures[metric] for metric in self.directions]
@@ -339,7 +343,11 @@ def _callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
 
 
 def _fastest(
-    model: torch.nn.Module, trainer: Trainer, input_sample: Any, acceleration: bool
+    model: torch.nn.Module,
+    trainer: Trainer,
+    data: Mapping[str, Any],
+    input_sample: Any,
+    acceleration: bool,
 ) -> tuple[str, float]:
     """Return the fastest runtime of a model, and the milliseconds that a call takes there.
 
@@ -348,7 +356,10 @@ def _fastest(
     model : LightningModule
         Trained; it is left in training mode if it was.
     trainer : Trainer
-        Has trained it; the first batch of its validation is the sample where there is none.
+        Has trained it.
+    data : mapping
+        What it was trained with, arguments of ``Trainer.fit``; the first batch of the validation
+        is the sample if none is given.
     input_sample : object
         As of ``InferenceOptimizer.trace``, or None.
     acceleration : bool
@@ -366,7 +377,7 @@ def _fastest(
     UsageError
         If there is no sample.
     """
-    batch = _sample(model, trainer, input_sample)
+    batch = _sample(model, trainer, data, input_sample)
     with evaluating(model):
         latencies = {_ORIGINAL: _latency(model, batch)}
         for method in _RUNTIMES if acceleration else ():
@@ -377,17 +388,35 @@ def _fastest(
     return best, latencies[best]
 
 
-def _sample(model: torch.nn.Module, trainer: Trainer, input_sample: Any) -> Batch:
+def _sample(
+    model: torch.nn.Module, trainer: Trainer, data: Mapping[str, Any], input_sample: Any
+) -> Batch:
     if input_sample is not None:
         return Batch(*sample_arguments(model, input_sample))
-    loaders = trainer.val_dataloaders or trainer.train_dataloader
-    loader = loaders[0] if isinstance(loaders, (list, tuple)) else loaders
-    batch = None if loader is None else next(batches_of(model, loader), None)
-    if batch is None:
-        raise UsageError(
-            "The latency of a model is measured with a sample of its input; pass input_sample"
-        )
-    return batch
+    for loaders in _loaders(model, trainer, data):
+        loader = loaders[0] if isinstance(loaders, (list, tuple)) else loaders
+        batch = None if loader is None else next(batches_of(model, loader), None)
+        if batch is not None:
+            return batch
+    raise UsageError(
+        "The latency of a model is measured with a sample of its input; pass input_sample"
+    )
+
+
+def _loaders(model: torch.nn.Module, trainer: Trainer, data: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the loaders of a fit, those of the validation first; some may be None.
+
+    If the fit ran in several processes, the trainer of this one has none.
+    """
+    yield from (trainer.val_dataloaders, trainer.train_dataloader)
+    yield from (data.get("val_dataloaders"), data.get("train_dataloaders"))
+    source: Any = model
+    if (module := data.get("datamodule")) is not None:
+        source = module
+        module.setup("fit")
+    for name in ("val_dataloader", "train_dataloader"):
+        if is_overridden(name, source):
+            yield getattr(source, name)()
 
 
 def _built(model: torch.nn.Module, method: str, batch: Batch) -> torch.nn.Module | None:

@@ -149,8 +149,7 @@ class Searcher(abc.ABC):
         sampler, pruner = options.get("sampler"), options.get("pruner")
         sampler_options = dict(options.get("sampler_kwargs") or {})
         if str(sampler).lower() == SamplerType.Grid.lower():
-            grid = {name: space.grid for name, space in spaces.items()}
-            sampler_options.setdefault("search_space", grid)
+            sampler_options["search_space"] = _grid(spaces, sampler_options.get("search_space"))
         storage, name, last = options.get("storage"), options.get("study_name"), self.study
         if resume and storage is None:
             if last is None:
@@ -203,6 +202,31 @@ class Searcher(abc.ABC):
         if not any(trial.state.name == "COMPLETE" for trial in trials):
             raise UsageError("No trial has finished, so there is no best one")
         return study.best_trial
+
+
+def _grid(spaces: Mapping[str, Any], given: Any) -> dict[str, list[Any]]:
+    """Return the values of each search space in a grid search.
+
+    Parameters
+    ----------
+    spaces : mapping of str to Space
+    given : mapping of str to list, optional
+        The user's ``sampler_kwargs["search_space"]``; by default the options of each space.
+
+    Raises
+    ------
+    UsageError
+        If the given grid names other parameters than the spaces, or one is not a list.
+    """
+    if given is None:
+        return {name: space.grid for name, space in spaces.items()}
+    if not isinstance(given, Mapping) or set(given) != set(spaces):
+        listed = sorted(given) if isinstance(given, Mapping) else repr(given)
+        raise UsageError(
+            f"search_space of the Grid sampler must hold a list of values for each of "
+            f"{sorted(spaces)}, got {listed}"
+        )
+    return {name: list(values) for name, values in given.items()}
 
 
 def _print_trial(study: Study, trial: FrozenTrial) -> None:

@@ -249,7 +249,12 @@ class TorchNano(ABC):
         return self._report
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of Fabric: device, is_global_zero, print, barrier, all_gather, …"""
+        """Return an option, such as ``num_processes``, or an attribute of Fabric.
+
+        Fabric's are there while the loop runs: device, is_global_zero, print, barrier, …
+        """
+        if name in _SETTINGS and "_options" in vars(self):
+            return _setting(self, name)
         fabric = None if name.startswith("__") else self._fabric
         if fabric is None or not hasattr(fabric, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -464,6 +469,28 @@ auto_lr
         return train
 
     return decorate
+
+
+_DTYPES = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
+_SETTINGS = (
+    "num_processes",
+    "use_ipex",
+    "cpu_for_each_process",
+    "channels_last",
+    "auto_lr",
+    "dtype",
+)
+"""Attributes that programs for BigDL 2.x read. A subclass may set others of these names."""
+
+
+def _setting(loop: TorchNano, name: str) -> Any:
+    if name == "num_processes":
+        return loop._options.count
+    if name == "auto_lr":
+        return loop._auto_lr
+    if name == "dtype":
+        return _DTYPES.get(loop._options.precision or "", torch.float32)
+    return getattr(loop._options, name)
 
 
 def _check_no_more(args: tuple) -> None:

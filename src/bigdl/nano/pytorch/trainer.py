@@ -161,12 +161,11 @@ class Trainer(pl.Trainer):
         rates = AutoLr(auto_lr)
         kwargs = translated(kwargs)
         check_lightning_arguments(kwargs, options.count)
-        self.hpo_arguments: dict[str, Any] = {}
+        self.hpo_arguments: dict[str, Any] = named | kwargs
         self.hposearcher: HPOSearcher | None = None
         if use_hpo:
-            from bigdl.nano.automl.pytorch import HPOSearcher, trial_arguments
+            from bigdl.nano.automl.pytorch import HPOSearcher
 
-            self.hpo_arguments = trial_arguments(named | kwargs)
             self.hposearcher = HPOSearcher(self)
         if algorithms:
             is_list = isinstance(algorithms, list | tuple)

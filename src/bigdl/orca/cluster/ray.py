@@ -364,30 +364,32 @@ class OrcaRayContext:
 
     @classmethod
     def get(cls, initialize: bool = True) -> OrcaRayContext:
-        """The Ray context of this program.
+        """Return the Ray context of this program, by default started.
 
         Parameters
         ----------
         initialize : bool, default True
-            Start it if that has not been done.
+            Start Ray, on the nodes of the active SparkContext unless the program has another
+            Ray context.
 
         Raises
         ------
         UsageError
-            If there is none.
+            If there is neither a Ray context nor an active SparkContext.
         """
-        context = OrcaRayContext._active
-        if context is None:
-            raise UsageError(
-                "No active RayContext. Please call init_orca_context to create a RayContext"
-            )
+        with cls._lock:
+            context = cls._active or cls._for_program()
+            if context is None:
+                raise UsageError(
+                    "No active RayContext. Please call init_orca_context to create a RayContext"
+                )
         if initialize:
             context.init()
         return context
 
     @classmethod
     def of_program(cls) -> OrcaRayContext:
-        """The Ray of this program, which is started on Spark's nodes where there is none yet.
+        """Return the Ray of this program, which is started on Spark's nodes if there is none yet.
 
         Raises
         ------
@@ -396,16 +398,22 @@ class OrcaRayContext:
         """
         require("ray", "ray")
         with cls._lock:
-            if cls._of_program is None:
-                cls._of_program = cls._active  # a program may have made its own
-            if cls._of_program is None:
-                sc = active_context()
-                if sc is None:
-                    raise UsageError(NO_RAY if connect_session() is None else connect.NO_RAY)
+            context = cls._for_program()
+            if context is None:
+                raise UsageError(NO_RAY if connect_session() is None else connect.NO_RAY)
+            context.init()
+            return context
+
+    @classmethod
+    def _for_program(cls) -> OrcaRayContext | None:
+        """Return the context of this program, made for the active SparkContext if need be."""
+        if cls._of_program is None:
+            cls._of_program = cls._active  # a program may have made its own
+        if cls._of_program is None:
+            sc = active_context()
+            if sc is not None:
                 cls.set_of_program(cls("spark", sc=sc, **cls._program_options))
-            of_program = cast("OrcaRayContext", cls._of_program)
-            of_program.init()
-            return of_program
+        return cls._of_program
 
     @classmethod
     def set_of_program(cls, context: OrcaRayContext) -> None:

@@ -170,7 +170,7 @@ class RayXShards(XShards):
         func : callable
             ``func(actor, reference)`` of a partition gives the reference of a list of shards.
         """
-        assigned, _ = self.assign_partitions_to_actors(actors)
+        assigned, _, _ = self.assign_partitions_to_actors(actors)
         made = {
             number: func(actor, self._references[number])
             for actor, numbers in zip(actors, assigned, strict=False)
@@ -235,14 +235,16 @@ class RayXShards(XShards):
                 f"The number of partitions, {self.num_partitions()}, should not be smaller than "
                 f"the number of actors, {len(actors)}; use fewer actors"
             )
-        assigned, _ = self.assign_partitions_to_actors(actors)
+        assigned, _, _ = self.assign_partitions_to_actors(actors)
         results = [
             func(actor, *([x._references[n] for n in numbers] for x in (self, *others)))
             for actor, numbers in zip(actors, assigned, strict=True)
         ]
         return results if return_refs else ray.get(results)
 
-    def assign_partitions_to_actors(self, actors: Sequence) -> tuple[list[list[int]], list[str]]:
+    def assign_partitions_to_actors(
+        self, actors: Sequence
+    ) -> tuple[list[list[int]], list[str], list[Any]]:
         """Share the partitions out: on their own node where that is even, else anywhere.
 
         Returns
@@ -252,6 +254,8 @@ class RayXShards(XShards):
             without any are left out.
         addresses : list of str
             Of the nodes of those actors.
+        actors : list of Ray actors
+            The actors that have partitions.
         """
         if not actors:
             raise UsageError("There must be at least one actor")
@@ -267,7 +271,7 @@ class RayXShards(XShards):
         located = ray.experimental.get_object_locations(self._references)
         homes = [located.get(each, {}).get("node_ids", []) for each in self._references]
         assigned = evenly(homes, [node for node, _ in where])
-        return assigned, [address for _, address in where]
+        return assigned, [address for _, address in where], list(actors)
 
 
 XShards._on_ray = RayXShards

@@ -22,6 +22,7 @@ __all__ = [
     "ScalarToTensor",
     "SeqToMultipleTensors",
     "SeqToTensor",
+    "TensorToSample",
 ]
 
 
@@ -66,6 +67,18 @@ class Preprocessing:
             Of n rows each; a tuple is several inputs of the model.
         """
         return rows
+
+
+class TensorToSample(Preprocessing):
+    """Leave rows as they are; the last link of chains in programs for BigDL 2.x.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bigdl.orca.learn.nnframes import ChainedPreprocessing, SeqToTensor, TensorToSample
+    >>> ChainedPreprocessing([SeqToTensor([2, 2]), TensorToSample()]).batch(torch.zeros(5, 4)).shape
+    torch.Size([5, 2, 2])
+    """
 
 
 class SeqToTensor(Preprocessing):
