@@ -65,6 +65,14 @@ def test_a_program_for_cuda_runs_on_the_cpu():
     start.record()
     torch.cuda.synchronize()
     assert start.elapsed_time(start) == 0
+    torch.cuda.reset_accumulated_memory_stats()
+    assert torch.cuda.memory_allocated() == 0
+    for on_cpu in (x.to(0), x.to(device=1), x.type(torch.cuda.FloatTensor), model.to(0).weight):
+        assert on_cpu.device.type == "cpu"
+    assert torch.zeros(2, device=1).device.type == "cpu"
+    assert x.type("torch.cuda.DoubleTensor").dtype == torch.float64
+    assert torch.cuda.FloatTensor([1, 2]).dtype == torch.float32
+    x.record_stream(torch.cuda.current_stream())
     assert isinstance(device, torch.device)
     assert isinstance(copy.deepcopy(model), nn.Linear)
 

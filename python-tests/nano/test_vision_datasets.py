@@ -1,7 +1,10 @@
 """Datasets decode as Pillow does, with any number of threads, and say what is missing."""
 
+import importlib
 import io
 import pickle
+import sys
+from types import ModuleType
 from urllib.error import URLError
 
 import numpy as np
@@ -342,3 +345,28 @@ def test_wrong_arguments_are_refused(name, pets):
     arguments, message = WRONG[name]
     with pytest.raises(UsageError, match=message):
         D.OxfordIIITPet(pets, **arguments)
+
+
+@pytest.mark.parametrize("module", ["datasets", "transforms"])
+def test_import_star_and_dir_have_torchvisions_names(module, monkeypatch):
+    ours = importlib.import_module(f"bigdl.nano.pytorch.vision.{module}")
+    torchvision, theirs = ModuleType("torchvision"), ModuleType(f"torchvision.{module}")
+    theirs.Foreign = type("Foreign", (), {})
+    theirs.__all__ = ["Foreign"]
+    monkeypatch.setitem(sys.modules, "torchvision", torchvision)
+    monkeypatch.setitem(sys.modules, theirs.__name__, theirs)
+    assert "Foreign" in dir(ours)
+    names = {}
+    exec(f"from {ours.__name__} import *", names)
+    assert names["Foreign"] is theirs.Foreign
+    own = "ImageFolder" if module == "datasets" else "Resize"
+    assert names[own] is getattr(ours, own)
+
+
+def test_hasattr_of_a_dataset_of_torchvision_works_without_it():
+    if importlib.util.find_spec("torchvision") is not None:
+        pytest.skip("torchvision is installed")
+    datasets = importlib.import_module("bigdl.nano.pytorch.vision.datasets")
+    assert not hasattr(datasets, "CIFAR10")
+    with pytest.raises(AttributeError, match="run: pip install torchvision"):
+        datasets.CIFAR10  # noqa: B018

@@ -8,7 +8,7 @@ import torch
 from reference_training import largest_difference, rows_of
 from torch import nn
 
-from bigdl.common.errors import MissingExtraError
+from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca.learn import arguments
 from bigdl.orca.learn.metrics import MAE, MSE
 from bigdl.orca.learn.optimizers import Adam
@@ -203,6 +203,40 @@ def test_a_main_callback_may_return_what_it_predicts(frame):
     ).toPandas()
     assert np.allclose(both["twice"], 2 * plain, rtol=1e-6)
     assert np.allclose(both["half"], plain / 2, rtol=1e-6)
+
+
+class Gives(MainCallback):
+    """A prediction in the form that a function makes of the output as an array."""
+
+    def __init__(self, form):
+        self.form = form
+
+    def on_pred_forward(self, runner):
+        runner.output = self.form(runner.model(*runner.batch).numpy())
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda y: y,
+        lambda y: y.tolist(),
+        lambda y: {"a": y, "b": y},
+        lambda y: {"a": y.tolist(), "b": y},
+        lambda y: [y, y],
+        lambda y: (y, y.tolist()),
+    ],
+    ids=["array", "numbers", "dict", "dict of numbers", "list", "tuple"],
+)
+def test_a_main_callback_gives_arrays_in_any_form(form):
+    local = Estimator.from_torch(model=torch.nn.Linear(3, 2), backend="local")
+    rows = np.random.default_rng(0).random((5, 3), "float32")
+    plain = local.predict(rows)
+    given = local.predict(rows, callbacks=[Gives(form)])
+    outputs = given.values() if isinstance(given, dict) else given
+    for each in [given] if isinstance(given, np.ndarray) else outputs:
+        np.testing.assert_allclose(each, plain, rtol=1e-6)
+    with pytest.raises(UsageError, match="gave an array of <U1, but predictions are numbers"):
+        local.predict(rows, callbacks=[Gives(lambda y: np.array(["a", "b"])[y.argmax(1)])])
 
 
 # -- summaries ----------------------------------------------------------------------------------

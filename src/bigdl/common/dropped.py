@@ -126,6 +126,22 @@ class _DroppedImportError(UsageError, ImportError):
     """The same for ``from module import name``, which would replace the text of the other."""
 
 
+def is_imported_by_name(depth: int) -> bool:
+    """Return True if a module's attribute is read by ``from module import name``.
+
+    That statement keeps an ImportError of the module's ``__getattr__``, and replaces the text of
+    an AttributeError, which ``hasattr`` needs.
+
+    Parameters
+    ----------
+    depth : int
+        Calls between this function and that statement; 1 from ``__getattr__`` itself.
+    """
+    caller = sys._getframe(depth + 1)
+    is_running = caller.f_lasti >= 0
+    return is_running and dis.opname[caller.f_code.co_code[caller.f_lasti]] == "IMPORT_FROM"
+
+
 def refuse_name(module: str, name: str, why: str) -> NoReturn:
     """Raise the error of a dropped name; called by the ``__getattr__`` of a module.
 
@@ -144,9 +160,7 @@ def refuse_name(module: str, name: str, why: str) -> NoReturn:
     ImportError
         If the name is imported by ``from module import name``.
     """
-    caller = sys._getframe(2)
-    operation = dis.opname[caller.f_code.co_code[caller.f_lasti]] if caller.f_lasti >= 0 else ""
-    kind = _DroppedImportError if operation == "IMPORT_FROM" else DroppedNameError
+    kind = _DroppedImportError if is_imported_by_name(2) else DroppedNameError
     raise kind(f"{module}.{name} is no longer available: {why}")
 
 

@@ -109,8 +109,17 @@ _DEVICE_FACTORIES = """
 """
 _DEVICE_METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "to")
 _CUDA_NOTHING = """
-    empty_cache init ipc_collect manual_seed manual_seed_all reset_peak_memory_stats seed
-    seed_all set_device synchronize
+    empty_cache init ipc_collect manual_seed manual_seed_all reset_accumulated_memory_stats
+    reset_max_memory_allocated reset_max_memory_cached reset_peak_memory_stats seed seed_all
+    set_device set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream
+    synchronize
+"""
+_CUDA_ZERO = """
+    max_memory_allocated max_memory_reserved memory_allocated memory_reserved
+"""
+_CUDA_TENSORS = """
+    BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor
+    ShortTensor
 """
 
 
@@ -133,7 +142,8 @@ def get_cuda_status() -> bool:
 def patch_cuda(disable_jit: bool = True) -> None:
     """Let a program that is written for CUDA run on the CPU.
 
-    ``.cuda()``, ``.to("cuda")`` and ``device="cuda"`` mean the CPU, streams and events do nothing,
+    ``.cuda()``, ``.to("cuda")``, ``.to(0)``, ``device="cuda"`` and ``device=1`` mean the CPU, types
+    such as ``torch.cuda.FloatTensor`` are those of the CPU, streams and events do nothing,
     autocast to float16 on CUDA is autocast to bfloat16, and process groups of NCCL are of gloo.
     ``torch.cuda.is_available()`` and ``torch.cuda.device_count()`` tell the truth: a program must
     not depend on them.
@@ -164,7 +174,14 @@ def patch_cuda(disable_jit: bool = True) -> None:
             _cuda.set(owner, last, on_cpu(getattr(owner, last)))
     for name in _DEVICE_METHODS:
         _cuda.set(torch.Tensor, name, on_cpu(getattr(torch.Tensor, name)))
-    _cuda.set(torch.nn.Module, "to", on_cpu(torch.nn.Module.to))
+    for owner in (torch.Tensor, torch.nn.Module):
+        _cuda.set(owner, "to", _first_on_cpu(on_cpu(owner.to)))
+    _cuda.set(torch.Tensor, "type", on_cpu(torch.Tensor.type))
+    _cuda.set(torch.Tensor, "record_stream", _doing_nothing("record_stream"))
+    for name in _CUDA_TENSORS.split():
+        _cuda.set(torch.cuda, name, getattr(torch, name))
+    for name in _CUDA_ZERO.split():
+        _cuda.set(torch.cuda, name, lambda *args, **kwargs: 0)
     for owner in (torch.Tensor, torch.nn.Module):
         _cuda.set(owner, "cuda", lambda value, *args, **kwargs: value)
     _cuda.set(torch.Tensor, "is_cuda", property(lambda tensor: False))
@@ -270,13 +287,33 @@ def _with_arguments(change: Callable[[Any], Any], function: Callable) -> Callabl
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         options = {name: change(value) for name, value in kwargs.items()}
+        if change is _cpu_for and _is_number_of_device(options.get("device")):
+            options["device"] = "cpu"
         return function(*map(change, args), **options)
 
     return call
 
 
+def _first_on_cpu(function: Callable) -> Callable:
+    """Return a method ``to`` whose first argument may be the number of a device."""
+
+    @functools.wraps(function)
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and _is_number_of_device(args[0]):
+            args = ("cpu", *args[1:])
+        return function(self, *args, **kwargs)
+
+    return to
+
+
+def _is_number_of_device(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _cpu_for(value: Any) -> Any:
-    """The CPU for a device of CUDA; any other value itself."""
+    """Return the CPU for a device of CUDA, the CPU's name for a type, or the value itself."""
+    if isinstance(value, str) and value.startswith("torch.cuda.") and value.endswith("Tensor"):
+        return value.replace(".cuda", "")
     if isinstance(value, str) and value.split(":")[0] == "cuda":
         return "cpu"
     if isinstance(value, torch.device) and value.type == "cuda":

@@ -73,6 +73,11 @@ class TrainingEstimator(ABC):
         self._training = training(options.model_dir, self._sync, options.num_to_keep)
         self._shipped: ShippedModel | None = None  # what predict has broadcast last
 
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that train and evaluate: nodes of the cluster × workers per node."""
+        return self._engine().num_workers
+
     def _engine(self, min_workers: int | None = None) -> Engine:
         """Return the engine whose workers train and evaluate."""
         options = self._options

@@ -4,8 +4,10 @@ Names that BigDL has not are torchvision's own, where the user has a working tor
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
+from bigdl.common.dropped import is_imported_by_name
 from bigdl.common.errors import MissingExtraError
 
 # Names of torchvision 0.28 that are not BigDL's own: these are asked for by no mistake.
@@ -41,10 +43,11 @@ def of_torchvision(module: str, name: str, asked: str) -> Any:
     Raises
     ------
     MissingExtraError
-        If torchvision has the name, but is not installed, or does not fit the installed torch. It
-        is an ImportError, so that ``from … import`` tells its text.
+        If the name is imported by ``from … import``, torchvision has it, but is not installed or
+        does not fit the installed torch.
     AttributeError
-        If there is no such name as far as is known.
+        If it is read in another way, so that ``hasattr`` works, or if there is no such name as far
+        as is known.
     """
     missing = f"module {asked!r} has no attribute {name!r}"
     if name.startswith("_"):
@@ -60,7 +63,34 @@ def of_torchvision(module: str, name: str, asked: str) -> Any:
             advice = "which is not installed; run: pip install torchvision"
         else:
             advice = f"which cannot be imported ({error}); run: pip install --upgrade torchvision"
-        raise MissingExtraError(f"{name} is torchvision's, {advice}") from error
+        kind = MissingExtraError if is_imported_by_name(2) else AttributeError
+        raise kind(f"{name} is torchvision's, {advice}") from error
     if not hasattr(torchvision, name):
         raise AttributeError(f"{missing}, and neither has torchvision.{module}")
     return getattr(torchvision, name)
+
+
+def names_with_torchvision(module: str, own: Sequence[str]) -> list[str]:
+    """Return the public names of a module with torchvision's, if a working one is installed.
+
+    For ``__dir__`` and ``__all__`` of the modules that look other names up in torchvision.
+
+    Parameters
+    ----------
+    module : str
+        Name within torchvision.
+    own : sequence of str
+        Names that BigDL has.
+    """
+    try:
+        torchvision = importlib.import_module(f"torchvision.{module}")
+    except (
+        ImportError,
+        RuntimeError,
+        OSError,
+    ):  # the last two: one for another torch
+        return sorted(own)
+    theirs = getattr(torchvision, "__all__", None) or [
+        name for name in dir(torchvision) if not name.startswith("_")
+    ]
+    return sorted({*own, *theirs})

@@ -179,8 +179,26 @@ class _Predicting(torch.nn.Module):
 
 
 def _tensors(output):
-    """Arrays as tensors, in lists, tuples and dicts too."""
+    """Return arrays and lists of numbers as tensors, also those in lists, tuples and dicts.
+
+    Raises
+    ------
+    UsageError
+        If an array holds something other than numbers, such as names of classes.
+    """
+    if isinstance(output, list) and not any(
+        isinstance(each, np.ndarray | torch.Tensor | dict) for each in output
+    ):
+        try:
+            output = np.asarray(output)
+        except ValueError:  # of different lengths
+            return tuple(map(_tensors, output))
     if isinstance(output, np.ndarray):
+        if output.dtype.kind not in "biufc":
+            raise UsageError(
+                f"on_pred_forward of the MainCallback gave an array of {output.dtype}, but "
+                "predictions are numbers; return e.g. the indices of the classes"
+            )
         return torch.from_numpy(np.ascontiguousarray(output))
     if isinstance(output, list | tuple):
         return tuple(_tensors(value) for value in output)
