@@ -140,6 +140,16 @@ def test_a_grid_visits_all_categories_and_refuses_ranges():
         trainer.search(line(), target_metric="val_loss", sampler=SamplerType.Grid)
 
 
+def test_a_grid_of_the_user_s_values_takes_ranges():
+    trainer = searching()
+    lazy, grid = line(depth=space.Int(1, 9)), {"depth": [2, 5], "rate": [0.1]}
+    options = {"target_metric": "val_loss", "sampler": "Grid"}
+    trainer.search(lazy, sampler_kwargs={"search_space": grid}, **options)
+    assert {trial.params["depth"] for trial in trainer.search_summary().trials} == {2, 5}
+    with pytest.raises(UsageError, match=r"a list of values for each of \['depth', 'rate'\], got"):
+        trainer.search(lazy, sampler_kwargs={"search_space": {"deep": [1]}}, **options)
+
+
 def test_several_metrics_and_latency_in_other_runtimes():
     trainer = searching()
     best = trainer.search(
@@ -170,6 +180,13 @@ def test_latency_alone_is_measured_on_the_data_of_validation():
     trial = trainer.search_summary().trials[0]
     assert trial.value > 0
     assert trial.user_attrs["optimization"] == "original"
+
+
+@pytest.mark.slow
+def test_latency_is_measured_after_a_training_by_two_processes():
+    trainer = searching(num_processes=2)
+    trainer.search(line(), target_metric="latency", n_trials=1)
+    assert trainer.search_summary().trials[0].value > 0
 
 
 def test_an_ordinary_module_its_optimizer_and_its_loader_are_searched():
@@ -301,8 +318,10 @@ def test_a_trainer_without_hpo_does_not_search():
 
     with pytest.warns(UserWarning, match="use_hpo=True"):
         assert trainer.search(line(), target_metric="val_loss", n_trials=1) is None
-    with pytest.raises(UsageError, match="use_hpo=True"):
-        HPOSearcher(trainer)
+    searched = HPOSearcher(trainer).search(line(), target_metric="val_loss", n_trials=1)
+    assert isinstance(searched, pl.LightningModule)
+    with pytest.raises(UsageError, match=r"needs a Trainer of bigdl\.nano\.pytorch, got Trainer"):
+        HPOSearcher(pl.Trainer(logger=False))
 
 
 # --- searches by processes

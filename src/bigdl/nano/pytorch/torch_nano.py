@@ -26,6 +26,7 @@ from bigdl.nano.pytorch.training.options import (
     check_lightning_arguments,
 )
 from bigdl.nano.pytorch.training.processes import run_processes
+from bigdl.nano.pytorch.training.shared_batches import with_shared_batches
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps, full_precision, is_model
 
@@ -223,10 +224,23 @@ class TorchNano(ABC):
         replace_sampler: bool = True,
         move_to_device: bool = True,
     ) -> Any:
-        """Prepare loaders: one for one, a list for several."""
-        return self._running.setup_dataloaders(
-            *dataloaders, use_distributed_sampler=replace_sampler, move_to_device=move_to_device
-        )
+        """Prepare loaders: one for one, a list for several.
+
+        A loader with a sampler of its own keeps it, and its batches are dealt out to the processes.
+        """
+        fabric, prepared = self._running, []
+        for loader in dataloaders:
+            shared = loader
+            if replace_sampler:
+                shared = with_shared_batches(loader, fabric.global_rank, fabric.world_size)
+            prepared.append(
+                fabric.setup_dataloaders(
+                    shared,
+                    use_distributed_sampler=replace_sampler and shared is loader,
+                    move_to_device=move_to_device,
+                )
+            )
+        return prepared[0] if len(prepared) == 1 else prepared
 
     def backward(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """As ``tensor.backward(*args, **kwargs)``."""

@@ -41,6 +41,7 @@ from bigdl.nano.pytorch.training.optimizers import scale_rates, scale_schedule, 
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.pytorch.training.processes import run_processes
 from bigdl.nano.pytorch.training.rates import AS_WRITTEN, BUILDING, WITH_PREFIX, StepRates
+from bigdl.nano.pytorch.training.shared_batches import with_shared_batches
 from bigdl.nano.pytorch.training.shared_objects import Changes, GlobalState, ObjectRegistry
 from bigdl.nano.pytorch.training.steps import FastSteps
 
@@ -520,6 +521,7 @@ def _share_figures(trainer: Trainer, module: LightningModule) -> None:
 def _share_rows(trainer: Trainer) -> None:
     """Let a trainer share rows as one process would take them.
 
+    A loader with a sampler of its own keeps it; see :func:`with_shared_batches`.
     A loader that does not shuffle is not shuffled; Lightning would, for training. Each row of a
     validation is counted once, where this leaves all processes as many batches; Lightning repeats
     rows until all have as many.
@@ -533,6 +535,9 @@ def _share_rows(trainer: Trainer) -> None:
     prepare = connector._prepare_dataloader
 
     def prepare_as_here(dataloader: object, shuffle: bool, mode: RunningStage) -> object:
+        sharing = with_shared_batches(dataloader, trainer.global_rank, trainer.world_size)
+        if sharing is not dataloader:
+            return sharing
         shared = prepare(dataloader, shuffle=_is_dataloader_shuffled(dataloader), mode=mode)
         return shared if mode is RunningStage.TRAINING else _without_repeats(shared)
 
