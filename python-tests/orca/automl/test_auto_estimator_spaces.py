@@ -1,8 +1,10 @@
 """Search spaces: what is drawn, and what becomes of it."""
 
+import functools
 import json
 import math
 import random
+from collections import UserDict, namedtuple
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from bigdl.orca.automl.strategy import from_ray
 from bigdl.tuning.spaces import SearchSpace
 
 DRAWS = 400
+Pair = namedtuple("Pair", "a b")
 
 
 def drawn(space, count=DRAWS, seed=0):
@@ -109,6 +112,97 @@ def test_spaces_nest_in_dicts_and_lists():
     assert config["layers"][0]["units"] in (4, 8)
     assert config["layers"][1] in (1, 2)
     assert config["fixed"] == {"a": [1]}
+
+
+CONDITIONAL = {
+    "arch": hp.choice(
+        [
+            {"kind": "deep", "layers": [hp.randint(1, 4), {"units": hp.choice([8, 16])}]},
+            {"kind": "wide", "units": hp.sample_from(lambda spec: 2 * spec.config.arch.half)}
+            | {"half": hp.randint(3, 5)},
+            hp.choice_n([hp.randint(10, 19), "b"], 2, 2),
+        ]
+    )
+}
+
+
+def test_spaces_in_the_options_of_a_choice_are_drawn():
+    kinds = set()
+    for arch in (config["arch"] for config in drawn(CONDITIONAL, 60)):
+        if isinstance(arch, list):
+            kinds.add("list")
+            assert 10 <= arch[0] <= 19
+            assert arch[1] == "b"
+        elif arch["kind"] == "deep":
+            kinds.add("deep")
+            assert 1 <= arch["layers"][0] <= 4
+            assert arch["layers"][1]["units"] in (8, 16)
+        else:
+            kinds.add("wide")
+            assert arch["units"] == 2 * arch["half"]
+    assert kinds == {"list", "deep", "wide"}
+
+
+def test_a_trial_has_the_parameters_of_its_option_alone():
+    optuna = pytest.importorskip("optuna")
+    space = SearchSpace(CONDITIONAL)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
+    for number in range(15):
+        trial = study.ask()
+        config = space.resolve(trial, 0, number)
+        assert config == space.resolve(json.loads(json.dumps(trial.params)), 0, number)
+        names = {name.split("/")[1] for name in trial.params if "/" in name}
+        assert {name.split(":")[0] for name in names} == {str(trial.params["arch"])}
+        shown = space.json_values(trial.params)
+        if trial.params["arch"] != 1:  # a function is shown by its name
+            assert shown["arch"] == config["arch"]
+        study.tell(trial, 0.0)
+
+
+def test_grids_take_the_spaces_of_their_options_and_try_each_once():
+    inner = {"kind": "deep", "depth": hp.grid_search([1, 2]), "rate": hp.uniform(0, 1)}
+    space = SearchSpace({"arch": hp.grid_search([inner, {"kind": "wide"}])})
+    assert space.grid_size == 3
+    configs = [space.resolve(space.random_parameters(0, n), 0, n)["arch"] for n in range(3)]
+    assert [(c["kind"], c.get("depth")) for c in configs] == [
+        ("deep", 1),
+        ("deep", 2),
+        ("wide", None),
+    ]
+    assert all(0 <= config["rate"] <= 1 for config in configs[:2])
+
+
+def test_mappings_of_other_types_in_options_are_searched():
+    assert {value["b"] for value in values(hp.choice([UserDict(b=hp.randint(1, 2))]), 20)} == {1, 2}
+
+
+def test_one_domain_in_two_options_is_two_parameters():
+    width = hp.randint(1, 1000)
+    (config,) = drawn({"a": hp.choice([[width, width]])}, 1)
+    assert config["a"][0] != config["a"][1]
+
+
+def test_domains_of_ray_in_options_are_drawn():
+    tune = pytest.importorskip("ray.tune")
+    found = values(tune.choice([{"depth": tune.randint(1, 4)}]), 30)
+    assert {value["depth"] for value in found} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{hp.randint(1, 2)}, functools.partial(dict, a=hp.randint(1, 2)), Pair(hp.uniform(0, 1), 2)],
+    ids=lambda option: type(option).__name__,
+)
+def test_spaces_where_they_are_not_found_are_refused(option):
+    with pytest.raises(UsageError, match=r"'a/0/b' is a .* that holds search spaces"):
+        SearchSpace({"a": hp.choice([{"b": option, "c": hp.randint(1, 2)}])})
+    with pytest.raises(UsageError, match="holds search spaces"):
+        SearchSpace({"a": hp.choice([option])})
+
+
+def test_a_function_that_returns_a_space_is_refused():
+    with pytest.raises(UsageError, match=r"'a' returned 1\.\.4, which is a search space"):
+        drawn({"a": hp.sample_from(lambda spec: hp.randint(1, 4))}, 1)
 
 
 def test_draws_depend_on_the_seed_and_the_number_alone_and_travel_as_json():

@@ -19,7 +19,8 @@ tried can be read again, whatever the values are.
 from __future__ import annotations
 
 import copy
-import itertools
+import dataclasses
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,10 +77,14 @@ class Naming:
     ----------
     domains : dict of str to Domain
         In the order in which they were visited.
+    conditions : dict of str to tuple of (Domain, int)
+        Of each domain the choices around it, and the index of the category that holds it.
     """
 
     def __init__(self, root: Any, separator: str):
         self.domains: dict[str, Domain] = {}
+        self.conditions: dict[str, tuple[tuple[Domain, int], ...]] = {}
+        self._within: list[tuple[Domain, int]] = []
         self.root, self._separator = root, separator
         self._names: dict[int, str] = {}
         self._visited: dict[int, Lazy] = {}
@@ -101,6 +106,14 @@ class Naming:
             free = f"{wanted}_{number}"
         self._names[id(domain)] = free
         self.domains[free] = domain
+        self.conditions[free] = tuple(self._within)
+
+    def visit_categories(self, domain: Domain, categories: Sequence[Any], name: str) -> None:
+        """Add the domains in the categories of a domain; they count where theirs is chosen."""
+        for place, category in enumerate(categories):
+            self._within.append((domain, place))
+            visit(category, self, self.join(name, str(place)))
+            self._within.pop()
 
     def name_of(self, domain: Domain) -> str:
         """Return the name of a domain that was visited."""
@@ -176,6 +189,11 @@ def visit(value: Any, naming: Naming, name: str) -> None:
     if isinstance(value, Lazy):
         value.visit(naming, name)
         return
+    if any(map(holds_lazy, _opaque_parts(value))):
+        raise UsageError(
+            f"{f'{name!r} is' if name else 'There is'} a {type(value).__name__} that holds search "
+            "spaces, where they are not found; put them in a dict, a list or a tuple"
+        )
     for part, inner in _parts(value):
         visit(inner, naming, naming.join(name, part))
 
@@ -185,6 +203,11 @@ def resolve(value: Any, assignment: Assignment) -> Any:
     if isinstance(value, Lazy):
         return value.resolve(assignment)
     return _mapped(value, lambda inner: resolve(inner, assignment))
+
+
+def resolve_category(value: Any, assignment: Assignment) -> Any:
+    """Return a chosen category: the object itself, unless something in it is chosen later."""
+    return resolve(value, assignment) if holds_lazy(value) else value
 
 
 def holds_lazy(value: Any) -> bool:
@@ -198,6 +221,20 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), inner) for name, inner in value.items())
     elif type(value) in (list, tuple):
         yield from ((str(place), inner) for place, inner in enumerate(value))
+
+
+def _opaque_parts(value: Any) -> Iterator[Any]:
+    """Yield what an object holds that :func:`_parts` does not look into."""
+    if type(value) in (dict, list, tuple):
+        return
+    if isinstance(value, functools.partial):
+        yield from (*value.args, *value.keywords.values())
+    elif isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from vars(value).values() if hasattr(value, "__dict__") else ()
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -329,7 +366,10 @@ class Normal(Domain):
 
 
 class Choice(Domain):
-    """One of several values; the parameter is its place."""
+    """One of several values; the parameter is its place.
+
+    A value may hold domains itself, which are drawn where that value is chosen.
+    """
 
     def __init__(self, categories: Sequence[Any]):
         self.categories = _checked_list("categories", categories)
@@ -343,6 +383,17 @@ class Choice(Domain):
 
     def value(self, parameter: int) -> Any:
         return self.categories[parameter]
+
+    def visit(self, naming: Naming, name: str) -> None:
+        super().visit(naming, name)
+        naming.visit_categories(self, self.categories, name)
+
+    def chosen(self, assignment: Assignment) -> Any:
+        """Return the category of a trial, in which domains may be left."""
+        return self.value(*assignment.parameters_of(self))
+
+    def resolve(self, assignment: Assignment) -> Any:
+        return resolve_category(self.chosen(assignment), assignment)
 
 
 class GridSearch(Choice):
@@ -386,6 +437,14 @@ class Subset(Domain):
     def value(self, parameter: int, *weights: float) -> list[Any]:
         return [self.categories[i] for i in sorted(np.argsort(weights)[::-1][:parameter])]
 
+    def visit(self, naming: Naming, name: str) -> None:
+        super().visit(naming, name)
+        naming.visit_categories(self, self.categories, name)
+
+    def resolve(self, assignment: Assignment) -> Any:
+        chosen = self.value(*assignment.parameters_of(self))
+        return [resolve_category(each, assignment) for each in chosen]
+
 
 class SampleFrom(Lazy):
     """A value that a function makes of the others.
@@ -422,7 +481,7 @@ class SampleFrom(Lazy):
         config = _ConfigView(assignment.naming.root, assignment)
         assignment.calls.append(self)
         try:
-            return self.func(SimpleNamespace(config=config))
+            result = self.func(SimpleNamespace(config=config))
         except _Circle:
             raise
         except Exception as error:
@@ -431,6 +490,12 @@ class SampleFrom(Lazy):
             ) from error
         finally:
             assignment.calls.pop()
+        if holds_lazy(result):
+            raise UsageError(
+                f"The function of hp.sample_from for {self.name!r} returned {result!r}, which is a "
+                "search space; return a value, or use hp.choice of the spaces"
+            )
+        return result
 
 
 def _checked_list(name: str, values: Any) -> list[Any]:
@@ -449,6 +514,13 @@ def _multiple(steps: int, q: float) -> float:
 
 def _texts(values: Sequence[Any]) -> list[str]:
     return [getattr(value, "__name__", None) or repr(value) for value in values]
+
+
+def _shown(value: Any, assignment: Assignment) -> Any:
+    """Return a value with what its domains have drawn; functions stay."""
+    if isinstance(value, Domain):
+        return _shown(value.value(*assignment.parameters_of(value)), assignment)
+    return _mapped(value, lambda inner: _shown(inner, assignment))
 
 
 # Search spaces -----------------------------------------------------------------------------------
@@ -494,10 +566,34 @@ class SearchSpace:
         domains = ", ".join(f"{path}: {each!r}" for path, each in self.domains.items())
         return f"SearchSpace({domains})"
 
+    @functools.cached_property
+    def _grid_points(self) -> Sequence[tuple[int, ...]]:
+        """The combinations of the grids' values that differ, as indices of categories.
+
+        A grid in a category of another grid counts where that category is tried, and stays at its
+        first value elsewhere.
+        """
+        numbers = {id(grid): number for number, grid in enumerate(self.grids.values())}
+        around = [
+            [(numbers[id(d)], place) for d, place in self._naming.conditions[n] if id(d) in numbers]
+            for n in self.grids
+        ]
+        product = _Product([len(grid.categories) for grid in self.grids.values()])
+        if not any(around):
+            return product
+
+        def differs(point):
+            return all(
+                not index or all(point[other] == place for other, place in conditions)
+                for index, conditions in zip(point, around, strict=True)
+            )
+
+        return list(filter(differs, product))
+
     @property
     def grid_size(self) -> int:
         """Number of combinations of the grids' values; 1 without grids."""
-        return math.prod(len(grid.categories) for grid in self.grids.values())
+        return len(self._grid_points)
 
     @property
     def drawn_parameters(self) -> dict[str, BaseDistribution]:
@@ -511,8 +607,7 @@ class SearchSpace:
 
     def grid_point(self, number: int) -> dict[str, Any]:
         """Return the parameters of the grids in a trial."""
-        places = itertools.product(*(range(len(grid.categories)) for grid in self.grids.values()))
-        point = next(itertools.islice(places, number % self.grid_size, None))
+        point = self._grid_points[number % self.grid_size]
         return dict(zip(self.grids, point, strict=True))
 
     def random_parameters(self, seed: int, number: int) -> dict[str, Any]:
@@ -539,10 +634,14 @@ class SearchSpace:
     def json_values(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return what parameters stand for by the paths of their domains, as values of JSON."""
         values = {}
+        assignment = Assignment(self._naming, parameters)
         for path, domain in self.domains.items():
             names = domain.parameters(path)
             if parameters.keys() >= names.keys():
-                values[path] = json_value(domain.value(*(parameters[name] for name in names)))
+                chosen = domain.value(*(parameters[name] for name in names))
+                if holds_lazy(chosen) or (type(chosen) is list and any(map(holds_lazy, chosen))):
+                    chosen = _shown(chosen, assignment)
+                values[path] = json_value(chosen)
         return values
 
 
@@ -564,13 +663,46 @@ def _own_copy(value: Any, convert: Callable[[Any], Any]) -> Any:
     """Return a space with domains of its own, so that each is a parameter by itself."""
     value = convert(value)
     if isinstance(value, Lazy):
-        return copy.copy(value)
+        value = copy.copy(value)
+        if isinstance(value, Choice | Subset):
+            value.categories = [_own_category(each, convert) for each in value.categories]
+        return value
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise UsageError(f"search_space must have names as keys, got {key!r}")
         value = dict(value)
     return _mapped(value, lambda inner: _own_copy(inner, convert))
+
+
+def _own_category(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return a category with domains of its own, or the category itself if it holds none."""
+
+    def converted(inner: Any) -> Any:
+        inner = convert(inner)
+        return _mapped(dict(inner) if isinstance(inner, Mapping) else inner, converted)
+
+    copied = converted(value)
+    return _own_copy(copied, convert) if holds_lazy(copied) else value
+
+
+class _Product(Sequence):
+    """The combinations of some numbers, the last one changing fastest; none is kept."""
+
+    def __init__(self, sizes: Sequence[int]):
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        return math.prod(self._sizes)
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        point = []
+        for size in reversed(self._sizes):
+            number, place = divmod(number, size)
+            point.append(place)
+        return tuple(reversed(point))
 
 
 class _Circle(UsageError):
@@ -585,9 +717,12 @@ class _ConfigView(Mapping):
 
     def __getitem__(self, key: str) -> Any:
         value = self._space[key]
+        is_category = isinstance(value, Choice)
+        while isinstance(value, Choice):
+            value = value.chosen(self._assignment)
         if type(value) is dict:
             return _ConfigView(value, self._assignment)
-        return resolve(value, self._assignment)
+        return (resolve_category if is_category else resolve)(value, self._assignment)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._space)

@@ -130,11 +130,14 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Number:
 def choice(categories: Sequence) -> Choice:
     """One of the values of a list.
 
+    A value may hold further spaces, in dicts and lists; they are drawn where it is chosen.
+
     Examples
     --------
     >>> from bigdl.orca.automl import hp
     >>> {"optimizer": hp.choice(["Adam", "SGD"])}
     {'optimizer': one of ["'Adam'", "'SGD'"]}
+    >>> space = {"net": hp.choice([{"kind": "linear"}, {"kind": "deep", "layers": hp.randint(1, 4)}])}
     """
     return Choice(categories)
 

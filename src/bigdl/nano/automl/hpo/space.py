@@ -138,8 +138,7 @@ class Categorical(SimpleSpace):
 
     def visit(self, naming: Naming, name: str) -> None:
         super().visit(naming, name)
-        for place, choice in enumerate(self.choices):
-            visit(choice, naming, naming.join(name, str(place)))
+        naming.visit_categories(self, self.choices, name)
 
     def resolve(self, assignment: Assignment) -> Any:
         return resolve(super().resolve(assignment), assignment)
