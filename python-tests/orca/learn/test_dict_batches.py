@@ -13,7 +13,8 @@ from bigdl.common.errors import UsageError
 from bigdl.orca.learn.metrics import MSE
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import MainCallback
-from bigdl.orca.learn.pytorch.forward import BatchColumns, LightningForward, check_keywords
+from bigdl.orca.learn.pytorch.forward import BatchColumns, check_keywords
+from bigdl.orca.learn.pytorch.lightning import LightningForward
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = 13

@@ -19,7 +19,7 @@ from bigdl.common.errors import UsageError, WorkerError
 from bigdl.orca.learn.metrics import AUC, MAE, MSE, ROC, Accuracy, Precision, Recall
 from bigdl.orca.learn.pytorch import Estimator
 from bigdl.orca.learn.pytorch.callbacks import Callback
-from bigdl.orca.learn.pytorch.forward import configured
+from bigdl.orca.learn.pytorch.lightning import configured
 from bigdl.orca.learn.trigger import SeveralIteration
 
 

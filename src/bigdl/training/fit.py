@@ -48,6 +48,7 @@ logger = logging.getLogger("bigdl.orca")
 
 _VOTE_S, _VOTE_STEPS = 1.0, 10  # between two votes, whichever is less
 _NO_NUMBER = "nan"  # topic of what workers say of a loss that is none
+_WARNING = "warning"  # topic of what workers say of the program
 
 
 @dataclass
@@ -260,18 +261,20 @@ class TrainingSession:
     ) -> Checkpoint:
         """Run the program from `start` until it has ended or the policy gives up."""
         kept: dict[str, Any] = {"checkpoint": start}  # the newest of each topic
-        warned = False
+        warned: set[str] = set()
 
         def on_event(topic, value):
-            nonlocal warned
             if topic == "progress":
                 progress.update(value)
             elif topic == "message":
                 doc, blob = value
-                if doc["topic"] != _NO_NUMBER:
+                if doc["topic"] not in (_NO_NUMBER, _WARNING):
                     kept[doc["topic"]] = Checkpoint.unpack(doc, blob)
-                elif not warned:  # of several workers, the first
-                    warned = True
+                    return
+                # of several workers the first that has no number
+                what = doc["text"] if doc["topic"] == _WARNING else _NO_NUMBER
+                if what not in warned:
+                    warned.add(what)
                     logger.warning(doc["text"])
 
         with engine.open(program, feed) as opened:
@@ -424,6 +427,10 @@ class FitLoop(ABC):
             self._warn(text)
 
     def _warn(self, text: str) -> None:
+        logger.warning(text)
+
+    def warn_once(self, text: str) -> None:
+        """Warn the user; of equal texts of a fit only the first is shown."""
         logger.warning(text)
 
     def _apply_triggers(self, **figures: Any) -> None:
@@ -608,6 +615,9 @@ class WorkerLoop(FitLoop):
 
     def _warn(self, text: str) -> None:
         self.worker.send(_NO_NUMBER, {"text": text}, b"")
+
+    def warn_once(self, text: str) -> None:
+        self.worker.send(_WARNING, {"text": text}, b"")
 
     def _fires(self, trigger: Trigger | None, state: TriggerState) -> bool:
         answer = super()._fires(trigger, state)

@@ -137,7 +137,7 @@ def choice(categories: Sequence) -> Choice:
     >>> from bigdl.orca.automl import hp
     >>> {"optimizer": hp.choice(["Adam", "SGD"])}
     {'optimizer': one of ["'Adam'", "'SGD'"]}
-    >>> space = {"net": hp.choice([{"kind": "linear"}, {"kind": "deep", "layers": hp.randint(1, 4)}])}
+    >>> space = {"net": hp.choice([{"kind": "flat"}, {"kind": "deep", "layers": hp.randint(1, 4)}])}
     """
     return Choice(categories)
 

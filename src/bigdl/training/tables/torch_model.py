@@ -57,15 +57,20 @@ class ShardedTables:
     def __init__(self, model: torch.nn.Module, optimizer: Any = None):
         tables = tables_of(model).items()
         self._tables = {name: table for name, table in tables if table.is_placed}
-        self._optimizer = optimizer
+        self._optimizer: Any = None
         if optimizer is not None:
-            for table in self._tables.values():
-                table.states = partial(self._state, table)
+            self.follow(optimizer)
         exchanges = [table.exchange for table in self._tables.values()]
         self._exchange = exchanges[0] if exchanges else None
 
     def __bool__(self) -> bool:
         return bool(self._tables)
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take an optimizer that was made after the tables."""
+        self._optimizer = optimizer
+        for table in self._tables.values():
+            table.states = partial(self._state, table)
 
     @property
     def weights(self) -> list[torch.nn.Parameter]:

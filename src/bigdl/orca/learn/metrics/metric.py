@@ -155,7 +155,9 @@ class TensorState(TorchMetric):
             parts = [*self._parts[key], tensor]
             # what is joined is joined once, in state()
             is_joined = self.reductions[key] == "cat"
-            self._parts[key] = parts if is_joined else [_merged(key, parts, self.reductions[key])]
+            self._parts[key] = (
+                parts if is_joined else [merge_tensors(key, parts, self.reductions[key])]
+            )
 
     def compute(self) -> torch.Tensor:
         """Return the figure."""
@@ -167,7 +169,9 @@ class TensorState(TorchMetric):
 
     def state(self) -> State:
         """Return a copy of the state, all tensors on the CPU."""
-        return {key: _merged(key, self._parts[key], how) for key, how in self.reductions.items()}
+        return {
+            key: merge_tensors(key, self._parts[key], how) for key, how in self.reductions.items()
+        }
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the state by a copy of another one."""
@@ -214,7 +218,9 @@ def merge_states(
         raise UsageError("merge_states expects the state of at least one worker, got none")
     for state in states:
         check_keys(state, reductions)
-    return {key: _merged(key, [s[key] for s in states], how) for key, how in reductions.items()}
+    return {
+        key: merge_tensors(key, [s[key] for s in states], how) for key, how in reductions.items()
+    }
 
 
 def check_keys(state: Mapping[str, Any], reductions: Mapping[str, Any]) -> None:
@@ -229,7 +235,7 @@ def check_keys(state: Mapping[str, Any], reductions: Mapping[str, Any]) -> None:
 _OPERATIONS = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
-def _merged(key: str, values: Sequence, reduction: Reduction) -> Any:
+def merge_tensors(key: str, values: Sequence, reduction: Reduction) -> Any:
     """Return what the tensors (or lists of them) of several states merge to."""
     if any(isinstance(value, list) for value in values):
         return [tensor for tensors in values for tensor in tensors]
@@ -544,8 +550,30 @@ def _metrics_within(metric: Any) -> dict[str, Any]:
 
 def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
     """Return how every state merges; ``"cat"`` is a list of tensors."""
-    from torchmetrics.utilities import data
     from torchmetrics.wrappers.abstract import WrapperMetric
+
+    reductions: dict[str, Reduction] = {_UPDATES: "sum"}
+    for prefix, part in _metrics_within(metric).items():
+        if isinstance(part, WrapperMetric):
+            raise _unmergeable(part)
+        reductions |= {prefix + name: how for name, how in reductions_of(part).items()}
+    if len(reductions) == 1:
+        raise UsageError(
+            f"the torchmetrics metric {type(metric).__name__} has no state made by add_state(), so "
+            "nothing of it can be merged across workers"
+        )
+    return reductions
+
+
+def reductions_of(metric: Any) -> dict[str, Reduction]:
+    """Return how the states of a ``torchmetrics.Metric`` itself merge, without those within it.
+
+    Raises
+    ------
+    UsageError
+        If one merges in another way.
+    """
+    from torchmetrics.utilities import data
 
     known: dict[tuple[bool, Any], Reduction] = {
         (False, data.dim_zero_sum): "sum",
@@ -554,25 +582,21 @@ def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
         (True, data.dim_zero_cat): "cat",
         (True, None): "cat",
     }
-    reductions: dict[str, Reduction] = {_UPDATES: "sum"}
-    for prefix, part in _metrics_within(metric).items():
-        kinds = {
-            attribute: (isinstance(default, list), part._reductions[attribute])
-            for attribute, default in part._defaults.items()
-        }
-        if isinstance(part, WrapperMetric) or not known.keys() >= set(kinds.values()):
-            raise UsageError(
-                f"the torchmetrics metric {type(part).__name__} cannot be merged across workers "
-                "without changing its figure; its states must be lists, or tensors that merge by "
-                "sum, max or min"
-            )
-        reductions |= {prefix + attribute: known[kind] for attribute, kind in kinds.items()}
-    if len(reductions) == 1:
-        raise UsageError(
-            f"the torchmetrics metric {type(metric).__name__} has no state made by add_state(), so "
-            "nothing of it can be merged across workers"
-        )
-    return reductions
+    kinds = {
+        name: (isinstance(default, list), metric._reductions[name])
+        for name, default in metric._defaults.items()
+    }
+    if not known.keys() >= set(kinds.values()):
+        raise _unmergeable(metric)
+    return {name: known[kind] for name, kind in kinds.items()}
+
+
+def _unmergeable(metric: Any) -> UsageError:
+    return UsageError(
+        f"the torchmetrics metric {type(metric).__name__} cannot be merged across workers "
+        "without changing its figure; its states must be lists, or tensors that merge by "
+        "sum, max or min"
+    )
 
 
 _ALIASES = {

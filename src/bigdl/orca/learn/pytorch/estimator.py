@@ -37,6 +37,7 @@ from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSetti
 from bigdl.orca.learn.pytorch.forward import check_weighted
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, FitSettings
 from bigdl.orca.learn.pytorch.parts import (
+    EXTRAS,
     ModelParts,
     full_state,
     load_into,
@@ -627,7 +628,7 @@ Ray also RayXShards or a ray.data.Dataset
             self._precision,
             inputs=self._inputs(),
         )
-        parts = dataclasses.replace(self._parts, optimizer=None, scheduler_creator=None)
+        parts = dataclasses.replace(self._trained_parts, optimizer=None, scheduler_creator=None)
         program = EvaluateProgram(parts, settings, callbacks, self._sync)
         evaluation = self._run_evaluation(program, feed, max_failures)
         if evaluation is None:
@@ -698,7 +699,7 @@ RayXShards or a ray.data.Dataset
         """
         self._need_model()
         check_positive("batch_size", batch_size)
-        parts = self._parts
+        parts = self._trained_parts
         if _takes_over_prediction(callbacks):
             if accelerate is not None:
                 raise UsageError(
@@ -766,7 +767,7 @@ RayXShards or a ray.data.Dataset
         self._need_model()
         check_positive("batch_size", batch_size)
         self._need_sample(sample, accelerate)
-        ship = self._shipping(self._parts, batch_size, accelerate)
+        ship = self._shipping(self._trained_parts, batch_size, accelerate)
         config = self._parts.config
         return self._predict_stream(
             data, sample, config, feature_cols, batch_size, output_cols, ship
@@ -828,7 +829,7 @@ RayXShards or a ray.data.Dataset
         self._need_model()
         check_positive("batch_size", batch_size)
         self._need_sample(sample, accelerate)
-        ship = self._shipping(self._parts, batch_size, accelerate)
+        ship = self._shipping(self._trained_parts, batch_size, accelerate)
         config = self._parts.config
         return self._sql_function(sample, config, feature_cols, batch_size, output_cols, ship)
 
@@ -846,7 +847,7 @@ RayXShards or a ray.data.Dataset
         """
         self._need_model()
         self._need_sample(sample, accelerate)
-        ship = self._shipping(self._parts, batch_size, accelerate, is_whole=True)
+        ship = self._shipping(self._trained_parts, batch_size, accelerate, is_whole=True)
         config = self._parts.config
         return self._pack_model(sample, config, feature_cols, batch_size, output_cols, ship)
 
@@ -923,7 +924,7 @@ RayXShards or a ray.data.Dataset
         """
         self._need_model()
         with isolated_rng(0):
-            model = self._parts.build_model()
+            model = self._trained_parts.build_model()
         load_into(model, self._weights())
         return model
 
@@ -1048,6 +1049,13 @@ RayXShards or a ray.data.Dataset
     def _weights(self):
         snapshot = self._training.snapshot
         return super()._weights() if snapshot is None else whole(snapshot).files["model.pt"]
+
+    @property
+    def _trained_parts(self) -> ModelParts:
+        """The parts with what a LightningModule has added to the newest state."""
+        snapshot = self._training.snapshot
+        extras = None if snapshot is None else snapshot.files.get(EXTRAS)
+        return self._parts if extras is None else dataclasses.replace(self._parts, extras=extras)
 
     def _first_weights(self):
         with isolated_rng(self._training.seed):

@@ -6,7 +6,6 @@ Loss and metrics are merged exactly over the workers.
 import contextlib
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +18,7 @@ from bigdl.common.storage import write_bytes
 from bigdl.orca.learn.metrics import Metric, merge_states
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
 from bigdl.orca.learn.pytorch.forward import BatchColumns, ForwardPass, forward_for
+from bigdl.orca.learn.pytorch.lightning import merged_values
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
@@ -294,12 +294,10 @@ def evaluate_collectively(
     """
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
-    training = forward_pass.model.training
-    forward_pass.model.eval()
-    with torch.no_grad():
-        sums, logged = _sums(runner, forward_pass, data, settings, measures)
+    with torch.no_grad(), forward_pass.validation():
+        sums = _sums(runner, forward_pass, data, settings, measures)
         ShardedTables(forward_pass.model).finish()
-    forward_pass.model.train(training)
+        logged = forward_pass.end_validation(sync)
     sums.epoch_s = time.perf_counter() - started
 
     states = {name: measure.state() for name, measure in measures.items()}
@@ -321,9 +319,9 @@ def evaluate_collectively(
     return json.loads(cast("bytes", shared))
 
 
-def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, dict]:
-    """Return the sums of one worker, and those of what a LightningModule logged."""
-    sums, logged = EpochSums(), Counter[str]()
+def _sums(runner, forward_pass, data, settings, measures) -> EpochSums:
+    """Return the sums of one worker."""
+    sums = EpochSums()
     local = max(1, settings.batch_size // runner.size)
     runner.num_steps = -(-data.rows // local)
     if settings.num_steps is not None:
@@ -333,6 +331,7 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, di
         runner.batch_idx, runner.batch = index, to_device(batch, runner.device)
         runner.output = runner.target = runner.loss = None
         runner.call("before_val_iter")
+        runner.batch = forward_pass.begin_batch(runner.batch, index, rows)
         weights = forward_pass.weights(runner.batch) if measures else None
         started = time.perf_counter()
         with precision():
@@ -349,15 +348,15 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, di
         # a batch of ignored labels has a loss of nan
         summed = float(loss) * (1.0 if forward_pass.loss_is_sum else counted) if counted else 0.0
         sums.add(summed, counted, rows, step_s=0.0, forward_s=forward_s)
-        logged.update({name: value * rows for name, value in forward_pass.logged().items()})
         if measures and output is None:
             raise UsageError("metrics= needs a model whose forward returns predictions")
         for measure in measures.values():
             weighted = () if weights is None else (to_cpu(weights),)
             prediction = forward_pass.prediction(to_cpu(output), getattr(measure, "takes", ""))
             measure(prediction, to_cpu(target), *weighted)
+        forward_pass.end_batch(runner.batch)
         runner.call("after_val_iter")
-    return sums, dict(logged)
+    return sums
 
 
 def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
@@ -367,8 +366,7 @@ def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:
     out: dict[str, Any] = {"num_samples": int(total.rows)}
     if with_loss or total.counted:
         out["val_loss"] = total.mean()
-    for name in dict.fromkeys(name for logged in logs for name in logged):
-        out[name] = sum(logged.get(name, 0.0) for logged in logs) / total.rows
+    out.update(merged_values(logs))
     for name, measure in measures.items():
         measure.load_state(merge_states([s[name] for s in states], measure.reductions))
         out[name] = _plain(measure.compute())

@@ -8,7 +8,7 @@ import itertools
 import re
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from bigdl.common.errors import UsageError
+from bigdl.runtime.collectives.base import GradientSync
 
 _ELSE = "or pass a MainCallback, whose on_iter_forward takes the batch apart"
 
@@ -258,10 +259,11 @@ _PACKAGES = ("pytorch_lightning", "lightning", "lightning_fabric")
 
 def is_lightning(model: Any) -> bool:
     """Return True if a model is a LightningModule."""
-    return _base(model) is not None
+    return lightning_base(model) is not None
 
 
-def _base(model):
+def lightning_base(model: Any) -> Any:
+    """Return the class LightningModule that a model is of, or None."""
     for cls in type(model).__mro__:
         if cls.__name__ == "LightningModule" and cls.__module__.split(".")[0] in _PACKAGES:
             return cls
@@ -323,126 +325,85 @@ class ForwardPass(ABC):
                 return output[:, 1].double() - output[:, 0].double()
         return output
 
-    def logged(self) -> dict[str, float]:
-        """Return what the module logged since the last call."""
+    # -- hooks of a LightningModule; other modules have none ---------------------------------------
+
+    rows = 0  # of this worker in the batch
+
+    def on(self, hook: str, *arguments: Any) -> Any:
+        """Call a hook of the module, if it has one of its own."""
+        return None
+
+    def begin_training(self) -> None:  # noqa: B027 - few have to do it
+        """Before the batches of an epoch."""
+
+    def transferred(self, batch: Any) -> Any:
+        """Return a batch as the module's hooks of its way to the device leave it."""
+        return batch
+
+    def begin_batch(self, batch: Any, index: int, rows: int) -> Any:
+        """Before a batch, of which this worker may have no rows; returns it as it is computed."""
+        return batch
+
+    def end_batch(self, batch: Any) -> None:  # noqa: B027 - few have to do it
+        """After a batch and what the optimizer made of it."""
+
+    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget gradients."""
+        optimizer.zero_grad()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute gradients."""
+        loss.backward()
+
+    def step(self, optimizer: torch.optim.Optimizer, clip: Callable[..., None]) -> None:
+        """Limit gradients, which are those of all workers, and update the weights.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+        clip : callable
+            Limits gradients as ``fit`` was told, or by the arguments of Clipping.
+        """
+        clip()
+        optimizer.step()
+
+    @contextlib.contextmanager
+    def validation(self) -> Iterator[None]:
+        """Have the module in evaluation mode for the time of a block."""
+        training = self.model.training
+        self.model.eval()
+        yield
+        self.model.train(training)
+
+    def end_validation(self, sync: GradientSync) -> dict:
+        """Return what the module logged in an evaluation on this worker; maybe a collective."""
         return {}
 
+    def end_epoch(self, sync: GradientSync, entry: dict) -> dict | None:
+        """Return what the module logged in an epoch of training; maybe a collective.
 
-class LightningForward(ForwardPass):
-    """``training_step`` and ``validation_step`` of a LightningModule.
+        Parameters
+        ----------
+        sync : GradientSync
+        entry : dict
+            Other figures of the epoch.
 
-    They get the batch as a tuple: the feature columns, then the target; a dict as it is.
-    ``training_step`` returns the mean over its batch, as Lightning expects.
-    """
+        Returns
+        -------
+        dict or None
+            ``figures``, and ``stop``: whether the module ends the training here.
+        """
+        return None
 
-    def __init__(self, model: Any, columns: BatchColumns | None = None):
-        if not getattr(model, "automatic_optimization", True):
-            raise UsageError(
-                "A LightningModule with automatic_optimization=False is not supported; return the "
-                "loss from training_step"
-            )
-        super().__init__(model, columns)
-        self._values: dict[str, float] = {}
-        model.log, model.log_dict = self._log, self._log_dict
+    def close_epoch(self) -> None:  # noqa: B027 - few have to do it
+        """Forget what was logged in an epoch that is whole."""
 
-    def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
-        """Output (None), target and loss of a training batch."""
-        loss = _loss_of(self.model.training_step(_as_given(batch), index))
-        if loss is None:
-            raise UsageError(
-                "training_step returned no loss; return a tensor or a dict with the key 'loss'"
-            )
-        self._values.clear()  # only what validation logs is reported
-        return None, self._target(batch), loss
+    def log_state(self) -> dict | None:
+        """Return what was logged in an epoch so far, for a checkpoint; None if that is nothing."""
+        return None
 
-    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
-        """Output (only if needed), target and loss (None without ``validation_step``)."""
-        loss = None
-        if self._has("validation_step"):
-            loss = _loss_of(self.model.validation_step(_as_given(batch), index))
-        if not (need_output and self._has("forward")):
-            return None, self._target(batch), loss
-        inputs, named, target = self.columns.split(batch)
-        return self.model(*inputs, **named), target, loss
-
-    def _target(self, batch):
-        """The target, which only the module knows in a dict without ``label_cols``."""
-        if isinstance(batch, Mapping) and not self.columns.labels:
-            return None
-        return self.columns.split(batch)[-1]
-
-    def logged(self) -> dict[str, float]:
-        values, self._values = self._values, {}
-        return values
-
-    def _has(self, name) -> bool:
-        return getattr(type(self.model), name) is not getattr(_base(self.model), name, None)
-
-    def _log(self, name, value, *_, **__):
-        if isinstance(value, torch.Tensor):
-            value = value.detach()
-        with contextlib.suppress(TypeError, ValueError):  # e.g. a metric object: not one number
-            self._values[name] = float(value)
-
-    def _log_dict(self, dictionary, *_, **__):
-        for name, value in dictionary.items():
-            self._log(name, value)
-
-
-def _as_given(batch):
-    return batch if isinstance(batch, Mapping) else tuple(batch)
-
-
-def _loss_of(result):
-    return result.get("loss") if isinstance(result, dict) else result
-
-
-def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
-    """Return optimizer and scheduler from ``configure_optimizers`` of a LightningModule.
-
-    Returns
-    -------
-    optimizer : torch.optim.Optimizer
-    scheduler : object or None
-    monitor : str or None
-        Name of the figure that the scheduler looks at.
-    frequency : int
-        The scheduler is stepped every so many epochs or steps.
-    interval : str
-        ``"epoch"`` or ``"step"``.
-    """
-    configuration, schedulers, monitor = module.configure_optimizers(), None, None
-    if isinstance(configuration, list | tuple):
-        if len(configuration) == 2 and isinstance(configuration[0], list | tuple):
-            configuration, schedulers = configuration
-        elif len(configuration) == 1 and isinstance(configuration[0], dict):
-            configuration = configuration[0]
-    if isinstance(configuration, dict):
-        monitor, schedulers = configuration.get("monitor"), configuration.get("lr_scheduler")
-        configuration = configuration.get("optimizer")
-    if isinstance(configuration, list | tuple):
-        if len(configuration) != 1:
-            raise UsageError("A LightningModule with several optimizers is not supported")
-        configuration = configuration[0]
-    if isinstance(schedulers, list | tuple):
-        if len(schedulers) > 1:
-            raise UsageError("A LightningModule with several schedulers is not supported")
-        schedulers = schedulers[0] if schedulers else None
-    if configuration is None:
-        raise UsageError("configure_optimizers of the LightningModule returned no optimizer")
-    if schedulers is None:
-        return configuration, None, None, 1, "epoch"
-    options = schedulers
-    if not isinstance(schedulers, dict):
-        options = {"scheduler": schedulers, "monitor": monitor}
-    interval = options.get("interval", "epoch")
-    if interval not in ("epoch", "step"):
-        raise UsageError(
-            "A scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
-            f"{interval!r}"
-        )
-    frequency = int(options.get("frequency", 1))
-    return configuration, options["scheduler"], options.get("monitor"), frequency, interval
+    def load_log(self, states: Sequence[dict]) -> None:  # noqa: B027 - few have to do it
+        """Take over what :meth:`log_state` of this worker, or of several, returned."""
 
 
 def forward_for(model: Any, criterion: Any, columns: BatchColumns, weighted: bool) -> ForwardPass:
@@ -463,6 +424,8 @@ def forward_for(model: Any, criterion: Any, columns: BatchColumns, weighted: boo
                 "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the weights "
                 "in the training_step of the LightningModule"
             )
+        from bigdl.orca.learn.pytorch.lightning import LightningForward
+
         return LightningForward(model, columns)
     if weighted:
         return WeightedForward(model, criterion, columns)

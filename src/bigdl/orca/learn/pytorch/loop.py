@@ -25,7 +25,13 @@ from bigdl.orca.learn.pytorch.evaluation import (
     WorkerBatches,
     evaluate_collectively,
 )
-from bigdl.orca.learn.pytorch.forward import counts_unevenly, taken_types
+from bigdl.orca.learn.pytorch.forward import (
+    ForwardPass,
+    counts_unevenly,
+    is_lightning,
+    taken_types,
+)
+from bigdl.orca.learn.pytorch.lightning import dropped_hooks
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
@@ -38,6 +44,7 @@ from bigdl.training.state import (
     RunningState,
     capture_rng,
     device_of,
+    isolated_rng,
     move,
     precision_of,
     restore_rng,
@@ -213,15 +220,20 @@ class OptimizerStep:
     ----------
     sync : GradientSync
     built : BuiltParts
-    loss_is_sum : bool
-        True if the loss adds up over samples instead of averaging.
+    forward_pass : ForwardPass
     settings : FitSettings
     """
 
     def __init__(
-        self, sync: GradientSync, built: BuiltParts, loss_is_sum: bool, settings: FitSettings
+        self,
+        sync: GradientSync,
+        built: BuiltParts,
+        forward_pass: ForwardPass,
+        settings: FitSettings,
     ):
+        loss_is_sum = forward_pass.loss_is_sum
         self._sync, self._optimizer, self._loss_is_sum = sync, built.optimizer, loss_is_sum
+        self._forward_pass = forward_pass
         self._sparse = may_be_sparse(built.model)
         self._tables = built.tables
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
@@ -240,7 +252,7 @@ class OptimizerStep:
     def begin(self) -> None:
         """Before the forward pass of a batch."""
         if not self._batches:
-            self._optimizer.zero_grad()
+            self._forward_pass.zero_grad(self._optimizer)
         self._tables.begin()
 
     def end_forward(self) -> None:
@@ -264,7 +276,7 @@ class OptimizerStep:
         if self._alone.steps > 1:
             if counted:
                 self._alone.rows += counted
-                loss.backward()
+                self._forward_pass.backward(loss)
         elif self._loss_is_sum:
             self._weight = 1.0
             self._last_backward(loss)
@@ -273,15 +285,15 @@ class OptimizerStep:
             self._last_backward(loss)
         elif counted:  # the loss of a batch of ignored labels is nan
             self._weight = 1.0
-            (loss * counted).backward()
+            self._forward_pass.backward(loss * counted)
 
     def _last_backward(self, loss: torch.Tensor) -> None:
         """Compute gradients, and send them meanwhile unless further batches add to them."""
         if self._accumulate > 1:
-            loss.backward()
+            self._forward_pass.backward(loss)
             return
         with self._sync.overlap(self.parameters, self._weight, self._sparse):
-            loss.backward()
+            self._forward_pass.backward(loss)
 
     @property
     def is_due(self) -> bool:
@@ -303,9 +315,7 @@ class OptimizerStep:
         """
         parameters = self.parameters
         if self._alone.steps > 1:
-            self._clipping(parameters)
-            self._optimizer.step()
-            self._reset()
+            self._update(parameters, ())
             return self._alone.count(parameters, is_last=is_last)
         self._sync.all_reduce_gradients(parameters, self._weight, self._sparse)
         self._tables.send_gradients(self._weight)
@@ -314,10 +324,18 @@ class OptimizerStep:
             for parameter in [*parameters, *slices]:
                 if parameter.grad is not None:
                     parameter.grad.div_(self._total)
-        self._clipping(parameters, slices, self._sync)
-        self._optimizer.step()
-        self._reset()
+        self._update(parameters, slices)
         return True
+
+    def _update(self, parameters: Sequence, slices: Sequence) -> None:
+        """Limit gradients and update the weights."""
+
+        def clip(**limits: float):
+            clipping = Clipping(**limits) if limits else self._clipping
+            clipping(parameters, slices, self._sync)
+
+        self._forward_pass.step(self._optimizer, clip)
+        self._reset()
 
     @property
     def parameters(self) -> list:
@@ -402,6 +420,7 @@ class TorchEpochs(TorchRunner, FitLoop):
     _plan: BatchPlan
     _records: Mapping[str, Records]  # files of a checkpoint, if steps are recorded
     _validation: Any = None  # what an evaluation works on, if there is one
+    _forward_pass: ForwardPass | None = None  # of this process, if it makes steps
 
     @abstractmethod
     def _run_steps(self) -> bool:
@@ -423,14 +442,27 @@ class TorchEpochs(TorchRunner, FitLoop):
             self.position, self._plan.steps, settings.accumulate
         )
         self.call("before_run")
+        self._on("on_fit_start")
+        self._on("on_train_start")
         self._run_epochs()
+        self._on("on_train_end")
+        self._on("on_fit_end")
+        self._on("teardown", "fit")
         self.call("after_run")
         return self._finish()
+
+    def _on(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of a LightningModule."""
+        if self._forward_pass is not None:
+            self._forward_pass.on(hook, *arguments)
 
     def _epoch(self) -> None:
         position = self.position
         self.model.train()
+        if self._forward_pass is not None:
+            self._forward_pass.begin_training()
         self.call("before_train_epoch")
+        self._on("on_train_epoch_start")
         is_whole = self._run_steps()
         figures = self._epoch_figures()
         if figures is None:  # it was stopped before the first step
@@ -438,11 +470,15 @@ class TorchEpochs(TorchRunner, FitLoop):
         entry = {"epoch": position.epoch + 1, "global_step": position.global_step, **figures}
         if self._validation is not None:
             self._validate(entry)
+        self._take_log(entry)
         self.epoch_stats, self.epoch_is_whole = entry, is_whole
         if self.callbacks:
             self._pull()
         self.call("after_train_epoch")
         self._end_epoch(entry, is_whole, loss=entry["train_loss"], score=score_of(entry))
+
+    def _take_log(self, entry: dict) -> None:
+        """Add what the module logged in the epoch; it may also end the fit here."""
 
     def _validate(self, entry: dict) -> None:
         self.call("before_val_epoch")
@@ -458,6 +494,8 @@ class TorchEpochs(TorchRunner, FitLoop):
     def _close_epoch(self, entry: dict) -> None:
         super()._close_epoch(entry)
         self._built.step_scheduler(self, entry)
+        if self._forward_pass is not None:
+            self._forward_pass.close_epoch()
 
     def _files(self) -> dict[str, bytes]:
         records = {name: records.dump() for name, records in self._records.items()}
@@ -484,11 +522,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
         # creators run under one seed, so that all ranks start from the same weights
         seed_everything(settings.seed)
-        self._built = built = parts.build(training=True, place=Place.of(worker))
+        self._built = built = parts.build(training=True, place=Place.of(worker), is_early=True)
         self._check_tables()
         self._bind(built)
-        self._forward_pass = settings.forward_pass(built)
-        self._update = OptimizerStep(sync, built, self._forward_pass.loss_is_sum, settings)
+        self._forward_pass: ForwardPass = settings.forward_pass(built)
         seed_everything(settings.seed, self.rank + 1)
 
         self._start(worker, sync)
@@ -497,6 +534,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         move(built, self.device)
         self._precision = precision_of(settings.precision, self.device)
         self._prepare_data()
+        self._configure(parts)
+        self._update = OptimizerStep(sync, built, self._forward_pass, settings)
         self._batches = DeviceBatches(self._data, self.device, worker)
         self._running = Buffers(self.model, sync)
         self._records = {"summary.pt": StepSummary()} if settings.summary else {}
@@ -505,6 +544,21 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self.train_loader = WorkerBatches(self._data, local)
         if self._validation is not None:
             self.val_loader = WorkerBatches(self._validation, local)
+
+    def _configure(self, parts: ModelParts) -> None:
+        """Let a LightningModule make its optimizer, which may depend on the number of rows."""
+        built, settings = self._built, self.settings
+        if not is_lightning(built.model):
+            return
+        built.model.trainer.begin_fit(self, self._whole.steps)
+        if built.optimizer is None:
+            with isolated_rng(settings.seed):
+                parts.configure(built)
+            self._bind(built)
+        if self.rank == 0:
+            dropped = dropped_hooks(built.model, has_loss=built.criterion is not None)
+            if dropped is not None:
+                self.warn_once(dropped)
 
     def _check_tables(self) -> None:
         """Refuse what sharded embeddings do not go with."""
@@ -555,11 +609,25 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     # -- the state -----------------------------------------------------------------------------
 
+    def _take_log(self, entry):
+        logged = self._forward_pass.end_epoch(self.sync, entry)
+        if logged is not None:
+            entry.update(logged["figures"])
+            self.stop |= logged["stop"]
+
     def _own(self):
-        return capture_rng()
+        log = self._forward_pass.log_state() if self.position.batch else None
+        return capture_rng() if log is None else {**capture_rng(), "log": log}
 
     def _put_own(self, state):
         restore_rng(state)
+        if "log" in state:
+            self._forward_pass.load_log([state["log"]])
+
+    def _put_sums(self, states):
+        logs = [state["log"] for state in states if "log" in state]
+        if logs:
+            self._forward_pass.load_log(logs)
 
     @property
     def _source(self):
@@ -596,6 +664,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         if rows:
             self.batch = self._batches.get(position.batch, start, stop, self._plan, order)
         self.call("before_train_iter")
+        self.batch = self._forward_pass.begin_batch(self.batch, self.batch_idx, rows)
         self._update.begin()
         fetched = forwarded = time.perf_counter()
         if rows:
@@ -626,6 +695,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         )
         for summary in self._records.values():
             summary.add_batch(self, parts, batch_rows, time.perf_counter() - started)
+        self._forward_pass.end_batch(self.batch)
         self.call("after_train_iter")
         self.worker.progress(**self._progress(self.num_epochs, self._plan.steps, self._sums.mean()))
         return is_shared

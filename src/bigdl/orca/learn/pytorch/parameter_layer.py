@@ -25,7 +25,8 @@ from bigdl.orca.learn.parameter_layer_fit.replica import (
 )
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, TorchRunner
-from bigdl.orca.learn.pytorch.forward import counts_unevenly
+from bigdl.orca.learn.pytorch.forward import counts_unevenly, is_lightning
+from bigdl.orca.learn.pytorch.lightning import dropped_hooks
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs, may_be_sparse
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
 from bigdl.orca.learn.pytorch.summaries import StepSummary
@@ -164,6 +165,9 @@ class TorchReplica(ParameterLayerReplica):
 
     def _gradient(self, batch, rows, step, began):
         before = self._versions()
+        self._forward_pass.begin_training()
+        self._forward_pass.rows = rows
+        batch = self._forward_pass.transferred(batch)
         self._built.model.train()
         self._built.model.zero_grad(set_to_none=True)
         with self._precision():
@@ -259,6 +263,11 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
                 "rows; use another backend, or a ShardedEmbedding"
             )
         self._bind(built)
+        if is_lightning(built.model):
+            has_loss = built.criterion is not None
+            dropped = dropped_hooks(built.model, has_loss=has_loss, in_driver=True)
+            if dropped is not None:
+                self.warn_once(dropped)
         optimizer = TorchParameterLayerOptimizer(built, settings.clipping, self)
         self._records: dict[str, Records] = {}
         if settings.summary:

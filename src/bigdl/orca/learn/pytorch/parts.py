@@ -19,7 +19,15 @@ import torch
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.storage import read_bytes
-from bigdl.orca.learn.pytorch.forward import configured, is_lightning
+from bigdl.orca.learn.pytorch.forward import is_lightning
+from bigdl.orca.learn.pytorch.lightning import (
+    WorkerTrainer,
+    configured,
+    extras_of,
+    overrides,
+    put_extras,
+    set_up,
+)
 from bigdl.training.checkpoint import Checkpoint, read_checkpoint
 from bigdl.training.figures import figure_of
 from bigdl.training.position import Position
@@ -84,10 +92,14 @@ class BuiltParts:
         }
         if self.scheduler is not None:
             states["scheduler.pt"] = dumps(self.scheduler.state_dict())
+        extras = extras_of(self.model, self.optimizer, self.scheduler)
+        if extras:
+            states[EXTRAS] = dumps(extras)
         return states
 
     def load(self, files: dict[str, bytes]) -> None:
         """Take over what :meth:`files` gave; that of the model may be alone."""
+        put_extras(self.model, files.get(EXTRAS))
         load_into(self.model, files["model.pt"])
         if "optimizer.pt" in files:
             data = files["optimizer.pt"]
@@ -115,14 +127,26 @@ class BuiltParts:
             return
         elif figures is not None and _is_plateau(self.scheduler):
             monitor = self.monitor or getattr(self.scheduler, "monitor", None)
-            self.scheduler.step(figure_of(figures, monitor, "scheduler"))
+            self._step_scheduler(figure_of(figures, monitor, "scheduler"))
         else:
-            self.scheduler.step()
+            self._step_scheduler()
+
+    def _step_scheduler(self, *figure: float) -> None:
+        if is_lightning(self.model) and overrides(self.model, "lr_scheduler_step"):
+            self.model.lr_scheduler_step(self.scheduler, *(figure or [None]))
+        else:
+            self.scheduler.step(*figure)
 
 
 @dataclass
 class ModelParts:
-    """The arguments of ``Estimator.from_torch`` that make up a model."""
+    """The arguments of ``Estimator.from_torch`` that make up a model.
+
+    Attributes
+    ----------
+    extras : bytes or None
+        What ``on_save_checkpoint`` of a LightningModule has added to the newest checkpoint.
+    """
 
     model: Any = None
     optimizer: Any = None
@@ -131,6 +155,7 @@ class ModelParts:
     config: dict = field(default_factory=dict)
     interval: str | None = None
     initialize: Callable | None = None
+    extras: bytes | None = None
 
     def check(self) -> None:
         """Refuse on the driver what cannot work in a worker."""
@@ -198,20 +223,27 @@ class ModelParts:
         place : Place, optional
             Where sharded embeddings are made; None makes them whole.
         """
-        if self.is_instance:
-            model = copy.deepcopy(self.model)
-        else:
-            with placed(place):
-                model = self.model(self.config)
-        if not isinstance(model, torch.nn.Module):
-            raise UsageError(
-                f"The model creator must return an nn.Module, it returned {type(model).__name__}"
-            )
+        model = self._make_model(place)
+        set_up(model, "predict")
+        put_extras(model, self.extras)
         if place is not None:
             cut_tables(model, None, place)
         return model
 
-    def build(self, *, training: bool, place: Place | None = None) -> BuiltParts:
+    def _make_model(self, place: Place | None) -> torch.nn.Module:
+        if self.is_instance:
+            return copy.deepcopy(self.model)
+        with placed(place):
+            model = self.model(self.config)
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(
+                f"The model creator must return an nn.Module, it returned {type(model).__name__}"
+            )
+        return model
+
+    def build(
+        self, *, training: bool, place: Place | None = None, is_early: bool = False
+    ) -> BuiltParts:
         """All parts, in a worker. Instances are used as they came, in this process' own copy.
 
         Parameters
@@ -220,17 +252,31 @@ class ModelParts:
             False leaves out the optimizer.
         place : Place, optional
             Where sharded embeddings are made; None makes them whole.
+        is_early : bool
+            True if the rows are not known yet, so that a LightningModule cannot tell its optimizer;
+            :meth:`configure` asks it.
         """
         if self.initialize is not None:
             self.initialize()
-        model = self.model if self.is_instance else self.build_model(place)
-        built = BuiltParts(model, criterion=self.build_loss())
+        model = self.model if self.is_instance else self._make_model(place)
+        criterion = self.build_loss()
+        trainer = WorkerTrainer(*((place.rank, place.world_size) if place else ()))
+        set_up(model, "fit" if training else "validate", trainer)
+        put_extras(model, self.extras)
+        built = BuiltParts(model, criterion=criterion)
         if place is not None:
             cut_tables(model, self.optimizer, place)
-        if training:
-            self._build_optimizer(built)
-            _check_trainable(model, built.optimizer, built.criterion)
+        if training and not (is_early and self.optimizer is None and is_lightning(model)):
+            self.configure(built)
         return built
+
+    def configure(self, built: BuiltParts) -> None:
+        """Make optimizer and scheduler."""
+        self._build_optimizer(built)
+        _check_trainable(built.model, built.optimizer, built.criterion)
+        built.tables.follow(built.optimizer)
+        if is_lightning(built.model):
+            built.model.trainer.take_parts(built)
 
     def check_training(self) -> None:
         """Refuse on the driver a model that cannot be trained, as far as it is known there."""
@@ -309,6 +355,9 @@ def _takes_config(function) -> bool:
     required = [p for p in positional if p.default is p.empty]
     return len(required) == 1 or (len(positional) == 1 and not required)
 
+
+EXTRAS = "module.pt"
+"""File of a checkpoint with what ``on_save_checkpoint`` of a LightningModule has added."""
 
 _FULL = (("optimizers", "optimizer.pt"), ("schedulers", "scheduler.pt"))
 

@@ -1,0 +1,1010 @@
+"""LightningModules in the workers of Orca: their hooks, what they log, and their ``self.trainer``.
+
+There is no Trainer of Lightning in a worker.  :class:`LightningForward` calls the module's steps
+and hooks where Orca's loop is at the place that Lightning's loop has for them.
+:class:`WorkerTrainer` is what the module finds under ``self.trainer``.  What ``self.log`` was given
+is kept in :class:`LoggedValues` and merged over the workers at the end of an epoch; so are the
+states of the module's torchmetrics objects, before the hooks of an epoch's end are called, so that
+``compute()`` in them is that of all rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from bigdl.common.errors import UsageError
+from bigdl.orca.learn.metrics.metric import merge_tensors, reductions_of
+from bigdl.orca.learn.pytorch.forward import (
+    BatchColumns,
+    ForwardPass,
+    is_lightning,
+    lightning_base,
+)
+from bigdl.runtime.collectives.base import GradientSync
+from bigdl.training.batches import all_gather_json
+from bigdl.training.position import Goal, Position
+from bigdl.training.state import dumps, loads
+
+GUIDE = "docs/guides/from-lightning"
+
+_DROPPED = (
+    *("prepare_data", "configure_callbacks", "configure_sharded_model"),
+    *("train_dataloader", "val_dataloader"),
+)
+"""Hooks of a fit that have no place in Orca's loop."""
+
+_STEP_HOOKS = (
+    *("training_step", "backward", "on_before_backward", "on_after_backward"),
+    *("on_before_zero_grad", "optimizer_zero_grad", "on_before_optimizer_step", "optimizer_step"),
+    *("configure_gradient_clipping", "on_train_batch_start", "on_train_batch_end"),
+)
+_REDUCTIONS: dict[Any, str] = {
+    **{name: name for name in ("mean", "sum", "min", "max")},
+    "avg": "mean",
+    torch.mean: "mean",
+    torch.sum: "sum",
+    torch.min: "min",
+    torch.max: "max",
+    sum: "sum",
+    min: "min",
+    max: "max",
+}
+
+
+def overrides(model: Any, name: str) -> bool:
+    """Return True if a LightningModule has a hook of its own."""
+    own = getattr(type(model), name, None)
+    is_own = own is not None and own is not getattr(lightning_base(model), name, None)
+    return is_own or name in vars(model)
+
+
+def dropped_hooks(model: Any, *, has_loss: bool, in_driver: bool = False) -> str | None:
+    """Return a sentence that names the hooks of a module that a fit does not call.
+
+    Parameters
+    ----------
+    model : LightningModule
+    has_loss : bool
+        True if ``loss=`` was given, which makes it a plain module.
+    in_driver : bool
+        True for the parameter layer, whose workers have only a training step.
+    """
+    names = [name for name in _DROPPED if overrides(model, name)]
+    if has_loss or in_driver:
+        hooks = [n for n in dir(lightning_base(model)) if n.startswith("on_")]
+        steps = () if in_driver else ("training_step", "validation_step")
+        for name in (*steps, *_STEP_HOOKS, *hooks):
+            is_called = in_driver and (name == "training_step" or name.startswith("on_validation"))
+            if overrides(model, name) and not is_called and name not in names:
+                names.append(name)
+    if not names:
+        return None
+    because = " since loss= was given" if has_loss else ""
+    if in_driver:
+        because = " by backend='bigdl', which drops what is logged in training too"
+    return (
+        f"{type(model).__name__} has hooks of Lightning that are not called{because}: "
+        f"{', '.join(names)}; see {GUIDE}"
+    )
+
+
+# What a module returns of its optimizers ----------------------------------------------------------
+
+
+def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
+    """Return optimizer and scheduler from ``configure_optimizers`` of a LightningModule.
+
+    Returns
+    -------
+    optimizer : torch.optim.Optimizer
+    scheduler : object or None
+    monitor : str or None
+        Name of the figure that the scheduler looks at.
+    frequency : int
+        The scheduler is stepped every so many epochs or steps.
+    interval : str
+        ``"epoch"`` or ``"step"``.
+    """
+    configuration, schedulers, monitor = module.configure_optimizers(), None, None
+    if isinstance(configuration, list | tuple):
+        if len(configuration) == 2 and isinstance(configuration[0], list | tuple):
+            configuration, schedulers = configuration
+        elif len(configuration) == 1 and isinstance(configuration[0], dict):
+            configuration = configuration[0]
+    if isinstance(configuration, dict):
+        monitor, schedulers = configuration.get("monitor"), configuration.get("lr_scheduler")
+        configuration = configuration.get("optimizer")
+    if isinstance(configuration, list | tuple):
+        if len(configuration) != 1:
+            raise UsageError(
+                "A LightningModule with several optimizers is not supported; train it with the "
+                "Trainer of bigdl.nano.pytorch, or return one optimizer with several groups of "
+                "parameters"
+            )
+        configuration = configuration[0]
+    if isinstance(schedulers, list | tuple):
+        if len(schedulers) > 1:
+            raise UsageError(
+                "A LightningModule with several schedulers is not supported; join them, e.g. by "
+                "torch.optim.lr_scheduler.ChainedScheduler"
+            )
+        schedulers = schedulers[0] if schedulers else None
+    if configuration is None:
+        raise UsageError("configure_optimizers of the LightningModule returned no optimizer")
+    if schedulers is None:
+        return configuration, None, None, 1, "epoch"
+    options = schedulers
+    if not isinstance(schedulers, dict):
+        options = {"scheduler": schedulers, "monitor": monitor}
+    interval = options.get("interval", "epoch")
+    if interval not in ("epoch", "step"):
+        raise UsageError(
+            "A scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
+            f"{interval!r}"
+        )
+    frequency = int(options.get("frequency", 1))
+    return configuration, options["scheduler"], options.get("monitor"), frequency, interval
+
+
+# self.trainer -------------------------------------------------------------------------------------
+
+
+class _Unknown(UsageError, AttributeError):
+    """An attribute of Lightning's Trainer that a worker has nothing for."""
+
+
+class _NoLogger:
+    """Logger of Lightning that takes everything and keeps nothing; its first use is reported."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say = say
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._say(
+            "The LightningModule writes to self.logger, and Orca has no logger of Lightning: what "
+            "it writes is dropped; use self.log, or a callback of "
+            "bigdl.orca.learn.pytorch.callbacks"
+        )
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+
+class _Loader:
+    """The training data as ``self.trainer.train_dataloader``: its length is that of an epoch."""
+
+    def __init__(self, trainer: WorkerTrainer):
+        self._trainer = trainer
+
+    def __len__(self) -> int:
+        return self._trainer.num_training_batches
+
+    def __iter__(self) -> Iterator:
+        if self._trainer._loop.train_loader is None:
+            raise UsageError("The rows of self.trainer.train_dataloader can be read in hooks only")
+        return iter(self._trainer._loop.train_loader)
+
+
+class _FitLoop:
+    """``self.trainer.fit_loop``, as far as programs use it to learn the number of steps."""
+
+    def __init__(self, trainer: WorkerTrainer):
+        self._trainer = trainer
+
+    def setup_data(self) -> None:
+        """Do nothing: the rows are known already."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("max_epochs", "max_steps"):
+            return getattr(self._trainer, name)
+        raise _Unknown(f"Orca's workers have no self.trainer.fit_loop.{name} ({GUIDE})")
+
+
+class _Strategy:
+    """``self.trainer.strategy``: what a single process could do, and nothing collective."""
+
+    def __init__(self, trainer: WorkerTrainer):
+        self._trainer = trainer
+
+    @property
+    def _lightning_optimizers(self) -> list:
+        return self._trainer.optimizers
+
+    @property
+    def root_device(self) -> torch.device:
+        return next((p.device for p in self._trainer.model.parameters()), torch.device("cpu"))
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the workers are in step."""
+
+    def all_gather(self, tensor: Any, *_: Any, **__: Any) -> Any:
+        return self._alone("all_gather", tensor)
+
+    def reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
+        return self._alone("reduce", tensor)
+
+    def broadcast(self, value: Any, *_: Any, **__: Any) -> Any:
+        return self._alone("broadcast", value)
+
+    def _alone(self, name: str, value: Any) -> Any:
+        if self._trainer.world_size > 1:
+            raise UsageError(
+                f"{name} is a collective of Lightning, which Orca's workers cannot make in the "
+                "hooks of a module: a worker may have fewer batches than the others; log values by "
+                "self.log, whose reduce_fx goes over all workers, or use a torchmetrics object"
+            )
+        return value
+
+
+class WorkerTrainer:
+    """What a LightningModule finds under ``self.trainer`` in a worker of Orca.
+
+    Parameters
+    ----------
+    rank, world_size : int
+    """
+
+    accumulate_grad_batches = 1
+    check_val_every_n_epoch, val_check_interval, limit_train_batches = 1, 1.0, 1.0
+    datamodule = checkpoint_callback = progress_bar_callback = early_stopping_callback = None
+    early_stopping_callbacks: Sequence = ()
+    fast_dev_run = sanity_checking = testing = predicting = interrupted = False
+    gradient_clip_algorithm: str | None = None
+    gradient_clip_val: float | None = None
+    log_every_n_steps, num_sanity_val_steps, min_epochs, min_steps = 1, 0, None, None
+    log_dir = ckpt_path = profiler = None
+    num_nodes, local_rank, node_rank = 1, 0, 0
+    precision = "32-true"
+
+    def __init__(self, rank: int = 0, world_size: int = 1):
+        self.global_rank, self.world_size = rank, world_size
+        self.num_devices = world_size
+        self.is_global_zero = rank == 0
+        self.model: Any = None
+        self.training = self.validating = False
+        self.should_stop = False
+        self.callbacks: list = []
+        self.callback_metrics: dict[str, torch.Tensor] = {}
+        self.lr_scheduler_configs: list = []
+        self.optimizers: list = []
+        self.strategy, self.fit_loop = _Strategy(self), _FitLoop(self)
+        self.train_dataloader, self.val_dataloaders = _Loader(self), None
+        self.say: Callable[[str], None] = lambda text: print(text, flush=True)
+        self.logger = _NoLogger(lambda text: self.say(text))
+        self._goal = Goal()
+        self._loop: Any = SimpleNamespace(position=Position(), train_loader=None)
+        self._steps: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = sorted(n for n in {*vars(self), *dir(type(self))} if not n.startswith("_"))
+        raise _Unknown(
+            f"Orca's workers have no Trainer of Lightning, and nothing for self.trainer.{name}; "
+            f"there are {', '.join(known)} ({GUIDE})"
+        )
+
+    def attach(self, model: Any) -> None:
+        """Become the trainer of a module."""
+        self.model = self.lightning_module = model
+        model.trainer = self
+
+    def begin_fit(self, loop: Any, steps: int) -> None:
+        """Know what a fit knows as soon as it has its rows.
+
+        Parameters
+        ----------
+        loop : TorchLoop
+        steps : int
+            Batches of an epoch.
+        """
+        self._loop, self._steps, self.say = loop, steps, loop.warn_once
+        self._goal = loop.settings.goal
+        self.accumulate_grad_batches = loop.settings.accumulate
+        clipping = loop.settings.clipping
+        if clipping.norm is not None:
+            self.gradient_clip_val, self.gradient_clip_algorithm = clipping.norm, "norm"
+        elif clipping.maximum is not None:
+            self.gradient_clip_val, self.gradient_clip_algorithm = clipping.maximum, "value"
+
+    def take_parts(self, built: Any) -> None:
+        """Know the optimizer and the scheduler of a fit."""
+        self.optimizers = [built.optimizer]
+        if built.scheduler is not None:
+            config = SimpleNamespace(
+                scheduler=built.scheduler,
+                name=None,
+                interval=built.interval,
+                frequency=built.frequency,
+                monitor=built.monitor,
+                strict=True,
+                reduce_on_plateau=hasattr(built.scheduler, "best"),
+            )
+            self.lr_scheduler_configs = [config]
+
+    def take(self, figures: Mapping[str, Any]) -> None:
+        """Keep figures of all workers under ``callback_metrics``."""
+        for name, value in figures.items():
+            if isinstance(value, int | float):
+                self.callback_metrics[name] = torch.tensor(float(value))
+
+    @property
+    def loggers(self) -> list:
+        return []
+
+    @property
+    def evaluating(self) -> bool:
+        return self.validating
+
+    @property
+    def logged_metrics(self) -> dict:
+        return self.callback_metrics
+
+    @property
+    def progress_bar_metrics(self) -> dict:
+        return {name: float(value) for name, value in self.callback_metrics.items()}
+
+    @property
+    def current_epoch(self) -> int:
+        return self._loop.position.epoch
+
+    @property
+    def global_step(self) -> int:
+        return self._loop.position.global_step
+
+    @property
+    def max_epochs(self) -> int | None:
+        return self._goal.epochs
+
+    @property
+    def max_steps(self) -> int:
+        return -1 if self._goal.steps is None else self._goal.steps
+
+    @property
+    def num_training_batches(self) -> int:
+        if self._steps is None:
+            raise UsageError(
+                "The number of batches is not known here, and so are "
+                "self.trainer.estimated_stepping_batches, num_training_batches and "
+                "len(train_dataloader): they are known in a fit of any backend but 'bigdl'"
+            )
+        return self._steps
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Steps of the optimizer from the start of the run to the end of this fit."""
+        of_epoch = -(-self.num_training_batches // self.accumulate_grad_batches)
+        if self._goal.steps is not None:
+            return self._goal.steps
+        return of_epoch * max(self._goal.epochs or 1, 1)
+
+
+# What is logged -----------------------------------------------------------------------------------
+
+
+class LoggedValues:
+    """What a module logged in an epoch of training or validation, in one worker.
+
+    Attributes
+    ----------
+    values : dict of str to dict
+        JSON-able. Of each name how it is reduced, whether it stands for steps and for epochs, the
+        value of the epoch with its weight, and that of the last step.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict] = {}
+
+    def add(
+        self, name: str, value: float, weight: float, step: int, how: str, on: tuple[bool, bool]
+    ) -> None:
+        """Take a value in.
+
+        Parameters
+        ----------
+        name : str
+        value : float
+        weight : float
+            Of the value in a mean, such as the rows of the batch.
+        step : int
+            Number of the batch.
+        how : {"mean", "sum", "min", "max"}
+        on : tuple of bool
+            ``on_step`` and ``on_epoch``.
+        """
+        kept = self.values.get(name)
+        if kept is None or kept["how"] != how:
+            kept = self.values[name] = {"how": how, "parts": []}
+        kept["on"], kept["last"] = list(on), [step, value, weight]
+        kept["parts"] = [_reduced([*kept["parts"], [value, weight]], how)]
+
+
+def _reduced(parts: Sequence, how: str) -> list[float]:
+    """Return the value of some values with their weights, and its weight."""
+    values = [value for value, _ in parts]
+    weight = math.fsum(weight for _, weight in parts)
+    if how == "sum":
+        return [math.fsum(values), weight]
+    if how != "mean":
+        return [min(values) if how == "min" else max(values), weight]
+    if weight <= 0:
+        return [math.fsum(values) / len(values), 0.0]
+    # a worker without rows may have anything, nan included
+    return [math.fsum(value * w for value, w in parts if w) / weight, weight]
+
+
+def merged_values(logs: Sequence[Mapping[str, dict]]) -> dict[str, float]:
+    """Return the figures of what some workers logged, under the names that Lightning gives them."""
+    figures: dict[str, float] = {}
+    for name in dict.fromkeys(name for log in logs for name in log):
+        kept = [log[name] for log in logs if name in log]
+        how, (on_step, on_epoch) = kept[0]["how"], kept[0]["on"]
+        # one without rows counts nothing
+        counted = [each for each in kept if each["parts"][0][1] > 0] or kept
+        whole = _reduced([part for each in counted for part in each["parts"]], how)[0]
+        newest = max(each["last"][0] for each in counted)
+        last = [each["last"][1:] for each in counted if each["last"][0] == newest]
+        of_step = _reduced(last, how)[0]
+        figures[name] = whole if on_epoch else of_step
+        if on_step and on_epoch:
+            figures |= {f"{name}_step": of_step, f"{name}_epoch": whole}
+    return figures
+
+
+# Metrics of torchmetrics --------------------------------------------------------------------------
+
+
+class ModuleMetrics:
+    """The torchmetrics objects of a module; merged over the workers for a while.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self._metrics, self._collections = {}, []
+        with contextlib.suppress(ImportError):
+            import torchmetrics
+
+            for path, module in model.named_modules():
+                if isinstance(module, torchmetrics.Metric):
+                    self._metrics[path] = module
+                    # compute() must not start a collective of its own: the others may not join it
+                    module.sync_on_compute = module._to_sync = module.dist_sync_on_step = False
+                elif isinstance(module, torchmetrics.MetricCollection):
+                    self._collections.append(module)
+
+    def __contains__(self, metric: Any) -> bool:
+        return any(each is metric for each in self._metrics.values())
+
+    def states(self) -> dict[str, list]:
+        """Return the number of updates and the state of each metric that was updated."""
+        for collection in self._collections:
+            list(collection.items(copy_state=False))  # metrics of a group share one state
+        return {
+            path: [metric._update_count, {n: getattr(metric, n) for n in metric._defaults}]
+            for path, metric in self._metrics.items()
+            if metric._update_count
+        }
+
+    def put(self, states: Mapping[str, list]) -> None:
+        """Set the states of metrics."""
+        for path, (count, state) in states.items():
+            metric = self._metrics[path]
+            for name, value in state.items():
+                setattr(metric, name, _moved(value, metric.device))
+            metric._update_count, metric._computed = count, None
+
+    @contextlib.contextmanager
+    def merged(self, sync: GradientSync) -> Iterator[None]:
+        """Have the states of all workers for the time of a block; a collective.
+
+        A metric that the block resets stays so.
+        """
+        if sync.world_size == 1 or not self._metrics:
+            for metric in self._metrics.values():
+                metric._computed = None
+            yield
+            return
+        own = self.states()
+        gathered = sync.gather(dumps(own))
+        merged = None if gathered is None else dumps(self._merge([loads(g) for g in gathered]))
+        everything = loads(cast("bytes", sync.broadcast(merged)))
+        self.put(everything)
+        yield
+        for path in everything:
+            metric = self._metrics[path]
+            if not metric._update_count:
+                continue
+            if path in own:
+                self.put({path: own[path]})
+            else:
+                metric.reset()
+
+    def _merge(self, everyone: Sequence[Mapping[str, list]]) -> dict[str, list]:
+        merged = {}
+        for path in dict.fromkeys(path for states in everyone for path in states):
+            parts = [states[path] for states in everyone if path in states]
+            reductions = reductions_of(self._metrics[path])
+            state = {
+                name: merge_tensors(name, [_as_list(s[name], how) for _, s in parts], how)
+                for name, how in reductions.items()
+            }
+            merged[path] = [sum(count for count, _ in parts), state]
+        return merged
+
+
+def _as_list(value, how):
+    return [value] if how == "cat" and not isinstance(value, list) else value
+
+
+def _moved(value, device):
+    if isinstance(value, list):
+        return [each.to(device) for each in value]
+    return value.to(device)
+
+
+# The forward pass ---------------------------------------------------------------------------------
+
+
+class LightningForward(ForwardPass):
+    """``training_step`` and ``validation_step`` of a LightningModule, and its hooks.
+
+    They get the batch as a tuple: the feature columns, then the target; a dict as it is.
+    ``training_step`` returns the mean over its batch, as Lightning expects.
+    """
+
+    def __init__(self, model: Any, columns: BatchColumns | None = None):
+        if not getattr(model, "automatic_optimization", True):
+            raise UsageError(
+                "A LightningModule with automatic_optimization=False is not supported; return the "
+                "loss from training_step, or train it with the Trainer of bigdl.nano.pytorch"
+            )
+        super().__init__(model, columns)
+        self.trainer = getattr(model, "_trainer", None) or WorkerTrainer()
+        self._metrics = ModuleMetrics(model)
+        self._training, self._validation = LoggedValues(), LoggedValues()
+        self._rows = {True: 0.0, False: 0.0}  # of the epoch: of training, of validation
+        self._logged_metrics: dict[bool, list] = {True: [], False: []}
+        self._fx, self._index = "", 0
+        self._outputs: Any = None  # of a step
+        self._loss: Any = None  # of the newest training step
+        self._weight = 0.0  # of a value that is logged at an epoch's end
+        model.log, model.log_dict = self._log, self._log_dict
+        model.clip_gradients = self._clip_gradients
+        self._clip: Callable[..., None] | None = None
+
+    # -- hooks -----------------------------------------------------------------------------------
+
+    def on(self, hook: str, *arguments: Any) -> Any:
+        if not overrides(self.model, hook):
+            return None
+        before, self._fx = self._fx, hook
+        try:
+            return getattr(self.model, hook)(*arguments)
+        finally:
+            self._fx = before
+
+    def begin_training(self) -> None:
+        self.trainer.training, self.trainer.validating = True, False
+
+    def begin_batch(self, batch: Any, index: int, rows: int) -> Any:
+        self.rows, self._index, self._outputs = rows, index, None
+        self._rows[self.trainer.training] += rows
+        if not rows:
+            return batch
+        batch = self.transferred(batch)
+        if self.trainer.training:
+            if self.on("on_train_batch_start", _as_given(batch), index) == -1:
+                raise UsageError(
+                    "on_train_batch_start of the LightningModule returned -1, which skips the rest "
+                    "of the epoch in Lightning; the workers of Orca have to make equal steps, so "
+                    "set self.trainer.should_stop = True, or train on fewer rows"
+                )
+        else:
+            self.on("on_validation_batch_start", _as_given(batch), index)
+        return batch
+
+    def end_batch(self, batch: Any) -> None:
+        if self.rows:
+            stage = "train" if self.trainer.training else "validation"
+            self.on(f"on_{stage}_batch_end", self._outputs, _as_given(batch), self._index)
+
+    def zero_grad(self, optimizer: Any) -> None:
+        self.on("on_before_zero_grad", optimizer)
+        if overrides(self.model, "optimizer_zero_grad"):
+            self.on("optimizer_zero_grad", self.trainer.current_epoch, self._index, optimizer)
+        else:
+            optimizer.zero_grad()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.on("on_before_backward", loss)
+        if overrides(self.model, "backward"):
+            self.on("backward", loss)
+        else:
+            loss.backward()
+
+    def step(self, optimizer: Any, clip: Callable[..., None]) -> None:
+        self.on("on_after_backward")
+        self.on("on_before_optimizer_step", optimizer)
+        if overrides(self.model, "configure_gradient_clipping"):
+            trainer, self._clip = self.trainer, clip
+            values = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+            self.on("configure_gradient_clipping", optimizer, *values)
+            self._clip = None
+        else:
+            clip()
+        if overrides(self.model, "optimizer_step"):
+            loss = self._loss
+
+            def closure():
+                return loss  # gradients are computed and summed over the workers already
+
+            self.on("optimizer_step", self.trainer.current_epoch, self._index, optimizer, closure)
+        else:
+            optimizer.step()
+
+    def _clip_gradients(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        if self._clip is None:
+            raise UsageError("clip_gradients belongs into configure_gradient_clipping")
+        value = gradient_clip_val
+        if value is None:
+            value = self.trainer.gradient_clip_val
+        algorithm = gradient_clip_algorithm or self.trainer.gradient_clip_algorithm or "norm"
+        if value is None:
+            return
+        if algorithm == "norm":
+            self._clip(norm=float(value))
+        elif algorithm == "value":
+            self._clip(minimum=-float(value), maximum=float(value))
+        else:
+            raise UsageError(
+                f"gradient_clip_algorithm must be 'norm' or 'value', got {algorithm!r}"
+            )
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
+        """Output (None), target and loss of a training batch."""
+        result = self._call("training_step", batch, index)
+        loss = _loss_of(result)
+        if loss is None:
+            raise UsageError(
+                "training_step returned no loss; return a tensor or a dict with the key 'loss'"
+            )
+        others = result if isinstance(result, dict) else {}
+        self._outputs = {**others, "loss": loss.detach()}
+        self._loss = loss.detach()
+        return None, self._target(batch), loss
+
+    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+        """Output (only if needed), target and loss (None without ``validation_step``)."""
+        loss = None
+        if overrides(self.model, "validation_step"):
+            self._outputs = self._call("validation_step", batch, index)
+            loss = _loss_of(self._outputs)
+        if not (need_output and overrides(self.model, "forward")):
+            return None, self._target(batch), loss
+        inputs, named, target = self.columns.split(batch)
+        return self.model(*inputs, **named), target, loss
+
+    def _call(self, step: str, batch: Any, index: int) -> Any:
+        parameters = inspect.signature(getattr(self.model, step)).parameters
+        if "dataloader_iter" in parameters:
+            raise UsageError(
+                f"{step} of the LightningModule takes dataloader_iter, which Orca has not; take "
+                "(batch, batch_idx)"
+            )
+        takes_index = "batch_idx" in parameters or len(parameters) > 1
+        return self.on(step, _as_given(batch), *([index] if takes_index else []))
+
+    def transferred(self, batch: Any) -> Any:
+        for hook in ("on_before_batch_transfer", "transfer_batch_to_device"):
+            if overrides(self.model, hook):
+                device = [self.trainer.strategy.root_device] if hook.startswith("tr") else []
+                batch = self.on(hook, _as_given(batch), *device, 0)
+        if overrides(self.model, "on_after_batch_transfer"):
+            batch = self.on("on_after_batch_transfer", _as_given(batch), 0)
+        return batch
+
+    def _target(self, batch):
+        """The target, which only the module knows in a dict without ``label_cols``."""
+        if isinstance(batch, Mapping) and not self.columns.labels:
+            return None
+        if not isinstance(batch, Mapping | list | tuple):
+            return None
+        return self.columns.split(batch)[-1]
+
+    # -- the ends of epochs ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def validation(self) -> Iterator[None]:
+        trainer, training = self.trainer, self.model.training
+        was_training, trainer.training, trainer.validating = trainer.training, False, True
+        self._validation, self._rows[False] = LoggedValues(), 0.0
+        rows = self.rows
+        if overrides(self.model, "on_validation_model_eval"):
+            self.on("on_validation_model_eval")
+        else:
+            self.model.eval()
+        self.on("on_validation_start")
+        self.on("on_validation_epoch_start")
+        try:
+            yield
+        finally:
+            if training and overrides(self.model, "on_validation_model_train"):
+                self.on("on_validation_model_train")
+            else:
+                self.model.train(training)
+            trainer.training, trainer.validating, self.rows = was_training, False, rows
+
+    def end_validation(self, sync: GradientSync) -> dict:
+        log = self._end(sync, is_training=False)
+        self.on("on_validation_end")
+        return log
+
+    def end_epoch(self, sync: GradientSync, entry: dict) -> dict:
+        self.trainer.take(entry)
+        log = self._end(sync, is_training=True)
+        everyone = all_gather_json(sync, {"log": log, "stop": bool(self.trainer.should_stop)})
+        figures = merged_values([each["log"] for each in everyone])
+        self.trainer.take(figures)
+        out = {name: value for name, value in figures.items() if name not in entry}
+        for name in figures.keys() & entry.keys():
+            own = entry[name]
+            is_same = isinstance(own, int | float) and math.isclose(
+                own, figures[name], rel_tol=1e-3, abs_tol=1e-6
+            )
+            if not is_same and log.get(name, {}).get("on", [False, True])[1]:
+                self.trainer.say(
+                    f"The LightningModule logs {name!r} in training, which is the name of a figure "
+                    f"of fit: {own} (fit) is kept and {figures[name]} (logged) is dropped; log it "
+                    "under another name"
+                )
+        return {"figures": out, "stop": any(each["stop"] for each in everyone)}
+
+    def _end(self, sync: GradientSync, *, is_training: bool) -> dict:
+        """Call the hook of an epoch's end among merged metrics; returns what was logged."""
+        log = self._training if is_training else self._validation
+        hook = "on_train_epoch_end" if is_training else "on_validation_epoch_end"
+        logged = self._logged_metrics[is_training]
+        self._weight = self._rows[is_training]
+        with self._metrics.merged(sync):
+            self._add_metrics(log, logged)
+            if overrides(self.model, hook):
+                gathered = all_gather_json(sync, log.values)
+                self.trainer.take(merged_values(gathered))
+                # one without rows may have nothing to take a mean of
+                errors = (RuntimeError, ValueError, IndexError, ZeroDivisionError)
+                with contextlib.suppress(*() if self._weight else errors):
+                    self.on(hook)
+                self._add_metrics(log, logged)
+            if not is_training:
+                self._reset_metrics(logged)
+        return log.values
+
+    def _add_metrics(self, log: LoggedValues, logged: list) -> None:
+        """Log what metrics are over the whole epoch."""
+        for name, metric, on in logged:
+            if metric._update_count:
+                with torch.no_grad():
+                    value = _number(name, metric.compute())
+                last = log.values.get(name, {}).get("last")
+                log.values[name] = {
+                    "how": "mean",
+                    "on": list(on),
+                    "parts": [[value, 1.0]],
+                    "last": last or [-1, value, 1.0],
+                }
+
+    @staticmethod
+    def _reset_metrics(logged: list) -> None:
+        for _, metric, _ in logged:
+            metric.reset()
+        logged.clear()
+
+    def close_epoch(self) -> None:
+        self._reset_metrics(self._logged_metrics[True])
+        self._training, self._rows[True] = LoggedValues(), 0.0
+
+    def log_state(self) -> dict:
+        return {
+            "values": self._training.values,
+            "rows": self._rows[True],
+            "metrics": self._metrics.states(),
+        }
+
+    def load_log(self, states: Sequence[dict]) -> None:
+        if len(states) == 1:
+            self._training.values = states[0]["values"]
+            self._metrics.put(states[0]["metrics"])
+        else:
+            self._training.values = _joined([state["values"] for state in states])
+            self._metrics.put(self._metrics._merge([state["metrics"] for state in states]))
+        self._rows[True] = sum(state["rows"] for state in states)
+
+    # -- what is logged ----------------------------------------------------------------------------
+
+    def _log(
+        self,
+        name,
+        value,
+        prog_bar=False,
+        logger=None,
+        on_step=None,
+        on_epoch=None,
+        reduce_fx="mean",
+        enable_graph=False,
+        sync_dist=False,
+        sync_dist_group=None,
+        add_dataloader_idx=True,
+        batch_size=None,
+        metric_attribute=None,
+        rank_zero_only=False,
+    ):
+        """Take what ``self.log`` of a module is given."""
+        if rank_zero_only and not self.trainer.is_global_zero:
+            return
+        on = self._on(name, on_step, on_epoch)
+        how = _REDUCTIONS.get(reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx)
+        if how is None:
+            raise UsageError(
+                f"self.log({name!r}) takes reduce_fx 'mean', 'sum', 'min' or 'max', got "
+                f"{reduce_fx!r}; for another reduction log a torchmetrics object"
+            )
+        is_training = self.trainer.training
+        if hasattr(value, "compute") and hasattr(value, "update"):
+            value = self._log_metric(name, value, on, is_training)
+            if value is None:
+                return
+        log = self._training if is_training else self._validation
+        weight = float(batch_size or self.rows)
+        if "epoch" in self._fx or self._fx in ("on_train_start", "on_validation_start"):
+            weight = self._weight if self._fx.endswith("end") else 0.0
+        log.add(name, _number(name, value), weight, self._index, how, on)
+
+    def _on(self, name, on_step, on_epoch):
+        """Return whether a value stands for steps and for epochs, by default as in Lightning."""
+        if not self._fx:
+            raise UsageError(
+                f"self.log({name!r}) was called outside of the hooks of training and validation"
+            )
+        if self._fx in _NO_LOG:
+            raise UsageError(f"You can't self.log({name!r}) in {self._fx}")
+        is_step = "validation" not in self._fx and "epoch" not in self._fx
+        is_step = is_step and self._fx != "on_train_start"
+        on = is_step if on_step is None else on_step, not is_step if on_epoch is None else on_epoch
+        if not any(on):
+            raise UsageError(f"self.log({name!r}, on_step=False, on_epoch=False) keeps nothing")
+        return bool(on[0]), bool(on[1])
+
+    def _log_metric(self, name, metric, on, is_training):
+        """Take a torchmetrics object; returns the value of a step that is logged by itself."""
+        if isinstance(metric, Mapping) or hasattr(metric, "keys"):
+            raise UsageError(
+                f"self.log({name!r}) was given a {type(metric).__name__}; use self.log_dict of it"
+            )
+        if metric not in self._metrics:
+            raise UsageError(
+                f"self.log({name!r}) was given a {type(metric).__name__} that is no attribute of "
+                f"the LightningModule, so the workers cannot merge it; set self.{name} = ... in "
+                "__init__"
+            )
+        logged = self._logged_metrics[is_training]
+        if on[1] and all(each is not metric or known != name for known, each, _ in logged):
+            logged.append((name, metric, on))
+        return getattr(metric, "_forward_cache", None) if on[0] else None
+
+    def _log_dict(self, dictionary, *arguments, **options):
+        """Take what ``self.log_dict`` of a module is given."""
+        named = {}
+        if hasattr(dictionary, "_enable_compute_groups"):  # a MetricCollection
+            named = {"keep_base": False, "copy_state": False}
+        for name, value in dictionary.items(**named):
+            self._log(name, value, *arguments, **options)
+
+
+_NO_LOG = (
+    *("on_fit_start", "on_fit_end", "on_train_end", "on_validation_end", "lr_scheduler_step"),
+    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
+    *("setup", "teardown", "configure_model", "on_save_checkpoint", "on_load_checkpoint"),
+)
+
+
+def _joined(logs: Sequence[Mapping[str, dict]]) -> dict[str, dict]:
+    """Return what several workers logged as the log of one."""
+    out: dict[str, dict] = {}
+    for log in logs:
+        for name, kept in log.items():
+            before = out.get(name)
+            if before is None:
+                out[name] = kept
+                continue
+            parts = [_reduced([*before["parts"], *kept["parts"]], kept["how"])]
+            last = max(before["last"], kept["last"])
+            out[name] = {**kept, "parts": parts, "last": last}
+    return out
+
+
+def _number(name: str, value: Any) -> float:
+    """Return the number that was logged."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+    if not isinstance(value, str | bytes | None):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            return float(value)
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    raise UsageError(
+        f"self.log({name!r}) takes one number or a torchmetrics object of one number, got "
+        f"{type(value).__name__}{shape}"
+    )
+
+
+def _as_given(batch):
+    return tuple(batch) if isinstance(batch, list) else batch
+
+
+def _loss_of(result):
+    return result.get("loss") if isinstance(result, Mapping) else result
+
+
+# The module's life --------------------------------------------------------------------------------
+
+
+def set_up(model: Any, stage: str, trainer: WorkerTrainer | None = None) -> None:
+    """Call ``setup`` and ``configure_model`` of a LightningModule, which may make layers.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    stage : {"fit", "validate", "predict"}
+    trainer : WorkerTrainer, optional
+        Stays with the module; without one the module has none afterwards.
+    """
+    if not is_lightning(model):
+        return
+    (trainer or WorkerTrainer()).attach(model)
+    if overrides(model, "setup"):
+        model.setup(stage)
+    if overrides(model, "configure_model"):
+        model.configure_model()
+    if trainer is None:
+        model.trainer = None
+
+
+_KNOWN = ("epoch", "global_step", "state_dict", "optimizer_states", "lr_schedulers")
+
+
+def extras_of(model: Any, optimizer: Any = None, scheduler: Any = None) -> dict:
+    """Return what ``on_save_checkpoint`` of a LightningModule adds to a checkpoint."""
+    if not (is_lightning(model) and overrides(model, "on_save_checkpoint")):
+        return {}
+    trainer = getattr(model, "_trainer", None) or WorkerTrainer()
+    checkpoint: dict[str, Any] = {
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "state_dict": model.state_dict(),
+        "optimizer_states": [] if optimizer is None else [optimizer.state_dict()],
+        "lr_schedulers": [] if scheduler is None else [scheduler.state_dict()],
+        "hyper_parameters": dict(model.hparams),
+    }
+    known = set(checkpoint)
+    model.on_save_checkpoint(checkpoint)
+    return {key: value for key, value in checkpoint.items() if key not in known}
+
+
+def put_extras(model: Any, extras: bytes | None) -> None:
+    """Give ``on_load_checkpoint`` of a LightningModule what :func:`extras_of` returned."""
+    if extras is not None and is_lightning(model) and overrides(model, "on_load_checkpoint"):
+        model.on_load_checkpoint({"state_dict": model.state_dict(), **loads(extras)})
