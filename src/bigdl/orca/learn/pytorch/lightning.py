@@ -684,8 +684,8 @@ class LightningForward(ForwardPass):
                 "training_step returned no loss; return a tensor or a dict with the key 'loss'"
             )
         others = result if isinstance(result, dict) else {}
-        self._outputs = {**others, "loss": loss.detach()}
-        self._loss = loss.detach()
+        self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        self._outputs = {**others, "loss": self._loss}
         return None, self._target(batch), loss
 
     def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
