@@ -201,6 +201,7 @@ class BatchSource(ABC):
     fingerprint: int
     drop_last = False
     types: list | None = None
+    is_stream = False  # whether every worker has read iterable data by itself
 
     @abstractmethod
     def take_types(self, types: list | None, training: BatchSource) -> None:
@@ -456,6 +457,23 @@ class TensorShard(BatchSource):
         """The order of an evaluation: as spooled."""
         return None
 
+    def deal(self, rank: int, size: int) -> None:
+        """Keep this worker's part of rows that all workers have, in whatever order each has."""
+        import torch
+
+        order = torch.from_numpy(np.argsort(self._ids, kind="stable")[rank::size].copy())
+        kept, _ = order.sort()
+        self._tensors = {i: tensor.index_select(0, kept) for i, tensor in self._tensors.items()}
+        self._words = {i: w for i, t in self._tensors.items() if (w := _as_words(t)) is not None}
+        self.rows = len(kept)
+        self.fingerprint = zlib.crc32(str((self.fingerprint, rank, size)).encode())
+        self.__dict__.pop("_ids", None)
+
+    @property
+    def checksum(self) -> int:
+        """A number of the rows that does not depend on their order."""
+        return int(self._ids.sum(dtype=np.uint64)) if self.rows else 0
+
     @functools.cached_property
     def _ids(self) -> np.ndarray:
         return row_ids([tensor.numpy() for tensor in self._tensors.values()], self.rows)
@@ -640,6 +658,34 @@ def plan_batches(settings: RunSettings, known: Sequence[dict]) -> tuple[BatchPla
     return plan, layout
 
 
+def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str], None]) -> None:
+    """Share the rows of iterable data out if every worker has read all of them; a collective.
+
+    Parameters
+    ----------
+    sources : sequence of BatchSource or other
+        As many on every rank.
+    sync : GradientSync
+    warn : callable
+        Called on rank 0 with a sentence.
+    """
+    streams = [each for each in sources if getattr(each, "is_stream", False)]
+    if not streams or sync.world_size == 1:
+        return
+    everyone = all_gather_json(sync, [[each.rows, each.checksum] for each in streams])
+    for number, source in enumerate(streams):
+        facts = [known[number] for known in everyone]
+        if source.rows and all(each == facts[0] for each in facts):
+            if sync.rank == 0:
+                warn(
+                    f"All {sync.world_size} workers have read the same {source.rows} rows of the "
+                    "iterable data; the rows are shared out among them. To read only a part in "
+                    "each worker, pass a function data(config, batch_size) and make the dataset of "
+                    'the part config["rank"] of config["size"]'
+                )
+            source.deal(sync.rank, sync.world_size)
+
+
 def all_gather_json(sync: GradientSync, own: Any) -> list:
     """JSON-able values of every rank, on every rank; a collective."""
     gathered = sync.gather(json.dumps(own).encode())
@@ -695,10 +741,15 @@ class BatchSettings:
         from torch.utils.data import IterableDataset
 
         made = cloudpickle.loads(shard.payload()) if made is None else made
+        config = {**config, "rank": worker.rank, "size": worker.world_size}
         loader = as_loader(made, config, max(1, (self.batch_size or 1) // worker.world_size))
         if isinstance(loader.dataset, IterableDataset):
             spool, keys = spooled(loader, shard.spool.path, self.feature_cols, self.label_cols)
-            return TensorShard(spool, keys, None if keys is None else (), as_dict=keys is not None)
+            source = TensorShard(
+                spool, keys, None if keys is None else (), as_dict=keys is not None
+            )
+            source.is_stream = True
+            return source
         batches = LoaderBatches(loader, worker.rank, worker.world_size)
         worker.at_exit(batches.close)
         return batches

@@ -9,13 +9,15 @@ in the driver and lets the ranks of the parameter layer make them.
 is never retried and never asked about.
 """
 
+import contextlib
 import json
 import logging
 import math
 import secrets
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -118,6 +120,7 @@ class TrainingSession:
         self._model_dir = model_dir
         self._sync, self._keep = sync, keep
         self._seed: int | None = None
+        self._lock = threading.RLock()  # of what trains or replaces the state
         self._run: CheckpointDirectory | None = None  # where the checkpoints of this run are
         self._is_resumed = False  # whether the snapshot is as `resume` found it
         # where the last fit ended; the run that was resumed may be further
@@ -134,10 +137,33 @@ class TrainingSession:
             self._seed = secrets.randbits(31)
         return self._seed
 
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, _lock=threading.RLock())
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other thread trains or loads; the state would be that of the last one."""
+        if not self._lock.acquire(blocking=False):
+            logger.warning(
+                "Another thread trains this Estimator: this call waits, and goes on from where "
+                "that one ends; use an Estimator of its own in each thread to train them at the "
+                "same time"
+            )
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def take(self, snapshot: Checkpoint) -> None:
         """Go on from a state that was loaded."""
-        self._resume(snapshot)
-        self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
+        with self._alone():
+            self._resume(snapshot)
+            self._epochs = self.position.epochs_with_figures
+            self._steps = self.position.global_step
 
     def fit(
         self,
@@ -169,6 +195,12 @@ class TrainingSession:
         list of dict
             Figures of the epochs of this fit.
         """
+        with self._alone():
+            return self._fit(engine, feed, program_of, settings, seed, resume, policy, progress)
+
+    def _fit(
+        self, engine, feed, program_of, settings, seed, resume, policy, progress
+    ) -> list[dict]:
         if resume is None:
             self._is_resumed = False
             self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step

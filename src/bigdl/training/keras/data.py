@@ -41,6 +41,7 @@ from bigdl.training.batches import (
     BatchLayout,
     BatchSettings,
     BatchSource,
+    deal_streams,
     plan_batches,
     shuffle_memory,
     zero_column,
@@ -318,6 +319,7 @@ def open_rows(
     ColumnRows or DatasetRows
     """
     data = open_data(worker, shard, settings, config)
+    deal_streams([data], sync, lambda text: print(text, flush=True))
     if not is_dataset(data):
         return ColumnRows(data, config, worker)
     check_elements(data)

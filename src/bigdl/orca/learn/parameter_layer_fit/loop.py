@@ -405,6 +405,14 @@ class ParameterLayerLoop(FitLoop):
 
     def _open_rows(self):
         self._described = self._transport.rows()
+        streams = [(each.get("stream"), each["rows"]) for each in self._described]
+        if len(streams) > 1 and streams[0][0] is not None and len(set(streams)) == 1:
+            raise UsageError(
+                f"All {len(streams)} workers have read the same {streams[0][1]} rows of the "
+                "iterable data; pass a function data(config, batch_size) that makes the part "
+                "config['rank'] of config['size'], or use a backend other than 'bigdl', which "
+                "shares the rows out"
+            )
         self._plan, self._layout = plan_batches(self.settings, self._described)
         self._epoch_steps = self._plan.steps
         types = next((each["types"] for each in self._described if each["types"]), None)

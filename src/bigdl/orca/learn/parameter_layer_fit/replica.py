@@ -248,7 +248,8 @@ class ParameterLayerReplica(ABC):
 
     def describe(self) -> dict:
         """Return what the driver needs to know of the rows; JSON-able."""
-        return self._data.facts(self._window)
+        facts, data = self._data.facts(self._window), self._data
+        return {**facts, "stream": data.checksum if data.is_stream and data.rows else None}
 
     def compute(
         self, step: LayerStep, weights: np.ndarray, buffers: Mapping[int, np.ndarray]

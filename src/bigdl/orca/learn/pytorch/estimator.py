@@ -370,8 +370,9 @@ Ray also RayXShards or a ray.data.Dataset
             Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
             unless they are pandas frames. A torch Dataset or a function
             ``creator(config, batch_size)`` stands for a DataLoader; the function gets the
-            batch size of its worker. The samples are shared out among the workers; of iterable
-            data every worker reads a stream of its own.
+            batch size of its worker, and in config its ``rank`` and the number of workers,
+            ``size``. The samples are shared out among the workers. Iterable data are read by every
+            worker; if all read the same rows, these are shared out, and a warning says so.
         epochs : int
         max_steps : int, optional
             Train for so many optimizer steps instead of `epochs`. The next fit starts a new epoch.

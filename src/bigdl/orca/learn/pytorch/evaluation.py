@@ -17,12 +17,18 @@ from bigdl.common.errors import UsageError
 from bigdl.common.storage import write_bytes
 from bigdl.orca.learn.metrics import Metric, merge_states
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks, has_old_hooks
-from bigdl.orca.learn.pytorch.forward import BatchColumns, ForwardPass, forward_for
-from bigdl.orca.learn.pytorch.lightning import merged_values
+from bigdl.orca.learn.pytorch.forward import (
+    BatchColumns,
+    ForwardPass,
+    PlainForward,
+    WeightedForward,
+    is_lightning,
+)
+from bigdl.orca.learn.pytorch.lightning import LightningForward, merged_values
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
-from bigdl.training.batches import BatchSettings, BatchSource
+from bigdl.training.batches import BatchSettings, BatchSource, deal_streams
 from bigdl.training.figures import EpochSums, Timers
 from bigdl.training.position import Position
 from bigdl.training.slices import SavedSlices
@@ -233,6 +239,30 @@ class TorchRunner:
             )
 
 
+def forward_for(model: Any, criterion: Any, columns: BatchColumns, weighted: bool) -> ForwardPass:
+    """Return the forward pass for a model, with or without weights of the rows.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    criterion : callable, optional
+    weighted : bool
+        True if the last target of a batch holds weights.
+    columns : BatchColumns, optional
+        For batches that are dicts.
+    """
+    if is_lightning(model) and criterion is None:
+        if weighted:
+            raise UsageError(
+                "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the weights "
+                "in the training_step of the LightningModule"
+            )
+        return LightningForward(model, columns)
+    if weighted:
+        return WeightedForward(model, criterion, columns)
+    return PlainForward(model, criterion, columns)
+
+
 class WorkerBatches:
     """The batches of one worker, in the order of its rows.
 
@@ -415,6 +445,7 @@ class EvaluateProgram:
         move(built, runner.device)
         runner._bind(built)
         data = settings.open_batches(worker.shard, worker, config)
+        deal_streams([data], sync, lambda text: print(text, flush=True))
         runner.val_loader = WorkerBatches(data, settings.batch_size // runner.size)
         forward_pass = settings.forward_pass(built)
         runner.call("before_val_epoch")

@@ -406,32 +406,6 @@ class ForwardPass(ABC):
         """Take over what :meth:`log_state` of this worker, or of several, returned."""
 
 
-def forward_for(model: Any, criterion: Any, columns: BatchColumns, weighted: bool) -> ForwardPass:
-    """Return the forward pass for a model, with or without weights of the rows.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    criterion : callable, optional
-    weighted : bool
-        True if the last target of a batch holds weights.
-    columns : BatchColumns, optional
-        For batches that are dicts.
-    """
-    if is_lightning(model) and criterion is None:
-        if weighted:
-            raise UsageError(
-                "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the weights "
-                "in the training_step of the LightningModule"
-            )
-        from bigdl.orca.learn.pytorch.lightning import LightningForward
-
-        return LightningForward(model, columns)
-    if weighted:
-        return WeightedForward(model, criterion, columns)
-    return PlainForward(model, criterion, columns)
-
-
 class PlainForward(ForwardPass):
     """``criterion(model(*features), target)``."""
 

@@ -247,7 +247,7 @@ class _Strategy:
 
 
 class WorkerTrainer:
-    """What a LightningModule finds under ``self.trainer`` in a worker of Orca.
+    """Facts of a fit that a LightningModule finds under ``self.trainer`` in a worker of Orca.
 
     Parameters
     ----------
@@ -393,7 +393,7 @@ class WorkerTrainer:
 
 
 class LoggedValues:
-    """What a module logged in an epoch of training or validation, in one worker.
+    """Values that a module logged in an epoch of training or validation, in one worker.
 
     Attributes
     ----------

@@ -37,7 +37,12 @@ from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.batches import BatchPlan
 from bigdl.runtime.worker import Worker
-from bigdl.training.batches import all_gather_json, plan_batches, shuffle_memory
+from bigdl.training.batches import (
+    all_gather_json,
+    deal_streams,
+    plan_batches,
+    shuffle_memory,
+)
 from bigdl.training.figures import LossRule, Records, Timers, score_of, validation_names
 from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
 from bigdl.training.state import (
@@ -764,6 +769,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             name: settings.open_batches(shard, self.worker, self.config)
             for name, shard in self.worker.shards.items()
         }
+        deal_streams(list(sources.values()), self.sync, self.warn_once)
         self._data, self._validation = sources["data"], sources.get("validation")
         window = self._data.window(shuffle_memory(self.config, self.worker.threads))
         described = {
