@@ -622,7 +622,7 @@ WRONG = {
     "backend": (
         {"backend": "mpi"},
         {},
-        "Only horovod, .*backend='bigdl'.*backend='local'",
+        "The backends are .*'bigdl'.*'local'",
     ),
     "cpu binding": ({"cpu_binding": True}, {}, "cpu_binding should not be True"),
     "an instance": ({"model_creator": 3}, {}, "must be a function model_creator"),

@@ -11,11 +11,13 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from bigdl.common.checks import check_positive
 from bigdl.common.environment import EnvContext
@@ -336,7 +338,9 @@ def thread_scope(num_threads: int) -> AbstractContextManager[None]:
 def _limited_threads(num_threads: int) -> Iterator[None]:
     with ExitStack() as stack:
         had_torch = "torch" in sys.modules
-        if not had_torch:
+        if had_torch:  # its counts are OpenMP's, which the limits below change
+            stack.callback(_set_torch_counts, *_torch_counts())
+        else:
             stack.callback(_settle_torch)
         stack.enter_context(EnvContext(dict.fromkeys(THREAD_VARIABLES, num_threads)))
         with suppress(ImportError):
@@ -346,9 +350,35 @@ def _limited_threads(num_threads: int) -> Iterator[None]:
         if had_torch:
             import torch
 
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(num_threads)
         yield
+
+
+_T = TypeVar("_T")
+
+
+def _torch_counts() -> tuple[int, int]:
+    """Return torch's number of threads in this thread, and that with which others will start."""
+    import torch
+
+    return torch.get_num_threads(), in_new_thread(torch.get_num_threads)
+
+
+def _set_torch_counts(count: int, of_later_threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)  # for this thread, and for later ones
+    if of_later_threads != count:
+        in_new_thread(lambda: torch.set_num_threads(of_later_threads))
+
+
+def in_new_thread(function: Callable[[], _T]) -> _T:
+    """Return what a function returns in a thread of its own."""
+    results: list[_T] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
 
 
 def _settle_torch() -> None:

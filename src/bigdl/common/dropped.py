@@ -93,6 +93,32 @@ DROPPED = {
 }
 
 
+_ESTIMATORS = "bigdl.orca.learn.pytorch (PyTorch) or bigdl.orca.learn.tf2 (Keras)"
+
+# Names that people try, and where the thing is.
+ELSEWHERE = {
+    "bigdl.friesian.FeatureTable": "bigdl.friesian.feature",
+    "bigdl.nano.InferenceOptimizer": "bigdl.nano.pytorch or bigdl.nano.tf.keras",
+    "bigdl.nano.Trainer": "bigdl.nano.pytorch",
+    "bigdl.nano.keras": "bigdl.nano.tf.keras",
+    "bigdl.nano.tensorflow": "bigdl.nano.tf.keras",
+    "bigdl.nano.torch": "bigdl.nano.pytorch",
+    "bigdl.orca.AutoEstimator": "bigdl.orca.automl.auto_estimator",
+    "bigdl.orca.Estimator": _ESTIMATORS,
+    "bigdl.orca.XShards": "bigdl.orca.data",
+    "bigdl.orca.learn.Estimator": _ESTIMATORS,
+    "bigdl.orca.learn.keras": "bigdl.orca.learn.tf2",
+    "bigdl.orca.learn.tensorflow": "bigdl.orca.learn.tf2",
+    "bigdl.orca.learn.torch": "bigdl.orca.learn.pytorch",
+    "bigdl.orca.pytorch": "bigdl.orca.learn.pytorch",
+    "bigdl.orca.tensorflow": "bigdl.orca.learn.tf2",
+}
+
+
+class ModuleElsewhereError(UsageError, ModuleNotFoundError):
+    """A name was imported from a package that has none such; the message says where it is."""
+
+
 class DroppedModuleError(UsageError, ModuleNotFoundError):
     """A module of BigDL 2.x was imported that is no more; the message says what to use instead.
 
@@ -176,9 +202,17 @@ class _DroppedModules(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
         if fullname in DROPPED:  # a parent is imported before its modules
             refuse(fullname)
+        if fullname in ELSEWHERE:
+            raise ModuleElsewhereError(f"There is no {fullname}; import {_what(fullname)}")
+
+
+def _what(name: str) -> str:
+    """Return what to import in place of a name that is elsewhere."""
+    last = name.rpartition(".")[2]
+    return f"{last} from {ELSEWHERE[name]}" if last[0].isupper() else ELSEWHERE[name]
 
 
 def explain_imports() -> None:
-    """Let the import of a dropped module raise :class:`DroppedModuleError`."""
+    """Let the import of a dropped module, or of a name that is elsewhere, say what to import."""
     if not any(isinstance(finder, _DroppedModules) for finder in sys.meta_path):
         sys.meta_path.append(_DroppedModules())

@@ -7,12 +7,16 @@ keep catching it.  Its text is one sentence: what was wrong, what was given, wha
 
 import contextlib
 import importlib
+import logging
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Self
+
+from bigdl.common.program_state import kept
+from bigdl.common.telemetry import imported_without_telemetry, turn_off
 
 __all__ = [
     "BigDLError",
@@ -29,6 +33,7 @@ __all__ = [
     "refusing",
     "require",
     "short_traceback",
+    "type_name",
     "without_errors",
 ]
 
@@ -236,6 +241,13 @@ class UsersFrames:
         error.__traceback__ = frames[max(0, len(frames) - 4) if first is None else first]
 
 
+def type_name(value: Any) -> str:
+    """Return the name of a value's type with its package, such as ``pandas.DataFrame``."""
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    return kind.__name__ if package == "builtins" else f"{package}.{kind.__name__}"
+
+
 def one_line(error: BaseException) -> str:
     """Return the text of an exception in one line that begins with its class."""
     if isinstance(error, WorkerError):  # the error of the other process
@@ -319,21 +331,34 @@ def require(module: str, extra: str) -> ModuleType:
 
         quiet_tensorflow()
     try:
-        with _without_hint_of_tqdm() if module not in sys.modules else contextlib.nullcontext():
-            return importlib.import_module(module)
+        with _importing(package) if module not in sys.modules else contextlib.nullcontext():
+            imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise MissingExtraError(
             f"{package} is not installed; run: pip install 'bigdl[{extra}]'"
         ) from error
+    turn_off(package)
+    return imported
 
 
 @contextlib.contextmanager
-def _without_hint_of_tqdm() -> Iterator[None]:
-    """Let libraries import tqdm in a notebook without ipywidgets: their bars are of text there."""
-    with warnings.catch_warnings():
+def _importing(package: str) -> Iterator[None]:
+    """Import a dependency that changes nothing else, and tells nobody of it.
+
+    tqdm warns in a notebook without ipywidgets, where bars are of text.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(kept())
+        stack.enter_context(imported_without_telemetry(package))
+        stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "IProgress not found")
+        if package in ("torchao", "neural_compressor", "transformers"):
+            # of libraries for GPUs that cannot be loaded, and of its own use of torch
+            for logger in map(logging.getLogger, ("torchao", "torch.utils._pytree")):
+                stack.callback(logger.setLevel, logger.level)
+                logger.setLevel(logging.ERROR)
         yield
 
 

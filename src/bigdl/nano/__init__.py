@@ -2,3 +2,7 @@
 
 Importing this package loads no framework and changes nothing.
 """
+
+from bigdl.common.dropped import explain_imports
+
+explain_imports()

@@ -133,6 +133,19 @@ def check_memory(value: Any, name: str = "memory", least: int = SMALLEST_MEMORY)
     return f"{number}{unit}"
 
 
+def warn_of_memory(value: str) -> None:
+    """Warn of a heap that the machine cannot hold: Java starts, and is killed when it grows."""
+    wanted = int(value[:-1]) * 2 ** (10 * ("kmgt".index(value[-1]) + 1))
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted > total:
+        logger.warning(
+            "memory=%r is more than the %dg of this machine, where Spark runs: it is killed when "
+            "it uses them; ask for less",
+            value,
+            total >> 30,
+        )
+
+
 def check_conf(value: Any) -> dict[str, str]:
     """Spark properties as strings, in the way Spark writes booleans."""
     if value is None:

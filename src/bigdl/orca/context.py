@@ -184,6 +184,8 @@ def init_orca_context(
 
     with _State.lock:
         sc = spark.active_context()
+        if sc is None and mode == "local":
+            arguments.warn_of_memory(request.memory)
         if sc is not None:
             if cluster_mode is not None and mode not in arguments.SUBMIT_MODES:
                 given.add("cluster_mode")
@@ -313,7 +315,7 @@ def stop_orca_context() -> None:
     ...     OrcaContext.get_spark_context()
     ... except ValueError as error:
     ...     print(error)
-    No active SparkContext. Please create a SparkContext first
+    No active SparkContext. Please create a SparkContext first: call init_orca_context
     """
     with _State.lock:
         if _State.pid not in (None, os.getpid()):

@@ -16,6 +16,7 @@ import os
 import pickle
 import secrets
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -93,9 +94,49 @@ def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
         value_pickler()(buffer).dump(value)
         return buffer.getvalue()
     except Exception as error:
+        named = _named(value)
+        what = f"its {named}, which" if named else "something that"
         raise UsageError(
-            f"{failure}, since it refers to something that cannot be pickled ({error}); {advice}"
+            f"{failure}, since it refers to {what} cannot be pickled ({error}); {advice}"
         ) from error
+
+
+def _named(value: Any, depth: int = 6) -> str:
+    """Return the name of a variable or attribute that keeps `value` from being pickled, or ""."""
+    if depth == 0:
+        return ""
+    for kind, name, part in _parts(value):
+        try:
+            value_pickler()(io.BytesIO()).dump(part)
+        except Exception:
+            inner = _named(part, depth - 1)
+            return f"{inner} (of {name!r})" if inner else f"{kind} {name!r}"
+    return ""
+
+
+def _parts(value: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield what a function or an object refers to, with the names in the program."""
+    if isinstance(value, functools.partial):
+        yield from _parts(value.func)
+        yield from (("argument", str(name), part) for name, part in enumerate(value.args))
+        yield from (("argument", name, part) for name, part in value.keywords.items())
+    elif isinstance(value, types.MethodType):
+        yield from _parts(value.__self__)
+    elif isinstance(value, types.FunctionType):
+        # what the pickles of functions hold: cells, and globals by the names in its code
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty one
+                yield "variable", name, cell.cell_contents
+        if value.__module__ == "__main__":
+            for name in value.__code__.co_names:
+                if name in value.__globals__:
+                    yield "variable", name, value.__globals__[name]
+    elif isinstance(value, dict):
+        yield from (("entry", str(name), part) for name, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from (("element", str(number), part) for number, part in enumerate(value))
+    elif hasattr(value, "__dict__"):
+        yield from (("attribute", name, part) for name, part in vars(value).items())
 
 
 class SafePickle:

@@ -233,6 +233,7 @@ class TrainingSession:
                 settings = replace(settings, checkpoint_trigger=None)
             program = program_of(settings)
             shown = progress_of(progress)
+            shown.start(engine.num_workers)
             try:
                 self.snapshot = self._attempt_until_done(
                     engine, feed, program, start, policy, shown
@@ -354,6 +355,7 @@ class FitLoop(ABC):
     stop = False  # whether a callback or a trigger has ended the fit
     _has_warned = False  # of a loss that is no number
     _last: dict | None = None  # what is shown of the epoch that was finished last
+    _first: dict | None = None  # the same of the first epoch
     _saved: dict | None = None  # position of the newest checkpoint
 
     # -- what the framework says -----------------------------------------------------------------
@@ -421,6 +423,7 @@ class FitLoop(ABC):
             "step": position.batch,
             "steps": steps,
             "loss": loss,
+            "first": self._first,
             "last": self._last,
         }
 
@@ -432,6 +435,7 @@ class FitLoop(ABC):
         self.position.close_epoch(entry)
         number = entry["epoch"] - self.settings.goal.first
         self._last = {**headline(entry), "epoch": number}
+        self._first = self._first or self._last
 
     def _end_epoch(self, entry: dict, is_whole: bool, **figures: Any) -> None:
         """Keep the figures of an epoch; one that is whole is closed and triggers are asked.

@@ -51,6 +51,9 @@ def progress_of(form: str) -> "Progress":
 class Progress:
     """Shows nothing."""
 
+    def start(self, workers: int) -> None:
+        """Take over how many workers are started, before their start."""
+
     def update(self, progress: dict) -> None:
         """Take over what rank 0 reported.
 
@@ -58,8 +61,8 @@ class Progress:
         ----------
         progress : dict
             ``epoch`` (finished in this fit), ``epochs`` (of this fit), ``step`` (finished in this
-            epoch), ``steps`` (of an epoch), ``loss`` (a number or None), and ``last``: figures of
-            the epoch that was finished last, or None.
+            epoch), ``steps`` (of an epoch), ``loss`` (a number or None), and ``first`` and
+            ``last``: figures of the epochs that were finished first and last, or None.
         """
 
     def finish(self, figures: Sequence[dict]) -> None:
@@ -74,6 +77,9 @@ class ProgressBar(Progress):
 
     def __init__(self) -> None:
         self._bar: Any = None  # of tqdm
+
+    def start(self, workers: int) -> None:
+        _say_start(workers)
 
     def update(self, progress: dict) -> None:
         done = progress["epoch"] * progress["steps"] + progress["step"]
@@ -101,31 +107,46 @@ class ProgressBar(Progress):
 
 
 class EpochLines(Progress):
-    """A line of figures on standard error after an epoch, and in any case after the last one.
+    """A line of figures on standard error after an epoch.
 
-    A worker reports twice a second, so of shorter epochs not every one is shown.
+    A worker reports twice a second, so of shorter epochs not every one is shown; the first one and
+    the last one are shown in any case.
     """
 
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._shown = self._epochs = 0
 
+    def start(self, workers: int) -> None:
+        _say_start(workers)
+
     def update(self, progress: dict) -> None:
         last, self._epochs = progress["last"], progress["epochs"]
         if last is not None and last["epoch"] > self._shown:
-            self._show(last)
+            self._show(last, progress["first"])
 
     def finish(self, figures: Sequence[dict]) -> None:
         self._epochs = self._epochs or len(figures)
         if len(figures) > self._shown:
-            self._show({**headline(figures[-1]), "epoch": len(figures)})
+            first, last = headline(figures[0]), headline(figures[-1])
+            self._show({**last, "epoch": len(figures)}, {**first, "epoch": 1})
 
-    def _show(self, last: dict) -> None:
+    def _show(self, last: dict, first: dict | None) -> None:
+        if not self._shown and first is not None and first["epoch"] < last["epoch"]:
+            print(self._line(first), file=sys.stderr)
         self._shown = last["epoch"]
-        values = [f"{name} {value:.4g}" for name, value in last.items() if name != "epoch"]
         seconds = time.monotonic() - self._started
-        where = f"epoch {self._shown}/{self._epochs}"
-        print(f"{where}: {', '.join(values)} ({seconds:.1f} s)", file=sys.stderr, flush=True)
+        print(f"{self._line(last)} ({seconds:.1f} s)", file=sys.stderr, flush=True)
+
+    def _line(self, figures: dict) -> str:
+        values = [f"{name} {value:.4g}" for name, value in figures.items() if name != "epoch"]
+        return f"epoch {figures['epoch']}/{self._epochs}: {', '.join(values)}"
+
+
+def _say_start(workers: int) -> None:
+    """Tell what takes the seconds until the first line."""
+    text = f"starting {workers} worker{'s' if workers != 1 else ''}"
+    print(text, file=sys.stderr, flush=True)
 
 
 def items_progress(unit: str, total: int, *, bar: bool = False) -> "ItemBar | ItemLines":

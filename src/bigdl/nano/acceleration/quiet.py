@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Iterator
 
 from bigdl.common.errors import refusing as refusing
+from bigdl.common.program_state import kept
 
 
 def _silenced() -> contextlib.ExitStack:
     """Silence the process; return the stack that undoes it."""
     with contextlib.ExitStack() as stack:
+        stack.enter_context(kept())  # exporters import, and draw random numbers
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from bigdl.common.errors import UsageError, require
+from bigdl.common.program_state import start_method_kept
 from bigdl.nano.pytorch.inference.accelerated import AcceleratedModel
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer, SwitchableModel
 from bigdl.nano.pytorch.inference.source import TorchSource
@@ -234,28 +235,32 @@ class Trainer(pl.Trainer):
         self._fitted_on = next((source for source in sources if source is not None), None)
         with self._options.tuned_here() if self._is_tuned_here else nullcontext([]) as report:
             cast("Any", self.strategy).process_report = report
-            super().fit(*args, **kwargs)
+            with start_method_kept():  # Lightning asks for it
+                super().fit(*args, **kwargs)
 
     @functools.wraps(pl.Trainer.validate, assigned=())
     def validate(  # type: ignore[override]
         self, model: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As Lightning's; the model may be an accelerated LightningModule."""
-        return super().validate(_with_steps(model), *args, **kwargs)
+        with start_method_kept():
+            return super().validate(_with_steps(model), *args, **kwargs)
 
     @functools.wraps(pl.Trainer.test, assigned=())
     def test(  # type: ignore[override]
         self, model: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As Lightning's; the model may be an accelerated LightningModule."""
-        return super().test(_with_steps(model), *args, **kwargs)
+        with start_method_kept():
+            return super().test(_with_steps(model), *args, **kwargs)
 
     @functools.wraps(pl.Trainer.predict, assigned=())
     def predict(  # type: ignore[override]
         self, model: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As Lightning's; the model may be an accelerated LightningModule."""
-        return super().predict(_with_steps(model), *args, **kwargs)
+        with start_method_kept():
+            return super().predict(_with_steps(model), *args, **kwargs)
 
     def search(
         self,

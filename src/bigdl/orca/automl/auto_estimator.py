@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_choice, check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.common.program_state import random_numbers_kept, start_method_kept
 from bigdl.orca.automl.model.base import Builder
 from bigdl.orca.automl.model.data import trial_data
 from bigdl.orca.automl.records import TrialRecords
@@ -297,6 +298,7 @@ class AutoEstimator:
         trials = n_sampling * space.grid_size
         finalists = strategy.finalists(trials)
         with ExitStack() as stack:
+            stack.enter_context(random_numbers_kept())  # trials may run in this process
             require("optuna", "automl")
             stack.enter_context(quieter(logging.ERROR, "optuna"))
             sampler = strategy.sampler(seed, on_ray)
@@ -335,7 +337,8 @@ class AutoEstimator:
             records.plan_finalists(finalists)
             run_waiting(Strategy())
             check_that_one_is_finished(records)
-        write_leaderboard(records, self.logs_dir / f"{self.name}_leaderboard")
+        with start_method_kept():  # tensorboardX makes a queue
+            write_leaderboard(records, self.logs_dir / f"{self.name}_leaderboard")
         self._records = records
 
     # What came of it ----------------------------------------------------------------------------
@@ -400,7 +403,8 @@ class AutoEstimator:
             known = sorted(each.number for each in records.finished())
             raise UsageError(f"There is no finished trial {trial!r}; there are {known}")
         weights = records.weights_file(trials[0].number).read_bytes()
-        return self.model_builder.load(records.config_of(trials[0]), weights)
+        with random_numbers_kept():  # its first weights are drawn, and replaced
+            return self.model_builder.load(records.config_of(trials[0]), weights)
 
     def trials(self) -> pd.DataFrame:
         """Return all trials, one in each row.

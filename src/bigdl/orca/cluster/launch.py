@@ -25,7 +25,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from bigdl.common.environment import EnvContext
+from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.class_archive import archive_options, suggest_archive
 from bigdl.orca.cluster.environment import ship_modules
@@ -80,6 +80,10 @@ _OF_TABLES = ("pandas", "pyarrow", "pyspark.sql", "pyspark.testing.utils")
 
 _SHORT_TRACEBACK = "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
 SECRET = "spark.authenticate.secret"
+
+
+_OF_PYSPARK = ("SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
+"""Variables of the environment that PySpark sets for its context."""
 
 
 class LaunchedSpark:
@@ -146,6 +150,7 @@ class LaunchedSpark:
             java = find_java()
             cleanup.callback(java.close)
             cleanup.callback(_restore_sigint, signal.getsignal(signal.SIGINT))
+            cleanup.callback(set_variables, {name: os.environ.get(name) for name in _OF_PYSPARK})
             archive = archive_options(java.home)
             if archive and properties.get("spark.driver.host") == LOOPBACK:
                 options = properties.get(_EXECUTOR_OPTIONS, "")

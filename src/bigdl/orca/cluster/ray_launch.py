@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ from typing import Any
 
 from bigdl.common.environment import EnvContext, set_variables
 from bigdl.common.errors import UsageError, require
+from bigdl.common.program_state import kept
+from bigdl.common.telemetry import is_allowed, opt_out_variables
 from bigdl.orca.cluster import connect, supervisor
 from bigdl.orca.cluster.environment import ship_modules
 from bigdl.orca.cluster.plan import connect_session
@@ -33,8 +36,8 @@ logger = logging.getLogger("bigdl.orca")
 
 LOOPBACK = "127.0.0.1"
 _LEAST_STORE = 100 << 20
+USAGE_STATS = "RAY_USAGE_STATS_ENABLED"
 ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
     # the workers of an engine take no CPUs while they wait, and see what their node has
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
@@ -72,7 +75,9 @@ def start_ray(
     loopback = {_SEVERAL_NODES: "0" if host == LOOPBACK else None}
     debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
     wait = {_WAIT: os.environ.get(_WAIT, "120")}
-    before = set_environment({**ENVIRONMENT, **wait, **loopback, **_authentication()})
+    before = set_environment(
+        {**ENVIRONMENT, **_usage_stats(), **wait, **loopback, **_authentication()}
+    )
     cleanup.callback(set_environment, {**before, **debugger})
     directory = supervisor.ray_directory()
     # it outlives this process for as long as it takes to end its Ray
@@ -100,8 +105,14 @@ def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]
         ``address`` and ``redis_address`` are where other nodes and processes can join.
     """
     ray = require("ray", "ray")
+    if options.get("address"):
+        _check_answer(options["address"])
+        cleanup.callback(set_variables, set_variables(_usage_stats()))
     try:
-        context = ray.init(**{"namespace": "bigdl", "logging_level": logging.WARNING, **options})
+        with kept():  # its handler of SIGTERM, which would end the program, among others
+            context = ray.init(
+                **{"namespace": "bigdl", "logging_level": logging.WARNING, **options}
+            )
     except Exception as error:
         where = f" at {options['address']}" if options.get("address") else ""
         reason = str(error).strip().split("\n")[0]
@@ -115,10 +126,59 @@ def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]
     }
 
 
+def _usage_stats() -> dict[str, str]:
+    """The variable that turns Ray's usage statistics off, unless the user has decided."""
+    variables = opt_out_variables()
+    return {USAGE_STATS: variables[USAGE_STATS]} if USAGE_STATS in variables else {}
+
+
+_ANSWER_S = 10.0
+_CLIENT = "ray://"
+_CLIENT_PORT = 10001
+
+
+def _check_answer(address: str) -> None:
+    """Refuse an address where nobody listens, to which ``ray.init`` would connect for minutes."""
+    where = address
+    if address == "auto":
+        from ray._private.services import get_ray_address_from_environment
+
+        with contextlib.suppress(Exception):  # it says why there is none when it is asked by Ray
+            where = get_ray_address_from_environment(address, None)
+    is_client = where.startswith(_CLIENT)
+    host, _, port = where.removeprefix(_CLIENT).partition("?")[0].strip("/").rpartition(":")
+    if is_client and not host:
+        host, port = port, str(_CLIENT_PORT)
+    if not port.isdigit() or "://" in host:
+        if address != "auto" and "://" not in address:
+            raise UsageError(
+                f'address should be "auto" or the host:port of a Ray, such as "10.0.0.1:6379", '
+                f"got {address!r}"
+            )
+        return  # for Ray to judge
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S) as line:
+            if os.environ.get("RAY_USE_TLS") != "1" and not _speaks_http2(line):
+                raise OSError("what listens there is no Ray")
+    except OSError as error:
+        start = "ray start --head" + (" --ray-client-server-port=" + port if is_client else "")
+        raise UsageError(
+            f"No Ray answers at {where} ({error.strerror or error}); start one there ({start}), "
+            "correct address=, or leave it out for a Ray on this machine"
+        ) from error
+
+
+def _speaks_http2(line: socket.socket) -> bool:
+    """Return True if the other end answers as the servers of gRPC do, which Ray's are."""
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # a frame of them, empty
+    line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+    return line.recv(9)[3:4] == settings[3:4]
+
+
 def _disconnect() -> None:
     import ray
 
-    with contextlib.suppress(Exception):
+    with kept(), contextlib.suppress(Exception):
         ray.shutdown()
 
 
@@ -155,7 +215,14 @@ def _authentication() -> dict[str, str]:
 
 def shared_environment() -> dict[str, str]:
     """The variables that other processes need to join the Ray of this one, its token too."""
-    names = (*ENVIRONMENT, _SEVERAL_NODES, TOKEN, "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
+    names = (
+        *ENVIRONMENT,
+        USAGE_STATS,
+        _SEVERAL_NODES,
+        TOKEN,
+        "RAY_AUTH_TOKEN_PATH",
+        "RAY_AUTH_MODE",
+    )
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
@@ -275,8 +342,8 @@ def _command(order: Mapping[str, Any]) -> list[str]:
     host, _, port = order["head"].rpartition(":")
     options = {"node-ip-address": own_address(host, int(port)), **order["options"]}
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    start = ["-m", "ray.scripts.scripts", "start", *given, "--disable-usage-stats", "--block"]
-    return [sys.executable, *start]
+    quiet = [] if is_allowed() else ["--disable-usage-stats"]
+    return [sys.executable, "-m", "ray.scripts.scripts", "start", *given, *quiet, "--block"]
 
 
 def _start_nodes(cluster: SparkCluster, nodes: int, order: dict) -> None:

@@ -42,7 +42,7 @@ _UNLIMITED = 2**31 - 1
 _SLOTS_S = 120.0  # seconds that executors get to register, or to come back
 _LOOK_S = 5.0  # seconds between two looks at the pods of executors that do not
 
-NO_CONTEXT = "No active SparkContext. Please create a SparkContext first"
+NO_CONTEXT = "No active SparkContext. Please create a SparkContext first: call init_orca_context"
 NEEDS_CONTEXT = (
     "This needs a SparkContext, which a session of Spark Connect does not have; start a classic "
     "Spark by init_orca_context, or see docs/compat.md for what works over Spark Connect"

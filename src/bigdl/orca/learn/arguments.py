@@ -6,6 +6,7 @@ import difflib
 import inspect
 import logging
 import os
+import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,35 @@ def config_of(config: dict | None, name: str = "config") -> dict:
     return dict(config or {})
 
 
+def check_creator(
+    name: str, creator: Any, parameters: tuple[str, ...], *, is_creator: bool = True
+) -> None:
+    """Refuse a function that cannot be called as creators are, before a worker calls it.
+
+    Parameters
+    ----------
+    name : str
+        Argument that it was given for.
+    creator : callable
+    parameters : tuple of str
+        What it is called with.
+    is_creator : bool, default True
+        False leaves it alone.
+    """
+    if not is_creator or not isinstance(creator, types.FunctionType):
+        return
+    signature = inspect.signature(creator)
+    try:
+        signature.bind(*parameters)
+    except TypeError:
+        called = f"{name}({', '.join(parameters)})"
+        shown = "a lambda" if creator.__name__ == "<lambda>" else f"the function {creator.__name__}"
+        raise UsageError(
+            f"{name} is called as {called}, but {shown} takes {signature}; give it the "
+            f"parameter{'s' if len(parameters) > 1 else ''} {', '.join(parameters)}"
+        ) from None
+
+
 def with_weight(label_cols, weight_col) -> list:
     """The label columns of a feed, with that of the weights behind them."""
     if weight_col is None:
@@ -81,6 +111,28 @@ def warn_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         logger.warning("%s", text)
+
+
+_OTHER_NAMES = {
+    "model_creator": "model",
+    "net": "model",
+    "module": "model",
+    "optimizer_creator": "optimizer",
+    "loss_creator": "loss",
+    "criterion": "loss",
+    "loss_fn": "loss",
+    "lr_scheduler": "scheduler_creator",
+    "scheduler": "scheduler_creator",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "n_epochs": "epochs",
+    "num_workers": "workers_per_node",
+    "features": "feature_cols",
+    "labels": "label_cols",
+    "target_cols": "label_cols",
+    "val_data": "validation_data",
+    "train_data": "data",
+}
 
 
 def take_old(
@@ -111,7 +163,9 @@ def take_old(
                 warn_once(f"{verb.__name__}({name}=) has no effect: {_IDLE[name]}")
         else:
             known = [*inspect.signature(verb).parameters, *renamed]
-            close = difflib.get_close_matches(name, known, 1)
+            # of another generation or framework, whose names are no misspelling
+            other = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in known else []
+            close = other or difflib.get_close_matches(name, known, 1)
             advice = f"did you mean {close[0]}=?" if close else "leave it out"
             raise UsageError(f"{verb.__name__} has no argument {name!r}; {advice}")
     return values

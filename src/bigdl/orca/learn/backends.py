@@ -133,9 +133,8 @@ def backend_of(name: str, old_names: Mapping[str, str]) -> str:
     backend = old_names.get(name, name)
     if backend not in BACKENDS:
         raise UsageError(
-            f"Only horovod, ray and spark backends are supported for now, got backend: {name!r}; "
-            "use one of them, backend='bigdl' (the parameter layer on Spark), or backend='local' "
-            "(processes of this machine)"
+            f"The backends are 'spark', 'ray', 'horovod', 'bigdl' (the parameter layer on Spark) "
+            f"and 'local' (processes of this machine), got backend={name!r}; use one of them"
         )
     BACKENDS[backend].require()
     return backend

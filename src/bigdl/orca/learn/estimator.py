@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bigdl.common.checks import check_positive
-from bigdl.common.errors import UsageError, UsersFrames
+from bigdl.common.errors import UsageError, UsersFrames, type_name
 from bigdl.orca.data.feeds import Feed, as_feed, kind_of, names_of
 from bigdl.orca.data.feeds.group import FeedGroup
 from bigdl.orca.inference.shipping import ShippedModel
@@ -182,7 +182,7 @@ class TrainingEstimator(ABC):
             if self._kind_of(validation_data) != self._kind_of(data):
                 raise UsageError(
                     "validation_data should have the same type with train data, got "
-                    f"{type(validation_data).__name__} and {type(data).__name__}"
+                    f"{type_name(validation_data)} and {type_name(data)}"
                 )
             feeds["validation"] = self._feed(
                 validation_data, feature_cols, label_cols, config, "validation_data"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.checks import check_choice
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, type_name
 from bigdl.orca.cluster.connect import refuse
 from bigdl.orca.cluster.plan import is_connect
 from bigdl.orca.data.feeds.spark_dataframe import check_columns
@@ -57,7 +57,7 @@ def maybe_dataframe_to_xshards(
     if validation_data is not None and type(data) is not type(validation_data):
         raise UsageError(
             "validation_data should have the same type with train data, got "
-            f"{type(validation_data).__name__} and {type(data).__name__}"
+            f"{type_name(validation_data)} and {type_name(data)}"
         )
     if not isinstance(data, DataFrame):
         return data, validation_data

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import bigdl.nano.pytorch.methods  # noqa: F401 - registers the methods
-from bigdl.common.errors import UsageError, one_line
+from bigdl.common.errors import UsageError, one_line, require
 from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.attribute_patch import AttributePatch
@@ -475,7 +475,7 @@ class _Build:
         if not self._methods:
             return
         self.reason = None
-        import openvino  # noqa: F401 - takes long
+        require("openvino", "nano")  # its import takes long
 
         lowered = bf16 or self.segment.autocast is not None
         self._accuracy = Accuracy(self._module, self.segment.sample, lowered)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from bigdl.common.errors import UsageError
+from bigdl.common.errors import UsageError, require
 from bigdl.nano.acceleration.agreement import Probe, built_and_checked
 from bigdl.nano.acceleration.method import BuildOptions, Method
 from bigdl.nano.acceleration.onnxruntime import OnnxNetwork, OnnxRuntimeFacade
@@ -360,6 +360,7 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         return self.nano_run(args, kwargs)
 
     def nano_run(self, args: tuple, kwargs: dict) -> Any:
+        require("transformers", "nano")
         from transformers import DynamicCache
         from transformers.modeling_outputs import CausalLMOutputWithPast
 

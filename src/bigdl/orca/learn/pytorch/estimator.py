@@ -171,7 +171,8 @@ class Estimator:
         sync_stats : bool
             Accepted for compatibility: statistics are always those of all workers.
         log_level : int
-            Level of the logger ``bigdl.orca``; above ``INFO`` a fit shows no progress, either.
+            Level to set for the logger ``bigdl.orca``; ``INFO`` leaves it as it is. A fit
+            shows no progress where this logger or ``bigdl`` has been given a level above ``INFO``.
         log_to_driver : bool
             Show what workers print.
         scheduler_step_freq : str, optional
@@ -217,7 +218,8 @@ class Estimator:
             initialization_hook,
         )
         parts.check()
-        logger.setLevel(log_level)
+        if log_level != logging.INFO:  # the default must not undo what the program has set
+            logger.setLevel(log_level)
         return PyTorchEstimator(
             parts, options, metrics=metrics, use_tqdm=use_tqdm, precision=check_precision(precision)
         )
@@ -544,7 +546,8 @@ Ray also RayXShards or a ray.data.Dataset
         """Return the form in which the driver shows the progress of a fit."""
         if self._use_tqdm or any(isinstance(c, TqdmCallback) for c in callbacks):
             return "bar"
-        return progress_form("auto" if logger.isEnabledFor(logging.INFO) else 0)
+        level = logger.level or logging.getLogger("bigdl").level  # the root's is for log lines only
+        return progress_form("auto" if level <= logging.INFO else 0)
 
     # -- evaluate ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import torch
 
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.storage import read_bytes
+from bigdl.orca.learn.arguments import check_creator
 from bigdl.orca.learn.pytorch.forward import is_lightning
 from bigdl.orca.learn.pytorch.lightning import (
     WorkerTrainer,
@@ -163,6 +164,18 @@ class ModelParts:
             raise UsageError(
                 "config must not hold batch_size; pass batch_size to fit, evaluate or predict"
             )
+        if isinstance(self.model, type) and issubclass(self.model, torch.nn.Module):
+            raise UsageError(
+                "model must be an nn.Module or a function model(config) that returns one, got the "
+                f"class {self.model.__name__}; write model={self.model.__name__}(...) or "
+                f"model=lambda config: {self.model.__name__}(...)"
+            )
+        check_creator("model", self.model, ("config",), is_creator=not self.is_instance)
+        of_optimizer = not isinstance(self.optimizer, torch.optim.Optimizer | type)
+        is_own = type(self.optimizer).__module__.startswith("bigdl.")
+        check_creator(
+            "optimizer", self.optimizer, ("model", "config"), is_creator=of_optimizer and not is_own
+        )
         if self.model is not None and not (self.is_instance or callable(self.model)):
             raise UsageError(
                 "model must be an nn.Module or a function model(config) that returns one, got "

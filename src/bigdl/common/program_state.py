@@ -1,0 +1,175 @@
+"""State of the program that imports of dependencies change, and that is put back.
+
+A program that calls BigDL for the first time imports packages by it.  What these set up for the
+whole process when they are imported, such as classes and handlers of loggers, filters of warnings
+and drawn random numbers, is the program's own: with and without the call the program goes on alike.
+"""
+
+import contextlib
+import faulthandler
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+
+_lock = threading.Lock()
+_holders = 0
+_restore: list[Callable[[], object]] = []
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Leave the program's state as it was when the last thread that is inside leaves.
+
+    Variables of the environment that a package adds for itself stay; those that were there before,
+    and the path for libraries of other processes, are put back.
+    """
+    global _holders
+    with _lock:
+        if not _holders:
+            _restore[:] = _snapshot()
+        _holders += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _holders -= 1
+            if not _holders:
+                for restore in _restore:
+                    restore()
+                _restore.clear()
+
+
+@contextlib.contextmanager
+def start_method_kept() -> Iterator[None]:
+    """Leave it to the program to choose how its processes start, as long as it has not."""
+    restore = _start_method()
+    try:
+        yield
+    finally:
+        restore()
+
+
+@contextlib.contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Leave the program's random numbers as they were before the block drew from them."""
+    restores = _random_numbers()
+    try:
+        yield
+    finally:
+        for restore in restores:
+            restore()
+
+
+def _snapshot() -> list[Callable[[], object]]:
+    """Return functions that put back what the process has now."""
+    return [
+        *_logging(),
+        *_random_numbers(),
+        *_hooks(),
+        *_signals(),
+        *_environment(),
+        _start_method(),
+    ]
+
+
+def _logging() -> list[Callable[[], object]]:
+    root = logging.getLogger()
+    handlers, disabled = list(root.handlers), root.manager.disable
+    named = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    levels = [(logger, logger.level) for logger in (root, *named) if logger.level]
+    kind, factory = logging.getLoggerClass(), logging.getLogRecordFactory()
+
+    def restore() -> None:
+        for handler in [each for each in root.handlers if each not in handlers]:
+            root.removeHandler(handler)
+        for logger, level in levels:  # of a package, too, where the program has set it before
+            if logger.level != level:
+                logger.setLevel(level)
+        if root.manager.disable != disabled:
+            logging.disable(disabled)
+        logging.setLoggerClass(kind)
+        logging.setLogRecordFactory(factory)
+
+    return [restore]
+
+
+def _random_numbers() -> list[Callable[[], object]]:
+    state = random.getstate()
+    restore: list[Callable[[], object]] = [lambda: random.setstate(state)]
+    # what is not imported yet is seeded by its own import
+    if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
+        of_numpy = numpy.random.get_state()
+        restore.append(lambda: numpy.random.set_state(of_numpy))
+    if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "get_rng_state"):
+        of_torch = torch.get_rng_state()
+        restore.append(lambda: torch.set_rng_state(of_torch))
+    return restore
+
+
+def _hooks() -> list[Callable[[], object]]:
+    names = ("excepthook", "unraisablehook", "displayhook", "breakpointhook")
+    of_sys = {name: getattr(sys, name) for name in names}
+    of_warnings = warnings.showwarning, warnings.formatwarning
+    of_threads, temporary = threading.excepthook, tempfile.tempdir
+    limit, shows_faults = sys.getrecursionlimit(), faulthandler.is_enabled()
+
+    def restore() -> None:
+        for name, hook in of_sys.items():
+            setattr(sys, name, hook)
+        warnings.showwarning, warnings.formatwarning = of_warnings
+        threading.excepthook, tempfile.tempdir = of_threads, temporary
+        sys.setrecursionlimit(limit)
+        if faulthandler.is_enabled() and not shows_faults:
+            faulthandler.disable()
+
+    return [restore]
+
+
+def _signals() -> list[Callable[[], object]]:
+    if threading.current_thread() is not threading.main_thread():
+        return []  # only the main thread can have changed them
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        if threading.current_thread() is threading.main_thread():
+            restore_signals(before)
+
+    return [restore]
+
+
+def restore_signals(before: dict[signal.Signals, object]) -> None:
+    """Set handlers of signals again, where they are others now; only in the main thread."""
+    for number, handler in before.items():
+        # one that was not set from Python cannot be set by it
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _environment() -> list[Callable[[], object]]:
+    before = dict(os.environ)
+
+    def restore() -> None:
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        if "LD_LIBRARY_PATH" not in before:  # of OpenCV, for its plug-ins
+            os.environ.pop("LD_LIBRARY_PATH", None)
+
+    return [restore]
+
+
+def _start_method() -> Callable[[], object]:
+    before = multiprocessing.get_start_method(allow_none=True)
+
+    def restore() -> None:
+        if multiprocessing.get_start_method(allow_none=True) != before:
+            multiprocessing.set_start_method(before, force=True)
+
+    return restore

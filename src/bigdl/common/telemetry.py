@@ -1,0 +1,135 @@
+"""Usage statistics of dependencies, which are off while BigDL uses these.
+
+Some of the packages that BigDL calls send messages about their use to their makers unless they are
+told not to. Nobody who calls BigDL has agreed to that, so it turns them off in the process where it
+uses them: by variables of the environment that hold only during their import, which is when they
+are read, and by their own switches where a program has imported them before. No file is written
+for it. A variable of these that the user has set is left alone, and with
+``BIGDL_DEPENDENCY_TELEMETRY=1`` everything is as the dependencies have it.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SWITCH = "BIGDL_DEPENDENCY_TELEMETRY"
+"""Environment variable that leaves the dependencies' own settings alone."""
+
+OPT_OUT = {
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY": "0",  # TensorFlow
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "ORT_DISABLE_TELEMETRY": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Variables by which dependencies are told to send nothing."""
+
+
+def is_allowed() -> bool:
+    """Return True if the user lets dependencies send what they like."""
+    return os.environ.get(SWITCH) == "1"
+
+
+def opt_out_variables() -> dict[str, str]:
+    """Return the variables to set in a process so that its dependencies send nothing."""
+    if is_allowed():
+        return {}
+    return {name: value for name, value in OPT_OUT.items() if name not in os.environ}
+
+
+_lock = threading.Lock()
+_importing = 0
+_added: set[str] = set()
+
+
+@contextlib.contextmanager
+def imported_without_telemetry(package: str) -> Iterator[None]:
+    """Import `package` inside so that it, and what it imports, sends nothing.
+
+    The variables are unset again when no thread imports any more.
+    """
+    global _importing
+    with _lock:
+        if not _importing:
+            variables = opt_out_variables()
+            os.environ.update(variables)
+            _added.update(variables)
+        _importing += 1
+    try:
+        if package in ("openvino", "nncf") and not is_allowed():
+            _stop_openvino()
+        yield
+    finally:
+        with _lock:
+            _importing -= 1
+            if not _importing:
+                for name in _added:
+                    os.environ.pop(name, None)
+                _added.clear()
+
+
+def turn_off(package: str) -> None:
+    """Turn off what `package`, which has been imported by anybody, would send from now on."""
+    if package in _stops and package not in _stopped and not is_allowed():
+        _stops[package]()
+        _stopped.add(package)
+
+
+def _stop_openvino() -> None:
+    """OpenVINO and NNCF share one object, which may have been made before."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from openvino_telemetry.main import Telemetry
+        from openvino_telemetry.utils.opt_in_checker import ConsentCheckResult, OptInChecker
+
+        OptInChecker.check = _declining(OptInChecker.check, ConsentCheckResult.DECLINED)
+        instance = vars(Telemetry).get("_SingletonMetaClass__single_instance")
+        if instance is not None:
+            instance.consent = False
+
+
+def _declining(check: Callable[..., Any], declined: Any) -> Callable[..., Any]:
+    """Return a `check` of consent that knows of no consent, as where the user has declined."""
+    if hasattr(check, "bigdl_original"):
+        return check
+
+    def decline(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return declined
+
+    decline.bigdl_original = check  # type: ignore[attr-defined]
+    return decline
+
+
+def _stop_onnxruntime() -> None:
+    with contextlib.suppress(AttributeError):
+        sys.modules["onnxruntime"].disable_telemetry_events()
+
+
+def _stop_mlflow() -> None:
+    if "MLFLOW_DISABLE_TELEMETRY" in os.environ:  # its user has decided
+        return
+    with contextlib.suppress(ImportError, AttributeError):
+        from mlflow.telemetry import client
+
+        client._set_telemetry_client(None)
+
+
+def _stop_hugging_face() -> None:
+    if "HF_HUB_DISABLE_TELEMETRY" in os.environ:
+        return
+    with contextlib.suppress(ImportError, AttributeError):
+        from huggingface_hub import constants
+
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+
+
+_stops: dict[str, Callable[[], None]] = {
+    "mlflow": _stop_mlflow,
+    "nncf": _stop_openvino,
+    "onnxruntime": _stop_onnxruntime,
+    "openvino": _stop_openvino,
+    "transformers": _stop_hugging_face,
+}
+_stopped: set[str] = set()
