@@ -88,7 +88,7 @@ def inputs_of(name, rows):
 
     torch.manual_seed(1)
     if name == "resnet18":
-        return torch.randn(rows, 3, 96, 96)
+        return torch.randn(rows, 3, 64, 64)
     return torch.randint(0, 5000, (rows, 64)) if name == "encoder" else torch.randn(rows, 256)
 
 

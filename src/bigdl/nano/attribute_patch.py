@@ -1,5 +1,6 @@
 """Attributes that are replaced for some time, in this process and in those that it starts."""
 
+import functools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -83,3 +84,22 @@ class Patches:
 def _repeat(calls: Iterable[tuple[Callable[..., Any], tuple]]) -> None:
     for function, arguments in calls:
         function(*arguments)
+
+
+class OtherForward:
+    """Another way of a module's forward; a copy of the module has its own, as it is written."""
+
+    def __init__(self, module: Any):
+        self.module: Any = module
+        self.forward: Callable[..., Any] = module.forward
+        functools.update_wrapper(self, module.forward, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def __reduce__(self):
+        return _as_written, (self.forward,)
+
+
+def _as_written(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward

@@ -27,6 +27,7 @@ from bigdl.common.cpu import isa_flags
 from bigdl.common.errors import one_line
 from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.choices import Choice
+from bigdl.nano.attribute_patch import AttributePatch, OtherForward
 
 _ROUNDS = 5
 _TRIED = 2  # rounds after which a way that is slow is given up
@@ -404,28 +405,43 @@ def _copied(arguments: Any) -> Any:
 
 
 class _Recorder:
-    """Notes the outermost calls of a model's parts in training mode."""
+    """Notes the outermost calls of a model's parts in training mode.
+
+    It takes the place of their ``forward``: Lightning calls a module in several processes to run
+    its ``training_step``, which is no call of ``forward``.
+    """
 
     def __init__(self, parts: Mapping[str, nn.Module], calls: list[Call]):
-        self._parts, self._calls, self._depth = parts, calls, 0
+        self.parts, self.calls, self.depth = parts, calls, 0
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        with contextlib.ExitStack() as hooks:
-            for name, part in self._parts.items():
-                before = functools.partial(self._before, name)
-                hooks.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
-                hooks.callback(part.register_forward_hook(self._after, always_call=True).remove)
+        replaced = AttributePatch()
+        for name, part in self.parts.items():
+            replaced.set(part, "forward", _Recorded(part, self, name))
+        try:
             yield
+        finally:
+            replaced.undo()
 
-    def _before(self, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        self._depth += 1
-        is_outermost = self._depth == 1 and torch.is_grad_enabled()
-        if is_outermost and module.training and len(self._calls) < _MOST_CALLS:
-            self._calls.append(Call(name, *_copied((args, kwargs))))
 
-    def _after(self, *call: Any) -> None:
-        self._depth -= 1
+class _Recorded(OtherForward):
+    """The forward of a part whose calls are noted."""
+
+    def __init__(self, part: nn.Module, recorder: _Recorder, name: str):
+        super().__init__(part)
+        self.recorder, self.name = recorder, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = self.recorder
+        is_step = recorder.depth == 0 and torch.is_grad_enabled() and self.module.training
+        if is_step and len(recorder.calls) < _MOST_CALLS:
+            recorder.calls.append(Call(self.name, *_copied((args, kwargs))))
+        recorder.depth += 1
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            recorder.depth -= 1
 
 
 def speed_in_words(way: Way, plain: Way, choice: Choice) -> str:

@@ -72,8 +72,9 @@ class SharedBatches(Sampler[list[Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the source and of its sampler, if they have one."""
         for each in (self.source, getattr(self.source, "sampler", None)):
-            if callable(getattr(each, "set_epoch", None)):
-                each.set_epoch(epoch)
+            set_epoch = getattr(each, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
 
     def __len__(self) -> int:
         units = len(self.source)

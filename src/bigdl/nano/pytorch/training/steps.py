@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from bigdl.nano.attribute_patch import AttributePatch
+from bigdl.nano.attribute_patch import AttributePatch, OtherForward
 from bigdl.nano.pytorch.training.choosing import (
     Chooser,
     Way,
@@ -299,25 +299,6 @@ def gains_from_bf16(module: nn.Module) -> bool:
         if any(weight.numel() >= _LARGE_PRODUCT for weight in weights):
             return True
     return False
-
-
-class OtherForward:
-    """Another way of a module's forward; a copy of the module has its own, as it is written."""
-
-    def __init__(self, module: Any):
-        self.module: Any = module
-        self.forward: Callable[..., Any] = module.forward
-        functools.update_wrapper(self, module.forward, updated=())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
-
-    def __reduce__(self):
-        return _as_written, (self.forward,)
-
-
-def _as_written(forward: Callable[..., Any]) -> Callable[..., Any]:
-    return forward
 
 
 class CompiledForward(OtherForward):
