@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from bigdl.common.errors import UsageError
 from bigdl.nano.openvino.network import supports_bf16
 from bigdl.nano.pytorch.frozen import FrozenPrefixCallback, accelerate_frozen_prefix
+from bigdl.nano.pytorch.frozen.features import _code_of
 from bigdl.nano.pytorch.vision.models import ImageClassifier, resnet18
 
 needs_bf16 = pytest.mark.skipif(
@@ -432,6 +433,19 @@ def test_features_of_other_weights_are_computed_anew(classifier, images, tmp_pat
     nn.init.ones_(classifier[0][0].weight)
     prefix.refresh()
     assert not prefix.cached(Counting(), tmp_path).reused
+
+
+def test_features_of_other_rows_or_of_another_activation_are_computed_anew(
+    classifier, images, tmp_path
+):
+    prefix = accelerate_frozen_prefix(classifier, images, precision="fp32")
+    rows = torch.rand(200, 3, 32, 32)
+    prefix.cached(TensorDataset(rows, torch.arange(200)), tmp_path)
+    assert prefix.cached(TensorDataset(rows.clone(), torch.arange(200)), tmp_path).reused
+    rows[101] += 1  # between those that are compared
+    assert not prefix.cached(TensorDataset(rows, torch.arange(200)), tmp_path).reused
+    code = {_code_of([nn.Sequential(nn.Linear(2, 2), each)]) for each in (nn.ReLU(), nn.GELU())}
+    assert len(code) == 2  # of equal weights
 
 
 def test_random_samples_cannot_be_cached(classifier, images, tmp_path):

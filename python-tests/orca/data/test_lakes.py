@@ -3,7 +3,9 @@
 import datetime
 import itertools
 import json
+import logging
 import os
+import shutil
 import signal
 import tarfile
 from pathlib import Path
@@ -286,6 +288,34 @@ def test_a_fit_that_goes_on_reads_the_version_that_its_checkpoint_names(tmp_path
     # a new fit, and one of a version that is asked for, read that
     assert again.fit(path, **options)[-1]["num_samples"] == 150
     assert again.evaluate(path, **COLUMNS)["num_samples"] == 150
+
+
+def warned(caplog) -> str:
+    messages = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return "\n".join(message for message in messages if "checkpoint was trained on" in message)
+
+
+def test_a_resume_says_that_its_data_are_other_ones_of_the_same_name(tmp_path, caplog):
+    path, files = str(tmp_path / "clicks"), tmp_path / "files"
+    options = {**COLUMNS, "batch_size": 20, "seed": 3, "resume": "auto"}
+    logging.getLogger("bigdl.orca").addHandler(caplog.handler)
+    deltalake.write_deltalake(path, rows(100))
+    files.mkdir()
+    pq.write_table(rows(40), files / "1.parquet")
+    for name, data in (("delta", path), ("parquet", str(files))):
+        estimator(tmp_path / name).fit(data, epochs=1, **options)
+        estimator(tmp_path / name).fit(data, epochs=2, **options)
+    assert warned(caplog) == ""
+    shutil.rmtree(path)  # made anew: the version is v0 again, and the rows are others
+    deltalake.write_deltalake(path, rows(60, 500))
+    pq.write_table(rows(40, 100), files / "1.parquet")
+    figures = estimator(tmp_path / "delta").fit(path, epochs=3, **options)
+    assert figures[-1]["num_samples"] == 60
+    assert "of a table that was made anew since (its id was" in warned(caplog)
+    estimator(tmp_path / "parquet").fit(str(files), epochs=3, **options)
+    assert "its files have changed since (1 then, 1 now)" in warned(caplog)
+    logging.getLogger("bigdl.orca").removeHandler(caplog.handler)
 
 
 @pytest.mark.slow

@@ -79,6 +79,8 @@ class RunSettings:
         Name of a checkpoint that must not be removed during the fit, which reads slices from it.
     data_version : object
         What the Feed says of its version; checkpoints name it.
+    data_identity : object
+        What the Feed says of its rows beside their name; checkpoints compare it.
     parameter_layer : bigdl.orca.learn.parameter_layer_fit.loop.ParameterLayerOptions, optional
         Of a fit by the parameter layer.
     """
@@ -94,6 +96,7 @@ class RunSettings:
     keep: int = field(default=2, kw_only=True)
     pinned_checkpoint: str | None = field(default=None, kw_only=True)
     data_version: Any = field(default=None, kw_only=True)
+    data_identity: Any = field(default=None, kw_only=True)
     parameter_layer: Any = field(default=None, kw_only=True)
 
 
@@ -206,8 +209,10 @@ class TrainingSession:
             self._epochs, self._steps = self.position.epochs_with_figures, self.position.global_step
         else:
             self._load_resumed(resume)
-            if self.snapshot is not None and self.snapshot.manifest.get("data") is not None:
-                feed = feed.at(self.snapshot.manifest["data"])
+            manifest = {} if self.snapshot is None else self.snapshot.manifest
+            of_data = manifest.get("data"), manifest.get("data_identity")
+            if feed is not None and any(of_data):
+                feed = feed.at(*of_data)
         first, goal = self._epochs, settings.goal
         goal = Goal(
             None if goal.epochs is None else self._epochs + goal.epochs,
@@ -222,8 +227,15 @@ class TrainingSession:
             if self._is_resumed and start is not None:  # goes on inside the interrupted epoch
                 start = replace(start, manifest={**start.manifest, "partial": None})
             self._choose_run()
-            version = None if feed is None else feed.version
-            settings = replace(settings, goal=goal, seed=self.seed, data_version=version)
+            known = (None, None) if feed is None else (feed.version, feed.identity)
+            version, identity = known
+            settings = replace(
+                settings,
+                goal=goal,
+                seed=self.seed,
+                data_version=version,
+                data_identity=identity,
+            )
             if self._run is not None:
                 settings = replace(settings, run_url=self._run.url, keep=self._keep)
                 if start is not None and start.slices is not None:
@@ -343,8 +355,8 @@ def input_facts(settings: RunSettings, inputs: list | None) -> dict:
     inputs : list or None
         Types of the model's inputs, as in ``BatchSource.types``.
     """
-    version = settings.data_version
-    return {"inputs": inputs} if version is None else {"inputs": inputs, "data": version}
+    known = {"data": settings.data_version, "data_identity": settings.data_identity}
+    return {"inputs": inputs, **{key: each for key, each in known.items() if each is not None}}
 
 
 class FitLoop(ABC):

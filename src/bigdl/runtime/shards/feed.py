@@ -83,8 +83,16 @@ class Feed(ABC):
         """The name of the version of the rows, JSON-able, if the input has versions; else None."""
         return None
 
-    def at(self, version: Any) -> Feed:
-        """Return the input at the version of a checkpoint, unless the user asked for another."""
+    @property
+    def identity(self) -> Any:
+        """What the rows are, JSON-able, whatever their name and version; None if nobody knows."""
+        return None
+
+    def at(self, version: Any, identity: Any = None) -> Feed:
+        """Return the input at the version of a checkpoint, unless the user asked for another.
+
+        Where the input is another one than that of the checkpoint, a warning says so.
+        """
         return self
 
     def check_local(self) -> None:  # noqa: B027 - most inputs can be read anywhere

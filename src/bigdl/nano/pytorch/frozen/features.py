@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, default_convert
 
 from bigdl.common.errors import UsageError, first_line
+from bigdl.nano.acceleration.search.results import fingerprint
 from bigdl.nano.pytorch.frozen.segment import Segment
 
 if TYPE_CHECKING:
@@ -170,8 +171,9 @@ def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
             weights.update(name.encode())
             weights.update(_bytes_of(tensor))
     return {
-        "format": 2,  # of the files
+        "format": 3,  # of the files
         "weights": weights.hexdigest(),
+        "code": _code_of(segment.modules),
         "modules": list(segment.names),
         "method": segment.method,
         "shape": list(segment.output.shape[1:]),
@@ -180,8 +182,18 @@ def _fingerprint_of(segment: Segment, dataset: Dataset) -> dict:
     }
 
 
+def _code_of(modules: Iterable[torch.nn.Module]) -> str | None:
+    """Return a hash of the layers' settings and of the program's code in them.
+
+    Equal weights in another network, such as one with another activation, are another function.
+    """
+    classes = {type(each) for module in modules for each in module.modules()}
+    named = sorted(classes, key=lambda each: f"{each.__module__}.{each.__qualname__}")
+    return fingerprint([repr(module) for module in modules], named)
+
+
 def _data_fingerprint(dataset: Dataset) -> str:
-    """Return a hash of the files that a dataset lists, else of some of its samples."""
+    """Return a hash of the files that a dataset lists, else of its arrays and of some samples."""
     digest = hashlib.sha256()
     while isinstance(dataset, Subset):
         digest.update(f"{list(dataset.indices)}\n".encode())
@@ -190,11 +202,23 @@ def _data_fingerprint(dataset: Dataset) -> str:
     samples = getattr(dataset, "samples", None)
     if samples is None:
         digest.update(_bytes_of(_some_inputs(dataset)))
+        digest.update(str(_arrays_fingerprint(dataset)).encode())
         return digest.hexdigest()
     for path, target in samples:
         state = os.stat(path)
         digest.update(f"{path} {target} {state.st_size} {state.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def _arrays_fingerprint(dataset: Dataset) -> str | None:
+    """Return a hash of all arrays and tensors that are attributes of a dataset."""
+    arrays = [
+        (name, each)
+        for name, value in sorted(vars(dataset).items())
+        for each in (value if isinstance(value, tuple | list) else [value])
+        if isinstance(each, np.ndarray | torch.Tensor)
+    ]
+    return fingerprint(arrays)
 
 
 def _length(dataset: Dataset) -> int:

@@ -34,9 +34,21 @@ class FeedGroup(Feed):
         versions = {key: feed.version for key, feed in self.feeds.items()}
         return {key: each for key, each in versions.items() if each is not None} or None
 
-    def at(self, version: dict[str, Any]) -> FeedGroup:
+    @property
+    def identity(self) -> dict[str, Any] | None:
+        """Identities by key, of the inputs that have one."""
+        identities = {key: feed.identity for key, feed in self.feeds.items()}
+        return {key: each for key, each in identities.items() if each} or None
+
+    def at(
+        self, version: dict[str, Any] | None, identity: dict[str, Any] | None = None
+    ) -> FeedGroup:
+        versions, identities = version or {}, identity or {}
+        known = {*versions, *identities}
         feeds = self.feeds.items()
-        return FeedGroup({k: f.at(version[k]) if k in version else f for k, f in feeds})
+        return FeedGroup(
+            {k: f.at(versions.get(k), identities.get(k)) if k in known else f for k, f in feeds}
+        )
 
     def check_local(self) -> None:
         for feed in self.feeds.values():

@@ -79,8 +79,40 @@ class ParquetFeed(ColumnFeed):
     def version(self) -> str | None:
         return self._table.version
 
-    def at(self, version: str) -> ParquetFeed:
-        if self.version in (None, version):
+    @property
+    def identity(self) -> dict | None:
+        return self._table.identity or None
+
+    def at(self, version: str | None, identity: dict | None = None) -> ParquetFeed:
+        found = self._at(version, identity)
+        if identity and found.version == version and found.identity != identity:
+            logger.warning(
+                "%s is not what the checkpoint was trained on: its files have changed since (%d "
+                "then, %d now). The fit goes on with the rows that are there now",
+                found._table.name,
+                identity["count"],
+                found._table.identity["count"],
+            )
+        return found
+
+    def _at(self, version: str | None, identity: dict | None) -> ParquetFeed:
+        if version is None or self.version is None:
+            return self
+        if (
+            identity
+            and _place(self.version) == _place(version)
+            and self._table.identity["table"] != identity["table"]
+        ):
+            logger.warning(
+                "The checkpoint was trained on %s of a table that was made anew since (its id was "
+                "%s and is %s). The fit goes on with the new one, %s",
+                version,
+                identity["table"],
+                self._table.identity["table"],
+                self.version,
+            )
+            return self
+        if self.version == version:
             return self
         if self._table.is_pinned or _place(self.version) != _place(version):
             logger.warning(

@@ -11,7 +11,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, first_line, require
 from bigdl.orca.data.file import joined, open_file_system, plain_path
-from bigdl.orca.data.tables.table import KEY, DataFile, Table
+from bigdl.orca.data.tables.table import KEY, DataFile, Table, files_identity
 
 require("pyarrow", "orca")
 import pyarrow as pa  # noqa: E402
@@ -83,7 +83,14 @@ def _opened(table: Any, path: str, *, is_pinned: bool) -> Table:
         evolves=True,
         version=version,
         is_pinned=is_pinned,
+        identity=_identity(table),
     )
+
+
+def _identity(table: Any) -> dict[str, Any]:
+    actions = pa.table(table.get_add_actions(flatten=True))
+    facts = zip(actions["path"].to_pylist(), actions["size_bytes"].to_pylist(), strict=True)
+    return files_identity(str(table.metadata().id), list(facts))
 
 
 def _mapped(arrow: pa.Field, doc: dict, by_id: bool) -> pa.Field:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bigdl.common.errors import UsageError, first_line, require
 from bigdl.orca.data.file import exists, joined, listdir, open_file_system, plain_path
-from bigdl.orca.data.tables.table import FIELD_ID, KEY, DataFile, Table
+from bigdl.orca.data.tables.table import FIELD_ID, KEY, DataFile, Table, files_identity
 
 require("pyarrow", "orca")
 import pyarrow as pa  # noqa: E402
@@ -141,6 +141,9 @@ def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> Table:
         evolves=True,
         version=version,
         is_pinned=is_pinned,
+        identity=files_identity(
+            str(scan.table_metadata.table_uuid), [(snapshot.snapshot_id, f.path) for f in files]
+        ),
         look=reader.with_ids,
     )
 

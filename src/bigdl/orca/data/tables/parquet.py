@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.data.file import open_file_system
-from bigdl.orca.data.tables.table import DataFile, Table
+from bigdl.orca.data.tables.table import DataFile, Table, files_identity
 
 require("pyarrow", "orca")
 import pyarrow as pa  # noqa: E402
@@ -22,6 +23,7 @@ def open_files(urls: Sequence[str]) -> Table:
     if len({url.partition("://")[0] if "://" in url else "" for url in urls}) > 1:
         raise UsageError(f"The paths must be of one file system, got {urls}")
     files: list[DataFile] = []
+    facts: list[tuple] = []
     schema = None
     for url in urls:
         system, path = open_file_system(url)
@@ -37,7 +39,15 @@ def open_files(urls: Sequence[str]) -> Table:
         for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
             keys = ds.get_partition_keys(fragment.partition_expression)
             files.append(DataFile(fragment.path, tuple(keys.items())))
+        facts += [(each.path, *_content_facts(system, each.path)) for each in files[len(facts) :]]
         schema = schema or dataset.schema
     if schema is None or not files:
         raise UsageError(f"There is no Parquet file in {', '.join(urls)}")
-    return Table(urls[0], schema, files)
+    return Table(urls[0], schema, files, identity=files_identity(None, facts))
+
+
+def _content_facts(system: Any, path: str) -> tuple:
+    """Return the size of a file and when it was written, or its tag in an object store."""
+    info = system.info(path)
+    marks = ("mtime", "ETag", "etag", "LastModified", "last_modified", "updated", "created")
+    return info.get("size"), next((str(info[mark]) for mark in marks if info.get(mark)), "")

@@ -8,6 +8,7 @@ reads a :class:`RowRange` needs the file alone.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +117,9 @@ class Table:
         plain files.
     is_pinned : bool
         True if the user asked for this version and no other.
+    identity : dict
+        What the table is, beside its name: ``table``, the id that a lake gave it, or None, and
+        ``files``, a digest of its files.
     look : callable
         ``look(file, schema)`` returns a file with what its own schema tells.
     """
@@ -127,6 +131,7 @@ class Table:
     evolves: bool = False
     version: str | None = None
     is_pinned: bool = False
+    identity: dict[str, Any] = field(default_factory=dict)
     look: Callable[[DataFile, pa.Schema], DataFile] = field(default=lambda file, schema: file)
 
     @property
@@ -191,6 +196,21 @@ class Table:
                     f"Column '{name}' is {file_type} in the file {file.path} but "
                     f"{expected} in {self.files[0].path}; write all files with one type"
                 )
+
+
+def files_identity(table: str | None, facts: Sequence[tuple]) -> dict[str, Any]:
+    """Return the identity of a table: its id and a digest of what is known of its files.
+
+    Parameters
+    ----------
+    table : str or None
+        The id that a lake gave the table when it was made.
+    facts : sequence of tuple
+        For each file its path, and what changes with its content.
+    """
+    text = "\n".join(sorted(map(repr, facts)))
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return {"table": table, "files": digest, "count": len(facts)}
 
 
 def _ranges(file: DataFile, sizes: Sequence[int], deleted: np.ndarray | None) -> list[RowRange]:
