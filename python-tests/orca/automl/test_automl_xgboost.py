@@ -17,6 +17,7 @@ from bigdl.orca.automl.xgboost import (  # noqa: E402
     AutoXGBRegressor,
     XGBoostModelBuilder,
 )
+from bigdl.orca.data import SparkXShards  # noqa: E402
 
 SPACE = {"max_depth": hp.grid_search([1, 3])}
 
@@ -192,3 +193,66 @@ def test_lr_is_the_learning_rate(tmp_path):
 def test_wrong_arguments_say_what_is_wrong(tmp_path, call, message):
     with pytest.raises(UsageError, match=message):
         call(tmp_path)
+
+
+def with_nulls():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.integers(0, 9, 120), "b": rng.random(120)})
+    frame["y"] = frame["a"] + frame["b"]
+    return frame.assign(
+        a=frame["a"].astype("Int64").mask(frame.index % 5 == 0),
+        b=frame["b"].where(frame.index % 3 > 0),
+    )
+
+
+FRAME_OPTIONS = {"feature_cols": ["a", "b"], "label_cols": "y", "search_space": {"max_depth": 2}}
+
+
+def test_nulls_are_missing_values_from_frames_files_spark_and_shards(tmp_path, orca_spark):
+    frame = with_nulls()
+    path = str(tmp_path / "nulls.parquet")
+    frame.to_parquet(path)
+    objects = frame.assign(b=frame["b"].astype(object).where(frame["b"].notna(), None))
+    shards = SparkXShards(orca_spark.sparkContext.parallelize([objects], 1))
+    scores = [
+        fit(AutoXGBRegressor, tmp_path / str(place), data, data, **FRAME_OPTIONS)
+        .trials()["rmse"]
+        .tolist()
+        for place, data in enumerate([frame, objects, path, orca_spark.read.parquet(path), shards])
+    ]
+    for score in scores[1:]:
+        assert score == pytest.approx(scores[0], rel=1e-4)
+
+
+def test_the_validation_data_stop_the_growth_early(tmp_path):
+    x, y = numbers(300)
+    search = AutoXGBRegressor(
+        logs_dir=str(tmp_path), backend="local", n_estimators=400, early_stopping_rounds=3
+    )
+    validation = numbers(100, 1)
+    options = {"search_space": {"max_depth": 3}, "concurrency": 1}
+    search.fit((x, y), validation_data=validation, **options)
+    best = search.get_best_model()
+    assert best.best_iteration < 390
+    predicted = best.predict(validation[0])
+    score = sklearn_metrics.root_mean_squared_error(validation[1], predicted)
+    assert search.trials()["rmse"].iloc[0] == pytest.approx(score, rel=1e-4)
+    search = AutoXGBRegressor(logs_dir=str(tmp_path), backend="local", early_stopping_rounds=3)
+    with pytest.raises(UsageError, match="early_stopping_rounds needs validation_data"):
+        search.fit((x, y), **options)
+
+
+def test_functions_of_the_configuration_make_the_data(tmp_path):
+    x, y = numbers(200)
+
+    est = fit(
+        AutoXGBRegressor,
+        tmp_path,
+        lambda config: (x, y),
+        lambda config: (x, y),
+        search_space={"max_depth": 2},
+    )
+    alone = fit(AutoXGBRegressor, tmp_path, (x, y), (x, y), search_space={"max_depth": 2})
+    assert est.trials()["rmse"].tolist() == alone.trials()["rmse"].tolist()
+    with pytest.raises(UsageError, match=r"must be arrays.*got int"):
+        fit(AutoXGBRegressor, tmp_path, lambda config: 5, None, search_space={"max_depth": 2})

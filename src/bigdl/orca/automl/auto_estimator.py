@@ -307,6 +307,7 @@ class AutoEstimator:
                 columns=(names_of(feature_cols), names_of(label_cols)),
                 on_ray=on_ray,
                 floats=builder.floats,
+                nulls_are_missing=builder.nulls_are_missing,
                 on_close=stack.callback,
             )
             train, validation = read("data", data), None

@@ -57,6 +57,8 @@ class XGBoostModelBuilder(Builder):
         Of all models.
     """
 
+    nulls_are_missing = True
+
     def __init__(self, model_type: str, cpus_per_trial: int, xgb_configs: Mapping[str, Any]):
         require("xgboost", "xgboost")
         require("sklearn", "xgboost")
@@ -65,7 +67,8 @@ class XGBoostModelBuilder(Builder):
 
     def build(self, config, job, worker):
         device = {"device": "cuda"} if job.gpus else {}
-        return _XGBoostModel(self, {**self.parameters, **device, **_parameters_of(config)}, job)
+        parameters = {**self.parameters, **device, **_parameters_of(config)}
+        return _XGBoostModel(self, parameters, config, job)
 
     def load(self, config, weights):
         model = self.estimator({**self.parameters, **_parameters_of(config)})
@@ -104,11 +107,28 @@ class _XGBoostModel(TrialModel):
     ----------
     builder : XGBoostModelBuilder
     parameters : dict
+        Of the model.
+    config : dict
+        What functions that make the data are given.
     job : TrialJob
     """
 
-    def __init__(self, builder: XGBoostModelBuilder, parameters: dict[str, Any], job: TrialJob):
+    def __init__(
+        self,
+        builder: XGBoostModelBuilder,
+        parameters: dict[str, Any],
+        config: dict[str, Any],
+        job: TrialJob,
+    ):
         self._builder, self._parameters, self._job = builder, parameters, job
+        self._train = _matrix(job.train, config)
+        self._validation = None if job.validation is None else _matrix(job.validation, config)
+        self._stops_early = parameters.get("early_stopping_rounds") is not None
+        if self._stops_early and self._validation is None:
+            raise UsageError(
+                "early_stopping_rounds needs validation_data, whose score stops the growth; pass "
+                "it to fit"
+            )
         trees = check_positive("n_estimators", parameters.pop("n_estimators"))
         self._parts = [len(part) for part in np.array_split(range(int(trees)), job.epochs)]
         self._epoch = 0
@@ -117,20 +137,39 @@ class _XGBoostModel(TrialModel):
     def epoch(self):
         trees = self._parts[self._epoch]
         self._epoch += 1
-        if trees:  # there may be more epochs than trees
-            grown = self._builder.estimator({**self._parameters, "n_estimators": trees})
-            before = None if self.model is None else self.model.get_booster()
-            grown.fit(*_matrix(self._job.train), xgb_model=before, verbose=False)
-            self.model = grown
-        x, y = _matrix(self._job.validation or self._job.train)
         metrics = self._job.goal.metrics
         native = [m.name for m in metrics if m.function is None and self._builder.knows(m.name)[0]]
+        if trees and not self._has_stopped():  # there may be more epochs than trees
+            self._grow(trees, native)
+        x, y = self._train if self._validation is None else self._validation
         figures = {name: self._native(name, x, y) for name in native}
         others = [metric for metric in metrics if metric.name not in native]
         if others:
             values = figures_of([y], [np.asarray(self.model.predict(x))], others)
             figures.update(zip((m.name for m in others), values, strict=True))
         return [figures[metric.name] for metric in metrics]
+
+    def _grow(self, trees: int, native: list[str]) -> None:
+        """Grow more trees; early stopping looks at the validation data."""
+        x, y = self._train
+        parameters, watched = dict(self._parameters), {}
+        if self._stops_early:
+            watched = {"eval_set": [self._validation]}
+            if native and "eval_metric" not in parameters:
+                classes = len(np.unique(y)) if self._builder.is_classifier else 0
+                parameters["eval_metric"] = _name_for(native[0], classes)
+        grown = self._builder.estimator({**parameters, "n_estimators": trees})
+        before = None if self.model is None else self.model.get_booster()
+        grown.fit(x, y, xgb_model=before, verbose=False, **watched)
+        self.model = grown
+
+    def _has_stopped(self) -> bool:
+        if not self._stops_early or self.model is None:
+            return False
+        booster = self.model.get_booster()
+        best = booster.attr("best_iteration")
+        waited = booster.num_boosted_rounds() - 1 - int(best or 0)
+        return best is not None and waited >= self._parameters["early_stopping_rounds"]
 
     def weights(self):
         return bytes(self.model.get_booster().save_raw("ubj"))
@@ -147,25 +186,63 @@ class _XGBoostModel(TrialModel):
     def _native(self, name: str, x, y) -> float:
         import xgboost
 
-        if self._builder.is_classifier and self.model.n_classes_ > 2:
-            name = {"logloss": "mlogloss", "error": "merror"}.get(name, name)
+        name = _name_for(name, self.model.n_classes_ if self._builder.is_classifier else 0)
         booster = self.model.get_booster()
+        if self._stops_early:
+            booster = booster[: booster.best_iteration + 1]
         booster.set_param({"eval_metric": name})
         # the metrics that were asked for before come first
         return float(booster.eval(xgboost.DMatrix(x, y), name="v").rpartition(":")[2])
 
 
-def _matrix(data) -> tuple[np.ndarray, np.ndarray]:
-    """Features as one matrix, and targets."""
+def _name_for(metric: str, classes: int) -> str:
+    """Return XGBoost's name of a metric for a number of classes."""
+    return {"logloss": "mlogloss", "error": "merror"}.get(metric, metric) if classes > 2 else metric
+
+
+def _matrix(data: Any, config: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Features as one matrix, and targets.
+
+    Parameters
+    ----------
+    data : Rows, DataLoader or callable
+        A function is given the configuration; it returns ``(x, y)`` or a DataLoader.
+    config : dict
+    """
+    if callable(data):
+        data = data(dict(config))
+    if isinstance(data, tuple) and len(data) == 2:
+        x, y = (np.asarray(each) for each in data)
+        return x.reshape(len(x), -1), y[:, 0] if y.shape[1:] == (1,) else y
     if not isinstance(data, Rows):
-        raise UsageError(
-            "AutoXGBoost takes arrays, DataFrames, XShards or Parquet files, got a function or a "
-            "loader"
-        )
+        return _matrix_of_batches(data)
     columns = [each.reshape(len(each), -1) for each in data.features.values()]
     x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
     y = [each[:, 0] if each.shape[1:] == (1,) else each for each in data.targets.values()]
     return x, y[0] if len(y) == 1 else np.stack(y, axis=1)
+
+
+def _matrix_of_batches(loader: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the batches ``(x, y)`` of a loader as one matrix, and targets."""
+    if not hasattr(loader, "__iter__"):
+        raise UsageError(
+            "The data of AutoXGBoost must be arrays, DataFrames, XShards, Parquet files, a "
+            "DataLoader of (x, y), or a function of the configuration that returns (x, y) or such "
+            f"a loader, got {type(loader).__name__}"
+        )
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise UsageError(
+                "The batches of a DataLoader for AutoXGBoost must be (x, y), got "
+                f"{type(batch).__name__} of {len(batch)}"
+            )
+        x, y = (np.asarray(each) for each in batch)
+        parts.append((x.reshape(len(x), -1), y))
+    if not parts:
+        raise UsageError("The DataLoader given to AutoXGBoost has no batches")
+    x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return x, y[:, 0] if y.shape[1:] == (1,) else y
 
 
 class _AutoXGBoost(AutoEstimator):
@@ -197,7 +274,10 @@ class AutoXGBClassifier(_AutoXGBoost):
     `fit` and what follows are those of :class:`~bigdl.orca.automl.auto_estimator.AutoEstimator`.
     Its `metric` may also be one of XGBoost's own names (default ``"logloss"``), which are computed
     by XGBoost. The columns of frames become one matrix. With ``epochs=n`` the trees are grown in n
-    parts, after each of which a scheduler may stop a trial.
+    parts, after each of which a scheduler may stop a trial. Nulls of feature columns are missing
+    values, as NaN is. With ``early_stopping_rounds`` the validation data are the ``eval_set``, and
+    the first metric that XGBoost computes is watched, unless ``eval_metric`` is given. Data may
+    also be a function of the configuration that returns ``(x, y)`` or a DataLoader.
 
     Parameters
     ----------

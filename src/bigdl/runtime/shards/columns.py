@@ -24,7 +24,7 @@ the user knows what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,6 +65,8 @@ class ColumnSpec:
         Dimensions besides the rows: 0 for scalars, 1 for vectors and arrays, ...
     cast : str
         Spark type to cast to in the JVM, ``"vector"`` for ML vectors.
+    missing : bool
+        Whether nulls become NaN; else they are refused.
     """
 
     name: str
@@ -72,6 +74,7 @@ class ColumnSpec:
     dtype: str
     ndim: int
     cast: str
+    missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,24 @@ class ArraySpec:
         return cls(column, doc["key"], doc["dtype"], shape)
 
 
-def column_spec(name: str, spark_type, floats: str, *, texts: bool = False) -> ColumnSpec:
-    """The conversion of one column, with `texts` also of such, or a UsageError that names it."""
+def column_spec(
+    name: str,
+    spark_type,
+    floats: str,
+    *,
+    texts: bool = False,
+    missing: Collection[str] = (),
+) -> ColumnSpec:
+    """The conversion of one column, with `texts` also of such, or a UsageError that names it.
+
+    Numbers of the columns in `missing` may be null, which becomes NaN.
+    """
     from pyspark.sql import types as T
 
+    numbers = (T.NumericType, T.BooleanType)
+    if name in missing and isinstance(spark_type, numbers):
+        dtype = floats if isinstance(spark_type, (T.FractionalType, T.BooleanType)) else "float64"
+        return ColumnSpec(name, "plain", dtype, 0, _FLOATS[dtype], missing=True)
     if type(spark_type).__name__ == "VectorUDT":
         return ColumnSpec(name, "plain", floats, 1, "vector")
     conversions: list[tuple[Any, str, str]] = [
@@ -141,7 +158,14 @@ def column_spec(name: str, spark_type, floats: str, *, texts: bool = False) -> C
 
 
 def unified_spec(
-    name: str, spark_type, floats: str, reference: ColumnSpec, owner: str, *, texts: bool = False
+    name: str,
+    spark_type,
+    floats: str,
+    reference: ColumnSpec,
+    owner: str,
+    *,
+    texts: bool = False,
+    missing: Collection[str] = (),
 ) -> ColumnSpec:
     """The conversion of a column that must look like that of the training data.
 
@@ -149,7 +173,7 @@ def unified_spec(
 
     Parameters
     ----------
-    name, spark_type, floats, texts
+    name, spark_type, floats, texts, missing
         As for :func:`column_spec`.
     reference : ColumnSpec
         The column of the training data.
@@ -161,7 +185,7 @@ def unified_spec(
     UsageError
         When one of them is boolean or text and the other a number, or their dimensions differ.
     """
-    spec = column_spec(name, spark_type, floats, texts=texts)
+    spec = column_spec(name, spark_type, floats, texts=texts, missing=missing)
     kinds: list[str] = [np.dtype(s.dtype).kind for s in (spec, reference)]
     same_shape = (spec.kind, spec.ndim) == (reference.kind, reference.ndim)
     if not same_shape or kinds.count("b") == 1 or kinds.count(TEXT) == 1:
@@ -226,6 +250,8 @@ def project(frame, specs):
 def _cast(spec: ColumnSpec, cast: str) -> str:
     """SQL for a column in its own type (as far as that decides its value) and then in `cast`."""
     text = f"CAST({quoted(spec.name)} AS {spec.cast})"
+    if spec.missing:
+        text = f"coalesce({text}, CAST('NaN' AS {spec.cast}))"
     return text if cast == spec.cast else f"CAST({text} AS {cast})"
 
 
@@ -238,6 +264,8 @@ def convert(spec: ColumnSpec):
     """The Spark column of a spec, converted in the JVM."""
     from pyspark.sql import functions as F
 
+    if spec.missing:
+        return F.expr(_cast(spec, spec.cast))
     column = F.col(quoted(spec.name))
     if spec.cast != "vector":
         return column.cast(spec.cast)

@@ -17,7 +17,7 @@ with and which become signed ones that hold them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ def columns_of(
     *,
     with_labels: bool = True,
     texts: bool = False,
+    missing: Collection[str] = (),
 ) -> list[Column]:
     """The columns of data in memory, all of as many rows.
 
@@ -70,6 +71,8 @@ def columns_of(
         False takes all arrays of a tuple for features, and leaves ``"y"`` out.
     texts : bool
         Whether arrays may hold texts, see :mod:`bigdl.runtime.shards.texts`.
+    missing : collection of str
+        Columns of frames whose nulls become NaN.
 
     Raises
     ------
@@ -80,7 +83,16 @@ def columns_of(
     else:
         entries = _structured(data, with_labels)
     columns = [
-        (name, key, as_array(values, _spoken(name, key), floats, texts=texts))
+        (
+            name,
+            key,
+            as_array(
+                _with_nan(values) if name in missing else values,
+                _spoken(name, key),
+                floats,
+                texts=texts,
+            ),
+        )
         for name, key, values in entries
     ]
     sizes = {len(values) for _, _, values in columns}
@@ -215,6 +227,16 @@ def _from_series(series, name):
         )
     inner = getattr(series.dtype, "numpy_dtype", None)
     return series.to_numpy(dtype=inner) if isinstance(inner, np.dtype) else series.to_numpy()
+
+
+def _with_nan(values: Any) -> Any:
+    """Return a Series whose nulls are NaN; what is no Series of numbers with nulls stays."""
+    if not hasattr(values, "isna") or getattr(values, "ndim", 0) != 1 or not values.isna().any():
+        return values
+    try:
+        return values.astype("Float64").to_numpy(dtype="float64", na_value=np.nan)
+    except (TypeError, ValueError):
+        return values  # texts and arrays are refused by their own sentence
 
 
 def _stacked(cells, name):

@@ -27,6 +27,8 @@ class Builder(ABC):
 
     #: dtype of floating values of the data; None leaves it to them
     floats: str | None = None
+    #: True if models learn from features that are missing: nulls reach them as NaN
+    nulls_are_missing = False
     #: True if several workers can train a model together
     takes_workers = False
 

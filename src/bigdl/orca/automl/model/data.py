@@ -177,6 +177,7 @@ def trial_data(
     on_ray: bool,
     floats: str | None,
     on_close: Callable[[Any], Any],
+    nulls_are_missing: bool = False,
 ) -> Any:
     """Return data as the trials of a search take it.
 
@@ -196,6 +197,8 @@ def trial_data(
         dtype of floating values; default: their own.
     on_close : callable
         Is called with a function that has to be called after the search.
+    nulls_are_missing : bool
+        Nulls of features become NaN, which the model learns from.
 
     Returns
     -------
@@ -208,7 +211,9 @@ def trial_data(
     """
     input_type = kind_of(data)
     if input_type in _DISTRIBUTED:
-        feed = as_feed(data, *columns, {"dtype": floats} if floats else {}, name=name)
+        config: dict[str, Any] = {"dtype": floats} if floats else {}
+        config["nulls_are_missing"] = nulls_are_missing
+        feed = as_feed(data, *columns, config, name=name)
         return _on_ray(feed) if on_ray else _on_this_machine(feed, on_close)
     if input_type == "DataLoader":  # or a function
         return data
@@ -221,7 +226,8 @@ def trial_data(
     if type(data).__name__ == "TensorDataset":
         data = tuple(data.tensors)
     try:
-        arrays = columns_of(data, *columns, floats)
+        missing = columns[0] or () if nulls_are_missing else ()
+        arrays = columns_of(data, *columns, floats, missing=missing)
     except SourceError as error:
         raise UsageError(f"{name}: {error}") from None
     return _rows({n: v if key is None else {key: v} for n, key, v in arrays}, *columns, name)

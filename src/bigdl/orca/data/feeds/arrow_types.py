@@ -122,10 +122,9 @@ def in_type_of(spec: ColumnSpec, column: pa.Array) -> pa.Array:
     if spec.cast == "vector":
         return densified(spec, column)
     wanted = arrow_type_of(spec, column.type)
-    if column.type == wanted:
-        return column
     try:
-        return column.cast(wanted, safe=False)
+        cast = column if column.type == wanted else column.cast(wanted, safe=False)
+        return cast.fill_null(float("nan")) if spec.missing else cast
     except pa.ArrowInvalid as error:
         raise SourceError(f"Column '{spec.name}' cannot be converted: {error}") from None
 

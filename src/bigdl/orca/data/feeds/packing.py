@@ -169,7 +169,8 @@ class ColumnFeed(Feed):
     feature_cols, label_cols : sequence of str, optional
         Columns for the model and targets, in the model's order.
     config : dict, optional
-        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values.
+        ``config["dtype"]``: ``"float32"`` (default) or ``"float64"`` for all floating values;
+        ``config["nulls_are_missing"]``: nulls of scalar features are NaN.
     name : str, optional
         What messages call the input, e.g. ``"validation_data"``.
     """
@@ -178,7 +179,9 @@ class ColumnFeed(Feed):
         self.feature_cols = tuple(feature_cols) if feature_cols else None
         self.label_cols = tuple(label_cols or ()) if feature_cols else None
         self.name = name
-        self.dtypes = {"floats": float_dtype(config), "texts": takes_texts(config)}
+        self.dtypes: dict[str, Any] = {"floats": float_dtype(config), "texts": takes_texts(config)}
+        if (config or {}).get("nulls_are_missing"):  # what learns from NaN
+            self.dtypes["missing"] = self.feature_cols or ()
 
 
 class PackedFeed(ColumnFeed):
