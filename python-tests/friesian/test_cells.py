@@ -61,7 +61,7 @@ def test_log_of_a_large_long_and_of_a_fraction_is_exact(make):
     ("value", "columns", "wanted"),
     [
         (5, ["item", "age"], {"item": 5, "age": 5}),
-        (5, None, {"item": 5, "age": 5}),
+        (5, None, {"item": 5, "age": 5, "small": 5, "price": 5.0, "weight": 5.0}),
         (2**40, None, {"price": 2.0**40, "weight": 2.0**40}),
         (2.5, None, {"item": 2, "age": 2, "small": 2, "price": 2.5, "weight": 2.5}),
         (3, ["price", "small", "time"], {"price": 3.0, "small": 3}),
@@ -79,9 +79,9 @@ def test_fillna_fills_nulls_of_matching_columns(messy, rows, value, columns, wan
         assert_same(values[name], filled, 1e-6 if name == "weight" else 0)
 
 
-def test_fillna_of_a_whole_number_without_columns_leaves_long_and_double(messy, rows):
-    found = messy.fillna(0, None)
-    assert_same(found.to_list("price"), column(rows, "price"))
+def test_fillna_of_a_whole_number_without_columns_fills_every_column_of_numbers(make):
+    table = make([(None, None, None, None)], "a bigint, b float, c int, d string").fillna(0, None)
+    assert table.to_dict() == {"a": [0], "b": [0.0], "c": [0], "d": [None]}
 
 
 def test_dropna_by_any_all_and_a_threshold(messy, rows):

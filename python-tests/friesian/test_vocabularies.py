@@ -3,13 +3,15 @@
 import re
 from collections import Counter
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from table_reference import assert_same, column, is_present
 
 from bigdl.common.errors import UsageError
-from bigdl.friesian.feature import FeatureTable, StringIndex
+from bigdl.friesian.feature import FeaturePipeline, FeatureTable, StringIndex
 from bigdl.friesian.feature.table import Table
 from bigdl.friesian.ops import vocabulary
 
@@ -304,3 +306,58 @@ def test_a_column_called_id_has_a_vocabulary(make, tmp_path):
     assert StringIndex.from_dict({"a": 7}, "id").to_dict() == {"a": 7}
     with pytest.raises(UsageError, match="should have a column of this name and id_number"):
         table.encode_string("id", Table(read.df).rename({"id_number": "number"}))
+
+
+LISTS = [(1, ["b", "a", None], [20, 10], "x"), (2, [], [], "y"), (3, None, None, "x")]
+LISTS += [(4, ["a"], [20], None)]
+
+
+@pytest.fixture
+def listed(make):
+    return make(LISTS, "id int, tags array<string>, n array<bigint>, city string")
+
+
+def test_arrays_of_categories_are_encoded_value_by_value(listed):
+    table, indices = listed.category_encode(["tags", "n", "city"])
+    assert table.dtypes[1:] == [("tags", "array<int>"), ("n", "array<int>"), ("city", "int")]
+    assert table.to_list("tags") == [[2, 1], [], None, [1]]
+    assert table.to_list("n") == [[2, 1], [], None, [2]]
+    assert table.to_list("city") == [1, 2, 1, None]
+    assert indices[0].to_dict() == {"a": 1, "b": 2}
+    assert listed.gen_string_idx("tags", order_by_freq=True, freq_limit=2).to_dict() == {"a": 1}
+    union = listed.gen_string_idx({"src_cols": ["tags", "city"], "col_name": "all"})
+    assert union.to_dict() == {"a": 1, "b": 2, "x": 3, "y": 4}
+    assert listed.encode_string("tags", {"a": 7}).to_list("tags") == [[7], [], None, [7]]
+    smallest = listed.category_encode("tags", keep_most_frequent=True)[0]
+    assert smallest.to_list("tags") == [1, None, None, 1]
+    ordered = listed.category_encode("tags", sort_for_array=True)[0]
+    assert ordered.to_list("tags") == [[1, 2], [], None, [1]]
+
+
+@pytest.mark.parametrize("options", [{}, {"sort_for_array": True}, {"keep_most_frequent": True}])
+def test_pipelines_encode_arrays_alike_by_spark_by_files_and_row_by_row(listed, tmp_path, options):
+    pipeline = FeaturePipeline().category_encode(["tags", "n"], **options).fit(listed)
+    wanted = pipeline.transform(listed).to_dict()
+    if not options:
+        assert wanted["tags"] == [[2, 1], [], None, [1]]
+    rows = [dict(zip(listed.columns, row, strict=True)) for row in LISTS]
+    by_row = [pipeline.transform_row(row) for row in rows]
+    batch = pa.RecordBatch.from_pylist(
+        rows,
+        pa.schema(
+            [
+                ("id", "i4"),
+                ("tags", pa.list_(pa.string())),
+                ("n", pa.list_("i8")),
+                ("city", pa.string()),
+            ]
+        ),
+    )
+    by_batch = pipeline.transform_batch(batch).to_pydict()
+    pq.write_table(pa.Table.from_batches([batch]), tmp_path / "rows.parquet")
+    learned = FeaturePipeline().category_encode(["tags", "n"], **options)
+    learned = learned.fit_files(str(tmp_path / "rows.parquet"), host="here")
+    for name in ("tags", "n"):
+        assert [row[name] for row in by_row] == wanted[name]
+        assert by_batch[name] == wanted[name]
+        assert learned.transform_batch(batch).to_pydict()[name] == wanted[name]

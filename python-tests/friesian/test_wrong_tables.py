@@ -98,7 +98,11 @@ CASES = {
         lambda t: t.gen_string_idx({"col_name": "x"}),
         "src_cols must be provided if columns is a dictionary",
     ),
-    "index array": (lambda t: t.gen_string_idx("history"), "explode it first"),
+    "index split": (lambda t: t.gen_string_idx("history", do_split=True), "cells of text"),
+    "index none": (
+        lambda t: t.gen_string_idx(None),
+        "columns should be str or a list of str, but got None",
+    ),
     "index missing": (lambda t: t.gen_string_idx("no"), "do not exist in this Table"),
     "encode": (lambda t: t.encode_string("city", [{}, {}]), "should have the same length"),
     "encode kind": (lambda t: t.encode_string("city", ["x"]), "indices should be StringIndex"),

@@ -1319,7 +1319,7 @@ class FeatureTable(FeatureMethods, Table):
         order_by_freq : bool, default False
             Number the values by falling count, equal counts by value.
         do_split : bool, default False
-            Cells hold several values.
+            Cells are text of several values. Arrays of values are numbered without it.
         sep : str, default ","
             Regular expression between them.
 
@@ -1409,12 +1409,24 @@ class FeatureTable(FeatureMethods, Table):
         spark.check_lengths("columns", names, "indices", chosen)
         message = (
             "The column {name} of type {kind} cannot be encoded: its cells should be single "
-            "values, or with do_split their text; explode it, or use add_value_features"
+            "values, arrays of them, or with do_split their text; explode it, or use "
+            "add_value_features"
         )
-        kinds.check_kinds(schema_of(self.df), names, kinds.is_atomic, message)
+        before = schema_of(self.df)
+        kinds.check_kinds(before, names, vocabulary.is_atomic_or_list, message)
+        lists = [name for name in names if kinds.is_array(before[name].kind)]
+        if lists and (do_split or oov_buckets):
+            raise UsageError(
+                f"{'do_split' if do_split else 'oov_buckets'} cannot be used with {lists}, whose "
+                "cells are arrays; leave it out"
+            )
         dictionaries = {
             name: _dictionary(index, name) for name, index in zip(names, chosen, strict=True)
         }
+        if lists:
+            of_lists = {name: dictionaries.pop(name) for name in lists}
+            df = vocabulary.encode_lists(self.df, of_lists, sort_for_array, keep_most_frequent)
+            return self._clone(vocabulary.encode(df, dictionaries, broadcast))
         if not do_split:
             return self._clone(vocabulary.encode(self.df, dictionaries, broadcast, oov_buckets))
         options = check_string(sep, "sep"), broadcast, sort_for_array, keep_most_frequent

@@ -254,6 +254,13 @@ def _summed(parts: Sequence[pa.Table], keys: list[str]) -> pa.Table:
     return grouped.aggregate([(name, "sum") for name in others]).rename_columns([*keys, *others])
 
 
+def _elements(column: Values) -> Values:
+    """The values in the cells of a column of lists; another column as it is."""
+    if isinstance(column, DictionaryColumn) or not pa.types.is_list(column.type):
+        return column
+    return column.flatten()
+
+
 @dataclass(frozen=True)
 class Counts(Request):
     """Counts of the values of the columns together, without nulls.
@@ -273,7 +280,7 @@ class Counts(Request):
 
     def _of_columns(self, columns: list[Values]) -> pa.Table:
         parts = []
-        for column in map(factored, columns):
+        for column in map(factored, map(_elements, columns)):
             values = column.values
             counts = np.bincount(column.codes, minlength=len(values))
             if self.separator is not None:

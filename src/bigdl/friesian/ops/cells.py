@@ -180,10 +180,7 @@ class FillNa(Operator):
             for name in self.columns:
                 self._check(name, before[name].kind)
             return self.columns
-        names = [name for name, each in before.items() if self._takes(each.kind)]
-        if type(self.value) is int and -(2**31) <= self.value < 2**31:
-            return [name for name in names if before[name].kind == "int"]
-        return names
+        return [name for name, each in before.items() if self._takes(each.kind)]
 
     @property
     def _group(self) -> str:

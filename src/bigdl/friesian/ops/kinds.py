@@ -111,6 +111,11 @@ def is_array(kind: str) -> bool:
     return kind.startswith("array<")
 
 
+def of_cells(kind: str) -> str:
+    """The kind of the values in cells: that of an array's elements, or of the cells themselves."""
+    return element_of(kind) if is_array(kind) else kind
+
+
 def element_of(kind: str) -> str:
     """The kind of what is in an array."""
     return kind[len("array<") : -1]

@@ -318,6 +318,34 @@ def encode_tokens(
     return df
 
 
+def encode_lists(
+    df: DataFrame, dictionaries: Mapping[str, Dictionary], sort: bool, smallest: bool
+) -> DataFrame:
+    """Replace values in arrays by numbers, in their order; values without an entry are left out.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+    dictionaries : dict of str to Dictionary
+    sort : bool
+        Order the numbers.
+    smallest : bool
+        Only the smallest number of each cell, null if it has none.
+    """
+    for name, dictionary in dictionaries.items():
+        kind = dictionary.meeting_type(kinds.of_cells(kind_of(df, name)))
+        shipped = dictionary.shipped(kind, limited=False)
+        function = spark.arrow_function(
+            partial(_known_in_lists_of, shipped), f"array<{dictionary.value_type}>"
+        )
+        df = replace(df, {name: function(try_cast(col(name), f"array<{kind}>"))})
+        if smallest:
+            df = replace(df, {name: F.array_min(col(name))})
+        elif sort:
+            df = replace(df, {name: F.sort_array(col(name))})
+    return df
+
+
 def _join_tokens(
     df: DataFrame, name: str, dictionary: Dictionary, kind: str, separator: str
 ) -> DataFrame:
@@ -384,6 +412,16 @@ def _known(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
     known = rows[values.is_valid().to_numpy(zero_copy_only=False)]
     counts = np.bincount(known, minlength=len(keys))
     return lists_of(counts, values.drop_null(), pa.array(counts == 0))
+
+
+def _known_in_lists_of(shipped: Any, keys: pa.Array) -> pa.Array:
+    return _known_in_lists(shipped.value, keys)
+
+
+def _known_in_lists(vocabulary: Vocabulary, keys: pa.Array) -> pa.Array:
+    """As :func:`_known`, but only a null cell is null: a list stays one."""
+    known = _known(vocabulary, keys)
+    return lists_of(lengths_of(known), known.flatten(), keys.is_null())
 
 
 # Counted values that are ranked on the driver.  A million short strings take about 30 MB there.
@@ -459,27 +497,36 @@ def count_values(
     of_sources = [_value_kind(df, source, separator) for source in sources]
     types = list(dict.fromkeys(of_sources))
     fields = [f"value_{types.index(kind)}" for kind in of_sources]
+    are_lists = separator is not None or any(
+        kinds.is_array(kind_of(df, name)) for source in sources for name in source.columns
+    )
 
     def pairs(i: int, name: str) -> Column:
-        """Return the pairs of one cell: a struct, or with a separator an array of structs."""
-        value = col(name)
-        if not nulls:
-            value = spark.without_nan(value, kind_of(df, name))  # NaN is no value of a vocabulary
-        value = value.cast(of_sources[i])
+        """Return the pairs of one cell: a struct, or an array of structs where cells are lists."""
+        cell, kind = col(name), kind_of(df, name)
+
+        def typed(value: Column) -> Column:
+            if not nulls:  # NaN is no value of a vocabulary
+                value = spark.without_nan(value, kinds.of_cells(kind))
+            return value.cast(of_sources[i])
 
         def pair(value: Column) -> Column:
-            typed = ((kind, value if kind == of_sources[i] else F.lit(None)) for kind in types)
-            fields = (cell.cast(kind).alias(f"value_{j}") for j, (kind, cell) in enumerate(typed))
+            each = ((kind, value if kind == of_sources[i] else F.lit(None)) for kind in types)
+            fields = (cell.cast(kind).alias(f"value_{j}") for j, (kind, cell) in enumerate(each))
             return F.struct(F.lit(i).alias("source"), *fields)
 
-        if separator is None:
-            return pair(value)
+        if not are_lists:
+            return pair(typed(cell))
         # a null cell has no tokens; concat of a null array would be null
+        if kinds.is_array(kind):
+            return F.transform(F.coalesce(cell, F.array().cast(kind)), lambda v: pair(typed(v)))
+        if separator is None:
+            return F.array(pair(typed(cell)))
         none = F.array().cast("array<string>")
-        return F.transform(F.coalesce(F.split(value, separator), none), pair)
+        return F.transform(F.coalesce(F.split(typed(cell), separator), none), pair)
 
     cells = [pairs(i, name) for i, source in enumerate(sources) for name in source.columns]
-    every = F.concat(*cells) if separator is not None else F.array(*cells)
+    every = F.concat(*cells) if are_lists else F.array(*cells)
     pair = spark.temporary(df, "pair")
     values = [f"value_{i}" for i in range(len(types))]
     rows = df.select(F.explode(every).alias(pair)).select(f"{pair}.*")
@@ -518,16 +565,31 @@ def enough(counted: DataFrame, limits: Iterable[int]) -> DataFrame:
 
 def _value_kind(df: DataFrame, source: ValueSource, separator: str | None) -> str:
     message = (
-        "The column {name} of type {kind} has no vocabulary: its cells should be single values; "
-        "explode it first"
+        "The column {name} of type {kind} has no vocabulary: its cells should be single values or "
+        "arrays of them; flatten or explode it first"
     )
-    check_kinds(schema_of(df), source.columns, kinds.is_atomic, message)
-    of_columns = [kind_of(df, name) for name in source.columns]
+    check_kinds(schema_of(df), source.columns, is_atomic_or_list, message)
+    cells = [kind_of(df, name) for name in source.columns]
+    if separator is not None and any(map(kinds.is_array, cells)):
+        raise UsageError(
+            f"do_split is for cells of text, but {list(source.columns)} are of type "
+            f"{', '.join(dict.fromkeys(cells))}; leave it out"
+        )
+    of_columns = list(map(kinds.of_cells, cells))
     if separator is not None or any(map(kinds.is_text, of_columns)):
         return "string"
     if len(set(of_columns)) == 1:
         return of_columns[0]
     return "double" if any(map(kinds.is_fractional, of_columns)) else "bigint"
+
+
+def is_atomic_or_list(kind: str) -> bool:
+    """Return True for single values and arrays of them."""
+    return kinds.is_atomic(kinds.of_cells(kind))
+
+
+def _is_category_or_list(kind: str) -> bool:
+    return kinds.is_category(kinds.of_cells(kind))
 
 
 def _ranked_on_driver(
@@ -614,6 +676,38 @@ class EncodeTokens(Function):
         return sorted(numbers) if self.sort else numbers
 
 
+class EncodeLists(Function):
+    """The numbers of the values in a list that are known, in their order."""
+
+    is_costly = True
+
+    def __init__(self, vocabulary: Vocabulary, sort: bool, smallest: bool):
+        self.vocabulary, self.sort, self.smallest = vocabulary, sort, smallest
+
+    def array(self, values: pa.Array) -> pa.Array:
+        numbers = _known_in_lists(self.vocabulary, values)
+        if self.sort or self.smallest:
+            items, rows = numbers.flatten(), pc.list_parent_indices(numbers)
+            ordered = items.take(pa.array(np.lexsort((items.to_numpy(), rows.to_numpy()))))
+            numbers = lists_of(lengths_of(numbers), ordered, numbers.is_null())
+        if not self.smallest:
+            return numbers
+        is_empty = pa.array(np.asarray(lengths_of(numbers)) == 0)
+        none = pa.scalar([None], numbers.type)
+        return pc.list_element(pc.if_else(is_empty, none, numbers), 0)
+
+    def single(self, *input_kinds: str) -> Callable[..., Any]:
+        return self._of_cell
+
+    def _of_cell(self, value: Sequence[Any] | None) -> list[int] | int | None:
+        if value is None:
+            return None
+        numbers = list(filter(None, map(self.vocabulary.by_key.get, value)))
+        if self.smallest:
+            return min(numbers, default=None)
+        return sorted(numbers) if self.sort else numbers
+
+
 @dataclass(frozen=True)
 class CategoryEncode(Operator):
     """``category_encode``; the state has a table of one column for each vocabulary.
@@ -661,8 +755,13 @@ class CategoryEncode(Operator):
         requests: dict[str, Request] = {}
         for each in self.columns:
             names, name = each["src_cols"], each["col_name"]
-            check_categories(before, names)
+            check_categories(before, names, lists=True)
             of_columns = {before[each].kind for each in names}
+            if self.oov_buckets and any(map(kinds.is_array, of_columns)):
+                raise UsageError(
+                    f"oov_buckets is for single values, but {names} are of type "
+                    f"{', '.join(of_columns)}; leave it out"
+                )
             if self.do_split and of_columns != {"string"}:
                 raise UsageError(
                     f"do_split needs strings, but {names} are of type {', '.join(of_columns)}"
@@ -679,18 +778,23 @@ class CategoryEncode(Operator):
         return {name: _ranked(counts, self.order_by_freq) for name, counts in answers.items()}
 
     def cells(self, before: Schema, state: State | None) -> list[OutputColumn]:
-        kind = "array<int>" if self.do_split and not self.keep_most_frequent else "int"
         cells = []
         for each in self.columns:
+            is_list = kinds.is_array(before[each["src_cols"][0]].kind)
+            several = (is_list or self.do_split) and not self.keep_most_frequent
+            kind = "array<int>" if several else "int"
             function, rows = None, None
             if state is not None:
                 vocabulary = Vocabulary(state[each["col_name"]]["value"].combine_chunks())
-                function, rows = self._function(vocabulary), len(vocabulary) + self.oov_buckets + 1
+                function = self._function(vocabulary, is_list)
+                rows = len(vocabulary) + self.oov_buckets + 1
             made = Field(kind, rows)
             cells += [OutputColumn((name,), name, made, function) for name in each["src_cols"]]
         return cells
 
-    def _function(self, vocabulary: Vocabulary) -> Function:
+    def _function(self, vocabulary: Vocabulary, is_list: bool) -> Function:
+        if is_list:
+            return EncodeLists(vocabulary, self.sort_for_array, self.keep_most_frequent)
         if self.do_split:
             return EncodeTokens(vocabulary, self.sep, self.sort_for_array, self.keep_most_frequent)
         return Encode(vocabulary, self.oov_buckets)
@@ -710,6 +814,11 @@ class CategoryEncode(Operator):
         for each in self.columns:
             learned = numbered(df.sparkSession, state[each["col_name"]])
             dictionaries |= dict.fromkeys(each["src_cols"], learned)
+        lists = {name for name in dictionaries if kinds.is_array(before[name].kind)}
+        if lists:
+            of_lists = {name: dictionaries.pop(name) for name in lists}
+            options = self.sort_for_array, self.keep_most_frequent
+            df = encode_lists(df, of_lists, *options)
         if not self.do_split:
             return encode(df, dictionaries, self.broadcast, self.oov_buckets)
         options = self.broadcast, self.sort_for_array, self.keep_most_frequent
@@ -722,10 +831,14 @@ def check_oov_buckets(oov_buckets: Any, do_split: bool) -> None:
         raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
 
 
-def check_categories(before: Schema, names: Sequence[str]) -> None:
-    """Check that columns exist and hold values that all executors tell apart alike."""
+def check_categories(before: Schema, names: Sequence[str], lists: bool = False) -> None:
+    """Check that columns exist and hold values that all executors tell apart alike.
+
+    With `lists` their cells may also be arrays of such values.
+    """
+    cells = "arrays of them, " if lists else ""
     message = (
         "The column {name} of type {kind} has no categories in a pipeline: cells should be "
-        "strings, whole numbers, booleans or dates; cast or bin them first"
+        f"strings, whole numbers, booleans, {cells}or dates; cast or bin them first"
     )
-    check_kinds(before, names, kinds.is_category, message)
+    check_kinds(before, names, _is_category_or_list if lists else kinds.is_category, message)

@@ -285,7 +285,7 @@ def sources_of(columns: Any, freq_limit: Any) -> list[ValueSource]:
     """
     columns = columns if isinstance(columns, list | tuple) else [columns]
     if not columns:
-        raise UsageError("columns should be str, dict or a list of them, but got None.")
+        raise UsageError("columns should be str or a list of str, but got None.")
     limits = freq_limit if isinstance(freq_limit, Mapping) else {None: freq_limit}
     for limit in limits.values():
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
