@@ -370,3 +370,10 @@ def test_hasattr_of_a_dataset_of_torchvision_works_without_it():
     assert not hasattr(datasets, "CIFAR10")
     with pytest.raises(AttributeError, match="run: pip install torchvision"):
         datasets.CIFAR10  # noqa: B018
+
+
+def test_a_file_without_bytes_is_named(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "2.jpg").touch()
+    with pytest.raises(UsageError, match=r"2\.jpg' cannot be decoded: it is empty"):
+        D.ImageFolder(tmp_path)[0]

@@ -212,11 +212,69 @@ def test_quotes_separators_and_dates(tmp_path):
     assert found["c"].tolist() == [pd.Timestamp("2020-01-02"), pd.Timestamp("2020-01-03")]
 
 
-def test_files_whose_columns_differ_in_order_are_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "b.csv").write_text("b,a\n3,4\n")
-    with pytest.raises(Exception, match="CSV header does not conform"):
+def test_columns_of_files_that_differ_in_order_are_joined_by_name(tmp_path, backend):
+    (tmp_path / "a.csv").write_text("a,b\n1,x\n2,y\n")
+    (tmp_path / "b.csv").write_text("b,a\nz,3\n")
+    found = rows(read_csv(str(tmp_path))).sort_values("a", ignore_index=True)
+    assert found.to_dict("list") == {"a": [1, 2, 3], "b": ["x", "y", "z"]}
+    assert found["a"].dtype == "int64"
+    chosen = read_csv(str(tmp_path), usecols=["a"], dtype={"a": "float32"})
+    assert sorted(rows(chosen)["a"]) == [1, 2, 3]
+
+
+def test_a_file_of_other_columns_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,x\n")
+    (tmp_path / "b.csv").write_text("b,c\nz,3\n")
+    message = r"header of .*b\.csv is \['b', 'c'\].*lacks \['a'\] and has \['c'\] beside"
+    with pytest.raises(UsageError, match=message):
         read_csv(str(tmp_path))
+
+
+@pytest.mark.parametrize("encoding", ["utf8", "utf-8-sig", "latin1", "ISO-8859-1"])
+def test_encodings_have_pythons_names(tmp_path, encoding):
+    (tmp_path / "a.csv").write_bytes("stadt,n\nköln,1\n".encode(encoding))
+    found = rows(read_csv(str(tmp_path / "a.csv"), encoding=encoding))
+    assert found.to_dict("list") == {"stadt": ["köln"], "n": [1]}
+
+
+def test_an_encoding_that_spark_does_not_have_names_the_backend_that_does(tmp_path):
+    (tmp_path / "a.csv").write_bytes("stadt\nköln\n".encode("gbk", "replace"))
+    for read, name in ((read_csv, "gbk"), (read_json, "gbk"), (read_csv, "utf-16")):
+        with pytest.raises(UsageError, match=f"{name!r}.*pandas_read_backend"):
+            read(str(tmp_path / "a.csv"), encoding=name)
+    with pytest.raises(UsageError, match="no encoding 'utf-80'"):
+        read_csv(str(tmp_path / "a.csv"), encoding="utf-80")
+
+
+def test_inferred_whole_numbers_are_int64_as_in_pandas(tmp_path):
+    pd.DataFrame({"a": [1, 2], "t": ["x", "y"]}).to_csv(tmp_path / "a.csv", index=False)
+    assert rows(read_csv(str(tmp_path / "a.csv")))["a"].dtype == "int64"
+    pd.DataFrame({"k": [7, 8], "v": np.array([1, 2], "int32")}).to_parquet(
+        tmp_path / "p", partition_cols=["k"]
+    )
+    types = rows(read_parquet(str(tmp_path / "p"))).dtypes.astype(str).to_dict()
+    assert types == {"v": "int32", "k": "int64"}  # int32 was written, the folders' names inferred
+
+
+def test_json_takes_names_usecols_and_dtype_in_the_order_of_the_first_record(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"user": 1, "item": 2, "x": 0.5}\n{"user": 3, "item": 4, "x": null}\n')
+    assert list(rows(read_json(str(path))).columns) == ["user", "item", "x"]
+    found = rows(
+        read_json(str(path), names=["u", "i", "r"], usecols=["u", "i"], dtype={"i": "float32"})
+    )
+    assert found.dtypes.astype(str).to_dict() == {"u": "int64", "i": "float32"}
+    assert found.to_dict("list") == {"u": [1, 3], "i": [2.0, 4.0]}
+    with pytest.raises(UsageError, match="usecols do not match"):
+        read_json(str(path), usecols=["z"])
+
+
+def test_files_of_zero_bytes_are_told_in_one_sentence(tmp_path, backend):
+    for read, end in ((read_csv, "csv"), (read_json, "json"), (read_parquet, "parquet")):
+        path = tmp_path / f"empty.{end}"
+        path.touch()
+        with pytest.raises(UsageError, match=rf"empty\.{end}"):
+            read(str(path)).collect()
 
 
 def test_a_missing_path(tmp_path, backend):

@@ -92,6 +92,19 @@ def test_transform_gives_the_arguments_and_the_value_of_a_shared_one(sc):
     assert made.to_lazy().transform_shard(lambda s, b: b.number, shared).collect() == [10] * 4
 
 
+def test_a_function_that_reads_the_value_of_a_shared_value_gets_the_shared_value(sc):
+    def minus(shard, factor, shared):
+        return shard * factor - shared.value
+
+    def minus_inside(shard, shared):
+        return (lambda: shard - shared.value)()
+
+    shared = SharedValue(1)
+    assert numbers(sc).transform_shard(minus, 2, shared).collect() == [-1, 1, 3, 5]
+    assert numbers(sc).transform_shard(minus_inside, shared).collect() == [-1, 0, 1, 2]
+    assert numbers(sc).transform_shard(np.add, shared).collect() == [1, 2, 3, 4]
+
+
 def test_a_random_transform_runs_once(sc):
     made = numbers(sc).transform_shard(jitter)
     assert made.is_cached()

@@ -116,6 +116,8 @@ def decode_image(data: bytes, name: str) -> PIL.Image.Image:
         If it is none; the message has `name`.
     """
     pil = require("PIL.Image", "orca")
+    if not data:
+        raise UsageError(f"{name!r} is not an image: the file is empty")
     try:
         with pil.open(io.BytesIO(data)) as image:
             return image.copy()  # of the class Image: pixels without the file

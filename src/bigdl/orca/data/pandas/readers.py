@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import functools
 import io
+import logging
 import os
+import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote
 
 from bigdl.common.errors import UsageError, first_line, refusing
 from bigdl.orca.cluster.connect import active_spark_or_local
@@ -25,7 +32,12 @@ from bigdl.orca.settings import OrcaContext
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+logger = logging.getLogger("bigdl.orca")
+
+_HEADER_BYTES = 1 << 20  # of the first line of a file
 
 
 def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
@@ -66,9 +78,10 @@ def read_csv(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | Ra
         ``header`` (``"infer"``, 0 or None, which names the columns ``"0"``, ``"1"``, ...),
         ``names`` (a list, or a schema as text of Spark's DDL), ``index_col``, ``usecols`` (names,
         numbers or a function of a name), ``dtype`` (one, or a dict by name or number of columns),
-        ``squeeze``, ``sep``, ``quotechar``, ``escapechar``, ``comment``, and the options of
-        Spark's own reader of CSV.  With ``usecols`` of numbers, ``names`` may have a name for each
-        of them only.
+        ``squeeze``, ``sep``, ``quotechar``, ``escapechar``, ``comment``, ``encoding`` by Python's
+        name of it, and the options of Spark's own reader of CSV.  With ``usecols`` of numbers,
+        ``names`` may have a name for each of them only.  Files whose columns are in another order
+        are read by the names in their headers.
 
     Returns
     -------
@@ -110,8 +123,12 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | R
     file_path : str or sequence of str
         As for :func:`read_csv`.
     **kwargs
-        With the backend ``"pandas"``, those of :func:`pandas.read_json`; with ``"spark"``, options
-        of Spark's reader, which expects one record per line (``multiLine=True`` for other files).
+        With the backend ``"pandas"``, those of :func:`pandas.read_json`; with ``"spark"``,
+        ``names`` (of all columns, or of those in `usecols`), ``usecols`` (names, numbers or a
+        function of a name), ``dtype`` (one, or a dict by name or number of columns),
+        ``index_col``, ``squeeze``, and options of Spark's reader, which expects one record per
+        line (``multiLine=True`` for other files). The order of the columns is that of the first
+        record.
 
     Returns
     -------
@@ -132,14 +149,7 @@ def read_json(file_path: str | Sequence[str], **kwargs: Any) -> SparkXShards | R
     """
     if _is_with_pandas():
         return _read_with_pandas("json", file_path, kwargs)
-    if "lines" in kwargs:  # as pandas calls it
-        kwargs["multiLine"] = not kwargs.pop("lines")
-    if kwargs.pop("orient", "records") != "records":
-        raise UsageError(
-            'Spark reads JSON of orient="records" only; set OrcaContext.pandas_read_backend = '
-            '"pandas" for others'
-        )
-    return to_xshards(active_spark_or_local().spark.read.json(paths_for_spark(file_path), **kwargs))
+    return _read_json(file_path, **kwargs)
 
 
 def read_parquet(
@@ -197,11 +207,31 @@ def read_parquet(
     reader = active_spark_or_local().spark.read.options(**options)
     if schema is not None:
         reader = reader.schema(schema)
-    frame = reader.parquet(*paths_for_spark(file_path))
+    paths = paths_for_spark(file_path)
+    for path in paths:
+        _refuse_empty_files(path)
+    frame = reader.parquet(*paths)
+    if schema is None and frame.columns:
+        # Names of folders, column=value; Spark infers whole numbers of 32 bits for them.
+        files = frame.inputFiles()[:1]
+        keys = {*re.findall(r"/([^/=]+)=[^/]*(?=/)", unquote("".join(files)))}
+        wide = _wide(frame.select(*[quoted(name) for name in frame.columns if name in keys]).schema)
+        frame = frame.withColumns(
+            {each.name: F.col(quoted(each.name)).cast(each.dataType) for each in wide.fields}
+        )
     if columns is not None:
         find_columns(columns, frame.columns, f"The input {file_path}")
         frame = frame.select(*map(quoted, columns))
     return to_xshards(frame)
+
+
+def _refuse_empty_files(path: str) -> None:
+    """Refuse a file of this machine that has no bytes, which Spark tells in many lines."""
+    if not is_local_path(path) or not exists(path):
+        return
+    for file in files_of(path, nested=True):
+        if os.path.getsize(open_file_system(file)[1]) == 0:
+            raise UsageError(f"{file} is empty, and so no Parquet file; remove it or write it anew")
 
 
 def _read_lake(path: Any, columns: Sequence[str] | None) -> SparkXShards | RayXShards:
@@ -294,6 +324,8 @@ def _read_csv(
     if comment is not None and (not isinstance(comment, str) or len(comment) != 1):
         raise UsageError(f"Only length-1 comment characters supported, got {comment!r}")
 
+    _translate_encoding(options)
+    lowered = {name.lower(): value for name, value in options.items()}
     reader = active_spark_or_local().spark.read.options(
         header=header == 0,
         sep=sep,
@@ -307,9 +339,12 @@ def _read_csv(
             reader = reader.option(key, value)
     paths = paths_for_spark(file_path)
     reader = reader.options(**{"inferSchema": True, **options})
+
+    def load(reader: Any, schema: StructType) -> DataFrame:
+        return reader.schema(schema).csv(paths)
+
     if isinstance(names, str):
         schema = cast("StructType", data_type(names))
-        frame = reader.schema(schema).csv(paths)
         columns = schema.names
     else:
         frame = reader.csv(paths)
@@ -318,11 +353,21 @@ def _read_csv(
                 raise UsageError(f"No columns to parse from file: {file_path} is empty")
             empty = [StructField(name, StringType()) for name in safe_names(len(names))]
             frame = reader.schema(StructType(empty)).csv(paths)
-        if header == 0 and len(frame.inputFiles()) > 1:
-            # Each file's header is compared; columns in another order would change places.
-            reader = reader.options(enforceSchema=False, **options)
-            frame = reader.schema(frame.schema).csv(paths)
-        columns = _named(names, frame.columns, header, usecols)
+        schema = _wide(frame.schema)
+        files = sorted(frame.inputFiles()) if header == 0 else []
+        if len(files) > 1:
+            headers = None
+            if comment is None:
+                quote = lowered.get("quote", '"' if quotechar is None else quotechar)
+                charset = lowered.get("encoding", lowered.get("charset"))
+                headers = _headers_of(files, lowered.get("delimiter", sep), quote, charset)
+            if headers is not None and len(headers) > 1:
+                schema = _schema_by_names(reader, headers)
+                load = functools.partial(_load_by_names, headers)
+            elif headers is None:
+                # Spark compares each file's header; columns in another order would change places.
+                reader = reader.options(enforceSchema=False, **options)
+        columns = _named(names, schema.names, header, usecols)
     if len(set(columns)) != len(columns):
         raise UsageError(f"Found duplicate names in {columns}; every column needs its own")
     chosen = _chosen(usecols, columns, names is not None)
@@ -333,12 +378,11 @@ def _read_csv(
     if texts and not isinstance(names, str):
         fields = [
             StructField(field.name, StringType()) if name in texts else field
-            for name, field in zip(columns, frame.schema.fields, strict=True)
+            for name, field in zip(columns, schema.fields, strict=True)
         ]
-        frame = reader.schema(StructType(fields)).csv(paths)
+        schema = StructType(fields)
     safe = dict(zip(columns, safe_names(len(columns)), strict=True))
     kept = [safe[name] for name in chosen]
-    lowered = {name.lower(): value for name, value in options.items()}
     is_checked = lowered.get("mode", "permissive").lower() == "permissive" and not (
         lowered.keys() & {"columnnameofcorruptrecord", "singlevariantcolumn"}
         or "_corrupt_record" in columns
@@ -346,13 +390,13 @@ def _read_csv(
     if is_checked:
         # Spark would leave out what does not fit, without a word
         reader = reader.option("columnNameOfCorruptRecord", _RAGGED)
-        frame = reader.schema(frame.schema.add(_RAGGED, "string")).csv(paths)
+        frame = load(reader, StructType([*schema.fields, StructField(_RAGGED, StringType())]))
         frame = frame.toDF(*safe.values(), _RAGGED)
         where = F.concat_ws("\n", F.input_file_name(), _RAGGED)
         frame = frame.select(*kept, F.when(F.col(_RAGGED).isNotNull(), where).alias(_RAGGED))
         chosen.append(_RAGGED)
     else:
-        frame = frame.toDF(*safe.values()).select(*kept)
+        frame = load(reader, schema).toDF(*safe.values()).select(*kept)
     check_row = partial(
         _check_row,
         len(columns),
@@ -364,17 +408,221 @@ def _read_csv(
     def finish(frame: pd.DataFrame) -> Any:
         if is_checked:
             frame.pop(_RAGGED).dropna().map(check_row)
-        if types:
-            missing = frame[texts].isna()
-            frame = frame.astype(types)
-            for name in texts:  # pandas 2 makes "None" of a null
-                if missing[name].any():
-                    frame[name] = frame[name].mask(missing[name])
+        frame = _in_types(frame, types) if types else frame
         if index is not None:
             frame = frame.set_index(index)
         return frame.squeeze("columns") if squeeze else frame
 
     return to_xshards(frame, chosen, finish, None if squeeze else DATA_FRAME)
+
+
+def _read_json(
+    file_path: Any,
+    names: Sequence[str] | None = None,
+    usecols: Sequence | Callable | None = None,
+    dtype: Any = None,
+    index_col: str | int | None = None,
+    squeeze: bool = False,
+    lines: bool | None = None,
+    orient: str = "records",
+    **options: Any,
+):
+    """Read JSON files by Spark, see :func:`read_json`."""
+    if lines is not None:  # as pandas calls it
+        options["multiLine"] = not lines
+    if orient != "records":
+        raise UsageError(
+            'Spark reads JSON of orient="records" only; set OrcaContext.pandas_read_backend = '
+            '"pandas" for others'
+        )
+    _translate_encoding(options)
+    given = {name.lower() for name in options}
+    if given & {"encoding", "charset"} and not given & {"multiline", "linesep"}:
+        options["lineSep"] = "\n"  # which Spark asks for beside any charset but UTF-8
+    frame = active_spark_or_local().spark.read.json(paths_for_spark(file_path), **options)
+    if not frame.columns:
+        raise UsageError(f"There is no record in {file_path}: its files are empty")
+    order = _order_of_keys(frame, options)
+    frame = frame.select(*map(quoted, order))
+    columns = _named(names, order, 0, usecols)
+    if len(set(columns)) != len(columns):
+        raise UsageError(f"Found duplicate names in {columns}; every column needs its own")
+    chosen = _chosen(usecols, columns, names is not None)
+    index = _index(index_col, chosen)
+    types = {name: each for name, each in _types(dtype, columns).items() if name in chosen}
+    safe = dict(zip(columns, safe_names(len(columns)), strict=True))
+    frame = frame.toDF(*safe.values()).select(*[safe[name] for name in chosen])
+
+    def finish(frame: pd.DataFrame) -> Any:
+        frame = _in_types(frame, types) if types else frame
+        if index is not None:
+            frame = frame.set_index(index)
+        return frame.squeeze("columns") if squeeze else frame
+
+    return to_xshards(frame, chosen, finish, None if squeeze else DATA_FRAME)
+
+
+def _in_types(frame: pd.DataFrame, types: dict[str, Any]) -> pd.DataFrame:
+    """Return a frame with columns in other types; null stays null."""
+    from pandas.api.types import pandas_dtype
+
+    texts = [name for name, each in types.items() if pandas_dtype(each).kind not in _NUMBERS]
+    missing = frame[texts].isna()
+    frame = frame.astype(types)
+    for name in texts:  # pandas 2 makes "None" of a null
+        if missing[name].any():
+            frame[name] = frame[name].mask(missing[name])
+    return frame
+
+
+def _order_of_keys(frame: DataFrame, options: dict[str, Any]) -> list[str]:
+    """Return the columns in the order of the first record's keys; Spark sorts them by name."""
+    import json
+
+    is_lines = str(options.get("multiLine", False)).lower() != "true"
+    keys: list[str] = []
+    if is_lines:
+        first = frame.sparkSession.read.text(frame.inputFiles()).filter("trim(value) <> ''").first()
+        with contextlib.suppress(ValueError):  # Spark itself says what is wrong
+            record = json.loads(first[0]) if first is not None else {}
+            keys = [key for key in record if key in frame.columns]
+    return keys + [name for name in frame.columns if name not in keys]
+
+
+# Charsets that Spark's readers take, by Python's names.
+_CHARSETS = {
+    "utf-8": "UTF-8",
+    "utf-8-sig": "UTF-8",  # a mark at the beginning is dropped
+    "ascii": "US-ASCII",
+    "iso8859-1": "ISO-8859-1",
+    "utf-16": "UTF-16",
+    "utf-16-be": "UTF-16BE",
+    "utf-16-le": "UTF-16LE",
+    "utf-32": "UTF-32",
+}
+
+
+def _translate_encoding(options: dict[str, Any]) -> None:
+    """Give an encoding the name that Spark has for it, or refuse one that Spark does not have."""
+    for key in [name for name in options if name.lower() in ("encoding", "charset")]:
+        encoding = options[key]
+        if encoding is None:
+            del options[key]
+            continue
+        try:
+            known = codecs.lookup(str(encoding)).name
+        except LookupError:
+            raise UsageError(
+                f"There is no encoding {encoding!r}; pass a name such as utf-8 or latin-1"
+            ) from None
+        # Spark looks for the ends of lines in single bytes, unless it is told otherwise.
+        is_wide = known.startswith(("utf-16", "utf-32"))
+        is_cut = not {name.lower() for name in options} & {"multiline", "linesep"}
+        if known not in _CHARSETS or (is_wide and is_cut):
+            raise UsageError(
+                f"Spark does not read the encoding {encoding!r}, but utf-8, utf-8-sig, ascii and "
+                "latin-1; set "
+                'OrcaContext.pandas_read_backend = "pandas", whose reader does'
+            )
+        options[key] = _CHARSETS[known]
+
+
+def _headers_of(
+    files: Sequence[str], sep: str, quote: str, encoding: str | None
+) -> dict[tuple[str, ...], list[str]] | None:
+    """Return the files of each header, without empty files; None where they cannot be looked at."""
+    import csv
+
+    def header(file: str) -> tuple[str, ...]:
+        import fsspec
+
+        system, path = open_file_system(unquote(file))
+        with (
+            system.open(path, "rb") as raw,
+            fsspec.utils.compr[fsspec.utils.infer_compression(path)](raw, mode="rb")
+            if fsspec.utils.infer_compression(path)
+            else contextlib.nullcontext(raw) as data,
+        ):
+            first = data.readline(_HEADER_BYTES)
+        text = first.decode(encoding or "utf-8").removeprefix("\ufeff").rstrip("\r\n")
+        if quote and text.count(quote) % 2:
+            raise ValueError(f"the header of {file} has more than one line")
+        if len(sep) == 1 and len(quote) == 1:
+            return tuple(next(csv.reader([text], delimiter=sep, quotechar=quote), ()))
+        return tuple(text.split(sep)) if text else ()
+
+    headers: dict[tuple[str, ...], list[str]] = {}
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            for file, names in zip(files, pool.map(header, files), strict=True):
+                headers.setdefault(names, []).append(file)
+    except Exception as error:  # of any storage, compression or charset: Spark compares them then
+        logger.debug("The headers of %d files cannot be compared: %s", len(files), error)
+        return None
+    headers.pop((), None)
+    return headers
+
+
+def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> StructType:
+    """Return the schema of files whose columns are in different orders, in that of the first.
+
+    Raises
+    ------
+    UsageError
+        If a file has other columns than the first.
+    """
+    from pyspark.sql.types import DoubleType, StringType, StructField, StructType
+
+    first, *others = headers
+    for names in others:
+        if sorted(names) != sorted(first):
+            missing, more = sorted({*first} - {*names}), sorted({*names} - {*first})
+            facts = [f"lacks {missing}"] * bool(missing) + [f"has {more} beside"] * bool(more)
+            raise UsageError(
+                f"The header of {headers[names][0]} is {list(names)}, and that of "
+                f"{headers[first][0]} is {list(first)}: it {' and '.join(facts) or 'differs'}; "
+                "give all files the same columns, or set "
+                'OrcaContext.pandas_read_backend = "pandas", which fills with nulls'
+            )
+    types: dict[str, list[Any]] = {}
+    for files in headers.values():
+        for field in _wide(reader.csv(files).schema):
+            if field.dataType not in types.setdefault(field.name, []):
+                types[field.name].append(field.dataType)
+    numbers = {"bigint", "double"}
+    fields = []
+    for name in [*first, *(name for name in types if name not in first)]:  # also of partitions
+        single = types[name][0] if len(types[name]) == 1 else None
+        are_numbers = {each.simpleString() for each in types[name]} <= numbers
+        kind = single or (DoubleType() if are_numbers else StringType())
+        fields.append(StructField(name, kind))
+    return StructType(fields)
+
+
+def _load_by_names(headers: dict[tuple[str, ...], list[str]], reader: Any, schema: StructType):
+    """Return the rows of files whose columns are in different orders, in that of a schema."""
+    from pyspark.sql.types import StructType
+
+    frames = []
+    for names, files in headers.items():
+        places = {name: place for place, name in enumerate(names)}
+        # Columns that no header has, of partitions and of rows that do not fit, stay at the end.
+        fields = sorted(schema.fields, key=lambda each: places.get(each.name, len(places)))
+        frame = reader.schema(StructType(fields)).csv(files)
+        frames.append(frame.select(*map(quoted, schema.names)))
+    return functools.reduce(lambda one, other: one.unionByName(other), frames)
+
+
+def _wide(schema: StructType) -> StructType:
+    """Return a schema that Spark inferred with whole numbers of 64 bits, as pandas has them."""
+    from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+
+    return StructType(
+        [
+            StructField(each.name, LongType()) if isinstance(each.dataType, IntegerType) else each
+            for each in schema.fields
+        ]
+    )
 
 
 def _check_row(columns: int, sep: str, quote: str, escape: str | None, row: str) -> None:

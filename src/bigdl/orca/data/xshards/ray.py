@@ -12,7 +12,7 @@ from bigdl.common.errors import LazyModule, UsageError
 from bigdl.orca.cluster.ray import RayBroadcast, RayCluster
 from bigdl.orca.cluster.spark import SparkCluster
 from bigdl.orca.data.ray_exchange import RayAddress, partitions_to_ray
-from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards, unwrap
+from bigdl.orca.data.xshards.spark import SharedValue, SparkXShards, XShards, unwrapped
 
 __all__ = ["RayXShards"]
 
@@ -149,7 +149,7 @@ class RayXShards(XShards):
         """
 
         def transform(partition, *args):
-            values = [unwrap(argument) for argument in args]
+            values = unwrapped(func, args)
             return [func(shard, *values) for shard in partition]
 
         return self.map_partitions(transform, *map(_reachable, args))

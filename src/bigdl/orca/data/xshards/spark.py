@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
+import inspect
+import itertools
 import json
 import logging
 import posixpath
@@ -10,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import and_, itemgetter, methodcaller
+from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import cloudpickle
@@ -254,9 +258,38 @@ class SharedValue:
         self.broadcast_data.unpersist()
 
 
-def unwrap(argument: Any) -> Any:
-    """The value of a SharedValue, and anything else as it is."""
-    return argument.value if isinstance(argument, SharedValue) else argument
+def unwrapped(func: Callable, args: Sequence[Any]) -> list[Any]:
+    """Return arguments of a function of shards, with the values of SharedValues in their places.
+
+    A function that was written for the SharedValue itself, as it reads ``argument.value``, gets it.
+    """
+    if not any(isinstance(each, SharedValue) for each in args):
+        return list(args)
+    takes_itself = _parameters_whose_value_is_read(func)
+    return [
+        each.value if isinstance(each, SharedValue) and place not in takes_itself else each
+        for place, each in enumerate(args, start=1)
+    ]
+
+
+def _parameters_whose_value_is_read(func: Callable) -> set[int]:
+    """Return the positions of parameters of which a function's code reads ``.value``."""
+    func = getattr(func, "__func__", func)  # of a method, whose first parameter is its object
+    code = getattr(inspect.unwrap(func), "__code__", None)
+    if code is None:
+        return set()
+    names = code.co_varnames[: code.co_argcount]
+    shift = 1 if names[:1] == ("self",) else 0
+    found, codes = set(), [code]
+    while codes:
+        each = codes.pop()
+        codes += [constant for constant in each.co_consts if isinstance(constant, CodeType)]
+        steps = list(dis.get_instructions(each))
+        for step, after in itertools.pairwise(steps):
+            is_read = after.opname in ("LOAD_ATTR", "LOAD_METHOD") and after.argval == "value"
+            if is_read and step.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")):
+                found.add(step.argval)
+    return {place - shift for place, name in enumerate(names) if name in found}
 
 
 class SparkXShards(XShards):
@@ -436,7 +469,8 @@ class SparkXShards(XShards):
         ----------
         func : callable
         *args : object
-            Further arguments; of a :class:`SharedValue` the function gets the value.
+            Further arguments; of a :class:`SharedValue` the function gets the value, or the
+            SharedValue itself if its code reads ``.value`` of that parameter.
 
         Examples
         --------
@@ -450,7 +484,7 @@ class SparkXShards(XShards):
         """
 
         def transform(shard: Any) -> Any:
-            return func(shard, *map(unwrap, args))
+            return func(shard, *unwrapped(func, args))
 
         return self._derive(self.rdd.map(transform))
 

@@ -71,6 +71,8 @@ def decode(data: bytes, enough: Callable[[int, int], tuple[int, int]] | None = N
     UsageError
         If this is no image.
     """
+    if not data:
+        raise UsageError("it is empty")
     size = jpeg_size(data)
     if size is None:
         return _by_pillow(data) if data[:4] == b"GIF8" else _by_opencv(data, 1)
@@ -117,7 +119,10 @@ def _turbojpeg() -> Any:
 
 def _by_opencv(data: bytes, factor: int) -> np.ndarray:
     reduced = getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{factor}", 0)
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), _COLOR | reduced)
+    try:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), _COLOR | reduced)
+    except cv2.error:  # of some damages it raises, of others it returns nothing
+        image = None
     return _by_pillow(data) if image is None else image
 
 

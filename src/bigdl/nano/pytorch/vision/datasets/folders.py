@@ -262,8 +262,12 @@ def _has_extension(path: str) -> bool:
 
 def _read_mask(path: str | os.PathLike) -> np.ndarray:
     """Return the values of a mask, uint8 ``(H, W)``; of a palette the indices, not the colours."""
-    with Image.open(path) as mask:
-        values = np.array(mask)
+    try:
+        with Image.open(path) as mask:
+            values = np.array(mask)
+    except (OSError, SyntaxError) as error:
+        reason = "it is empty" if os.path.getsize(path) == 0 else f"it holds no image ({error})"
+        raise UsageError(f"The mask {os.fspath(path)!r} cannot be decoded: {reason}") from error
     if values.ndim != 2:
         raise UsageError(
             f"A mask must have one channel with the number of an object, but {os.fspath(path)!r} "
