@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bigdl.common.errors import UsageError
+from bigdl.orca.data import SparkXShards
 from bigdl.orca.data.transformer import (
     MinMaxScaler,
     StandardScaler,
@@ -324,3 +325,15 @@ def test_star_import_has_the_names_of_programs():
     exec("from bigdl.orca.data.transformer import *", names)
     assert {"StringIndexer", "MinMaxScaler", "StandardScaler", "StringIndex"} <= set(names)
     assert {"np", "OrcaContext"} <= set(names)
+
+
+def test_lists_of_values_are_encoded_value_by_value(orca_spark):
+    cells = [["b", "a", None], [], None, ["a"]]
+    frame = pd.DataFrame({"tags": cells})
+    shards = SparkXShards(orca_spark.sparkContext.parallelize([frame], 1))
+    spark_frame = orca_spark.createDataFrame([(each,) for each in cells], "tags array<string>")
+    encoded, index = category_encode(shards, "tags")
+    assert index.to_dict() == {"a": 1, "b": 2}
+    assert encoded.first()["tags"].tolist() == [[2, 1], [], None, [1]]
+    encoded, index = category_encode(spark_frame, "tags")
+    assert [row["tags"] for row in encoded.collect()] == [[2, 1], [], None, [1]]

@@ -162,7 +162,8 @@ def encode_string(
     broadcast : bool, default True
         Accepted without effect: a vocabulary is always sent to the workers as a whole.
     do_split : bool, default False
-        Cells hold several values: they become lists of numbers, without unknown values.
+        Cells are text of several values: they become lists of numbers, without unknown values.
+        Cells that are lists become such ones without it.
     sep : str, default ","
         Regular expression between them.
     sort_for_array : bool, default False
@@ -320,7 +321,9 @@ def _count_shards(shards: SparkXShards, sources: list[ValueSource], split: str |
     def count(frame: pd.DataFrame) -> Iterator[tuple[tuple, int]]:
         for i, column in _columns(sources):
             values = frame[column].dropna()
-            if split is not None:
+            if _are_lists(values):
+                values = values.explode().dropna()
+            elif split is not None:
                 values = _tokens(values, split)
             try:
                 counts = values.value_counts()
@@ -349,7 +352,9 @@ def _count_shards(shards: SparkXShards, sources: list[ValueSource], split: str |
 def _count_spark(df: DataFrame, sources: list[ValueSource], split: str | None) -> Iterator:
     for i, column in _columns(sources):
         value = F.col(quoted(column))
-        if split is not None:
+        if _is_array(df, column):
+            value = F.explode(value)
+        elif split is not None:
             value = F.explode(F.split(value, split))
         rows = df.select(value.alias("value")).dropna().groupBy("value").count().collect()
         # NaN is no value
@@ -377,10 +382,17 @@ class _Encoder:
     def __call__(self, series: pd.Series) -> pd.Series:
         if isinstance(series.dtype, pd.CategoricalDtype):
             series = series.astype(series.cat.categories.dtype)
-        if self.split is None:
+        import numpy as np
+
+        cells = series.reset_index(drop=True)
+        are_lists = _are_lists(cells.dropna())
+        if self.split is None and not are_lists:
             return pd.Series(self.numbers(series), index=series.index, name=series.name)
-        lists: list[list[int]] = [[] for _ in range(len(series))]
-        tokens = _tokens(series.reset_index(drop=True).dropna(), self.split)
+        lists: list[Any] = [[] for _ in range(len(series))]
+        if are_lists:
+            tokens = cells.dropna().explode().dropna()
+        else:
+            tokens = _tokens(cells.dropna(), cast("str", self.split))
         for place, number in zip(tokens.index, self.numbers(tokens).tolist(), strict=True):
             if number:
                 lists[place].append(number)
@@ -389,16 +401,34 @@ class _Encoder:
             return pd.Series(least, index=series.index, name=series.name, dtype="int32")
         if self.sort:
             lists = [sorted(row) for row in lists]
+        if are_lists:  # a null is no empty list
+            for place in np.flatnonzero(cells.isna()):
+                lists[place] = None
         return pd.Series(lists, index=series.index, name=series.name, dtype=object)
 
     def on_spark(self, df: Any, column: str) -> Any:
         """`df` with the column replaced in its place."""
-        wanted = "array<int>" if self.split is not None and not self.first else "int"
+        is_array = _is_array(df, column)
+        several = (is_array or self.split is not None) and not self.first
+        wanted = "array<int>" if several else "int"
         value = F.col(quoted(column))
-        if self.split is not None or all(isinstance(v, str) for v in self.values):
+        if is_array:
+            pass
+        elif self.split is not None or all(isinstance(v, str) for v in self.values):
             value = value.cast("string")
         encode = F.pandas_udf(silent_when_closed(self), wanted)  # type: ignore[call-overload]
         return df.withColumn(column, encode(value))
+
+
+def _are_lists(cells: pd.Series) -> bool:
+    """Return True if cells without nulls are arrays of values."""
+    import numpy as np
+
+    return len(cells) > 0 and isinstance(cells.iloc[0], list | tuple | np.ndarray)
+
+
+def _is_array(df: DataFrame, column: str) -> bool:
+    return df.select(quoted(column)).dtypes[0][1].startswith("array<")
 
 
 def _tokens(cells: pd.Series, split: str) -> pd.Series:
