@@ -107,8 +107,8 @@ CASES = {
     "encode": (lambda t: t.encode_string("city", [{}, {}]), "should have the same length"),
     "encode kind": (lambda t: t.encode_string("city", ["x"]), "indices should be StringIndex"),
     "encode array": (
-        lambda t: t.encode_string("history", {"1": 1}),
-        "The column history of type array<int> cannot be encoded",
+        lambda t: t.encode_string("history", {}, oov_buckets=2),
+        "oov_buckets cannot be used with ['history'], whose cells are arrays",
     ),
     "encode unknown": (
         lambda t: t.encode_string("city", {"x": 1}, oov_buckets=-1),
