@@ -85,7 +85,7 @@ class Feed(ABC):
 
     @property
     def identity(self) -> Any:
-        """What the rows are, JSON-able, whatever their name and version; None if nobody knows."""
+        """The identity of the rows beyond name and version, JSON-able; None if it is unknown."""
         return None
 
     def at(self, version: Any, identity: Any = None) -> Feed:
