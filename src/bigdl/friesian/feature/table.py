@@ -28,7 +28,7 @@ from bigdl.friesian.ops.schema import Feature, FeatureSchema
 from bigdl.friesian.ops.spark import F, as_names, check_string, col, kind_of, schema_of
 from bigdl.friesian.ops.targets import CountEncode, TargetEncode, TargetStatistics, without_twins
 from bigdl.friesian.ops.vocabulary import Dictionary, number_column
-from bigdl.orca.cluster.spark_calls import silent_when_closed
+from bigdl.orca.cluster.spark_calls import check_frame, silent_when_closed
 from bigdl.orca.cluster.versions import frame_of_arrow, shuffle, to_arrow, try_cast
 from bigdl.orca.data.pandas.readers import paths_for_spark
 from bigdl.orca.data.tables import is_lake, open_table
@@ -66,11 +66,6 @@ class Table(CellMethods):
     ----------
     df : pyspark.sql.DataFrame
 
-    Attributes
-    ----------
-    df : pyspark.sql.DataFrame
-        What the ``fit`` of an Estimator takes.
-
     Examples
     --------
     >>> import pandas as pd
@@ -87,7 +82,23 @@ class Table(CellMethods):
     def __init__(self, df: DataFrame):
         if not hasattr(df, "sparkSession"):
             raise UsageError(f"df should be a DataFrame of Spark, but got {type(df).__name__}")
-        self.df = df
+        self._df = df
+
+    @property
+    def df(self) -> DataFrame:
+        """The DataFrame, which the ``fit`` of an Estimator takes.
+
+        Raises
+        ------
+        UsageError
+            If its Spark context has been stopped.
+        """
+        check_frame(self._df)
+        return self._df
+
+    @df.setter
+    def df(self, df: DataFrame) -> None:
+        self._df = df
 
     def _clone(self, df: DataFrame) -> Self:
         return type(self)(df)
@@ -114,7 +125,7 @@ class Table(CellMethods):
 
     def __getattr__(self, name: str) -> Column:
         # Before `df` is set (while copying or unpickling) there is no column to look for.
-        if not name.startswith("__") and "df" in self.__dict__ and name in self.df.columns:
+        if not name.startswith("__") and "_df" in self.__dict__ and name in self.df.columns:
             return self.df[spark.quoted(name)]
         raise AttributeError(f"{type(self).__name__} has no attribute or column {name!r}")
 
@@ -371,7 +382,7 @@ class Table(CellMethods):
 
     def broadcast(self) -> None:
         """Mark this table as small enough to be sent to all executors when it is joined."""
-        self.df = F.broadcast(self.df)
+        self._df = F.broadcast(self.df)
 
     def cache(self) -> Self:
         """Keep the rows in the memory of the executors once they are computed."""

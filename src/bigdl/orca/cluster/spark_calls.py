@@ -77,6 +77,12 @@ def check_alive(owner: Any, what: str = "data") -> None:
         )
 
 
+def check_frame(frame: Any) -> None:
+    """Refuse a DataFrame of a context that has been stopped, see :func:`check_alive`."""
+    session = frame.sparkSession
+    check_alive(getattr(session, "_sc", session), "DataFrame")
+
+
 class SparkCall:
     """A call that runs Spark jobs, in a thread of its own.
 

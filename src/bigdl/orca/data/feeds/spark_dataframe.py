@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from bigdl.common.errors import UsageError
 from bigdl.orca.cluster import plan as spark_plan
+from bigdl.orca.cluster.spark_calls import check_frame
 from bigdl.orca.data.feeds.packing import CELL, PackedFeed, packer
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.columns import (
@@ -152,6 +153,7 @@ def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dic
             "feature_cols is required for a Spark DataFrame; pass the names of the columns that "
             f"the model takes, of {list(frame.columns)}"
         )
+    check_frame(frame)
     types: dict = {}
     alike: dict[str, list[str]] = {}  # columns that Spark does not tell apart
     exact = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
