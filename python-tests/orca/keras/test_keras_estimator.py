@@ -134,6 +134,26 @@ def test_predictions_are_those_of_the_model(trained, frame, rows):
     assert joined == pytest.approx(expected, abs=1e-6)
 
 
+def ids(config):
+    import keras
+
+    item = keras.Input((), dtype="int64", name="item")
+    text = keras.layers.StringLookup(vocabulary=["a", "b"], invert=True)(item % 3)
+    outputs = {"next": item + 2, "share": keras.ops.cast(item, "float64") / 3, "text": text}
+    return keras.Model(item, outputs)
+
+
+def test_outputs_keep_their_dtypes_and_inputs_theirs():
+    est, items = Estimator.from_keras(model_creator=ids, backend="local"), [16777215, 2**40 + 1]
+    for rows in (np.array(items), np.array(items, float), np.array([], int)):
+        found = est.predict(rows)
+        assert [array.dtype for array in found.values()] == [np.int64, np.float64, object]
+        assert found["next"].tolist() == [int(row) + 2 for row in rows]
+    assert est.predict(np.array([1, 2]))["text"].tolist() == ["a", "b"]
+    with pytest.raises(UsageError, match=r"input 'item' takes int64, but the data holds 1\.5"):
+        est.predict(np.array([1.5, 2.0]))
+
+
 def test_a_function_of_sql_and_a_packed_model_predict_the_same(trained, frame):
     est, _ = trained
     expected = est.predict(frame, feature_cols="x").collect()

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import numpy as np
+
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.stand_ins import actual
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
@@ -259,6 +261,7 @@ class _ReadyModel:
     def __call__(self, batch: list) -> Any:
         """Return what the model returns for a batch of numpy columns, as arrays."""
         inputs = self._assembly.inputs(batch)
+        _check_whole(self.model, inputs)
         if not self._is_loaded:
             call_on(self.model, inputs)
             self._load()
@@ -269,6 +272,25 @@ class _ReadyModel:
         if self._slices is not None:
             ModelTables(self.model).read_from(SavedSlices(**self._slices))
         self._is_loaded = True
+
+
+def _check_whole(model: keras.Model, inputs: Any) -> None:
+    """Refuse fractions for an input of whole numbers, which Keras would cut off."""
+    try:
+        takes = model.inputs or []
+    except (AttributeError, ValueError):  # not built yet
+        return
+    leaves = keras.tree.flatten(inputs)
+    if len(takes) != len(leaves):
+        return
+    for place, value in zip(takes, leaves, strict=True):
+        if "int" in str(place.dtype) and value.dtype.kind == "f":
+            lossy = value[value != np.trunc(value)]
+            if len(lossy):
+                raise UsageError(
+                    f"The model's input '{place.name}' takes {place.dtype}, but the data holds "
+                    f"{lossy.flat[0]} for it; cast the column, or fill what is missing"
+                )
 
 
 def call_on(model: keras.Model, inputs: Any) -> None:
