@@ -200,7 +200,12 @@ def unified_spec(
 
 
 def fitted_specs(
-    columns: Sequence[tuple[str, Any]], floats: str, *, texts: bool, known: list | None
+    columns: Sequence[tuple[str, Any]],
+    floats: str,
+    *,
+    texts: bool,
+    known: list | None,
+    owner: str = "the rows",
 ) -> list[ColumnSpec]:
     """The conversions of columns to the dtypes that the model takes.
 
@@ -211,23 +216,25 @@ def fitted_specs(
         As of :func:`column_spec`.
     known : list or None
         Types of the model's inputs, as in ``BatchSource.types``.
+    owner : str
+        Name of the data in messages.
     """
     leaves = known if known is not None and len(known) == len(columns) else [None] * len(columns)
     return [
-        _fitted_spec(name, type_, floats, texts, each)
+        _fitted_spec(name, type_, floats, texts, each, owner)
         for (name, type_), each in zip(columns, leaves, strict=True)
     ]
 
 
-def _fitted_spec(name, spark_type, floats, texts, leaves) -> ColumnSpec:
+def _fitted_spec(name, spark_type, floats, texts, leaves, owner) -> ColumnSpec:
     spec = column_spec(name, spark_type, floats, texts=texts)
     dtypes = {TEXT if is_text(dtype) else dtype for _, dtype, _ in leaves or ()}
     is_map = bool(leaves) and leaves[0][0] is not None
     if len(dtypes) != 1 or is_map != (spec.kind == "map"):
         return spec
     (dtype,) = dtypes
-    reference = replace(spec, dtype=dtype, cast="text" if dtype == TEXT else dtype)
-    return unified_spec(name, spark_type, floats, reference, "the rows", texts=texts)
+    reference = replace(spec, dtype=dtype, cast="string" if dtype == TEXT else dtype)
+    return unified_spec(name, spark_type, floats, reference, owner, texts=texts)
 
 
 def project(frame, specs):

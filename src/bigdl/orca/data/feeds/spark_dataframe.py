@@ -69,7 +69,9 @@ class SparkDataFrameFeed(PackedFeed):
 
     def follow(self, inputs: list | None) -> None:
         features = [(name, self.types[name]) for name in self.feature_cols or ()]
-        fitted = {s.name: s for s in fitted_specs(features, **self.dtypes, known=inputs)}
+        owner = self.name or "the data"
+        specs = fitted_specs(features, **self.dtypes, known=inputs, owner=owner)
+        fitted = {spec.name: spec for spec in specs}
         self.specs = [fitted.get(spec.name, spec) for spec in self.specs]
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
