@@ -205,7 +205,7 @@ def fitted_specs(
     *,
     texts: bool,
     known: list | None,
-    owner: str = "the rows",
+    owner: str | None = "the rows",
 ) -> list[ColumnSpec]:
     """The conversions of columns to the dtypes that the model takes.
 
@@ -216,8 +216,9 @@ def fitted_specs(
         As of :func:`column_spec`.
     known : list or None
         Types of the model's inputs, as in ``BatchSource.types``.
-    owner : str
-        Name of the data in messages.
+    owner : str or None
+        Name of the data in the message about booleans or texts in place of numbers; None leaves
+        such columns as they are.
     """
     leaves = known if known is not None and len(known) == len(columns) else [None] * len(columns)
     return [
@@ -233,8 +234,11 @@ def _fitted_spec(name, spark_type, floats, texts, leaves, owner) -> ColumnSpec:
     if len(dtypes) != 1 or is_map != (spec.kind == "map"):
         return spec
     (dtype,) = dtypes
+    special = [dtype == each or spec.dtype == each for each in ("bool", TEXT)]
+    if owner is None and dtype != spec.dtype and any(special):
+        return spec
     reference = replace(spec, dtype=dtype, cast="string" if dtype == TEXT else dtype)
-    return unified_spec(name, spark_type, floats, reference, owner, texts=texts)
+    return unified_spec(name, spark_type, floats, reference, owner or "", texts=texts)
 
 
 def project(frame, specs):

@@ -72,8 +72,7 @@ class ParquetFeed(ColumnFeed):
 
     def follow(self, inputs: list | None) -> None:
         features = [(name, self.types[name]) for name in self.feature_cols or ()]
-        owner = self.name or "the data"
-        specs = fitted_specs(features, **self.dtypes, known=inputs, owner=owner)
+        specs = fitted_specs(features, **self.dtypes, known=inputs, owner=None)
         fitted = {spec.name: spec for spec in specs}
         self.specs = [fitted.get(spec.name, spec) for spec in self.specs]
 
