@@ -235,6 +235,13 @@ def test_each_input_gets_the_dtype_that_its_layers_take():
     assert torch.equal(call_model(model, [price.long(), item.float()]), expected)
 
 
+def test_ids_that_float32_does_not_tell_apart_are_refused():
+    model = torch.nn.Embedding(9, 1)
+    assert call_model(model, [torch.tensor([3.0])]).shape == (1, 1)
+    with pytest.raises(UsageError, match=r"holds 16777216\.0 in float32"):
+        call_model(model, [torch.tensor([2.0**24])])
+
+
 def test_an_error_of_another_kind_is_the_models_own():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
         call_model(torch.nn.Linear(2, 1), [torch.ones(2, 3)])

@@ -174,7 +174,8 @@ def _dtypes_for(leaf, floats):
     if not leaf.is_floating_point():
         return [leaf.dtype, floats]
     others = [] if leaf.dtype == floats else [floats]
-    is_whole = bool((leaf == leaf.trunc()).all()) and bool((leaf.abs() < 2**53).all())
+    largest = 2 / torch.finfo(leaf.dtype).eps  # below it, all whole numbers are told apart
+    is_whole = bool(((leaf == leaf.trunc()) & (leaf.abs() < largest)).all())
     return [leaf.dtype, *others, *([torch.int64] if is_whole else [])]
 
 
@@ -216,11 +217,11 @@ def _as_remembered(model, inputs):
 def _cast(leaf, dtype):
     cast = leaf.to(dtype)
     if leaf.is_floating_point() and not dtype.is_floating_point:
-        lossy = leaf != cast.to(leaf.dtype)
+        lossy = (leaf != cast.to(leaf.dtype)) | (leaf.abs() >= 2 / torch.finfo(leaf.dtype).eps)
         if bool(lossy.any()):
             raise UsageError(
-                f"The model takes whole numbers, but its input holds {leaf[lossy][0].item()}; cast "
-                "the column, or fill what is missing"
+                f"The model takes whole numbers, but its input holds {leaf[lossy][0].item()} in "
+                f"{str(leaf.dtype)[6:]}; cast the column, or fill what is missing"
             )
     return cast
 

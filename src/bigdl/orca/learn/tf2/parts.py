@@ -275,7 +275,7 @@ class _ReadyModel:
 
 
 def _check_whole(model: keras.Model, inputs: Any) -> None:
-    """Refuse fractions for an input of whole numbers, which Keras would cut off."""
+    """Refuse floats for an input of whole numbers that Keras would cut off, or that are rounded."""
     try:
         takes = model.inputs or []
     except (AttributeError, ValueError):  # not built yet
@@ -285,11 +285,14 @@ def _check_whole(model: keras.Model, inputs: Any) -> None:
         return
     for place, value in zip(takes, leaves, strict=True):
         if "int" in str(place.dtype) and value.dtype.kind == "f":
-            lossy = value[value != np.trunc(value)]
+            # from there on float32 does not tell whole numbers apart
+            largest = 2 ** (np.finfo(value.dtype).nmant + 1)
+            lossy = value[(value != np.trunc(value)) | (abs(value) >= largest)]
             if len(lossy):
                 raise UsageError(
                     f"The model's input '{place.name}' takes {place.dtype}, but the data holds "
-                    f"{lossy.flat[0]} for it; cast the column, or fill what is missing"
+                    f"{lossy.flat[0]} in {value.dtype} for it; cast the column, or fill what is "
+                    "missing"
                 )
 
 
