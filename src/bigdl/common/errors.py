@@ -35,9 +35,11 @@ __all__ = [
     "short_traceback",
     "type_name",
     "without_errors",
+    "without_passwords",
 ]
 
 _LONGEST_LINE = 300
+_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://[^\s/@:'\"]*:)[^\s/@'\"]*@")
 _TRACEBACK = "Traceback (most recent call last):"
 _CAUSE = "The above exception was the direct cause of the following exception:"
 _LIBRARY = re.compile(
@@ -60,6 +62,22 @@ class BigDLError(Exception):
     ...     print(type(error).__name__)
     UsageError
     """
+
+    def __init__(self, *args: Any, **options: Any):
+        args = tuple(without_passwords(each) if isinstance(each, str) else each for each in args)
+        super().__init__(*args, **options)
+
+
+def without_passwords(text: str) -> str:
+    """Return a text with the passwords of its URLs replaced by ``***``.
+
+    Examples
+    --------
+    >>> from bigdl.common.errors import without_passwords
+    >>> without_passwords("'redis://app:s3cret@host:6379/0' cannot be used")
+    "'redis://app:***@host:6379/0' cannot be used"
+    """
+    return _PASSWORD.sub(r"\1***@", text) if "@" in text else text
 
 
 class UsageError(BigDLError, RuntimeError, ValueError):

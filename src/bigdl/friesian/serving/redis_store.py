@@ -9,7 +9,8 @@ URL                                   is
 ====================================  ============================================================
 ``redis://host:6379/0``               one server; ``rediss://`` with TLS
 ``redis+sentinel://a:26379,b/name``   the master of this name, as these sentinels know it
-``redis+cluster://host:7000``         a cluster, by one or several of its nodes
+``redis+cluster://host:7000``         a cluster, by one or several of its nodes; a user and a
+                                      password stand before the first, as ``user:password@``
 ====================================  ============================================================
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -271,7 +273,14 @@ def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
         if scheme == "redis+sentinel":
             return _by_sentinels(redis, url, rest, options), False
         if scheme.endswith("+cluster"):
-            nodes = [_host_and_port(each, 6379) for each in rest.strip("/").split(",")]
+            account, _, hosts = rest.strip("/").rpartition("@")
+            if account:
+                user, _, password = account.partition(":")
+                options = {
+                    "username": unquote(user) or None,
+                    "password": unquote(password),
+                } | options
+            nodes = [_host_and_port(each, 6379) for each in hosts.split(",")]
             startup = [redis.cluster.ClusterNode(host, port) for host, port in nodes]
             is_secure = scheme.startswith("rediss")
             return redis.cluster.RedisCluster(startup_nodes=startup, ssl=is_secure, **options), True

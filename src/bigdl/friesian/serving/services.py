@@ -11,7 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclass, fieldes import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -542,7 +542,7 @@ class Security:
     expose: bool = False
     certificate: str | None = None
     key: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
