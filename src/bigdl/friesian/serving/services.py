@@ -11,7 +11,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclass, fieldes import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
