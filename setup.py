@@ -7,7 +7,7 @@ from setuptools import find_namespace_packages, setup
 # Lower bounds and exclusions leave out versions with known vulnerabilities: PySpark before 3.5.2
 # (CVE-2025-55039), protobuf before 5.29.5 (CVE-2025-4565), Pillow before 11.3 (CVE-2025-48379),
 # cryptography before 44.0.1 (CVE-2024-12797), requests before 2.32.4 (CVE-2024-47081), and
-# Lightning 2.6.2 and 2.6.3, whose sister distribution `lightning` was malicious (GHSA-w37p-236h-pfx3).
+# Lightning 2.6.2 and 2.6.3, as `lightning` of these versions was malicious (GHSA-w37p-236h-pfx3).
 
 # Without PySpark, for platforms that bring their own.
 ORCA_CORE = [
