@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bigdl.common.errors import explaining_missing
+
 __all__ = ["lazy_names", "public_names"]
 
 
@@ -30,7 +32,8 @@ def lazy_names(
     def find(name: str) -> Any:
         missing = AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in homes:
-            return getattr(importlib.import_module(homes[name]), name)
+            with explaining_missing("tf" if ".tf" in package else "nano"):
+                return getattr(importlib.import_module(homes[name]), name)
         if otherwise is None or name.startswith("__"):
             raise missing
         try:
