@@ -9,7 +9,7 @@ import operator
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from bigdl.common.checks import check_choice
 from bigdl.common.errors import UsageError, one_line
 from bigdl.nano.acceleration.quiet import refusing
-from bigdl.nano.acceleration.search.trial import Candidate, block, time_alone
+from bigdl.nano.acceleration.search.trial import Block, Candidate, block, time_against, time_alone
 from bigdl.nano.automl.hpo.objects import AutoObject, suggested, with_config
 from bigdl.nano.automl.searching import Searcher, directions_of, split_arguments
 from bigdl.nano.pytorch.inference.optimizer import InferenceOptimizer
@@ -370,7 +370,8 @@ def _fastest(
     runtime : str
         ``"original"`` or a method of InferenceOptimizer.
     latency : float
-        Milliseconds, the median of some calls.
+        Milliseconds, the median of some calls. A runtime is chosen where it is faster than the
+        original by more than noise, measured in turn with it.
 
     Raises
     ------
@@ -379,13 +380,16 @@ def _fastest(
     """
     batch = _sample(model, trainer, data, input_sample)
     with evaluating(model):
-        latencies = {_ORIGINAL: _latency(model, batch)}
+        original = _timed(model, batch)
+        timings = {_ORIGINAL: time_alone(original, _LATENCY_CALLS)}
         for method in _RUNTIMES if acceleration else ():
             built = _built(model, method, batch)
             if built is not None:
-                latencies[method] = _latency(built, batch)
-    best = min(latencies, key=latencies.__getitem__)
-    return best, latencies[best]
+                timing = time_against(original, _timed(built, batch), _LATENCY_CALLS)
+                if timing.speedup.exceeds(1.0):  # by more than noise
+                    timings[method] = timing
+    best = max(timings, key=lambda method: timings[method].speedup.middle)
+    return best, timings[best].latency.middle
 
 
 def _sample(
@@ -433,10 +437,13 @@ def _built(model: torch.nn.Module, method: str, batch: Batch) -> torch.nn.Module
         del model._jit_is_scripting
 
 
-def _latency(model: torch.nn.Module, batch: Batch) -> float:
-    with InferenceOptimizer.get_context(model), torch.inference_mode():
-        timed = block(Candidate(model, nullcontext), [batch])
-        return time_alone(timed, _LATENCY_CALLS).latency.middle
+def _timed(model: torch.nn.Module, batch: Batch) -> Block:
+    @contextmanager
+    def context() -> Iterator[None]:
+        with InferenceOptimizer.get_context(model), torch.inference_mode():
+            yield
+
+    return block(Candidate(model, context), [batch])
 
 
 # Lazy modules -------------------------------------------------------------------------------------

@@ -49,13 +49,15 @@ class CPUInfo:
     has_amx : bool
         Products of tiles.
     has_bf16 : bool
-        Products of bfloat16 are computed in hardware, in vectors or in tiles.
+        Products of bfloat16 are computed in hardware, in vectors or in tiles. That they are faster
+        than those of float32 is not said by it: in vectors alone they may be slower.
 
     Examples
     --------
     >>> from bigdl.nano.utils.common import CPUInfo
     >>> cpu = CPUInfo()
-    >>> precision = "bf16" if cpu.has_bf16 else "fp32"
+    >>> cpu.has_avx2 or not cpu.has_avx512
+    True
     """
 
     def __init__(self) -> None:
