@@ -52,7 +52,7 @@ def quantized(**arguments):
 def test_a_precision_that_is_slower_than_the_original_is_warned_of_once(race):
     race["bf16"] = 1.8
     (warning,) = quantized(precision="bf16")
-    assert "bf16 takes 1.80 times as long as the original on this machine" in str(warning.message)
+    assert "bf16 takes 1.80 times as long as the original on this processor" in str(warning.message)
     assert warning.filename == __file__
     assert len(quantized(precision="bf16")) == 1
     assert race["asked"] == [["original", "bf16"]]  # the second time it is known

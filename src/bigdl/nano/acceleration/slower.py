@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from bigdl.common.cpu import processor_name
 from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.spread import Spread
@@ -44,10 +43,9 @@ def warn_if_slower(
     speedup = choice.speedups[method.name]
     times = Spread(1 / speedup.middle, 1 / speedup.high, 1 / speedup.low)
     if times.exceeds(_SLOWER):
-        processor = processor_name() or "this processor"
         warnings.warn(
-            f"{method.name} takes {times:.2f} times as long as the original on this machine "
-            f"({processor}); InferenceOptimizer().optimize measures which method is fast",
+            f"{method.name} takes {times:.2f} times as long as the original on this processor; "
+            "InferenceOptimizer().optimize measures which method is fast",
             stacklevel=_frames_of_ours(),
         )
 
