@@ -817,8 +817,7 @@ class CategoryEncode(Operator):
         lists = {name for name in dictionaries if kinds.is_array(before[name].kind)}
         if lists:
             of_lists = {name: dictionaries.pop(name) for name in lists}
-            options = self.sort_for_array, self.keep_most_frequent
-            df = encode_lists(df, of_lists, *options)
+            df = encode_lists(df, of_lists, self.sort_for_array, self.keep_most_frequent)
         if not self.do_split:
             return encode(df, dictionaries, self.broadcast, self.oov_buckets)
         options = self.broadcast, self.sort_for_array, self.keep_most_frequent

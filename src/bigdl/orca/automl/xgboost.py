@@ -218,8 +218,8 @@ def _matrix(data: Any, config: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         return _matrix_of_batches(data)
     columns = [each.reshape(len(each), -1) for each in data.features.values()]
     x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
-    y = [each[:, 0] if each.shape[1:] == (1,) else each for each in data.targets.values()]
-    return x, y[0] if len(y) == 1 else np.stack(y, axis=1)
+    targets = [each[:, 0] if each.shape[1:] == (1,) else each for each in data.targets.values()]
+    return x, targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
 
 
 def _matrix_of_batches(loader: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -340,7 +340,11 @@ def _read_csv(
     paths = paths_for_spark(file_path)
     reader = reader.options(**{"inferSchema": True, **options})
 
+    headers: dict[tuple[str, ...], list[str]] | None = None
+
     def load(reader: Any, schema: StructType) -> DataFrame:
+        if headers is not None and len(headers) > 1:
+            return _load_by_names(headers, reader, schema)
         return reader.schema(schema).csv(paths)
 
     if isinstance(names, str):
@@ -356,14 +360,12 @@ def _read_csv(
         schema = _wide(frame.schema)
         files = sorted(frame.inputFiles()) if header == 0 else []
         if len(files) > 1:
-            headers = None
             if comment is None:
                 quote = lowered.get("quote", '"' if quotechar is None else quotechar)
                 charset = lowered.get("encoding", lowered.get("charset"))
                 headers = _headers_of(files, lowered.get("delimiter", sep), quote, charset)
             if headers is not None and len(headers) > 1:
                 schema = _schema_by_names(reader, headers)
-                load = functools.partial(_load_by_names, headers)
             elif headers is None:
                 # Spark compares each file's header; columns in another order would change places.
                 reader = reader.options(enforceSchema=False, **options)

@@ -280,7 +280,8 @@ def _parameters_whose_value_is_read(func: Callable) -> set[int]:
         return set()
     names = code.co_varnames[: code.co_argcount]
     shift = 1 if names[:1] == ("self",) else 0
-    found, codes = set(), [code]
+    found: set[str] = set()
+    codes = [code]
     while codes:
         each = codes.pop()
         codes += [constant for constant in each.co_consts if isinstance(constant, CodeType)]
