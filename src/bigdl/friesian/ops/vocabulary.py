@@ -677,9 +677,10 @@ class EncodeTokens(Function):
 
 
 class EncodeLists(Function):
-    """The numbers of the values in a list that are known, in their order."""
+    """The known numbers of the values in a list, in their order.
 
-    is_costly = True
+    Arrow does not find equal lists, so it is called for every row.
+    """
 
     def __init__(self, vocabulary: Vocabulary, sort: bool, smallest: bool):
         self.vocabulary, self.sort, self.smallest = vocabulary, sort, smallest
