@@ -348,7 +348,7 @@ def test_pipelines_encode_arrays_alike_by_spark_by_files_and_row_by_row(listed, 
             [
                 ("id", "i4"),
                 ("tags", pa.list_(pa.string())),
-                ("n", pa.list_("i8")),
+                ("n", pa.list_(pa.int64())),
                 ("city", pa.string()),
             ]
         ),
