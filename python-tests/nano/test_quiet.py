@@ -82,3 +82,14 @@ def test_what_cannot_be_converted_is_told_in_an_error_and_not_printed(capfd):
             Eigenvalues(), accelerator="onnxruntime", input_sample=torch.ones(2, 3, 3)
         )
     assert capfd.readouterr() == ("", "")
+
+
+def test_bars_of_rich_are_no_boxes_of_a_notebook(monkeypatch):
+    rich = pytest.importorskip("rich")
+    from bigdl.nano.acceleration import quiet as module
+
+    monkeypatch.setattr(module, "in_notebook", lambda: True)
+    monkeypatch.setattr(rich.get_console(), "is_jupyter", True)
+    with quiet():
+        assert not rich.get_console().is_jupyter
+    assert rich.get_console().is_jupyter

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from bigdl.common.errors import refusing as refusing
 from bigdl.common.program_state import kept
+from bigdl.training.progress import in_notebook
 
 
 def _silenced() -> contextlib.ExitStack:
@@ -19,12 +20,24 @@ def _silenced() -> contextlib.ExitStack:
         warnings.simplefilter("ignore")
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        if in_notebook():
+            _silence_rich(stack)
         root, handler = logging.getLogger(), logging.NullHandler()
         root.addHandler(handler)  # without one, logging.warning() adds one that stays
         stack.callback(root.removeHandler, handler)
         stack.callback(logging.disable, root.manager.disable)
         logging.disable(max(root.manager.disable, logging.WARNING))
         return stack.pop_all()
+
+
+def _silence_rich(stack: contextlib.ExitStack) -> None:
+    """Let NNCF's bars be text, too, which goes nowhere: in a notebook they leave empty boxes."""
+    with contextlib.suppress(ImportError):
+        import rich
+
+        console = rich.get_console()
+        stack.callback(setattr, console, "is_jupyter", console.is_jupyter)
+        console.is_jupyter = False
 
 
 _lock = threading.Lock()
