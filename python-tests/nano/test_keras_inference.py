@@ -327,3 +327,52 @@ def test_losses_and_metrics_of_the_user_s_own_are_evaluated():
     expected = model.evaluate(x, y, verbose=0)
     assert len(expected) == 3
     assert found.evaluate(x, y, verbose=0) == pytest.approx(expected, abs=1e-5)
+
+
+def subclassed() -> keras.Model:
+    class Head(keras.Model):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor, self.out = factor, keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.out(x) * self.factor
+
+    return Head(3.0)
+
+
+def test_bf16_of_a_subclassed_model_goes_by_an_earlier_call():
+    model, x = subclassed(), np.random.default_rng(0).random((8, 4), "float32")
+    model(x)
+    found = InferenceOptimizer.quantize(model, precision="bf16")
+    assert np.allclose(found(x), model(x), atol=3e-2)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_constants_of_a_normalization_layer_are_in_the_network_of_onnxruntime(precision):
+    x = np.random.default_rng(0).normal(5, 3, (64, 4)).astype("float32")
+    normalization = keras.layers.Normalization()
+    normalization.adapt(x)
+    model = keras.Sequential([keras.Input((4,)), normalization, keras.layers.Dense(2)])
+    if precision == "fp32":
+        found = InferenceOptimizer.trace(model, accelerator="onnxruntime")
+    else:
+        found = InferenceOptimizer.quantize(model, x, accelerator="onnxruntime")
+    assert np.allclose(found(x), model(x), atol=1e-5 if precision == "fp32" else 0.2)
+
+
+def test_a_dataset_of_pairs_calibrates_and_scores_a_network_that_is_in_openvino_already():
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    pairs = tf.data.Dataset.from_tensor_slices((x, model(x).numpy())).batch(16)
+    traced = InferenceOptimizer.trace(model, accelerator="openvino")
+    found = InferenceOptimizer.quantize(
+        traced,
+        pairs,
+        accelerator="openvino",
+        metric=keras.metrics.MeanSquaredError(),
+        accuracy_criterion={"absolute": 0.1, "higher_is_better": False},
+    )
+    assert np.mean(np.square(found(x) - model(x))) < 0.1
+    with pytest.raises(UsageError, match="not traced or quantized"):
+        InferenceOptimizer.trace(traced, accelerator="onnxruntime")

@@ -377,3 +377,60 @@ def test_the_example_learns_digits_and_finds_a_faster_form(tmp_path):
     assert found["history"]["val_accuracy"][-1] > 0.9
     assert set(found["results"].index) == {"original", *methods}
     assert found["accuracy"] > 0.9
+
+
+def test_a_graph_of_tensorflow_below_the_decorators_is_sent_to_other_processes():
+    @nano_multiprocessing
+    @tf.function
+    def train_step(x, y, model, loss, optimizer):
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True))
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return value
+
+    @nano(num_processes=2)
+    def train(model, dataset, loss, optimizer):
+        return [float(train_step(x, y, model, loss, optimizer)) for x, y in dataset]
+
+    class Own(keras.layers.Layer):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+
+        def call(self, x):
+            return x * self.factor
+
+    dense = keras.layers.Dense(1, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((2,)), Own(2.0), dense])
+    x, y = tf.ones((8, 2)), tf.ones((8, 1))
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    losses = train(model, dataset, keras.losses.MeanSquaredError(), keras.optimizers.SGD(0.01))
+    assert losses[0] == pytest.approx(1.0)
+    assert losses[1] < losses[0]
+
+
+def test_a_step_of_the_models_own_gets_the_elements_as_they_are():
+    class Own(Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(1, kernel_initializer="zeros")
+
+        def call(self, x):
+            return self.out(x["x"] if isinstance(x, dict) else x)
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(data["x"]) - data["y"]) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"error": loss}
+
+    data = {"x": np.ones((8, 2), "float32"), "y": np.ones((8, 1), "float32")}
+    model = Own()
+    model.compile(keras.optimizers.SGD(0.1))
+    history = model.fit(
+        tf.data.Dataset.from_tensor_slices(data).batch(8), epochs=2, num_processes=2, verbose=0
+    )
+    assert history.history["error"][0] == pytest.approx(1.0)
+    assert history.history["error"][1] < 1.0

@@ -75,7 +75,6 @@ def test_columns_of_a_frame():
         ({"a": X}, None, 'must hold the features as "x"'),
         ({"x": [1, 2], "y": Y}, None, "must be a numpy array, got int"),
         ({"x": np.array(["a"]), "y": Y}, None, "cannot become a tensor"),
-        ({"x": X, "y": {"a": Y}}, None, "targets cannot be a dict"),
         (pd.DataFrame({"a": [1]}), None, "feature_cols is required"),
         (pd.DataFrame({"a": [1]}), ["b"], "no column 'b'; there are"),
         (pd.DataFrame({"a": ["u"]}), ["a"], "strings|cannot become a tensor"),

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 
@@ -148,3 +150,45 @@ def quiet_tensorflow() -> None:
     It reads the variable when it is imported; what the user has set stays.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", tensorflow_log_level())
+
+
+def without_lines_of_start() -> contextlib.AbstractContextManager[None]:
+    """Leave out the lines that TensorFlow logs while it is imported within the block.
+
+    It logs about oneDNN and CUDA whatever ``TF_CPP_MIN_LOG_LEVEL`` says. Without that variable, or
+    if it asks for errors at most, these lines are left out.
+    """
+    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", tensorflow_log_level())
+    if level not in ("2", "3"):
+        return contextlib.nullcontext()
+    levels = "IW" if level == "2" else "IWE"
+    return _without_lines(re.compile(_LINE_OF_ABSL.format(levels), re.MULTILINE))
+
+
+_LINE_OF_ABSL = (
+    r"^(?:WARNING: All log messages before absl::InitializeLog\(\)|"
+    r"[{}]\d{{4}} [\d:.]+ +\d+ \S+\.(?:cc|h):\d+\]).*\n"
+)
+
+
+@contextlib.contextmanager
+def _without_lines(dropped: re.Pattern[str]) -> Iterator[None]:
+    """Leave lines of a form out of what this process writes to its standard error."""
+    try:
+        before = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            if sys.stderr is not None:
+                sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            rest = dropped.sub("", file.read().decode(errors="replace"))
+            if rest:
+                os.write(2, rest.encode())

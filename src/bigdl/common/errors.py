@@ -7,6 +7,7 @@ keep catching it.  Its text is one sentence: what was wrong, what was given, wha
 
 import contextlib
 import importlib
+import importlib.util
 import logging
 import re
 import sys
@@ -27,6 +28,7 @@ __all__ = [
     "UsersFrames",
     "WorkerError",
     "WorkerLost",
+    "check_installed",
     "explaining_missing",
     "first_line",
     "one_line",
@@ -362,6 +364,27 @@ def require(module: str, extra: str) -> ModuleType:
     return imported
 
 
+def check_installed(extra: str, *packages: str) -> None:
+    """Refuse to import a package of ours whose dependencies are not installed.
+
+    Parameters
+    ----------
+    extra : str
+        Names of the extras of the ``bigdl`` distribution that bring them, separated by commas.
+    *packages : str
+
+    Raises
+    ------
+    MissingExtraError
+        For the first that is not installed.
+    """
+    for package in packages:
+        if sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
+            raise MissingExtraError(
+                f"{package} is not installed; run: pip install 'bigdl[{extra}]'"
+            )
+
+
 _OF_EXTRAS = {
     "cv2": "opencv-python-headless",
     "keras": "keras",
@@ -420,6 +443,10 @@ def _importing(package: str) -> Iterator[None]:
         stack.enter_context(imported_without_telemetry(package))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "IProgress not found")
+        if package in ("keras", "tensorflow"):
+            from bigdl.common.environment import without_lines_of_start
+
+            stack.enter_context(without_lines_of_start())
         if package in ("torchao", "neural_compressor", "transformers"):
             # of libraries for GPUs that cannot be loaded, and of its own use of torch
             for logger in map(logging.getLogger, ("torchao", "torch.utils._pytree")):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bigdl.common.errors import explaining_missing
+from bigdl.common.errors import explaining_missing, require
 
 __all__ = ["lazy_names", "public_names"]
 
@@ -32,7 +32,10 @@ def lazy_names(
     def find(name: str) -> Any:
         missing = AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in homes:
-            with explaining_missing("tf" if ".tf" in package else "nano"):
+            is_of_keras = package.startswith("bigdl.nano.tf")
+            if is_of_keras:
+                require("tensorflow", "nano,tf")  # without the lines that it logs
+            with explaining_missing("nano,tf" if is_of_keras else "nano"):
                 return getattr(importlib.import_module(homes[name]), name)
         if otherwise is None or name.startswith("__"):
             raise missing

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from bigdl.common.environment import cache_directory
 from bigdl.common.errors import UsageError
+from bigdl.runtime import keras_objects
 
 logger = logging.getLogger("bigdl")
 
@@ -59,16 +60,17 @@ class _PlainUnpickler(pickle.Unpickler):
 
 @functools.cache
 def value_pickler() -> type:
-    """The Pickler of ``cloudpickle``; code keeps the name of its file, which tracebacks show.
+    """The Pickler of ``cloudpickle``, which writes objects of Keras with the classes of a program.
 
-    From 3.1.3 on cloudpickle leaves it out.
+    Code keeps the name of its file, which tracebacks show: from 3.1.3 on cloudpickle leaves it out.
     """
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
             if type(value) is not types.CodeType:
-                return super().reducer_override(value)
+                of_keras = keras_objects.reduced(value)
+                return super().reducer_override(value) if of_keras is NotImplemented else of_keras
             make, parts = self.dispatch_table[types.CodeType](value)
             named = [_file_of(value) if part == "<dynamic-code>" else part for part in parts]
             return make, tuple(named)
@@ -81,6 +83,13 @@ def _file_of(code: types.CodeType) -> str:
     return "".join(code.co_filename)
 
 
+def dumps_by_value(value: Any) -> bytes:
+    """Pickle what may refer to lambdas and to classes of a notebook."""
+    buffer = io.BytesIO()
+    value_pickler()(buffer).dump(value)
+    return buffer.getvalue()
+
+
 def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
     """Pickle what may refer to lambdas and to classes of a notebook.
 
@@ -89,10 +98,8 @@ def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
     UsageError
         With `failure`, the reason and `advice`, if it refers to something that cannot be pickled.
     """
-    buffer = io.BytesIO()
     try:
-        value_pickler()(buffer).dump(value)
-        return buffer.getvalue()
+        return dumps_by_value(value)
     except Exception as error:
         named = _named(value)
         what = f"its {named}, which" if named else "something that"

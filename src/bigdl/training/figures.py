@@ -9,10 +9,47 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
+from typing import Any
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.state import dumps, loads
+
+
+class NamedFigures(dict):
+    """Figures of an evaluation by the names of BigDL 2.x, also found by those of a fit.
+
+    A figure ``validation_<name>`` is also found as ``val_<name>``; it is listed once.
+
+    Examples
+    --------
+    >>> from bigdl.training.figures import NamedFigures
+    >>> figures = NamedFigures(validation_loss=0.5)
+    >>> figures["val_loss"], "val_loss" in figures, list(figures)
+    (0.5, True, ['validation_loss'])
+    """
+
+    def __missing__(self, name: str) -> Any:
+        key = _other_name(name)
+        if key is None or not dict.__contains__(self, key):
+            raise KeyError(name)
+        return self[key]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or super().__contains__(_other_name(name))
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        """Return a figure by either name, or the default."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+
+def _other_name(name: object) -> str | None:
+    """Return the name that an evaluation lists for a figure of a fit."""
+    is_of_fit = isinstance(name, str) and name.startswith("val_")
+    return f"validation_{str(name).removeprefix('val_')}" if is_of_fit else None
 
 
 @dataclass

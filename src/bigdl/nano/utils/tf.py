@@ -4,14 +4,18 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import keras
-import tensorflow as tf
+from bigdl.common.errors import UsageError, require
 
-from bigdl.common.errors import UsageError
-from bigdl.common.stand_ins import actual
-from bigdl.nano.lazy_names import public_names
-from bigdl.nano.tf.serialization import compiled_like, is_of_keras
-from bigdl.runtime.launch import launch
+require("tensorflow", "nano,tf")
+require("keras", "nano,tf")
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from bigdl.common.stand_ins import actual  # noqa: E402
+from bigdl.nano.lazy_names import public_names  # noqa: E402
+from bigdl.nano.tf.serialization import compiled_like, is_of_keras  # noqa: E402
+from bigdl.runtime.launch import launch  # noqa: E402
 
 KERAS_VERSION_LESS_2_9 = KERAS_VERSION_LESS_2_10 = False
 

@@ -4,9 +4,9 @@ Data comes in one of two forms.
 
 *structured*
     ``{"x": ..., "y": ...}``, ``(x, y)`` or several arrays of which the last is the target; ``x``
-    and ``y`` are an array or a tuple or list of them, and ``x`` (or a part of it) may be a dict of
-    arrays, which the model gets as a dict. The columns are called ``x[0]``, ``x[1]``, ... and
-    ``y[0]``, ..., and every shard names them itself.
+    and ``y`` are an array or a tuple or list of them, and each (or a part of it) may be a dict of
+    arrays, which the model or its loss gets as a dict. The columns are called ``x[0]``, ``x[1]``,
+    ... and ``y[0]``, ..., and every shard names them itself.
 *named*
     A pandas frame, or a dict of arrays, with `feature_cols` and `label_cols`. A cell may be an
     array: those of a column have equal shapes.
@@ -141,9 +141,7 @@ def _structured(data, with_labels):
         x = features[0] if len(features) == 1 else features
     out = [entry for i, each in enumerate(_parts(x)) for entry in _entries(f"x[{i}]", each)]
     if y is not None and with_labels:
-        if isinstance(y, dict):
-            raise SourceError("The targets cannot be a dict; pass an array or a tuple of arrays")
-        out += [(f"y[{i}]", None, each) for i, each in enumerate(_parts(y))]
+        out += [entry for i, each in enumerate(_parts(y)) for entry in _entries(f"y[{i}]", each)]
     if not out:
         raise SourceError("There is no array of features in the data")
     return out

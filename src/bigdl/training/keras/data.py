@@ -28,7 +28,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import cloudpickle
 import numpy as np
@@ -78,7 +78,14 @@ class BatchArguments:
         Whether the last label column holds the weights of the rows.
     class_weight : dict of int to float, optional
     outputs : sequence of str, optional
-        Of a model whose output is a dict, the keys that the target columns belong to.
+        Names of the model's outputs that the target columns belong to, in the columns' order.
+    order : sequence of str, optional
+        Names of the model's outputs in its order; None of a model that returns a dict or has one
+        output without a name.
+    takes_any : bool
+        Whether the model's own training step takes batches of any form.
+    is_by_position : bool
+        Whether the targets have no names.
     """
 
     names: Sequence[str] | None = None
@@ -86,16 +93,21 @@ class BatchArguments:
     weighted: bool = False
     class_weight: dict[int, float] | None = None
     outputs: Sequence[str] | None = None
+    order: Sequence[str] | None = None
+    takes_any: bool = False
+    is_by_position: bool = False
 
     @classmethod
     def of(cls, model, names, labels=None, weighted=False, class_weight=None) -> BatchArguments:
         """Return the assembly for a model and the columns that it is given."""
         by_name = bool(names) and isinstance(_structure_of(model, "input"), dict)
-        output, outputs = _structure_of(model, "output"), None
-        if isinstance(output, dict):
-            targets = list(labels or ())[: -1 if weighted else None]
-            outputs = targets if set(targets) == set(output) else list(output)
-        return cls(names, by_name, weighted, class_weight, outputs)
+        own = list(_names_of_outputs(model) or ())
+        targets = list(labels or ())[: -1 if weighted else None]
+        outputs = targets if own and set(targets) == set(own) else own
+        order = None if isinstance(_structure_of(model, "output"), dict) else own
+        any_form = has_own_step(model, "train_step")
+        loose = not targets or outputs is not targets
+        return cls(names, by_name, weighted, class_weight, outputs or None, order, any_form, loose)
 
     def inputs(self, features: Sequence) -> Any:
         """Return ``x`` of the feature columns."""
@@ -103,24 +115,94 @@ class BatchArguments:
             return dict(zip(self.names or (), features, strict=True))
         return features[0] if len(features) == 1 else tuple(features)
 
-    def __call__(self, columns: Sequence) -> tuple:
+    def __call__(self, columns: Any) -> Any:
         """Return the batch of the feature columns and the target, or a tuple of targets."""
         if isinstance(columns, dict):
+            if self.takes_any:
+                return columns
             raise UsageError(
-                "The loader gives batches that are dicts; let it give (inputs, targets), where the "
-                "inputs may be a dict"
+                "The loader gives batches that are dicts, which only a model with a train_step of "
+                "its own takes; let it give (inputs, targets), where both may be dicts"
             )
         *features, target = columns
         weights = None
         if self.weighted:
             *targets, weights = target
             target = targets[0] if len(targets) == 1 else tuple(targets)
-        if self.outputs and isinstance(target, tuple) and len(target) == len(self.outputs):
-            # Keras would take a tuple for that of the keys in alphabetical order
-            target = dict(zip(self.outputs, target, strict=True))
+        if self.outputs is not None:
+            target = self._of_outputs(target)
         batch: tuple = (self.inputs(features), target)
         batch = batch if weights is None else (*batch, weights)
         return batch if self.class_weight is None else with_class_weight(batch, self.class_weight)
+
+    def check_order(self, error: Exception) -> None:
+        """Raise what an error of the first step may mean for targets that have no names."""
+        if self.is_by_position and self.outputs is not None and len(self.outputs) > 1:
+            raise UsageError(
+                "The training step failed on targets that were given without names, so that they "
+                f"belong to the model's outputs in the order {', '.join(map(repr, self.outputs))}; "
+                f"give them as a dict by these names if that is another order ({one_line(error)})"
+            ) from error
+
+    def _of_outputs(self, target: Any) -> Any:
+        """Return targets in the structure of the model's outputs, to which their names belong."""
+        outputs = cast("Sequence[str]", self.outputs)
+        if isinstance(target, dict):
+            unknown = sorted(set(target) - set(outputs), key=str)
+            if unknown:
+                raise UsageError(
+                    f"The targets have {', '.join(map(repr, unknown))}, which the model does not "
+                    f"return; its outputs are {', '.join(map(repr, outputs))}"
+                )
+        elif isinstance(target, tuple | list) and len(target) == len(outputs):
+            target = dict(zip(outputs, target, strict=True))
+        elif len(outputs) > 1:
+            return target
+        if self.order is None or not isinstance(target, dict):
+            # Keras would take a tuple for that of the keys in alphabetical order
+            return target
+        if set(target) != set(self.order):
+            missing = ", ".join(repr(name) for name in self.order if name not in target)
+            raise UsageError(f"The targets lack {missing}, which the model returns")
+        parts = tuple(target[name] for name in self.order)
+        return parts[0] if len(parts) == 1 else parts
+
+
+def _names_of_outputs(model) -> list[str] | None:
+    """Return the names of a functional model's outputs, by which targets may be given."""
+    output = _structure_of(model, "output")
+    if isinstance(output, dict):
+        return list(output)
+    names = None if output is None else _structure_of(model, "output_names")
+    return list(names) if names and len(set(names)) == len(names) else None
+
+
+def has_own_step(model: Any, name: str) -> bool:
+    """Return True if a model has a ``train_step`` or ``test_step`` other than that of Keras."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def check_step(model: Any, rows: Any, name: str) -> None:
+    """Refuse batches that are no ``(x, y)`` for a model that trains or tests as Keras does.
+
+    Parameters
+    ----------
+    model : keras.Model
+    rows : ColumnRows or DatasetRows
+    name : str
+        ``"train_step"`` or ``"test_step"``.
+    """
+    spec = getattr(rows, "spec", None)
+    if spec is None or _is_pair(spec) or has_own_step(model, name):
+        return
+    raise UsageError(
+        "The elements of a tf.data.Dataset must be (x, y) or (x, y, weights) to fit or evaluate a "
+        f"model without a {name} of its own, they are {spec}"
+    )
+
+
+def _is_pair(spec: Any) -> bool:
+    return isinstance(spec, tuple) and len(spec) in (2, 3)
 
 
 def _structure_of(model, name: str):
@@ -138,8 +220,8 @@ def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
     """
     import torch
 
-    if len(batch) < 2:
-        raise UsageError("class_weight needs targets")
+    if not isinstance(batch, tuple) or len(batch) < 2:
+        raise UsageError("class_weight needs batches (x, y)")
     x, y, *weights = batch
     if isinstance(y, dict | list | tuple):
         raise UsageError("class_weight is for models of one output; use weights of the rows")
@@ -381,13 +463,22 @@ def build_for(model: Any, batch: tuple) -> None:
         value = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
         return keras.ops.convert_to_tensor(value) if value.dtype.kind == TEXT else value
 
-    _check_texts(model, batch[0])
+    if not isinstance(batch, tuple) and model.built:  # for a step of its own
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        return
+    _check_texts(model, inputs_of(batch))
     try:
         model._symbolic_build(data_batch=keras.tree.map_structure(array, batch))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         cause = str(error).rpartition("Exception encountered:")[2]  # after advice of Keras
         shown = one_line(type(error)(cause.replace("\033[1m", "").replace("\033[0m", "")))
         raise UsageError(f"The model does not take rows of this form: {shown}") from error
+
+
+def inputs_of(batch: Any) -> Any:
+    """Return what a batch has for the model; all of one that is no tuple."""
+    return batch[0] if isinstance(batch, tuple) else batch
 
 
 def _check_texts(model: Any, inputs: Any) -> None:
@@ -488,14 +579,8 @@ class DatasetGraph:
 
 
 def check_elements(dataset: Any) -> None:
-    """Refuse a dataset whose elements are no batches ``(x, y)`` or ``(x, y, weights)``."""
-    spec = dataset.element_spec
-    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
-        raise UsageError(
-            "The elements of a tf.data.Dataset must be (x, y) or (x, y, weights) to fit or "
-            f"evaluate, they are {spec}"
-        )
-    if any(leaf.shape.rank == 0 for leaf in tf.nest.flatten(spec)):
+    """Refuse a dataset whose elements are no batches."""
+    if any(leaf.shape.rank == 0 for leaf in tf.nest.flatten(dataset.element_spec)):
         raise UsageError("The tf.data.Dataset gives single rows; end it with .batch(batch_size)")
 
 
@@ -505,12 +590,19 @@ class DatasetRows:
     Parameters
     ----------
     dataset : tf.data.Dataset
-        Of batches ``(x, y)`` or ``(x, y, weights)``.
+        Of batches ``(x, y)`` or ``(x, y, weights)``, or of any form for a model whose own step
+        takes it.
     sync : GradientSync
+
+    Attributes
+    ----------
+    spec : nested tf.TypeSpec
+        Of the batches.
     """
 
     def __init__(self, dataset: Any, sync: Any):
         self._dataset, self._sync = dataset, sync
+        self.spec = dataset.element_spec
         policy = dataset.options().experimental_distribute.auto_shard_policy
         self._is_shared = policy != tf.data.experimental.AutoShardPolicy.OFF
         self.is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY

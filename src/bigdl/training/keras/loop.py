@@ -29,6 +29,8 @@ from bigdl.training.keras.data import (
     Rows,
     build_for,
     check_end,
+    check_step,
+    inputs_of,
     open_rows,
 )
 from bigdl.training.keras.reducer import WorkerSteps, check_optimizer
@@ -260,6 +262,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         window = (self._layout.windows or [0] * self.size)[self.rank]
         self._data.start(self._assembly, settings, self.rank, window)
         self._parts: Iterator[Part] | None = None
+        self._is_first = True  # no step of this fit has succeeded yet
 
     def _check_callbacks(self, callbacks: Sequence[Any]) -> None:
         """Refuse what sharded embeddings do not go with."""
@@ -346,7 +349,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
     # -- the state -----------------------------------------------------------------------------
 
     def _facts(self):
-        return {**super()._facts(), "example": form_of(self._zero_row[0])}
+        return {**super()._facts(), "example": form_of(inputs_of(self._zero_row))}
 
     def _own(self):
         return {
@@ -396,7 +399,13 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         position, number = self.position, self.position.batch
         self._callbacks.list.on_train_batch_begin(number)
         started = time.perf_counter()
-        logs = self._steps.train(part.batch, part.rows, part.total, self._zero_row)
+        try:
+            logs = self._steps.train(part.batch, part.rows, part.total, self._zero_row)
+        except Exception as error:
+            if self._is_first:
+                self._assembly.check_order(error)
+            raise
+        self._is_first = False
         figures = numbers_of(logs)
         step_s = time.perf_counter() - started
         position.batch += 1
@@ -429,6 +438,9 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         self._layout = self._data.plan(settings, everyone)
         self._assembly = settings.assembly(self.model, settings.class_weight)
         self._zero_row = self._data.example(self._types, self._assembly)
+        check_step(self.model, self._data, "train_step")
+        if self._validation is not None:
+            check_step(self.model, self._validation, "test_step")
         build_for(self.model, self._zero_row)
         if self._validation is not None:
             self._validation.take_types(self._types, self._data)
@@ -538,6 +550,7 @@ class EvaluateProgram(KerasProgram):
             raise UsageError("The data to evaluate has no rows")
         assembly = settings.assembly(model)
         types = next((each["types"] for each in known if each["types"]), None)
+        check_step(model, data, "test_step")
         build_for(model, data.example(types, assembly))
         tables = ModelTables(model)
         tables.connect(sync)

@@ -139,7 +139,7 @@ class WorkerSteps:
             return float(rows > 0)
         counted, whole = float(rows), float(total)
         if self._divisor == "weights":
-            if rows and len(batch) > 2 and batch[2] is not None:
+            if rows and isinstance(batch, tuple) and len(batch) > 2 and batch[2] is not None:
                 counted = float(np.asarray(batch[2], "float64").sum())
             whole = sum(row[0] for row in self._sync.all_gather([counted]))
         return counted / whole if whole else 0.0

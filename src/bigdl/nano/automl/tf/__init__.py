@@ -1,1 +1,6 @@
 """Searching the hyper-parameters of Keras models."""
+
+from bigdl.common.errors import require
+
+require("tensorflow", "nano,tf")  # its modules import both
+require("keras", "nano,tf")

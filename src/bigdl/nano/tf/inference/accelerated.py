@@ -42,7 +42,8 @@ from bigdl.nano.tf.inference.source import (
     ports_as_json,
     ports_from_json,
 )
-from bigdl.nano.tf.serialization import compiled_like, packed, unpacked
+from bigdl.nano.tf.serialization import compiled_like
+from bigdl.runtime.keras_objects import KerasArchive
 
 openvino = LazyModule("openvino", "nano")
 
@@ -371,6 +372,13 @@ def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
     UsageError
         If OpenVINO cannot convert it, or a keyword of the conversion does not fit.
     """
+    if isinstance(source.model, KerasOpenVINOModel):
+        if options.conversion:
+            raise UsageError(
+                f"{', '.join(map(repr, options.conversion))} has to be given when the model is "
+                "converted, not for one that is in OpenVINO already; pass the original model"
+            )
+        return source.model.ov_model.clone()
     with tempfile.TemporaryDirectory(prefix="bigdl-keras-", dir=scratch_home()) as folder:
         network = _converted(source, Path(folder))
     asked = dict(options.conversion)
@@ -405,7 +413,26 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
             custom_op_handlers={"Erfc": (_erfc, [])},
             output_path=path,
         )
+    _keep_constants(source, path)
     return source.graph_names
+
+
+def _keep_constants(source: KerasSource, path: str) -> None:
+    """Make constants of what the graph has taken from outside, such as those of Normalization.
+
+    tf2onnx makes constants of variables only, and inputs of the others.
+    """
+    import onnx
+
+    captured = {inner.name: outer for outer, inner in source.concrete.graph.captures}
+    model = onnx.load(path)
+    lost = [port for port in model.graph.input if port.name in captured]
+    for port in lost:
+        value = onnx.numpy_helper.from_array(captured[port.name].numpy(), port.name)
+        model.graph.initializer.append(value)
+        model.graph.input.remove(port)
+    if lost:
+        onnx.save(model, path)
 
 
 def _converted(source: KerasSource, folder: Path) -> Any:
@@ -538,7 +565,8 @@ def bf16_clone(model: Any) -> Any:
     UsageError
         If Keras cannot rebuild the model from its configuration.
     """
-    clone = unpacked(packed(model, compiled=False))
+    with refusing(f"{type(model).__name__} cannot be copied"):
+        clone = KerasArchive.of(model, compiled=False).made()
     policy = keras.dtype_policies.get("mixed_bfloat16")
     for layer in clone._flatten_layers():
         if getattr(layer.dtype_policy, "name", None) == "float32":

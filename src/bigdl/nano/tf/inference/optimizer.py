@@ -18,11 +18,17 @@ from bigdl.nano.acceleration.accuracy import score_function
 from bigdl.nano.acceleration.agreement import built_and_checked
 from bigdl.nano.acceleration.keywords import Keywords, quantized_method, traced_method
 from bigdl.nano.acceleration.method import ORIGINAL, BuildOptions, Method
+from bigdl.nano.acceleration.openvino import OpenVINOMethod
 from bigdl.nano.acceleration.search.optimizer import BaseInferenceOptimizer
 from bigdl.nano.acceleration.search.trial import Bench, Candidate, Trial
 from bigdl.nano.acceleration.slower import warn_if_slower
 from bigdl.nano.acceleration.structure import Batch
-from bigdl.nano.tf.inference.accelerated import AcceleratedKerasModel, load_model, save_model
+from bigdl.nano.tf.inference.accelerated import (
+    AcceleratedKerasModel,
+    KerasOpenVINOModel,
+    load_model,
+    save_model,
+)
 from bigdl.nano.tf.inference.source import (
     KerasSource,
     batches_of,
@@ -62,6 +68,8 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
         )
     elif not callable(metric):
         raise UsageError("metric should be a tf.keras.metrics.Metric or a Callable")
+    if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "element_spec"):
+        data = data[0]  # a dataset holds the targets itself
     pair = data if isinstance(data, tuple) else (data, None)
 
     def predictions(model: Any) -> Iterator[tuple[Any, Any, int]]:
@@ -459,6 +467,11 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
 
     save = staticmethod(save_model)
     load = staticmethod(load_model)
+
+    @classmethod
+    def _takes(cls, model: keras.Model, method: Method | None) -> bool:
+        quantizes = isinstance(method, OpenVINOMethod) and method.precision != "fp32"
+        return quantizes and isinstance(model, KerasOpenVINOModel)
 
     @classmethod
     def _source(cls, model: keras.Model, values: Mapping[str, Any]) -> KerasSource:

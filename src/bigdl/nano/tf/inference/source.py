@@ -341,7 +341,8 @@ class KerasSource:
     @cached_property
     def inputs(self) -> CallInputs:
         """The arguments of the model's calls."""
-        return CallInputs.of_specs(self.model, self._arguments())
+        known = vars(self.model).get("nano_inputs")  # of an accelerated model
+        return known or CallInputs.of_specs(self.model, self._arguments())
 
     def _arguments(self) -> list:
         """Return a nest of specs, or of tensors like them, for each argument of a call."""
@@ -353,6 +354,9 @@ class KerasSource:
             return [symbolic if spec is None else _like(symbolic, spec)]
         if spec is None:
             x = self.data[0]
+            called = None if x is not None else _specs_of_call(model)
+            if called is not None:
+                return called
             if x is None:
                 raise UsageError(
                     f"The input of {type(model).__name__} is not known, as it is a subclass of "
@@ -401,6 +405,9 @@ class KerasSource:
     @property
     def outputs(self) -> Structure:
         """The structure of the model's results, known once it has been called."""
+        known = vars(self.model).get("nano_outputs")  # of an accelerated model
+        if known is not None:
+            return known
         assert self.concrete is not None
         refuse_objects(self._structure, f"{type(self.model).__name__} returns")
         return self._structure
@@ -408,6 +415,9 @@ class KerasSource:
     @cached_property
     def output_ports(self) -> tuple[Port, ...]:
         """The tensors of the model's results."""
+        known = vars(self.model).get("nano_ports")  # of an accelerated model
+        if known is not None:
+            return known
         tensors = self.concrete.outputs
         shapes = [() if each.shape.rank is None else tuple(each.shape) for each in tensors]
         types = [each.dtype.name for each in tensors]
@@ -507,6 +517,34 @@ class KerasSource:
         """Names of the inputs that are allowed in a graph of TensorFlow and in an ONNX file."""
         safe = [re.sub(r"[^\w.-]", "_", name) for name in self.inputs.names]
         return [name if name[:1].isalnum() else f"x{name}" for name in safe]
+
+
+_OF_OTHER_TYPES = (
+    "Embedding",
+    "Hashing",
+    "CategoryEncoding",
+    "Discretization",
+    "TextVectorization",
+)
+
+
+def _specs_of_call(model: Any) -> list | None:
+    """Return specs of a subclassed model's arguments by the shapes of an earlier call.
+
+    Keras keeps the shapes and no types, so None of a model with layers for whole numbers or texts.
+    """
+    shapes = getattr(model, "_build_shapes_dict", None)
+    kinds = {cls.__name__ for layer in model._flatten_layers() for cls in type(layer).__mro__}
+    others = any(name in _OF_OTHER_TYPES or name.endswith("Lookup") for name in kinds)
+    if not shapes or not model.built or others:
+        return None
+    shapes = shapes.get("input_shape", shapes) if len(shapes) == 1 else shapes
+    arguments = list(shapes.values()) if isinstance(shapes, Mapping) else [shapes]
+
+    def spec(shape):
+        return keras.KerasTensor((None, *shape[1:]), model.variable_dtype)
+
+    return [keras.tree.map_shape_structure(spec, each) for each in arguments]
 
 
 def _mirrored(array: np.ndarray) -> np.ndarray:

@@ -46,17 +46,27 @@ class FeedRows(DatasetRows):
         A batch of one row.
     arrays : tuple, optional
         Nested arrays whose row numbers the dataset gives.
+
+    Attributes
+    ----------
+    as_it_is : bool
+        Whether an element that is no tuple is a batch, as Keras gives it to a step of the model's
+        own, and not its inputs alone.
     """
+
+    as_it_is = False
 
     def __init__(self, dataset: Any, sync: GradientSync, row: tuple, arrays: tuple | None = None):
         super().__init__(dataset, sync)
+        self.spec = None  # any element is a batch, at least of inputs alone
         self._row, self._arrays = row, arrays
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def example(self, types, assembly):
-        return self._row
+        is_tuple = self._arrays is not None or isinstance(self._dataset.element_spec, tuple)
+        return self._row if is_tuple or not self.as_it_is else self._row[0]
 
     def _check_equal(self, batch):
         """Accept rows that differ: random operations of a pipeline draw in each process."""
@@ -64,7 +74,7 @@ class FeedRows(DatasetRows):
     def _part(self, batch):
         part, rows = super()._part(batch)
         if self._arrays is None:
-            return (part if isinstance(part, tuple) else (part,)), rows
+            return (part if isinstance(part, tuple) or self.as_it_is else (part,)), rows
         leaves, structure = flatten(self._arrays)
         return structure.rebuild([leaf[part.numpy()] for leaf in leaves]), rows
 

@@ -28,7 +28,6 @@ from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import flatten, is_tensor
 from bigdl.nano.tf.serialization import (
     PackedModel,
-    PackedOptimizer,
     dumps,
     packed,
     put_state,
@@ -37,9 +36,11 @@ from bigdl.nano.tf.serialization import (
 from bigdl.nano.tf.training.feeds import Feed, FeedRows, feed_of
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
+from bigdl.runtime.keras_objects import KerasOptimizer
 from bigdl.runtime.worker import DriverConnection, Worker
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks
+from bigdl.training.keras.data import has_own_step
 from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
 from bigdl.training.keras.reducer import GradientReducer, loss_divisor
 from bigdl.training.keras.state import array_of, dump_weights, put_optimizers, put_weights
@@ -236,7 +237,10 @@ class _ProcessLoop(KerasLoop):
     """The loop of one process; callbacks run in that of rank 0 for all."""
 
     def _open(self, shard):
-        return shard.open(self.sync, self.settings.seed)
+        rows = shard.open(self.sync, self.settings.seed)
+        is_training = shard is self.worker.shards.get("data")
+        rows.as_it_is = has_own_step(self.model, "train_step" if is_training else "test_step")
+        return rows
 
     def _open_callbacks(self, callbacks, **params):
         return Rank0CallbackBridge(callbacks, self.model, self.sync, **params)
@@ -286,7 +290,7 @@ def nano_bf16(func: Callable) -> Callable:
     tf.bfloat16
     """
 
-    @functools.wraps(func)
+    @_wraps(func)
     def cast(*args: Any, **kwargs: Any) -> Any:
         return func(*map(_in_bf16, args), **kwargs)
 
@@ -319,7 +323,7 @@ def nano_multiprocessing(func: Callable) -> Callable:
     1.0
     """
 
-    @functools.wraps(func)
+    @_wraps(func)
     def together(*args: Any, mirrored_strategy: Any = None, **kwargs: Any) -> Any:
         return _merged(func(*args, **kwargs))
 
@@ -402,7 +406,7 @@ def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> 
     processes = processes_of(num_processes, backend)
 
     def decorator(func: Callable) -> Callable:
-        @functools.wraps(func)
+        @_wraps(func)
         def run(*args: Any, **kwargs: Any) -> Any:
             if processes.count == 1:
                 return func(*args, **kwargs)
@@ -411,6 +415,11 @@ def nano(num_processes: int | None = None, backend: str = "multiprocessing") -> 
         return run
 
     return decorator
+
+
+def _wraps(func: Callable) -> Callable:
+    """Return the decorator ``functools.wraps``; a ``tf.function`` keeps its attributes."""
+    return functools.wraps(func, updated=())
 
 
 class _FunctionLoss(keras.losses.Loss):
@@ -475,11 +484,13 @@ def _optimizers(args: tuple) -> list:
 
 
 def _packed_call(func: Callable, args: tuple, kwargs: Mapping[str, Any], folder: Path) -> bytes:
+    model = next(each for each in args if isinstance(each, keras.Model))
+
     def sent(value: Any) -> Any:
         if isinstance(value, keras.Model):
             return packed(value)
         if isinstance(value, keras.optimizers.Optimizer):
-            return PackedOptimizer(value)
+            return KerasOptimizer.of(value, model)
         return feed_of(value, folder=folder) if isinstance(value, tf.data.Dataset) else value
 
     with refusing("The function or its arguments cannot be sent to another process"):
@@ -518,7 +529,7 @@ class _Session:
         """Return an argument of the function as it was before it was sent."""
         if isinstance(value, PackedModel):
             return model
-        if isinstance(value, PackedOptimizer):
+        if isinstance(value, KerasOptimizer):
             return value.made(model)
         if isinstance(value, Feed):
             return _Batches(self.reducer, value.open(self._sync, self._seed))

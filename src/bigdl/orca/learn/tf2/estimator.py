@@ -32,6 +32,7 @@ from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.serialization import digest_of
 from bigdl.runtime.shards.texts import with_texts
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
+from bigdl.training.figures import NamedFigures
 from bigdl.training.fit import TrainingSession
 from bigdl.training.keras.backends import Packed, backend_of_program
 from bigdl.training.keras.callbacks import as_callbacks
@@ -128,7 +129,8 @@ class Estimator:
         keras_model, model : keras.Model, optional
             A compiled model instead of `model_creator`. It is copied, never changed.
         custom_objects : dict, optional
-            Classes and functions of a model's that its file names, where they are not found.
+            More classes and functions by the names that configurations of the model's layers have
+            for them. Those that the model is made of travel with it.
         num_to_keep : int
             How many of the newest checkpoints stay in `model_dir`.
 
@@ -267,9 +269,10 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             A str (or a list) is the path of Parquet files or of a Delta Lake or Iceberg table,
             which the workers read themselves; ``"table@v5"`` names a version of it.
             Arrays are ``(x, y)`` or ``{"x": ..., "y": ...}``, and so are the shards of XShards
-            unless they are pandas frames. A function ``creator(config, batch_size)`` returns a
-            ``tf.data.Dataset`` in batches of that (global) size or a torch DataLoader; see
-            :mod:`bigdl.training.keras.data` for how workers share a dataset out.
+            unless they are pandas frames; ``y`` may be a dict by the names of the model's outputs.
+            A function ``creator(config, batch_size)`` returns a ``tf.data.Dataset`` in batches of
+            that (global) size or a torch DataLoader; see :mod:`bigdl.training.keras.data` for how
+            workers share a dataset out.
         epochs : int
             The number of the last epoch, as Keras counts: so many less `initial_epoch` are made.
         batch_size : int
@@ -425,7 +428,8 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         Returns
         -------
         dict
-            ``validation_loss``, and ``validation_<name>`` of each compiled metric.
+            ``validation_loss``, and ``validation_<name>`` of each compiled metric, as floats. They
+            are also found as ``val_loss`` and ``val_<name>``, the names that `fit` has.
         """
         take_old(self.evaluate, old)
         self._parts.need()
@@ -452,7 +456,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         figures = self._run_evaluation(program, feed, max_failures)
         if figures is None:
             raise UsageError("The data to evaluate has no rows")
-        return {f"validation_{name}": value for name, value in figures.items()}
+        return NamedFigures({f"validation_{name}": value for name, value in figures.items()})
 
     @by_input
     def predict(

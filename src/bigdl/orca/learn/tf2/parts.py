@@ -8,9 +8,6 @@ choose the backend before it unpacks it.
 from __future__ import annotations
 
 import contextlib
-import inspect
-import pickle
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -19,6 +16,7 @@ import numpy as np
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.common.stand_ins import actual
+from bigdl.runtime.keras_objects import KerasArchive
 from bigdl.training.keras.backends import Packed, backend_of_program, steps_of
 from bigdl.training.keras.data import BatchArguments
 from bigdl.training.keras.state import put_weights
@@ -45,17 +43,14 @@ class KerasParts:
         ``model_creator(config)``.
     compile_args : callable or None
         ``compile_args_creator(config)``.
-    archive : bytes or None
+    archive : KerasArchive or None
         A copy of an instance instead of a creator.
-    custom_objects : dict
-        Classes and functions of the user's that the archive refers to.
     """
 
     creator: Callable | None = None
     compile_args: Callable | None = None
     config: dict = field(default_factory=dict)
-    archive: bytes | None = None
-    custom_objects: dict[str, Any] = field(default_factory=dict)
+    archive: KerasArchive | None = None
 
     def check(self) -> None:
         """Refuse on the driver what cannot work in a worker."""
@@ -90,15 +85,14 @@ class KerasParts:
                 f"model must be a keras.Model, got {type(model).__module__}."
                 f"{type(model).__qualname__}"
             )
-        objects = {**_custom_objects(model), **(custom_objects or {})}
         try:
-            archive = pickle.dumps(model)
+            archive = KerasArchive.of(model, custom_objects)
         except Exception as error:
             raise UsageError(
                 f"The model cannot be copied ({error}); pass a function model_creator(config) that "
                 "makes it instead"
             ) from error
-        return KerasParts(None, self.compile_args, self.config, archive, objects)
+        return KerasParts(None, self.compile_args, self.config, archive)
 
     # -- in the process that computes ------------------------------------------------------------
 
@@ -112,14 +106,8 @@ class KerasParts:
         """
         self.need()
         if self.archive is not None:
-            with (
-                keras.saving.custom_object_scope(self.custom_objects),
-                contextlib.nullcontext() if placed_now() is None else optimizers_cut(),
-                warnings.catch_warnings(),
-            ):
-                # of a model that has not been trained yet
-                warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
-                model = pickle.loads(self.archive)
+            with contextlib.nullcontext() if placed_now() is None else optimizers_cut():
+                model = self.archive.made()
         else:
             creator = cast("Callable", self.creator)
             model = actual(creator(self.config))
@@ -151,37 +139,6 @@ class KerasParts:
         backend_of_program()
         with isolated_rng(seed):
             return self.build(training=training)
-
-
-def _custom_objects(model) -> dict[str, Any]:
-    """Return what is not part of Keras and named in the archive of a model."""
-    objects = dict(keras.saving.get_custom_objects())
-    seen: dict[int, Any] = {}  # kept, so that no other object gets the id of one that is gone
-
-    def visit(value):
-        if id(value) in seen:
-            return
-        seen[id(value)] = value
-        if isinstance(value, dict | list | tuple):
-            for each in value.values() if isinstance(value, dict) else value:
-                visit(each)
-        elif _is_named(value):
-            definition = value if inspect.isfunction(value) else type(value)
-            if not definition.__module__.startswith("keras."):
-                objects.setdefault(definition.__name__, definition)
-            if not inspect.isfunction(value):
-                visit(list(vars(value).values()))
-                visit(getattr(value, "layers", None))
-
-    visit(model)
-    if model.compiled:
-        visit([model.optimizer, model.loss, model._compile_config.config])
-    return objects
-
-
-def _is_named(value) -> bool:
-    """Return True if an archive refers to a value by a name."""
-    return inspect.isfunction(value) or hasattr(type(value), "get_config")
 
 
 # -- prediction ----------------------------------------------------------------------------------

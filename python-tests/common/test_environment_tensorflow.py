@@ -1,0 +1,59 @@
+"""Packages of Keras that are not installed, and what TensorFlow writes while it is imported."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from bigdl.common import environment
+from bigdl.common.errors import MissingExtraError
+from bigdl.nano.lazy_names import lazy_names
+from bigdl.training.figures import NamedFigures
+
+
+@pytest.mark.parametrize(
+    ("missing", "program"),
+    [
+        ("keras", "from bigdl.nano.tf.keras import Model"),
+        ("keras", "from bigdl.nano.utils.tf import patch_attrs"),
+        ("tensorflow", "import bigdl.nano.automl.tf.keras"),
+    ],
+)
+def test_a_package_of_keras_that_is_missing_is_named_with_its_extra(missing, program):
+    code = f"import sys; sys.modules[{missing!r}] = None\n{program}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith(f"{missing} is not installed; run: pip install 'bigdl[nano,tf]'")
+
+
+def test_a_lazy_name_says_of_any_missing_package_how_to_install_it(tmp_path, monkeypatch):
+    (tmp_path / "needs_more.py").write_text("import psutil.parts")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    find, _ = lazy_names("package", {"name": "needs_more"})
+    message = r"psutil is not installed; run: pip install 'bigdl\[nano\]'"
+    with pytest.raises(MissingExtraError, match=message):
+        find("name")
+
+
+def test_lines_about_the_start_of_tensorflow_are_left_out_and_others_kept(capfd):
+    pattern = re.compile(environment._LINE_OF_ABSL.format("IWE"), re.MULTILINE)
+    with environment._without_lines(pattern):
+        os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are ...\n")
+        os.write(2, b"I0000 00:00:1795.16  4259 port.cc:153] oneDNN custom operations are on.\n")
+        os.write(2, b"the program's own line\n")
+        os.write(2, b"F0000 00:00:1795.16  4259 cpu_feature_guard.cc:1] The library needs AVX.\n")
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines] == ["the", "F0000"]
+
+
+def test_figures_of_an_evaluation_are_found_by_the_names_of_a_fit():
+    figures = NamedFigures(validation_loss=0.5)
+    assert figures["val_loss"] == figures.get("val_loss") == 0.5
+    assert "val_loss" in figures
+    assert "val_mae" not in figures
+    assert dict(figures) == {"validation_loss": 0.5}
+    with pytest.raises(KeyError, match="val_mae"):
+        figures["val_mae"]

@@ -1,0 +1,645 @@
+"""Keras models, layers, losses, metrics and optimizers by value.
+
+Keras writes an object as a configuration and its weights. The configuration names classes and
+functions, and the reader looks the names up among those that are registered in its own process.
+Classes of a script or a notebook are registered in no other process, a lambda loses what it refers
+to, and two classes may have one name. :class:`KerasArchive` therefore holds the named objects next
+to the configuration, each under a unique name, to be pickled by value.
+
+Of a subclassed model without ``get_config`` Keras writes the defaults of ``__init__``, whatever its
+arguments were. Such a model or layer is written as its attributes (:class:`_Attributes`).
+
+The pickler of :mod:`bigdl.runtime.serialization` writes every Keras object as such an archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import json
+import pickle
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from bigdl.common.errors import LazyModule, UsageError
+
+if TYPE_CHECKING:
+    import keras
+else:
+    keras = LazyModule("keras", "tf")
+
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class KerasArchive:
+    """A Keras object as Keras writes it, and the classes and functions that this names.
+
+    Attributes
+    ----------
+    content : bytes
+        Configuration and weights.
+    objects : dict of str to object
+        Classes and functions by their names in the content, and those of the caller.
+    registered : dict of str to object
+        Classes and functions by the names under which the program has registered them.
+    compiled : dict of str to object
+        What Keras does not write of how the model was compiled.
+    """
+
+    content: bytes
+    objects: dict[str, Any] = field(default_factory=dict)
+    registered: dict[str, Any] = field(default_factory=dict)
+    compiled: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, value: Any, custom_objects: Mapping[str, Any] | None = None, *, compiled: bool = True
+    ) -> KerasArchive:
+        """Return the archive of a model, layer, loss, metric or optimizer.
+
+        Parameters
+        ----------
+        value : object
+        custom_objects : mapping, optional
+            More classes and functions by name, for configurations that name them as plain text.
+        compiled : bool
+            Whether losses, metrics and optimizers of a model are written, too.
+
+        Raises
+        ------
+        Exception
+            Whatever Keras raises for an object that it cannot write.
+        """
+        known = keras.saving.get_custom_objects()
+        registered = {name: each for name, each in known.items() if not _is_of_library(each)}
+        with contextlib.nullcontext() if compiled else _attribute(value, "compiled", False):
+            content, objects = _written(value, _file_of)
+            rest = _compiled(value) if compiled else {}
+        objects = {**registered, **dict(custom_objects or {}), **objects}
+        return cls(content, objects, registered, rest)
+
+    def made(self) -> Any:
+        """Return the object, made again in this process.
+
+        Raises
+        ------
+        Exception
+            Whatever Keras raises for a configuration that it cannot read.
+        """
+        for name, each in self.registered.items():
+            _register(name, each)
+        with _names_known(self.objects), warnings.catch_warnings():
+            # of a model that has not been trained yet
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+            if self.compiled:
+                warnings.filterwarnings("ignore", "`compile\\(\\)` was not called as part of")
+            value = keras.Model._unpickle_model(io.BytesIO(self.content))
+        if self.compiled:
+            _put_compiled(value, self.compiled)
+        return value
+
+
+def _file_of(value: Any) -> bytes:
+    return keras.layers.Layer.__reduce__(value)[1][0].getvalue()
+
+
+@dataclass(frozen=True)
+class KerasConfig:
+    """A Keras object without its weights.
+
+    Attributes
+    ----------
+    content : str
+        The configuration as JSON.
+    objects : dict of str to object
+        See :class:`KerasArchive`.
+    """
+
+    content: str
+    objects: dict[str, Any]
+
+    @classmethod
+    def of(cls, value: Any) -> KerasConfig:
+        """Return the configuration of an object."""
+        return cls(*_written(value, _json_of))
+
+    def made(self) -> Any:
+        """Return a new object of this configuration, with the weights that it begins with."""
+        with _names_known(self.objects):
+            return keras.saving.deserialize_keras_object(json.loads(self.content), safe_mode=False)
+
+
+def _json_of(value: Any) -> str:
+    return json.dumps(keras.saving.serialize_keras_object(value))
+
+
+def reduced(value: Any) -> Any:
+    """Return how a pickler writes a Keras object or a ``tf.function``; else NotImplemented.
+
+    A ``tf.function`` is traced again where it arrives, and without XLA, which cannot call Python.
+    """
+    if isinstance(value, _kind("tensorflow", "types.experimental.PolymorphicFunction")):
+        if not hasattr(value, "python_function"):
+            return NotImplemented
+        options = {
+            "input_signature": value.input_signature,
+            "autograph": getattr(value, "_autograph", True),
+            "reduce_retracing": getattr(value, "_reduce_retracing", False),
+        }
+        return _tf_function, (value.python_function, options)
+    if isinstance(value, _kind("keras.src.saving.keras_saveable", "KerasSaveable")):
+        return KerasArchive.made, (KerasArchive.of(value),)
+    return NotImplemented
+
+
+def _tf_function(function: Any, options: dict) -> Any:
+    return importlib.import_module("tensorflow").function(function, **options)
+
+
+def _kind(module: str, name: str) -> Any:
+    """Return a class of a module, as second argument of isinstance; () before its import."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found or ()
+
+
+# -- names in a configuration ----------------------------------------------------------------------
+
+
+def _is_of_library(value: Any) -> bool:
+    """Return True for a class or function that Keras finds in every process."""
+    module = getattr(value, "__module__", None) or ""
+    return module.partition(".")[0] in ("keras", "builtins")
+
+
+class _Names(dict):
+    """Stands for Keras' table of registered names while one thread writes; records what is asked.
+
+    Parameters
+    ----------
+    names : dict
+        The table itself, for other threads.
+    """
+
+    def __init__(self, names: dict):
+        super().__init__(names)
+        self._thread = threading.get_ident()
+        self._numbers: dict[int, str] = {}
+        self._kept: list[Any] = []  # so that no other object gets the id of one that is gone
+        self.objects: dict[str, Any] = {}
+
+    def _is_ours(self, value: Any) -> bool:
+        return threading.get_ident() == self._thread and not _is_of_library(value)
+
+    def __contains__(self, value: Any) -> bool:
+        return self._is_ours(value) or super().__contains__(value)
+
+    def __getitem__(self, value: Any) -> str:
+        return self.name_of(value) if self._is_ours(value) else super().__getitem__(value)
+
+    def name_of(self, value: Any) -> str:
+        """Return a name that no other object has."""
+        if id(value) not in self._numbers:
+            label = getattr(value, "__name__", type(value).__name__)
+            name = self._numbers[id(value)] = f"bigdl>{len(self._numbers)}>{label}"
+            self._kept.append(value)
+            self.objects[name] = value
+        return self._numbers[id(value)]
+
+
+def _written(value: Any, write: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what a function of Keras writes of an object, and the named objects."""
+    attributes = {id(layer): _Attributes.of(layer) for layer in _without_config(value)}
+    registration: Any = importlib.import_module("keras.src.saving.object_registration")
+    with _lock, contextlib.ExitStack() as stack:
+        before = registration.GLOBAL_CUSTOM_NAMES
+        names = registration.GLOBAL_CUSTOM_NAMES = _Names(before)
+        stack.callback(setattr, registration, "GLOBAL_CUSTOM_NAMES", before)
+        stack.enter_context(_lambdas(lambda function: (names.name_of(function), None, None)))
+        for layer in _without_config(value):
+            makers = names.objects.setdefault(names[type(layer)], type(layer))
+            if not isinstance(makers, _Makers):
+                makers = names.objects[names[type(layer)]] = _Makers()
+            makers.append(attributes[id(layer)])
+            config = {"number": len(makers) - 1}
+            stack.enter_context(_attribute(layer, "get_config", functools.partial(dict, config)))
+        stack.enter_context(_compile_written(value, names))
+        for function in _lambdas_of(value):
+            stack.enter_context(_attribute(function, "__name__", names.name_of(function)))
+        stack.enter_context(warnings.catch_warnings())
+        # lambdas are carried by value
+        warnings.filterwarnings("ignore", "The object being serialized includes a `lambda`")
+        return write(value), names.objects
+
+
+@contextlib.contextmanager
+def _names_known(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Let Keras find objects by their names in a configuration."""
+
+    def load(code, defaults=None, closure=None, globs=None):
+        return objects[code[0] if isinstance(code, list | tuple) else code]
+
+    with _lambdas(load=load), keras.saving.custom_object_scope(dict(objects)):
+        yield
+
+
+@contextlib.contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an object another attribute within the block, past the tracking of Keras."""
+    if isinstance(owner, types.FunctionType):
+        before = getattr(owner, name)
+        setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            setattr(owner, name, before)
+        return
+    attributes = vars(owner)
+    is_set, before = name in attributes, attributes.get(name)
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if is_set:
+            attributes[name] = before
+        else:
+            del attributes[name]
+
+
+@contextlib.contextmanager
+def _lambdas(dump: Any = None, load: Any = None) -> Iterator[None]:
+    """Let Keras write and read lambdas by other functions than its own, in this thread."""
+    functions: Any = importlib.import_module("keras.src.utils.python_utils")
+    thread = threading.get_ident()
+
+    def chosen(own, other):
+        @functools.wraps(other)
+        def function(*arguments, **keywords):
+            is_ours = own is not None and threading.get_ident() == thread
+            return (own if is_ours else other)(*arguments, **keywords)
+
+        return function
+
+    with _lock:
+        before = functions.func_dump, functions.func_load
+        functions.func_dump, functions.func_load = map(chosen, (dump, load), before)
+        try:
+            yield
+        finally:
+            functions.func_dump, functions.func_load = before
+
+
+def _lambdas_of(value: Any) -> list[Any]:
+    """Return lambdas among the attributes of layers, whose source Keras would look for."""
+    layers = value._flatten_layers() if isinstance(value, keras.layers.Layer) else [value]
+    functions = {
+        id(each): each
+        for layer in layers
+        for each in vars(layer).values()
+        if isinstance(each, types.FunctionType) and each.__name__ == "<lambda>"
+    }
+    return list(functions.values())
+
+
+def _register(name: str, value: Any) -> None:
+    """Register a class or function as the program has done, so that files name it alike."""
+    package, separator, label = name.partition(">")
+    if separator and name not in keras.saving.get_custom_objects():
+        keras.saving.register_keras_serializable(package, label)(value)
+
+
+# -- layers and models without a configuration -----------------------------------------------------
+
+
+def _without_config(value: Any) -> list[Any]:
+    """Return the layers of an object, itself among them, that are written as attributes."""
+    if not isinstance(value, keras.layers.Layer):
+        return []
+    if _has_no_config(value):
+        return [value]
+    inner = value._flatten_layers(include_self=False, recursive=False)
+    return [each for layer in inner for each in _without_config(layer)]
+
+
+def _has_no_config(layer: Any) -> bool:
+    if _is_of_library(type(layer)) or isinstance(layer, keras.Sequential):
+        return False
+    owners = [cls for cls in type(layer).__mro__ if "get_config" in vars(cls)]
+    makers = [cls for cls in type(layer).__mro__ if "from_config" in vars(cls)]
+    is_functional = hasattr(layer, "_functional") or hasattr(layer, "_operations")
+    return not is_functional and all(
+        cls in (keras.Model, keras.layers.Layer, keras.Operation) for cls in (owners[0], makers[0])
+    )
+
+
+class _Makers(list):
+    """Layers of one class by number; stands for the class where Keras reads a configuration."""
+
+    def from_config(self, config: Mapping[str, int]) -> Any:
+        """Return the layer of a number."""
+        return self[config["number"]].made()
+
+
+@dataclass(frozen=True)
+class _Attributes:
+    """A layer or model as its class and what it has set on itself.
+
+    Attributes
+    ----------
+    kind : type
+    arguments : dict
+        Of the base class.
+    content : bytes
+        Names and values of attributes in the order in which Keras tracks them, pickled.
+    objects : list of object
+        Classes and functions that the pickle refers to by number.
+    weights : int
+        Number of weights.
+    """
+
+    kind: type
+    arguments: dict[str, Any]
+    content: bytes
+    objects: list[Any]
+    weights: int
+
+    @classmethod
+    def of(cls, layer: Any) -> _Attributes:
+        """Return the attributes of a layer.
+
+        Raises
+        ------
+        UsageError
+            If one of them cannot be pickled.
+        """
+        policy = layer.dtype_policy
+        arguments = {
+            "name": layer.name,
+            "dtype": keras.dtype_policies.serialize(policy) if policy else None,
+        }
+        known = _names_of_base(isinstance(layer, keras.Model))
+        kept: list[tuple[str, Any]] = []
+        modules = getattr(layer, "_modules", {})  # of torch, which keeps layers apart
+        for name, value in {**vars(layer), **modules}.items():
+            if name in known:
+                if name in _STATE or (isinstance(value, _PLAIN) and name not in _NO_STATE):
+                    kept.append((name, value))
+            elif name not in _NO_STATE and not isinstance(value, keras.optimizers.Optimizer):
+                kept.append((name, value))
+        tracked = {id(each): number for number, each in enumerate(layer._layers)}
+
+        def place(item):  # of the first layer in a value
+            leaves = keras.tree.flatten(item[1]) if item[0] not in known else []
+            return min((tracked[id(leaf)] for leaf in leaves if id(leaf) in tracked), default=-1)
+
+        buffer = io.BytesIO()
+        objects: list[Any] = []
+        for name, value in (kept := sorted(kept, key=place)):
+            try:
+                _AttributePickler(io.BytesIO(), layer, []).dump(value)
+            except Exception as error:
+                raise UsageError(
+                    f"the attribute {name!r} of {type(layer).__name__} cannot be copied ({error})"
+                ) from error
+        _AttributePickler(buffer, layer, objects).dump(kept)
+        return cls(type(layer), arguments, buffer.getvalue(), objects, len(layer.weights))
+
+    def made(self) -> Any:
+        """Return the layer, with the weights that it begins with."""
+        is_model = issubclass(self.kind, keras.Model)
+        layer: Any = self.kind.__new__(self.kind)  # type: ignore[call-overload]
+        policy = self.arguments["dtype"]
+        policy = None if policy is None else keras.dtype_policies.deserialize(policy)
+        base = keras.Model if is_model else keras.layers.Layer
+        base.__init__(layer, name=self.arguments["name"], dtype=policy)
+        later = {}
+        known = _names_of_base(is_model)
+        for name, value in _AttributeUnpickler(self.content, layer, self.objects).load():
+            if name in known:
+                later[name] = value
+            else:
+                setattr(layer, name, value)
+        vars(layer).update(later)
+        if layer.built:
+            layer._lock_state()
+        if len(layer.weights) != self.weights:
+            raise UsageError(
+                f"the copy of {self.kind.__name__} has {len(layer.weights)} weights and the "
+                f"original {self.weights}: its layers share others or make them in another way "
+                "than Keras can repeat; give it a get_config, or pass a model_creator"
+            )
+        return layer
+
+
+_PLAIN = (bool, int, float, str, tuple, type(None))
+_STATE = frozenset(("_build_shapes_dict", "_input_spec", "_activity_regularizer"))
+_NO_STATE = frozenset(
+    (
+        *("_lock", "_path", "_name", "name", "_auto_config", "_parent_path", "_inbound_nodes"),
+        *("_outbound_nodes", "history", "compiled", "optimizer", "loss", "stop_training"),
+        *("_epoch_iterator", "_compile_config", "train_function", "test_function"),
+        *("predict_function", "_jit_compile", "_run_eagerly", "steps_per_execution"),
+        *("_auto_config_error_args", "_distribute_strategy", "_object__state", "_pytree__state"),
+        *("torch_params", "_torch_params", "training", "_dtype_policy"),
+    )
+)
+"""Attributes that belong to the process, to the class, or to how a model is compiled."""
+
+
+@functools.cache
+def _names_of_base(is_model: bool) -> frozenset[str]:
+    """Return the names of attributes that Keras itself sets on a layer or a compiled model."""
+    if not is_model:
+        return frozenset(vars(keras.layers.Layer()))
+
+    class Bare(keras.Model):
+        def call(self, x):
+            return x
+
+    bare = Bare()
+    bare.compile("sgd", "mse", metrics=["mae"])
+    bare.build((1, 1))
+    return frozenset(vars(bare)) | {"_compile_metrics", "_compile_loss", "_loss_tracker"}
+
+
+class _AttributePickler(cloudpickle.Pickler):
+    """Writes attributes: classes and functions of the program by number, Keras objects by value."""
+
+    def __init__(self, buffer: io.BytesIO, owner: Any, objects: list[Any]):
+        super().__init__(buffer)
+        self._owner, self._objects = owner, objects
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands for an object in the pickle; None for one that is written."""
+        if value is self._owner:
+            return "owner"
+        if isinstance(value, types.FunctionType | type) and not _is_of_library(value):
+            self._objects.append(value)
+            return len(self._objects) - 1
+        return None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how an object is written."""
+        if isinstance(value, _kind("keras.src.saving.keras_saveable", "KerasSaveable")):
+            return KerasConfig.made, (KerasConfig.of(value),)
+        for name, plain in (("TrackedList", list), ("TrackedDict", dict), ("TrackedSet", set)):
+            if isinstance(value, _kind("keras.src.utils.tracking", name)):
+                return plain, (plain(value),)
+        if isinstance(value, keras.random.SeedGenerator):
+            state = keras.ops.convert_to_numpy(value.state)
+            return _seed_generator, (value.get_config(), state)
+        if isinstance(value, keras.Variable):
+            options = {"dtype": value.dtype, "trainable": value.trainable, "name": value.name}
+            return _variable, (keras.ops.convert_to_numpy(value), options)
+        return super().reducer_override(value)
+
+
+class _AttributeUnpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, owner: Any, objects: list[Any]):
+        super().__init__(io.BytesIO(content))
+        self._owner, self._objects = owner, objects
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._owner if pid == "owner" else self._objects[pid]
+
+
+def _variable(value: Any, options: dict) -> Any:
+    return keras.Variable(value, **options)
+
+
+def _seed_generator(config: dict, state: Any) -> Any:
+    generator = keras.random.SeedGenerator.from_config(config)
+    generator.state.assign(state)
+    return generator
+
+
+# -- what a model was compiled with ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _compile_written(value: Any, names: _Names) -> Iterator[None]:
+    """Let Keras write a model that was compiled with callables which have no configuration."""
+    config = getattr(value, "_compile_config", None)
+    if config is None or not getattr(value, "compiled", False):
+        yield
+        return
+
+    def written(each: Any) -> Any:
+        if not callable(each) or isinstance(each, type) or hasattr(each, "get_config"):
+            return each
+        is_named = isinstance(each, types.FunctionType) and each.__name__ != "<lambda>"
+        return each if is_named else _token(names.name_of(each))
+
+    arguments = keras.tree.map_structure(written, dict(config.config))
+    with _attribute(value, "_compile_config", type(config)(**arguments)):
+        yield
+
+
+def _token(name: str) -> Any:
+    """Return a function that Keras writes by this name."""
+
+    def token() -> None:
+        """Stand for a callable."""
+
+    token.__name__ = token.__qualname__ = name
+    token.__module__ = "keras"  # written by its name as it is
+    return token
+
+
+@dataclass(frozen=True)
+class KerasOptimizer:
+    """An optimizer that a model holds by itself, and its variables.
+
+    Attributes
+    ----------
+    config : KerasConfig
+    weights : list of int
+        Numbers of the weights that it updates; empty before it is built.
+    values : list of numpy.ndarray
+    """
+
+    config: KerasConfig
+    weights: list[int]
+    values: list[Any]
+
+    @classmethod
+    def of(cls, optimizer: Any, model: Any) -> KerasOptimizer:
+        """Return the optimizer of a model."""
+        config = KerasConfig.of(optimizer)
+        numbers = {id(weight): n for n, weight in enumerate(model.weights)}
+        inner = getattr(optimizer, "inner_optimizer", optimizer)  # of one that scales the loss
+        updated = [numbers.get(id(weight)) for weight in inner._trainable_variables]
+        if not optimizer.built or None in updated:
+            return cls(config, [], [])
+        values = [keras.ops.convert_to_numpy(each) for each in optimizer.variables]
+        return cls(config, [n for n in updated if n is not None], values)
+
+    def made(self, model: Any) -> Any:
+        """Return the optimizer for a copy of the model."""
+        optimizer = self.config.made()
+        if self.weights and model.built:
+            optimizer.build([model.weights[n] for n in self.weights])
+            for variable, value in zip(optimizer.variables, self.values, strict=True):
+                variable.assign(value)
+        return optimizer
+
+
+def _compiled(model: Any) -> dict[str, Any]:
+    """Return what a model's own ``compile`` was given and has set, which Keras does not write."""
+    if not isinstance(model, keras.Model):
+        return {}
+
+    def carried(each: Any) -> Any:
+        if isinstance(each, keras.optimizers.Optimizer):
+            return KerasOptimizer.of(each, model)
+        return KerasConfig.of(each) if isinstance(each, kinds) else each
+
+    kinds = keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer
+    functions = types.FunctionType, types.MethodType, functools.partial
+    optimizers = {
+        name: carried(each)
+        for name, each in vars(model).items()
+        if name != "optimizer" and isinstance(each, keras.optimizers.Optimizer)
+    }
+    base, kind = keras.Model, type(model)
+    writes = kind.compile_from_config is not base.compile_from_config
+    if not model.compiled or kind.compile is base.compile or writes:
+        return {"set": optimizers} if optimizers and _has_no_config(model) else {}
+    config = getattr(getattr(model, "_compile_config", None), "config", {})
+    known = _names_of_base(True) | _NO_STATE
+    attributes = {
+        name: carried(each)
+        for name, each in vars(model).items()
+        if isinstance(each, (*_PLAIN, *functions, *kinds)) and name not in known
+        if getattr(each, "__self__", None) is not model
+    }
+    arguments = keras.tree.map_structure(carried, dict(config))
+    return {"compile": arguments, "set": {**optimizers, **attributes}}
+
+
+def _put_compiled(model: Any, compiled: Mapping[str, Any]) -> None:
+    """Compile a copy of a model as the original was, without its own ``compile``."""
+
+    def made(each: Any) -> Any:
+        if isinstance(each, KerasOptimizer):
+            return each.made(model)
+        return each.made() if isinstance(each, KerasConfig) else each
+
+    if "compile" in compiled:
+        arguments = keras.tree.map_structure(made, compiled["compile"])
+        keras.Model.compile(model, **arguments, auto_scale_loss=False)
+    for name, each in compiled["set"].items():
+        if isinstance(each, _PLAIN) or getattr(model, name, None) is None:
+            with contextlib.suppress(AttributeError):  # a property
+                setattr(model, name, made(each))
