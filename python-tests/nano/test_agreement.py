@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.acceleration.agreement import difference
+from bigdl.nano.acceleration.agreement import difference, usual_sizes
 from bigdl.nano.pytorch import InferenceOptimizer
 
 pytest.importorskip("openvino")
@@ -295,7 +295,7 @@ def test_a_search_says_what_differs():
         warnings.simplefilter("ignore")
         optimizer.optimize(NumberOfRows(), x, includes=["openvino_fp32"], cache=False)
     row = optimizer.results().loc["openvino_fp32"]
-    assert row["status"] == "fail to convert"
+    assert row["status"] == "differs"
     assert "'rows' is 2 instead of 3" in row["reason"]
 
 
@@ -316,3 +316,105 @@ def test_a_search_says_what_differs():
 def test_differences_are_told_in_words(one, other, words):
     found = difference(one, other, 1e-4)
     assert (found is None) if words is None else words in found.words
+
+
+class TwoClasses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layers = nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+        self.body = nn.Sequential(*layers).eval()
+        self.rows = torch.randn(64, 20, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():  # the logits of the first row are near zero
+            self.body[4].bias -= self.body(self.rows[:1])[0] - 1e-5
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def test_a_sample_whose_results_are_near_zero_is_judged_with_others():
+    model = TwoClasses()
+    for accelerator in ("openvino", "onnxruntime"):
+        fast = InferenceOptimizer.quantize(
+            model, accelerator=accelerator, calib_data=model.rows, input_sample=model.rows[:1]
+        )
+        same = fast(model.rows).argmax(1) == model(model.rows).argmax(1)
+        assert same.float().mean() > 0.9
+
+
+def test_usual_sizes_are_medians_over_samples():
+    sizes = usual_sizes([{"y": np.full(2, value), "n": 3} for value in (1e-6, 2.0, 3.0)])
+    assert sizes == {"y": 2.0}
+    near_zero = np.array([1e-6, -1e-6])
+    assert difference(near_zero, near_zero + 1e-4, 1e-3) is not None
+    assert difference(near_zero, near_zero + 1e-4, 1e-3, {"": 2.0}) is None
+    assert difference(near_zero, near_zero + 1e-2, 1e-3, {"": 2.0}) is not None
+
+
+def test_a_refusal_counts_the_rows_of_which_the_class_is_the_same():
+    class Swapped(Layer):
+        def forward(self, x):
+            return self.layer(x) if x.shape[0] == 2 else -self.layer(x)
+
+    with pytest.raises(UsageError, match=r"the largest value of a row is in the same place in \d+"):
+        build(Swapped(), "jit_fp32")
+
+
+class Padded(nn.Module):
+    def __init__(self, pool):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.net = nn.TransformerEncoder(layer, 1)
+        self.pool = pool
+        self.eval()
+
+    def forward(self, x, padding):
+        y = self.net(x, src_key_padding_mask=padding)
+        return y[:, 0] if self.pool else y
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("accelerator", ["openvino", "onnxruntime"])
+def test_padded_positions_do_not_count(pool, accelerator):
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    model, words = Padded(pool), torch.rand(2, 5, 8)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fast = InferenceOptimizer.trace(model, (words, padding), accelerator=accelerator)
+    assert any("at padded positions" in str(each.message) for each in seen) is not pool
+    expected, actual = model(words, padding), fast(words, padding)
+    if not pool:
+        expected, actual = expected[~padding], actual[~padding]
+    torch.testing.assert_close(actual, expected.detach(), atol=1e-5, rtol=1e-4)
+
+
+class Labelled(Layer):
+    def forward(self, ids, mask=None, labels=None):
+        y = self.layer(ids if mask is None else ids * mask)
+        return y if labels is None else (nn.functional.cross_entropy(y, labels), y)
+
+
+@pytest.mark.parametrize("with_sample", [False, True])
+def test_labels_of_calibration_data_are_no_inputs(with_sample):
+    model = Labelled()
+    rows = [{"ids": torch.randn(6), "mask": torch.ones(6), "labels": i % 4} for i in range(16)]
+    inputs = {key: torch.stack([row[key] for row in rows[:4]]) for key in ("ids", "mask")}
+    sample = {"input_sample": inputs} if with_sample else {}
+    loader = torch.utils.data.DataLoader(rows, 8)
+    for accelerator in ("openvino", "onnxruntime"):
+        int8 = InferenceOptimizer.quantize(
+            model, accelerator=accelerator, calib_data=loader, **sample
+        )
+        assert int8(**inputs).shape == (4, 4)
+        assert list(int8.forward_args) == ["ids", "mask"]
+
+
+def test_labels_of_the_sample_are_inputs():
+    model = Labelled()
+    sample = {"ids": torch.randn(4, 6), "labels": torch.arange(4)}
+    fast = InferenceOptimizer.trace(model, sample, accelerator="onnxruntime")
+    torch.testing.assert_close(fast(**sample)[0], model(**sample)[0].detach())

@@ -376,3 +376,45 @@ def test_a_dataset_of_pairs_calibrates_and_scores_a_network_that_is_in_openvino_
     assert np.mean(np.square(found(x) - model(x))) < 0.1
     with pytest.raises(UsageError, match="not traced or quantized"):
         InferenceOptimizer.trace(traced, accelerator="onnxruntime")
+
+
+def hashed_ids(vocabulary: int = 10, modulo: int | None = None) -> keras.Model:
+    ids = keras.Input((3,), dtype="int64")
+    keys = ids if modulo is None else keras.ops.mod(ids, modulo)
+    table = keras.layers.Embedding(vocabulary, 1, embeddings_initializer="uniform")
+    return keras.Model(ids, keras.layers.Flatten()(table(keys)))
+
+
+def test_ids_beyond_32_bits_are_hashed_as_by_the_original():
+    model = hashed_ids(modulo=10)
+    fast = InferenceOptimizer.trace(model, accelerator="openvino")
+    for ids in ([[1, 2, 3]], [[5, 123456789012345, 2**40 + 7]], [[16777217, 33554433, 2**31 + 1]]):
+        np.testing.assert_allclose(fast.predict(np.array(ids)), model(np.array(ids)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("accelerator", ["openvino", "onnxruntime"])
+def test_ids_outside_of_a_table_are_refused(accelerator):
+    fast = InferenceOptimizer.trace(hashed_ids(), accelerator=accelerator)
+    for wrong in (10, 2**40):
+        with pytest.raises(UsageError):
+            fast.predict(np.array([[1, 2, wrong]]))
+
+
+def test_an_id_that_does_not_fit_the_input_is_refused():
+    ids = keras.Input((3,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Embedding(10, 1)(ids))
+    fast = InferenceOptimizer.trace(model, accelerator="openvino")
+    with pytest.raises(UsageError, match="cannot hold 1099511627776"):
+        fast.predict(np.array([[1, 2, 2**40]]))
+
+
+def test_a_first_row_whose_results_are_near_zero_is_judged_with_others():
+    keras.utils.set_random_seed(0)
+    layers = keras.layers.Dense(32, "relu"), keras.layers.Dense(2)
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    x = np.random.default_rng(0).standard_normal((64, 8)).astype("float32")
+    layers[1].bias.assign(-model(x[:1])[0] + 1e-5)
+    for accelerator in ("openvino", "onnxruntime"):
+        fast = InferenceOptimizer.quantize(model, accelerator=accelerator, x=x)
+        same = fast.predict(x).argmax(1) == np.asarray(model(x)).argmax(1)
+        assert same.mean() > 0.9

@@ -718,3 +718,56 @@ def test_calibration_data_that_are_given_come_first():
         run.quantize(module, onnx=True)
     given = DataLoader(table(8), batch_size=4)
     assert_switches(run.quantize(module, calib_data=given, onnx=True), module)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x1, x2):
+        return self.left(x1) + self.right(x2)
+
+
+@pytest.mark.parametrize("accelerator", ["openvino", "onnxruntime", "jit"])
+def test_a_compiled_model_of_two_inputs_is_accelerated_by_its_loader(accelerator):
+    net = TwoInputs()
+    model = Trainer.compile(net, nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), 0.1))
+    x1, x2, y = torch.rand(16, 4), torch.rand(16, 4), torch.arange(16) % 3
+    loader = DataLoader(TensorDataset(x1, x2, y), 8)
+    fast = InferenceOptimizer.trace(model, loader, accelerator=accelerator)
+    torch.testing.assert_close(fast(x1, x2), net(x1, x2).detach())
+    assert list(fast.forward_args) == ["x1", "x2"]
+    if accelerator != "jit":
+        int8 = InferenceOptimizer.quantize(model, accelerator=accelerator, calib_data=loader)
+        torch.testing.assert_close(int8(x1, x2), net(x1, x2).detach(), atol=0.2, rtol=0)
+    predicted = torch.cat(trainer(max_epochs=1).predict(fast, loader))
+    torch.testing.assert_close(predicted, net(x1, x2).detach())
+
+
+@pytest.mark.parametrize("accelerator", ["openvino", "onnxruntime"])
+def test_batches_with_targets_are_predicted_by_an_accelerated_model(accelerator):
+    net = nn.Linear(4, 3)
+    model = Trainer.compile(net, nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), 0.1))
+    x, y = torch.rand(16, 4), torch.arange(16) % 3
+    loader = DataLoader(TensorDataset(x, y), 8)
+    run = trainer(max_epochs=1)
+    int8 = InferenceOptimizer.quantize(model, accelerator=accelerator, calib_data=loader)
+    for fast in (InferenceOptimizer.trace(model, x, accelerator=accelerator), int8):
+        predicted = torch.cat(run.predict(fast, loader))
+        torch.testing.assert_close(predicted, fast(x))
+
+
+def test_an_accelerated_plain_module_is_validated_by_the_trainer_that_fitted_it():
+    net = nn.Linear(4, 3)
+    model = Trainer.compile(net, nn.CrossEntropyLoss(), torch.optim.SGD(net.parameters(), 0.1))
+    x, y = torch.rand(16, 4), torch.arange(16) % 3
+    loader = DataLoader(TensorDataset(x, y), 8)
+    run = trainer(max_epochs=1)
+    int8 = InferenceOptimizer.quantize(net, accelerator="onnxruntime", calib_data=loader)
+    with pytest.raises(UsageError, match="fit it by this trainer first"):
+        run.validate(int8, loader, verbose=False)
+    run.fit(model, loader)
+    int8 = InferenceOptimizer.quantize(net, accelerator="onnxruntime", calib_data=loader)
+    loss = run.validate(int8, loader, verbose=False)[0]["val/loss"]
+    assert loss == pytest.approx(float(nn.functional.cross_entropy(int8(x), y)), rel=1e-4)

@@ -131,6 +131,13 @@ class Source(Protocol):
     def run(self, model: Any, inputs: Any) -> Any:
         """Return an accelerated model's results for flat inputs."""
 
+    def alternative(self, inputs: Any) -> Any:
+        """Return what the model gives by another way of its framework, which is as right; else
+        None."""
+
+    def refused_negatives(self) -> list[int]:
+        """Return positions of integer inputs in which the model takes no negative number."""
+
     def tell_side_effects(self, model: Any, method: Any) -> None:
         """Refuse, or warn of, what calls of the model change and those of an accelerated one do
         not."""

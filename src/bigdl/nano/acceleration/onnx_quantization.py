@@ -70,6 +70,15 @@ class OnnxFile:
             shutil.copyfile(data, file.path.with_name(data.name))
         return file
 
+    def __getstate__(self) -> dict[str, bytes]:
+        """Pickle the content of its files."""
+        return {each.name: each.read_bytes() for each in self.path.parent.iterdir()}
+
+    def __setstate__(self, files: dict[str, bytes]) -> None:
+        OnnxFile.__init__(self)
+        for name, content in files.items():
+            self.path.with_name(name).write_bytes(content)
+
     def copy_to(self, directory: Path) -> None:
         """Write the model's files into a directory."""
         shutil.copytree(self.path.parent, directory, dirs_exist_ok=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,17 @@ from bigdl.nano.acceleration.onnx_quantization import (
 )
 from bigdl.nano.acceleration.onnx_quantization import OnnxFile as OnnxFile
 from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.structure import cast_array
 from bigdl.nano.acceleration.texts import as_strings
 
+_NO_NEGATIVE = "bigdl.no_negative"
+"""Key in a file's metadata: names of inputs that must not be negative."""
+# Of a session, kept when a network is pickled.
+_SETTINGS = (
+    *("enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode"),
+    *("execution_order", "graph_optimization_level", "inter_op_num_threads"),
+    *("intra_op_num_threads", "log_severity_level", "use_deterministic_compute"),
+)
 _NUMBERS = re.compile(r"tensor\((float|float16|double|bool|u?int\d+)\)")
 _BFLOAT16 = "tensor(bfloat16)"
 
@@ -79,9 +88,13 @@ class OnnxNetwork:
         self.options = _session_options(ort, threads, session_options)
         asked = threads is not None or session_options is not None
         self.thread_num = (self.options.intra_op_num_threads or None) if asked else None
+        self._open(names)
+
+    def _open(self, names: Sequence[str] | None) -> None:
+        ort = require("onnxruntime", "nano")
         with refusing("ONNX Runtime cannot run the network", text=_reason):
             self.session = ort.InferenceSession(
-                str(file.path), self.options, providers=["CPUExecutionProvider"]
+                str(self.file.path), self.options, providers=["CPUExecutionProvider"]
             )
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = 4  # what goes wrong is in the exceptions
@@ -91,6 +104,8 @@ class OnnxNetwork:
         for port in self.session.get_outputs():
             port_dtype(port)
         self.input_names = list(ports) if names is None else list(names)
+        recorded = self.session.get_modelmeta().custom_metadata_map.get(_NO_NEGATIVE, "")
+        self._not_negative = {name for name in recorded.split("\n") if name}
         self._ports = [
             (position, name, ports[name])
             for position, name in enumerate(self.input_names)
@@ -100,10 +115,41 @@ class OnnxNetwork:
     def __deepcopy__(self, memo: Mapping) -> OnnxNetwork:
         return self  # nothing in it changes
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle its file and the settings of its session, which is opened again."""
+        return {
+            "file": self.file,
+            "names": self.input_names,
+            "thread_num": self.thread_num,
+            "options": {name: getattr(self.options, name) for name in _SETTINGS},
+        }
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.file, self.thread_num = state["file"], state["thread_num"]
+        self.options = require("onnxruntime", "nano").SessionOptions()
+        for name, value in state["options"].items():
+            setattr(self.options, name, value)
+        self._open(state["names"])
+
     @property
     def output_names(self) -> list[str]:
         """Names of the arrays that :meth:`infer` returns."""
         return [port.name for port in self.session.get_outputs()]
+
+    def forbid_negative(self, positions: Iterable[int]) -> None:
+        """Refuse negative integers in these inputs from now on, also where the file is saved.
+
+        ONNX takes a negative index for a place from the end, which a framework may refuse.
+        """
+        names = {self.input_names[each] for each in positions} - self._not_negative
+        if names:
+            onnx = require("onnx", "nano")
+            self._not_negative |= names
+            text = "\n".join(sorted(self._not_negative))
+            entry = onnx.StringStringEntryProto(key=_NO_NEGATIVE, value=text)
+            # protocol buffers are merged by putting one after the other
+            with open(self.file.path, "ab") as file:
+                file.write(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
 
     def feed(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         """Return arrays by the names of the session's inputs, in the types that it takes.
@@ -113,8 +159,16 @@ class OnnxNetwork:
         Raises
         ------
         UsageError
-            If an array has a type that cannot be cast, e.g. floats where integers are needed.
+            If an array has a type that cannot be cast, e.g. floats where integers are needed, or
+            holds negative integers where the original model refuses them.
         """
+        for name in self._not_negative:
+            array = arrays[self.input_names.index(name)]
+            if array.size and array.min() < 0:
+                raise UsageError(
+                    f"Input {name!r} holds {array.min()}, but the original model takes no negative "
+                    "integers there"
+                )
         return {
             name: _cast(array, dtype, name) if dtype.hasobject or array.dtype != dtype else array
             for position, name, dtype in self._ports
@@ -244,7 +298,7 @@ def _cast(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
             f"Input {name!r} must be of type {dtype}, but it is of type {array.dtype}; convert it "
             "first"
         )
-    return array.astype(dtype)
+    return cast_array(array, dtype, name)
 
 
 class OnnxRuntimeFacade:

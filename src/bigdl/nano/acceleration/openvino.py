@@ -6,6 +6,7 @@ the conversion are those of OpenVINO's old model optimizer; they are carried out
 """
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -225,6 +226,14 @@ class OpenVINOMethod(Method[Source]):
             If it gives other results: after rounding this would be hard to tell.
         """
         network = self.convert(source, options)
+        ports = (*network.inputs, *network.outputs)
+        if any(port.get_element_type() == openvino.Type.f64 for port in ports):
+            warnings.warn(
+                f"{type(source.model).__name__} computes in float64, which OpenVINO computes in "
+                "float32: results keep the type, but have 7 digits; use "
+                "accelerator='onnxruntime' or 'jit' where that is too few",
+                stacklevel=2,
+            )
         if self.precision != "fp32" and options.device == "CPU":
             plain = replace(self, precision="fp32", computes="f32")
             model = OpenVINOMethod.model_of(plain, network.clone(), source, options)

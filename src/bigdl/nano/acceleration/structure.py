@@ -459,6 +459,25 @@ def as_array(value: Any) -> Any:
         return tensor.float().numpy() if str(tensor.dtype) == "torch.bfloat16" else tensor.numpy()
 
 
+def cast_array(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """Return an array of another type; integers keep their values.
+
+    Raises
+    ------
+    UsageError
+        If an integer does not fit the type, with the name of the input.
+    """
+    if array.dtype.kind in "iu" and dtype.kind in "iu" and array.size:
+        limits, low, high = np.iinfo(dtype), int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
+            raise UsageError(
+                f"Input {name!r} is of {dtype}, which cannot hold "
+                f"{high if high > limits.max else low}; give integers from {limits.min} to "
+                f"{limits.max}"
+            )
+    return array.astype(dtype)
+
+
 def _describe(value: Any, leaves: list, is_leaf: Callable[[Any], bool]) -> Structure:
     keys: tuple = ()
     if is_leaf(value):

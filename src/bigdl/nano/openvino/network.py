@@ -24,7 +24,9 @@ from bigdl.common.cpu import usable_cores
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.nano.acceleration.quiet import refusing
+from bigdl.nano.acceleration.structure import cast_array
 from bigdl.nano.acceleration.texts import as_strings
+from bigdl.nano.openvino.integers import IntegerGuard, forbid_negative
 
 openvino = LazyModule("openvino", "nano")
 
@@ -345,6 +347,7 @@ class _Compilation:
         self.idle: deque = deque()
         self.bound: deque[_BoundRequest] = deque()
         self.forms: dict[tuple, _Compilation] = {}
+        self.integers: IntegerGuard | None = None  # of the form for all shapes
 
     @cached_property
     def worth_forms(self) -> bool:
@@ -477,7 +480,15 @@ class CompiledNetwork:
         self._configure(dict(config or {}), cache_dir)
         if shapes is not None:
             network = reshaped(network, shapes)
-        self._now = _Compilation(network, self.device, self.final_config)
+        self._now = self._compiled(network)
+
+    def _compiled(self, network: Any) -> _Compilation:
+        """Return a network's compilation, with the limits of its integers."""
+        made = _Compilation(network, self.device, self.final_config)
+        made.integers = IntegerGuard(
+            network, made.names, lambda rest: _Compilation(rest, self.device, self.final_config)
+        )
+        return made
 
     @property
     def network(self):
@@ -486,7 +497,7 @@ class CompiledNetwork:
 
     @network.setter
     def network(self, network: Any) -> None:
-        made = _Compilation(read_network(network), self.device, self.final_config)
+        made = self._compiled(read_network(network))
         with self._lock:
             self._now = made
 
@@ -530,9 +541,10 @@ class CompiledNetwork:
         Raises
         ------
         UsageError
-            If the number of arrays, a shape or a type does not fit.
+            If the number of arrays, a shape or a type does not fit, an index is outside of its
+            table, or integers cannot be computed in the 32 bits that OpenVINO has.
         """
-        now = self._form_for(inputs)
+        now, inputs = self._ready_for(inputs)
         copied = now.infer_bound(inputs) if self.device == "CPU" else None
         if copied is not None:
             return copied
@@ -562,7 +574,29 @@ class CompiledNetwork:
 
     def infer_by(self, request: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run the network once by a request that :meth:`lend_request` returned."""
-        return self._now.infer(request, inputs)
+        now, arrays = self._ready_for(inputs)
+        return now.infer(request, arrays)
+
+    def forbid_negative(self, positions: Iterable[int]) -> None:
+        """Refuse negative integers in these inputs from now on, also where the network is saved.
+
+        A runtime takes a negative index for a place from the end, which a framework may refuse.
+        """
+        with self._lock:
+            now = self._now
+            forbid_negative(now.network, [now.names[each] for each in positions])
+            now.integers = self._compiled(now.network).integers
+
+    def _ready_for(self, inputs: Sequence[np.ndarray]) -> tuple[_Compilation, Sequence[np.ndarray]]:
+        """Return the compilation for these inputs, and the arrays that it takes."""
+        now = self._now
+        guard = now.integers
+        if guard is not None and guard.limits:
+            inputs = list(_fitting(inputs, now).values())
+            other = guard.checked(inputs)
+            if other is not None:
+                return other
+        return self._form_for(inputs), inputs
 
     def _form_for(self, inputs: Sequence[np.ndarray]) -> _Compilation:
         return self._now
@@ -621,7 +655,7 @@ class CompiledNetwork:
             try:
                 network = reshaped(self._now.network, shapes)
                 if network is not self._now.network:
-                    self._now = _Compilation(network, self.device, self.final_config)
+                    self._now = self._compiled(network)
             except UsageError as error:
                 return False, f"Failed to reshape this model. Error message: {error}"
         return True, None
@@ -638,7 +672,7 @@ class CompiledNetwork:
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
-        self._now = _Compilation(read_network(state["_now"]), self.device, self.final_config)
+        self._now = self._compiled(read_network(state["_now"]))
 
     def _configure(self, config: dict[str, Any], cache_dir: Any) -> None:
         check_choice("precision", self.precision, _CPU_HINTS)
@@ -697,7 +731,7 @@ def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
                     f"Input {now.names[position]} is of {dtype}, and {array.dtype} cannot be made "
                     "that without loss"
                 )
-            array = array.astype(dtype)
+            array = cast_array(array, dtype, now.names[position])
         arrays[position] = array
     return arrays
 

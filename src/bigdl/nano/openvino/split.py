@@ -21,7 +21,14 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError
-from bigdl.nano.openvino.network import CompiledNetwork, ShapedNetwork, openvino, reason
+from bigdl.nano.openvino.integers import forbid_negative, never_negative
+from bigdl.nano.openvino.network import (
+    CompiledNetwork,
+    ShapedNetwork,
+    openvino,
+    port_name,
+    reason,
+)
 
 __all__ = ["SplitError", "SplitNetwork"]
 
@@ -192,6 +199,7 @@ class _Graph:
         """Return the networks of the common, the own and the joint part."""
         network, ops = self._network, self._ops
         inputs: dict[int, list[Any]] = {_COMMON: [], _OWN: []}
+        forbidden, unsigned = never_negative(network), list[str]()
         for place, parameter in enumerate(network.get_parameters()):
             shape = parameter.partial_shape
             if shape.rank.is_dynamic or not len(shape):
@@ -199,6 +207,8 @@ class _Graph:
             side = _COMMON if place in self._common else _OWN
             rows = openvino.PartialShape([-1, *list(shape)[1:]])
             twin = ops.parameter(rows, parameter.get_element_type(), name=_name(parameter))
+            if port_name(parameter.output(0)) in forbidden:
+                unsigned.append(_name(parameter))
             inputs[side].append(twin)
             self._values[parameter.get_name(), 0] = _Plain(side, twin.output(0))
         if not all(inputs.values()):
@@ -223,6 +233,8 @@ class _Graph:
             openvino.Model([ops.result(packed)], inputs[_OWN], "own"),
             openvino.Model(results, joint, "joint"),
         ]
+        for model in models[:2]:
+            forbid_negative(model, unsigned)
         models[2].validate_nodes_and_infer_types()
         for made, names in zip(models[2].outputs, network.outputs, strict=True):
             made.get_tensor().set_names(names.get_names())

@@ -1,5 +1,6 @@
 """A LightningModule around an ordinary module; what ``Trainer.compile`` returns."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -8,6 +9,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from bigdl.common.errors import UsageError, require
+from bigdl.nano.pytorch.inference.source import forward_signature
 from bigdl.nano.utils.pytorch import get_forward_args
 
 __all__ = ["LightningModule"]
@@ -94,6 +96,15 @@ class LightningModule(pl.LightningModule):
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.metrics = nn.ModuleList(metrics)
+
+    @property
+    def forward_signature(self) -> inspect.Signature:
+        """Signature of the module's forward, with the parameters of `forward_args`."""
+        signature = forward_signature(self.model)
+        if list(self.forward_args) == get_forward_args(self.model):
+            return signature
+        kept = [signature.parameters.get(name) for name in self.forward_args]
+        return signature.replace(parameters=[each for each in kept if each is not None])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output; arguments beyond its own are left out."""

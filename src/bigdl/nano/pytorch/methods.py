@@ -143,7 +143,23 @@ class LayoutMethod(_GraphMethod):
 
 @dataclass(frozen=True)
 class ScriptMethod(_GraphMethod):
-    """A frozen TorchScript."""
+    """A frozen TorchScript.
+
+    A script needs no sample of the input, a trace does.
+    """
+
+    def build(self, source: TorchSource, options: BuildOptions) -> Any:
+        if source.has_sample or options.jit_method != "script":
+            return super().build(source, options)
+        bf16 = self.precision == "bf16"
+        model_class = graphs.ScriptedBF16Model if bf16 else graphs.ScriptedModel
+        module = source.model if options.inplace else copy.deepcopy(source.model)
+        return model_class.scripted(
+            module,
+            channels_last=self.channels_last,
+            threads=options.thread_num,
+            method=self.name,
+        ).nano_attach(source.model)
 
     def graph(self, source, options):
         with self.lowered():
@@ -288,7 +304,7 @@ class TorchaoMethod(_Int8Method):
 
     config: str = ""
 
-    def build(self, source: TorchSource, options: BuildOptions) -> graphs.GraphModel:
+    def build(self, source: TorchSource, options: BuildOptions) -> Any:
         import torchao.quantization as torchao
 
         module = copy.deepcopy(source.model).eval()
@@ -297,6 +313,11 @@ class TorchaoMethod(_Int8Method):
                 f"{type(source.model).__name__} has no linear layer, and method {self.name!r} "
                 "quantizes no other; use a static method instead"
             )
+        if not source.has_sample:
+            compiled = graphs.CompiledInt8Model(
+                module, config=self.config, threads=options.thread_num, method=self.name
+            )
+            return compiled.nano_attach(source.model)
         with torch.no_grad(), quiet():
             torchao.quantize_(module, getattr(torchao, self.config)())
             flat = FlatModule(module, source.inputs).eval()
@@ -322,10 +343,15 @@ def _calls_apart(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     """The graph of a program, with a name of its own for each call of a module.
 
     The quantizer finds what it fuses by modules. It refuses one with several results, as the ReLU
-    that residual blocks use more than once.
+    that residual blocks use more than once. It takes what is added to a layer for a tensor, so a
+    number is added by the operator for numbers (torchao 0.16).
     """
     graph = program.module()
+    add = torch.ops.aten.add
     for node in graph.graph.nodes:
+        is_sum = node.target in (add.Tensor, torch.ops.aten.add_.Tensor) and len(node.args) > 1
+        if is_sum and not isinstance(node.args[1], torch.fx.Node):
+            node.target = add.Scalar
         stack = dict(node.meta.get("nn_module_stack") or {})
         if stack:
             key, (name, kind) = stack.popitem()

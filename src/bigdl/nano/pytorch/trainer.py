@@ -244,7 +244,7 @@ class Trainer(pl.Trainer):
     ) -> Any:
         """As Lightning's; the model may be an accelerated LightningModule."""
         with start_method_kept():
-            return super().validate(_with_steps(model), *args, **kwargs)
+            return super().validate(_with_steps(model, self), *args, **kwargs)
 
     @functools.wraps(pl.Trainer.test, assigned=())
     def test(  # type: ignore[override]
@@ -252,7 +252,7 @@ class Trainer(pl.Trainer):
     ) -> Any:
         """As Lightning's; the model may be an accelerated LightningModule."""
         with start_method_kept():
-            return super().test(_with_steps(model), *args, **kwargs)
+            return super().test(_with_steps(model, self), *args, **kwargs)
 
     @functools.wraps(pl.Trainer.predict, assigned=())
     def predict(  # type: ignore[override]
@@ -260,7 +260,7 @@ class Trainer(pl.Trainer):
     ) -> Any:
         """As Lightning's; the model may be an accelerated LightningModule."""
         with start_method_kept():
-            return super().predict(_with_steps(model), *args, **kwargs)
+            return super().predict(_with_steps(model, self), *args, **kwargs)
 
     def search(
         self,
@@ -478,23 +478,29 @@ class Trainer(pl.Trainer):
     load = staticmethod(InferenceOptimizer.load)
 
 
-def _with_steps(model: Any) -> Any:
+def _with_steps(model: Any, trainer: Trainer) -> Any:
     """Return the LightningModule whose steps an accelerated model takes, or the model itself.
 
-    It is a shallow copy: ``self(x)`` in its steps calls the accelerated model.
+    It is a shallow copy: ``self(x)`` in its steps calls the accelerated model. Of a plain module
+    it is the LightningModule that the trainer has had around the module.
     """
     if not isinstance(model, AcceleratedModel):
         return model
     source = model.nano_source
+    last = getattr(trainer, "lightning_module", None)
+    if source is not None and source is getattr(last, "model", None):
+        source = last
     if not isinstance(source, pl.LightningModule):
         name = type(model if source is None else source).__name__
         raise UsageError(
             f"The accelerated model was not made from a LightningModule, but from a {name}, so "
             "the trainer knows no steps; wrap the original by Trainer.compile before it is "
-            "accelerated, or pass it as model when it is loaded"
+            "accelerated, or pass it as model when it is loaded, or fit it by this trainer first"
         )
     steps = copy.copy(source)
-    vars(steps)["forward"] = lambda *args, **kwargs: model(*args, **kwargs)
+    # as in the forward of what compile returns, targets after the inputs are left out
+    count = len(source.forward_args) or None if isinstance(source, LightningModule) else None
+    vars(steps)["forward"] = lambda *args, **kwargs: model(*args[:count], **kwargs)
     return steps
 
 

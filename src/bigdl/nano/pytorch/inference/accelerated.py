@@ -29,7 +29,7 @@ from bigdl.common.cpu import thread_scope
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.method import BuildOptions
 from bigdl.nano.acceleration.saved import SavedModel
-from bigdl.nano.acceleration.structure import TENSOR, Structure, as_array
+from bigdl.nano.acceleration.structure import TENSOR, Structure, as_array, flatten
 from bigdl.nano.pytorch.inference.source import ForwardInputs, TorchSource
 
 _local = threading.local()
@@ -75,7 +75,8 @@ class InferenceContext:
             # a thread scope takes a millisecond, a small model less
             if self.settings.threads not in (None, torch.get_num_threads()):
                 stack.enter_context(thread_scope(self.settings.threads))
-            stack.enter_context(torch.inference_mode())
+            # not inference mode, after which results cannot be changed or be features of a head
+            stack.enter_context(torch.no_grad())
             if self.settings.bf16:
                 stack.enter_context(torch.autocast("cpu", torch.bfloat16))
             # so that models called inside do not enter another context
@@ -211,6 +212,16 @@ class LoadOptions:
     shapes: str | None = None
 
 
+def _in_float32(result: Any) -> Any:
+    """Return a result whose tensors in bfloat16 are in float32, as the original's are."""
+    leaves, structure = flatten(result)
+    if not any(torch.is_tensor(x) and x.dtype is torch.bfloat16 for x in leaves):
+        return result
+    return structure.rebuild(
+        x.float() if torch.is_tensor(x) and x.dtype is torch.bfloat16 else x for x in leaves
+    )
+
+
 class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
     """A model that is always in evaluation mode and passes unknown attributes on to the original.
 
@@ -264,8 +275,18 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
         """As the user's model; outside of ``get_context`` it applies its own settings."""
         if active_settings() is not None:
             return self.nano_run(args, kwargs)
-        with InferenceContext(self.inference_settings):
-            return self.nano_run(args, kwargs)
+        settings = self.inference_settings
+        with InferenceContext(settings):
+            result = self.nano_run(args, kwargs)
+        return _in_float32(result) if settings.bf16 and not self.nano_lowered else result
+
+    @property
+    def nano_lowered(self) -> bool:
+        """True if the original's own results are in bfloat16."""
+        source = self.__dict__.get("nano_source")
+        return source is not None and any(
+            each.dtype is torch.bfloat16 for each in source.parameters()
+        )
 
     @abc.abstractmethod
     def nano_run(self, args: tuple, kwargs: dict) -> Any:

@@ -6,10 +6,12 @@ directory; :class:`GraphModel` puts the user's signature around it.
 
 from __future__ import annotations
 
+import copy
+import io
 import shutil
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -116,6 +118,9 @@ class CompiledGraph:
         self._shapes = shapes
         self._dtypes = [getattr(torch, name) for name in dtypes]
         self._names = names
+        self._load(directory)
+
+    def _load(self, directory: Path) -> None:
         self._package = directory / self.file
         weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
         # it is unpacked into the directory for temporary files
@@ -123,6 +128,20 @@ class CompiledGraph:
             self._run = torch._inductor.aoti_load_package(
                 str(self._package), run_single_threaded=False
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the package, which the same kind of processor can load."""
+        state = {k: v for k, v in vars(self).items() if k not in ("_run", "_package")}
+        isa = sorted(isa_flags().intersection(_VECTOR_SETS))
+        return {**state, "package": self._package.read_bytes(), "isa": isa}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        package, isa = state.pop("package"), state.pop("isa")
+        _check_processor(isa)
+        vars(self).update(state)
+        directory = scratch_directory("bigdl-inductor-")
+        (directory / self.file).write_bytes(package)
+        self._load(directory)
 
     @classmethod
     def compile(cls, program: torch.export.ExportedProgram, names: Sequence[str]) -> CompiledGraph:
@@ -152,7 +171,12 @@ class CompiledGraph:
             _fitting(*each)
             for each in zip(tensors, self._shapes, self._dtypes, self._names, strict=True)
         ]
-        return list(self._run(checked))
+        try:
+            return list(self._run(checked))
+        except RuntimeError as error:  # followed by the stack of compiled code
+            raise UsageError(
+                f"The compiled graph cannot compute this input: {first_line(error)}"
+            ) from error
 
     def write(self, directory: Path, compression: str) -> dict:
         """Write its file; returns what :meth:`read` needs."""
@@ -168,15 +192,19 @@ class CompiledGraph:
     @classmethod
     def read(cls, directory: Path, meta: Mapping, inputs: ForwardInputs, load: Any) -> Self:
         """Read what :meth:`write` wrote; raises UsageError on another kind of processor."""
-        lacking = set(meta["isa"]).difference(isa_flags())
-        if lacking:
-            raise UsageError(
-                f"The model was compiled for a processor with {', '.join(sorted(lacking))}, which "
-                "this one does not have; accelerate the original model again here"
-            )
+        _check_processor(meta["isa"])
         copy = scratch_directory("bigdl-inductor-")  # outlives the saved directory
         shutil.copyfile(directory / meta["package_path"], copy / cls.file)
         return cls(copy, meta["shapes"], meta["dtypes"], inputs.names)
+
+
+def _check_processor(isa: Iterable[str]) -> None:
+    lacking = set(isa).difference(isa_flags())
+    if lacking:
+        raise UsageError(
+            f"The model was compiled for a processor with {', '.join(sorted(lacking))}, which "
+            "this one does not have; accelerate the original model again here"
+        )
 
 
 class ScriptGraph:
@@ -203,6 +231,18 @@ class ScriptGraph:
         self._script = script
         self._inputs = inputs
         self._sizes = sizes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the script as its file."""
+        file = io.BytesIO()
+        with quiet():
+            torch.jit.save(self._script, file)
+        return {**vars(self), "_script": file.getvalue()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        with quiet():
+            self._script = torch.jit.load(io.BytesIO(state["_script"]), map_location="cpu")
 
     @classmethod
     def make(
@@ -305,6 +345,13 @@ class ModuleGraph:
         self._compiled = compiled
         self._run: Callable = torch.compile(module, dynamic=None) if compiled else module
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the module; it is compiled again at its first call."""
+        return {"module": self.module, "compiled": self._compiled}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ModuleGraph.__init__(self, **state)
+
     def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not self._compiled:
             return list(self._run(*tensors))
@@ -384,7 +431,13 @@ def _fitting(tensor, shape, dtype, name):
             raise UsageError(
                 f"Input {name!r} must be of {dtype}, but it is of {tensor.dtype}; convert it"
             )
-        tensor = tensor.to(dtype)
+        other = tensor.to(dtype)
+        whole = not tensor.dtype.is_floating_point and not dtype.is_floating_point
+        if whole and not torch.equal(other.to(tensor.dtype), tensor):
+            raise UsageError(
+                f"Input {name!r} must be of {dtype}, but it holds integers that do not fit it"
+            )
+        tensor = other
     _check_sizes(tensor, shape, f"Input {name!r}", ", or convert the model with other dynamic_axes")
     return tensor.contiguous()
 
@@ -580,9 +633,20 @@ class ModuleModel(AcceleratedModel):
         self.nano_module = prepared(module.eval(), self.bf16, channels_last)
         self.channels_last = channels_last
         self.channels_last_available = list(layouts)
+        self._set_call()
+
+    def _set_call(self) -> None:
         # in a dict, since it is no submodule
         call = torch.compile(self.nano_module, dynamic=None) if self.compiled else self.nano_module
         self.__dict__["nano_call"] = call
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the module; it is compiled again at its first call."""
+        return {key: value for key, value in vars(self).items() if key != "nano_call"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._set_call()
 
     @property
     def inference_settings(self) -> Settings:
@@ -646,3 +710,135 @@ class CompiledModel(ModuleModel):
 
 class CompiledBF16Model(CompiledModel, BF16Model):
     """The same under autocast to bfloat16."""
+
+
+class CompiledInt8Model(CompiledModel):
+    """A module whose linear layers torchao quantizes and ``torch.compile`` compiles.
+
+    Its directory holds the weights in floating point, which are quantized again when it is loaded.
+    """
+
+    def __init__(self, module: torch.nn.Module, *, config: str, **keywords: Any):
+        import torchao.quantization as torchao
+
+        with torch.no_grad(), quiet():
+            torchao.quantize_(module.eval(), getattr(torchao, config)())
+        self.__dict__["nano_config"] = config
+        super().__init__(module, **keywords)
+
+    def __reduce__(self) -> tuple:
+        """Pickle the original, which is quantized again."""
+        if self.nano_source is None:
+            raise UsageError(
+                "A model that was quantized without a sample is pickled by its original, which is "
+                "not there; pass model when loading it"
+            )
+        return _quantized_again, (
+            type(self),
+            self.nano_source,
+            {"config": self.nano_config, "threads": self.thread_num, "method": self.nano_method},
+        )
+
+    def save_to(self, directory: Path, compression: str) -> dict:
+        if self.nano_source is None:
+            raise UsageError(
+                "A model that was quantized without a sample is saved by the weights of its "
+                "original, which is not there; pass model when loading it"
+            )
+        save_weights(self.nano_source, directory / "ckpt.pth", compression)
+        return {
+            "checkpoint": "ckpt.pth",
+            "config": self.nano_config,
+            "thread_num": self.thread_num,
+            "compression": compression,
+            "method": self.nano_method,
+        }
+
+    @classmethod
+    def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
+        converted = cls(
+            module_with_weights(directory / meta["checkpoint"], options),
+            config=str(meta["config"]),
+            threads=meta["thread_num"],
+            method=meta["method"],
+        )
+        return converted.nano_attach(options.model)
+
+
+def _quantized_again(
+    model_class: type[CompiledInt8Model], source: torch.nn.Module, keywords: Mapping[str, Any]
+) -> CompiledInt8Model:
+    return model_class(copy.deepcopy(source), **keywords).nano_attach(source)
+
+
+class ScriptedModel(ModuleModel):
+    """A script that was made without a sample; it takes the arguments of the module's forward."""
+
+    file = "ckpt.pth"
+
+    @classmethod
+    def scripted(cls, module: torch.nn.Module, *, channels_last: bool = False, **keywords: Any):
+        """Return the script of a module.
+
+        Raises
+        ------
+        UsageError
+            If it cannot be scripted.
+        """
+        ready = prepared(module.eval(), cls.bf16, channels_last)
+        return cls(_scripted(ready), channels_last=channels_last, **keywords)
+
+    def __init__(self, script: Any, *, channels_last: bool = False, **keywords: Any):
+        AcceleratedModel.__init__(self, **keywords)
+        self.__dict__["nano_call"] = script  # no submodule
+        self.channels_last = channels_last
+        self.channels_last_available: list[str] = []
+        self.jit_method = "script"
+
+    @property
+    def nano_code(self) -> torch.nn.Module | None:
+        return None
+
+    def _attribute_owner(self) -> str:
+        return type(self).__name__
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the script as its file."""
+        file = io.BytesIO()
+        with quiet():
+            torch.jit.save(self.nano_call, file)
+        return {**vars(self), "nano_call": file.getvalue()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.nn.Module.__setstate__(self, state)
+        with quiet():
+            script = torch.jit.load(io.BytesIO(state["nano_call"]), map_location="cpu")
+        self.__dict__["nano_call"] = script
+
+    def save_to(self, directory: Path, compression: str) -> dict:
+        with quiet():
+            torch.jit.save(self.nano_call, str(directory / self.file))
+        return {
+            "checkpoint": self.file,
+            "channels_last": self.channels_last,
+            "thread_num": self.thread_num,
+            "method": self.nano_method,
+        }
+
+    @classmethod
+    def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
+        with quiet():
+            script = torch.jit.load(str(directory / meta["checkpoint"]), map_location="cpu")
+        loaded = cls(
+            script,
+            channels_last=meta["channels_last"],
+            threads=meta["thread_num"],
+            method=meta["method"],
+        )
+        return loaded.nano_attach(options.model)
+
+
+class ScriptedBF16Model(ScriptedModel):
+    """The same under autocast to bfloat16."""
+
+    bf16 = True

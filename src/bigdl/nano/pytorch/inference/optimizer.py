@@ -42,6 +42,7 @@ from bigdl.nano.pytorch.inference.source import (
     TorchSource,
     batches_of,
     evaluating,
+    ordinary_attention,
     split_batch,
 )
 from bigdl.nano.pytorch.methods import ALL_METHODS, DEFAULT_METHODS, METHODS
@@ -158,6 +159,12 @@ class TorchBench(Bench):
         options = dataclasses.replace(self._options, thread_num=threads)
         built = accelerated(method, self._source, options, scored=self.has_metric)
         return _candidate(built)
+
+    def alternative(self, batch: Batch) -> Any:
+        if not any(isinstance(part, torch.nn.MultiheadAttention) for part in self.model.modules()):
+            return None
+        with ordinary_attention(), torch.no_grad():
+            return self.model(*batch.args, **batch.kwargs)
 
     def score(self, candidate: Candidate) -> float:
         with candidate.context():

@@ -45,6 +45,9 @@ from bigdl.nano.pytorch.inference.probes import (
 ONE_BATCH = (torch.Tensor, np.ndarray, tuple, Mapping)
 """Types of data that are one batch."""
 CALIBRATION_DATA = "The calibration data"
+# In the names of arguments for targets, as transformers has them.
+_LABELS = ("label", "target", "start_positions", "end_positions")
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -57,7 +60,17 @@ def forward_parameters(model: torch.nn.Module) -> Mapping[str, inspect.Parameter
     inputs = getattr(model, "nano_inputs", None)
     if isinstance(inputs, ForwardInputs):
         return inputs.describe()
-    return inspect.signature(model.forward).parameters
+    return forward_signature(model).parameters
+
+
+def forward_signature(model: torch.nn.Module) -> inspect.Signature:
+    """Return the signature of a model's forward.
+
+    A wrapper whose forward takes anything has the attribute ``forward_signature``, as what
+    ``Trainer.compile`` returns.
+    """
+    known = getattr(model, "forward_signature", None)
+    return known if isinstance(known, inspect.Signature) else inspect.signature(model.forward)
 
 
 def sample_arguments(model: torch.nn.Module, sample: Any, extra: Mapping | None = None):
@@ -112,7 +125,7 @@ class ForwardInputs(CallInputs):
         UsageError
             If the arguments do not fit forward, or hold no tensor.
         """
-        signature = inspect.signature(model.forward)
+        signature = forward_signature(model)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -195,8 +208,9 @@ def split_batch(model: torch.nn.Module, element: Any, inputs: ForwardInputs | No
     model : Module
     element : Tensor, tuple, list or dict
         ``x``; ``(x,)``; ``(x, y)`` where `x` may be a tuple or a dict of several inputs;
-        ``(x1, …, xk, y…)`` for a model of k inputs; or a dict of keyword arguments, of which those
-        that forward does not take are targets.
+        ``(x1, …, xk, y…)`` for a model of k inputs, of which those with the default None may be
+        left out; or a dict of keyword arguments, of which those
+        that forward does not take are targets, and ``labels`` and the like with the default None.
     inputs : ForwardInputs, optional
         What a sample of the model's input holds: an argument with a default that was a tensor
         there is an input, else a target.
@@ -204,24 +218,39 @@ def split_batch(model: torch.nn.Module, element: Any, inputs: ForwardInputs | No
     described = forward_parameters(model) if inputs is None else inputs.describe()
     parameters = described.values()
     if isinstance(element, Mapping):
-        return _split_mapping(element, parameters)
+        return _split_mapping(element, parameters, inputs)
     if not isinstance(element, (tuple, list)):
         return Batch((element,), {})
     first = element[0] if element else None
     if len(element) == 2 and isinstance(first, (tuple, list)) and _positional_count(parameters) > 1:
         return Batch(tuple(first), {}, (element[1],))
     if len(element) <= 2 and isinstance(first, Mapping):
-        batch = _split_mapping(first, parameters)
+        batch = _split_mapping(first, parameters, inputs)
         return batch._replace(targets=(*batch.targets, *element[1:]))
     count = _positional_count(parameters)
     if inputs is not None and inputs.star is not None:
         count += len(inputs.structures[inputs.star].children)
+    elif inputs is None:  # the last element is the target
+        count = min(count + _fillable(parameters), max(count, len(element) - 1))
     count = max(1, count)
     return Batch(tuple(element[:count]), {}, tuple(element[count:]))
 
 
-def _split_mapping(element, parameters) -> Batch:
-    names = {p.name for p in parameters if p.kind not in _VARIADIC}
+def _is_label(parameter: inspect.Parameter, inputs: ForwardInputs | None) -> bool:
+    """Return True for an argument with a default that stands for a target, as ``labels`` does.
+
+    It is an input if it was a tensor in a sample.
+    """
+    if parameter.default is inspect.Parameter.empty:
+        return False
+    if inputs is None and parameter.default is not None:
+        return False
+    name = parameter.name.lower()
+    return any(word in name for word in _LABELS)
+
+
+def _split_mapping(element, parameters, inputs: ForwardInputs | None = None) -> Batch:
+    names = {p.name for p in parameters if p.kind not in _VARIADIC and not _is_label(p, inputs)}
     known = {key: value for key, value in element.items() if key in names}
     if not known:  # the dict itself is what the model takes
         return Batch((dict(element),), {})
@@ -235,6 +264,21 @@ def _positional_count(parameters) -> int:
         and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         for p in parameters
     )
+
+
+def _fillable(parameters) -> int:
+    """Return how many arguments with the default None follow those that have to be given."""
+    count = 0
+    for parameter in parameters:
+        positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if not positional or (parameter.default is not None and count):
+            break
+        if parameter.default is inspect.Parameter.empty:
+            continue
+        if parameter.default is not None or _is_label(parameter, None):
+            break
+        count += 1
+    return count
 
 
 # Loaders of a trainer and of a LightningModule, in the order in which a sample is looked for.
@@ -281,6 +325,17 @@ def evaluating(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     finally:
         for module, training in before:
             module.training = training
+
+
+@contextmanager
+def ordinary_attention() -> Iterator[None]:
+    """A context without the fast path of PyTorch's transformer layers."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class FlatModule(torch.nn.Module):
@@ -536,6 +591,32 @@ class TorchSource:
                 return self._called(inputs, noise)
         except Exception:
             return None
+
+    def alternative(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Return what the model gives without the fast path of transformer layers, if it has them.
+
+        The fast path gives zeros at padded positions, other ways do not.
+        """
+        if not any(isinstance(part, torch.nn.MultiheadAttention) for part in self.model.modules()):
+            return None
+        with ordinary_attention():
+            return self.original(inputs)
+
+    def refused_negatives(self) -> list[int]:
+        """Return positions of integer inputs in which the model takes no negative number."""
+        return self._refused_negatives if self.has_sample else []
+
+    @cached_property
+    def _refused_negatives(self) -> list[int]:
+        sample, refused = self.sample_tensors, []
+        for position, tensor in enumerate(sample):
+            if tensor.dtype not in _SIGNED or not tensor.numel():
+                continue
+            other = tensor.contiguous().clone()
+            other.view(-1)[0] = -1
+            if self.original([*sample[:position], other, *sample[position + 1 :]]) is None:
+                refused.append(position)
+        return refused
 
     def run(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
         """Return what an accelerated model gives for flat inputs; it is as before afterwards."""

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +114,7 @@ class KerasBench(Bench):
         sample = source.inputs.pack(first_rows(data, source.inputs, rows))
         self._batches = [Batch(sample, {"training": False})]
         self._inputs = source.inputs
+        self._options = BuildOptions(sample_size=_CALIBRATION_ROWS)
         self._validation_data = arguments["validation_data"]
         if self.has_metric:
             score_of(self._metric, self._validation_data, source)  # refuses what cannot be
@@ -138,7 +140,7 @@ class KerasBench(Bench):
     def build(self, method: Method, threads: int | None) -> Candidate:
         if method.name == ORIGINAL:
             return Candidate(self.model, nullcontext)
-        options = BuildOptions(thread_num=threads, sample_size=_CALIBRATION_ROWS)
+        options = replace(self._options, thread_num=threads)
         built = built_and_checked(method, self._source, options, scored=self.has_metric)
         return Candidate(built, nullcontext)
 

@@ -161,7 +161,7 @@ def as_array(value: Any, port: Port | None = None) -> np.ndarray:
     if port is None or port.dtype == "string":
         return array
     if str(array.dtype) != port.dtype:
-        array = array.astype(numpy_type(port.dtype))
+        array = nesting.cast_array(array, numpy_type(port.dtype), port.name)
     elif array.dtype.name == "bfloat16":  # which runtimes do not take from numpy
         array = array.astype(np.float32)
     rank = len(port.shape)
@@ -299,6 +299,7 @@ def _sliced(y: Any, rows: slice) -> Any:
 
 # For dimensions, but the batch, that a random sample has to have and the model leaves open.
 _OPEN_SIZE = 8
+_OTHER_SAMPLES = 3
 _RANDOM_ROWS = 8
 
 
@@ -436,11 +437,12 @@ class KerasSource:
             with refusing(sentence, "; pass another input_spec"):
                 self._probes = [Probe("the sample", sample, self._called(sample))]
             rows = len(sample[0]) + 2 if sample and np.ndim(sample[0]) else 1
-            others = [_mirrored(each) for each in sample]
-            more = [np.take(each, np.arange(rows) % len(each), 0) for each in others]
-            for words, inputs in ("other values", others), (f"{rows} rows", more):
+            drawn = [[_mirrored(each, seed) for each in sample] for seed in range(_OTHER_SAMPLES)]
+            more = [np.take(each, np.arange(rows) % len(each), 0) for each in drawn[0]]
+            for words, inputs in (*(("other values", each) for each in drawn), ("rows", more)):
                 result = self.original(inputs)
                 if result is not None:
+                    words = f"{rows} rows" if inputs is more else words
                     self._probes.append(Probe(words, inputs, result, inputs is more))
         return self._probes
 
@@ -470,6 +472,21 @@ class KerasSource:
             return self._called(inputs)
         except Exception:
             return None
+
+    def alternative(self, inputs: Sequence[np.ndarray]) -> None:
+        """Return None: Keras has one way."""
+
+    def refused_negatives(self) -> list[int]:
+        """Return positions of integer inputs in which the model takes no negative number."""
+        sample, refused = self.sample_arrays(), []
+        for position, array in enumerate(sample):
+            if array.dtype.kind != "i" or not array.size:
+                continue
+            other = array.copy()
+            other.flat[0] = -1
+            if self.original([*sample[:position], other, *sample[position + 1 :]]) is None:
+                refused.append(position)
+        return refused
 
     def run(self, model: Any, inputs: Sequence[np.ndarray]) -> Any:
         """Return what an accelerated model gives for flat inputs."""
@@ -547,11 +564,14 @@ def _specs_of_call(model: Any) -> list | None:
     return [keras.tree.map_shape_structure(spec, each) for each in arguments]
 
 
-def _mirrored(array: np.ndarray) -> np.ndarray:
+def _mirrored(array: np.ndarray, seed: int = 0) -> np.ndarray:
     """Return other values of the same range."""
     if not array.size or array.dtype.kind not in "iufb":
         return array
-    mixed = np.random.default_rng(0).permutation(array.ravel()).reshape(array.shape)
+    random = np.random.default_rng(seed)
+    mixed = random.permutation(array.ravel()).reshape(array.shape)
+    if seed and array.dtype.kind == "f" and np.isfinite(array).all():
+        return random.uniform(array.min(), array.max(), array.shape).astype(array.dtype)
     if array.dtype.kind == "f" and np.isfinite(array).all() and array.min() < array.max():
         mixed = (array.min() + array.max() - mixed).astype(array.dtype)
     return mixed

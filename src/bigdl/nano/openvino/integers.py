@@ -1,0 +1,602 @@
+"""Integers that OpenVINO would compute wrongly, and how they are computed or refused.
+
+OpenVINO computes integers of all types in 32 bits on a CPU and drops the higher bits of an input;
+remainders, quotients, comparisons, powers and sums go through float32, so that they are exact up
+to 2**24 only (2026.4). An index outside of a table gives zeros, a negative one the last rows. So
+:class:`IntegerGuard` compares each call's integers with limits, which it derives from the network
+once by interval arithmetic. Where a call exceeds them, the part of the network that computes
+integers from the inputs alone, e.g. ``ids % 1000``, is evaluated by OpenVINO's reference
+implementation in 64 bits, and the rest of the network gets its results. What does not fit there
+either is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bigdl.common.errors import LazyModule, UsageError, first_line
+
+openvino = LazyModule("openvino", "nano")
+
+_LOW, _HIGH = -(2**31), 2**31 - 1
+_INFO = ["bigdl", "no_negative"]
+"""Path in a network's runtime information: names of inputs that must not be negative."""
+
+Interval = tuple[int, int] | None
+"""Lowest and highest value; None where they are not known."""
+
+# Operators whose values are values of their first input.
+_MOVING = frozenset(
+    (
+        *("Broadcast", "Ceiling", "Convert", "Floor", "Gather", "GatherElements", "GatherND"),
+        *("Pad", "ReduceMax", "ReduceMin", "Reshape", "Reverse", "Round", "Slice", "Split"),
+        *("Squeeze", "StridedSlice", "Tile", "Transpose", "Unsqueeze", "VariadicSplit"),
+    )
+)
+_SLICING = ("Slice", "StridedSlice")
+# As many elements are taken to be added up, where the network leaves that open.
+_MOST_ADDED = 1 << 16
+_LOGICAL = frozenset(
+    (
+        *("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "LogicalNot"),
+        *("LogicalOr", "LogicalXor", "NotEqual", "ReduceLogicalAnd", "ReduceLogicalOr"),
+    )
+)
+# What goes through float32, and up to where that is exact.
+_IN_FLOATS = frozenset(
+    (
+        *("Ceiling", "Divide", "Equal", "Floor", "FloorMod", "Greater", "GreaterEqual", "Less"),
+        *("LessEqual", "Mod", "NotEqual", "Power", "ReduceMax", "ReduceMin", "ReduceProd"),
+        *("ReduceSum", "Round"),
+    )
+)
+_EXACT_FLOATS = 1 << 24
+# What the reference implementation computes exactly in 64 bits.
+_EXACT = (
+    _MOVING
+    | _LOGICAL
+    | {"Add", "Subtract", "Multiply", "Divide", "Mod", "Maximum", "Minimum", "Negative"}
+    | {"Abs", "Concat", "Select", "Sign", "ReduceSum"}
+)
+
+
+class _Lookup(NamedTuple):
+    """One table and the integers that index it."""
+
+    indices: Any  # output of a node
+    rows: int
+    negative: bool  # may count from the end
+
+
+class _Problem(Exception):
+    """A value that may not be computed right."""
+
+
+def forbid_negative(network: Any, names: Sequence[str]) -> None:
+    """Record in a network that inputs must not be negative, as the original refuses it."""
+    known = {*names, *never_negative(network)}
+    if known:
+        network.set_rt_info("\n".join(sorted(known)), _INFO)
+
+
+def never_negative(network: Any) -> list[str]:
+    """Return what :func:`forbid_negative` recorded in a network."""
+    if not network.has_rt_info(_INFO):
+        return []
+    return [name for name in str(network.get_rt_info(_INFO).value).split("\n") if name]
+
+
+class IntegerGuard:
+    """Limits of the integers that a network takes.
+
+    Parameters
+    ----------
+    network : openvino.Model
+    names : sequence of str
+        Of its inputs.
+    compile : callable
+        Returns what runs a network; called when a call first exceeds 32 bits.
+
+    Raises
+    ------
+    UsageError
+        If the network itself holds integers beyond 32 bits that OpenVINO would cut.
+    """
+
+    def __init__(self, network: Any, names: Sequence[str], compile: Callable[[Any], Any]):
+        self._network = network
+        self._names = list(names)
+        self._compile = compile
+        parameters = network.get_parameters()
+        self._whole = {
+            position: _range_of(each.get_element_type())
+            for position, each in enumerate(parameters)
+            if _is_whole(each.get_element_type())
+        }
+        self.limits: list[tuple[int, int, int]] = []
+        """Position of an input, and the lowest and the highest value that need no other look."""
+        self._graph: _Integers | None = None
+        if self._whole or _has_wide_constants(network):
+            self._graph = _Integers(network)
+            self._graph.refuse_constants()
+            self.limits = self._derived(self._graph)
+
+    def _derived(self, graph: _Integers) -> list[tuple[int, int, int]]:
+        boxes: dict[int, tuple[int, int]] = {
+            position: (max(low, _LOW), min(high, _HIGH))
+            for position, (low, high) in self._whole.items()
+        }
+        forbidden = never_negative(self._network)
+        for position in boxes:
+            if self._names[position] in forbidden:
+                boxes[position] = (0, boxes[position][1])
+        for position, lookup in graph.direct():
+            low, high = boxes[position]
+            boxes[position] = (
+                max(low, -lookup.rows if lookup.negative else 0),
+                min(high, lookup.rows - 1),
+            )
+        self._forbidden = {p for p in boxes if boxes[p][0] == 0 and self._whole[p][0] < 0}
+        for bits in (31, 30, 24, 20, 16, 12, 8, 4):
+            tried = {
+                p: (max(a, -(1 << bits)), min(b, (1 << bits) - 1)) for p, (a, b) in boxes.items()
+            }
+            if graph.problem(tried) is None:
+                boxes = tried
+                break
+            tried = {p: (max(a, 0), b) for p, (a, b) in tried.items()}
+            if graph.problem(tried) is None:
+                boxes = tried
+                break
+        else:
+            boxes = dict.fromkeys(boxes, (0, -1))  # each call is looked at
+        return [
+            (position, low, high)
+            for position, (low, high) in boxes.items()
+            if low > self._whole[position][0] or high < self._whole[position][1]
+        ]
+
+    def checked(self, arrays: Sequence[np.ndarray]) -> tuple[Any, list[np.ndarray]] | None:
+        """Look at the integers of one call.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray
+            Of the network's types.
+
+        Returns
+        -------
+        tuple or None
+            None if the network computes them right. Else what `compile` returned for another
+            network, and the arrays that this one takes.
+
+        Raises
+        ------
+        UsageError
+            If an index is outside of its table, or an integer cannot be computed in 32 bits.
+        """
+        for position, low, high in self.limits:
+            array = arrays[position]
+            if array.size and (array.min() < low or array.max() > high):
+                return self._looked_at(arrays)
+        return None
+
+    def _looked_at(self, arrays: Sequence[np.ndarray]) -> tuple[Any, list[np.ndarray]] | None:
+        assert self._graph is not None
+        boxes = {
+            position: (int(arrays[position].min()), int(arrays[position].max()))
+            for position in self._whole
+            if arrays[position].size
+        }
+        for position in self._forbidden & set(boxes):
+            if boxes[position][0] < 0:
+                raise UsageError(
+                    f"Input {self._names[position]!r} holds {boxes[position][0]}, but the original "
+                    "model takes no negative integers there"
+                )
+        for position, lookup in self._graph.direct():
+            self._check_lookup(lookup, boxes.get(position), self._names[position])
+        if self._graph.problem(boxes) is None:
+            return None
+        return self._exactly(arrays, boxes)
+
+    def _check_lookup(self, lookup: _Lookup, box: Interval, name: str) -> None:
+        lowest = -lookup.rows if lookup.negative else 0
+        if box is None or (box[0] >= lowest and box[1] < lookup.rows):
+            return
+        wrong = box[1] if box[1] >= lookup.rows else box[0]
+        raise UsageError(
+            f"Input {name!r} leads to row {wrong} of a table that has the rows {lowest} to "
+            f"{lookup.rows - 1}; map ids that the model does not know to one that it knows"
+        )
+
+    def _exactly(self, arrays, boxes) -> tuple[Any, list[np.ndarray]]:
+        largest = max(boxes, key=lambda p: max(abs(boxes[p][0]), abs(boxes[p][1])))
+        low, high = boxes[largest]
+        sentence = (
+            f"Input {self._names[largest]!r} holds {high if high > -low else low}, with which this "
+            "network computes integers that OpenVINO, which has 32 bits for them, would get wrong"
+        )
+        advice = "; use accelerator='onnxruntime' or 'jit', or map the ids to smaller ones first"
+        split = self._split
+        if isinstance(split, str):
+            raise UsageError(f"{sentence} ({split}){advice}")
+        values = split.evaluate(arrays)
+        for place, lookup in split.lookups:
+            value = values[place]
+            if value.size:
+                box = int(value.min()), int(value.max())
+                self._check_lookup(lookup, box, self._names[largest])
+        left = {
+            place: (int(values[place].min()), int(values[place].max()))
+            for place in split.narrowed
+            if values[place].size
+        }
+        if split.rest.problem(left) is not None:
+            raise UsageError(sentence + advice)
+        return split.compiled, [
+            values[place] if kind == "value" else arrays[place] for kind, place in split.inputs
+        ]
+
+    @cached_property
+    def _split(self) -> _Split | str:
+        if self._network.get_sinks() or self._network.get_variables():
+            return "it keeps a state"
+        try:
+            return _Split(self._network.clone(), self._compile)
+        except Exception as error:
+            return first_line(error)
+
+
+class _Integers:
+    """The integers of a network that are computed from its inputs alone."""
+
+    def __init__(self, network: Any):
+        self.network = network
+        self.parameters = {each.get_name(): i for i, each in enumerate(network.get_parameters())}
+        self.exact: set[str] = set()  # names of nodes that can be evaluated apart
+        self.lookups: list[_Lookup] = []
+        self._nodes: list[Any] = []
+        self._constants: dict[str, Interval] = {}
+        known: set[str] = set(self.parameters)
+        for node in network.get_ordered_ops():
+            name, kind = node.get_name(), node.get_type_name()
+            if kind in ("Parameter", "Constant", "Result"):
+                continue
+            self._see_lookup(node, kind, known)
+            varying = [v for v in node.input_values() if not _is_constant(v)]
+            if kind == "ShapeOf":
+                if all(v.get_node().get_name() in self.parameters for v in varying):
+                    self.exact.add(name)
+                continue
+            if not varying or not all(_is_whole(v.get_element_type()) for v in varying):
+                continue
+            if not all(v.get_node().get_name() in known for v in varying):
+                continue
+            outputs = [each.get_element_type() for each in node.outputs()]
+            if all(map(_is_whole, outputs)):
+                self._nodes.append(node)
+                known.add(name)
+            elif kind != "Convert":
+                continue
+            sources = (v.get_node().get_name() for v in varying)
+            apart = all(each in self.exact or each in self.parameters for each in sources)
+            if apart and kind in _EXACT and not (kind == "Convert" and _narrows(node)):
+                self.exact.add(name)
+
+    def _see_lookup(self, node: Any, kind: str, known: set[str]) -> None:
+        if kind not in ("Gather", "EmbeddingBagOffsets", "EmbeddingBagOffsetsSum", *_PACKED):
+            return
+        table, indices = node.input_value(0), _before_converts(node.input_value(1))
+        if indices.get_node().get_name() not in known or _is_constant(indices):
+            return
+        axis = 0
+        if kind == "Gather":
+            axes = node.input_value(2).get_node()
+            if axes.get_type_name() != "Constant":
+                return
+            axis = int(np.ravel(axes.get_data())[0])
+        shape = table.get_partial_shape()
+        if shape.rank.is_dynamic or shape[axis].is_dynamic:
+            return
+        embedding = kind != "Gather" or "aten::embedding" in node.get_friendly_name()
+        self.lookups.append(_Lookup(indices, shape[axis].get_length(), not embedding))
+
+    def direct(self) -> list[tuple[int, _Lookup]]:
+        """Return lookups by an input itself, with the position of the input."""
+        found = []
+        for lookup in self.lookups:
+            node = lookup.indices.get_node()
+            while node.get_type_name() in _MOVING and not _is_constant(node.input_value(0)):
+                node = node.input_value(0).get_node()
+            if node.get_type_name() == "Parameter":
+                found.append((self.parameters[node.get_name()], lookup))
+        return found
+
+    def refuse_constants(self) -> None:
+        """Refuse integers of the network itself that OpenVINO would cut.
+
+        Raises
+        ------
+        UsageError
+        """
+        for node in self.network.get_ordered_ops():
+            if node.get_type_name() != "Constant" or _fits(self._constant(node)):
+                continue
+            for target in node.output(0).get_target_inputs():
+                user = target.get_node()
+                if user.get_type_name() in _SLICING or user.get_name() in self.exact:
+                    continue
+                if user.get_type_name() == "Convert" and not _is_whole(
+                    user.output(0).get_element_type()
+                ):
+                    continue
+                raise UsageError(
+                    "The network holds integers beyond 32 bits, which OpenVINO would cut "
+                    f"({node.get_friendly_name()}); use accelerator='onnxruntime' or 'jit', or "
+                    "return positions and look the integers up outside of the model"
+                )
+
+    def problem(self, boxes: Mapping[int, tuple[int, int]]) -> str | None:
+        """Return what may be computed wrongly for inputs in these ranges; None if nothing is."""
+        values: dict[tuple[str, int], Interval] = {}
+        for name, position in self.parameters.items():
+            box = boxes.get(position)
+            if not _fits(box):
+                return f"input {position}"
+            values[name, 0] = box
+        for node in self._nodes:
+            inputs = [self._interval(each, values) for each in node.input_values()]
+            made = _computed(node, inputs)
+            inexact = node.get_type_name() in _IN_FLOATS and not _in_floats(node, [*inputs, made])
+            if inexact or not all(map(_fits, [*inputs, made])):
+                return node.get_friendly_name()
+            for place in range(node.get_output_size()):
+                values[node.get_name(), place] = made
+        for lookup in self.lookups:
+            box = self._interval(lookup.indices, values)
+            lowest = -lookup.rows if lookup.negative else 0
+            if box is not None and (box[0] < lowest or box[1] >= lookup.rows):
+                return "an index"
+        return None
+
+    def _interval(self, value: Any, values: Mapping[tuple[str, int], Interval]) -> Interval:
+        node = value.get_node()
+        if node.get_type_name() == "Constant":
+            return self._constant(node)
+        return values.get((node.get_name(), value.get_index()))
+
+    def _constant(self, node: Any) -> Interval:
+        name = node.get_name()
+        if name not in self._constants:
+            self._constants[name] = None
+            if _is_whole(node.get_element_type()):
+                data = node.get_data()
+                if data.size:
+                    self._constants[name] = int(data.min()), int(data.max())
+        return self._constants[name]
+
+
+_PACKED = ("EmbeddingBagPacked", "EmbeddingBagPackedSum", "EmbeddingSegmentsSum")
+
+
+class _Split:
+    """A network whose integers are computed first, by the reference implementation.
+
+    Attributes
+    ----------
+    lookups : list
+        Place of a value that indexes a table, and the lookup.
+    narrowed : list of int
+        Places of the values that the rest of the network computes with in 32 bits.
+    rest : _Integers
+        Of the rest of the network.
+    compiled
+        What runs the rest.
+    inputs : list
+        For each input of the rest, ``"value"`` and its place, or ``"input"`` and its position.
+    """
+
+    def __init__(self, network: Any, compile: Callable[[Any], Any]):
+        from openvino import opset13
+
+        _without_remainders(network)
+        _without_rounding(network)
+        graph = _Integers(network)
+        parameters = list(network.get_parameters())
+        whole = [each for each in parameters if _is_whole(each.get_element_type())]
+        computed = [node for node in network.get_ordered_ops() if node.get_name() in graph.exact]
+        self.narrowed: list[int] = []
+        self.lookups: list[tuple[int, _Lookup]] = []
+        wanted = {
+            (e.indices.get_node().get_name(), e.indices.get_index()): e for e in graph.lookups
+        }
+        results: list[Any] = []
+        twins: list[Any] = []
+        for node in [*whole, *computed]:
+            for output in node.outputs():
+                users = [
+                    each
+                    for each in output.get_target_inputs()
+                    if each.get_node().get_name() not in graph.exact
+                ]
+                key = node.get_name(), output.get_index()
+                if not users and key not in wanted:
+                    continue
+                place = len(results)
+                results.append(opset13.result(output))
+                if key in wanted:
+                    self.lookups.append((place, wanted[key]))
+                kind = output.get_element_type()
+                plain = all(each.get_node().get_type_name() == "Result" for each in users)
+                if _is_whole(kind) and not plain:
+                    self.narrowed.append(place)
+                twin = opset13.parameter(output.get_partial_shape(), kind)
+                twins.append(twin)
+                for each in users:
+                    each.replace_source_output(twin.output(0))
+        self._first = openvino.Model(results, parameters, "integers")
+        ends = network.get_results()
+        self.inputs = [("value", place) for place in range(len(twins))]
+        others = [(i, each) for i, each in enumerate(parameters) if each not in whole]
+        self.inputs += [("input", i) for i, _ in others]
+        rest = openvino.Model(ends, [*twins, *(each for _, each in others)], "rest")
+        self.rest = _Integers(rest)
+        self.compiled = compile(rest)
+
+    def evaluate(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the values of the first part."""
+        empty = openvino.Shape([0])
+        tensors = [openvino.Tensor(each.get_element_type(), empty) for each in self._first.outputs]
+        given = [openvino.Tensor(np.ascontiguousarray(each)) for each in arrays]
+        self._first.evaluate(tensors, given)
+        return [each.data for each in tensors]
+
+
+def _without_remainders(network: Any) -> None:
+    """Write ``a % b`` as ``a - a // b * b``: the reference of the first goes through float64."""
+    from openvino import opset13
+
+    for node in network.get_ordered_ops():
+        if node.get_type_name() == "FloorMod" and node.get_element_type().is_integral():
+            dividend, divisor = node.input_values()
+            whole = opset13.multiply(opset13.divide(dividend, divisor), divisor)
+            rest = opset13.subtract(dividend, whole)
+            for target in list(node.output(0).get_target_inputs()):
+                target.replace_source_output(rest.output(0))
+
+
+def _without_rounding(network: Any) -> None:
+    """Leave out operators that round integers."""
+    for node in network.get_ordered_ops():
+        kind = node.get_type_name()
+        if kind in ("Ceiling", "Floor", "Round") and node.get_element_type().is_integral():
+            for target in list(node.output(0).get_target_inputs()):
+                target.replace_source_output(node.input_value(0))
+
+
+def _in_floats(node: Any, intervals: Sequence[Interval]) -> bool:
+    """Return True if a node's integers are computed exactly in float32."""
+    signs = node.get_type_name() != "Divide"  # which rounds towards zero
+    return all(
+        each is None or (each[0] >= -_EXACT_FLOATS * signs and each[1] <= _EXACT_FLOATS)
+        for each in intervals
+    )
+
+
+def _computed(node: Any, inputs: list[Interval]) -> Interval:
+    """Return the interval of a node's values from those of its inputs; None if it is not known."""
+    kind = node.get_type_name()
+    if kind in _LOGICAL:
+        return 0, 1
+    if kind in ("FloorMod", "Mod"):
+        divisor = inputs[1]
+        if divisor is None or divisor[0] <= 0:
+            return None
+        low, high = -(divisor[1] - 1), divisor[1] - 1
+        if kind == "FloorMod" or (inputs[0] is not None and inputs[0][0] >= 0):
+            low = 0
+        return low, high
+    if kind in _MOVING:
+        return inputs[0]
+    if kind == "Concat":
+        return _union(inputs)
+    if kind == "Select":
+        return _union(inputs[1:])
+    if any(each is None for each in inputs):
+        return None
+    boxes = [each for each in inputs if each is not None]
+    if kind in _CORNERS:
+        (a, b), (c, d) = boxes
+        corners = [_CORNERS[kind](one, other) for one in (a, b) for other in (c, d)]
+        return min(corners), max(corners)
+    low, high = boxes[0]
+    if kind == "Divide":
+        (low, high), (least, most) = boxes
+        return (low // least, high // least) if low >= 0 and least > 0 else None
+    if kind == "Power":
+        least, most = boxes[1]
+        ends = [0] if least < 0 or most > 64 else [abs(low) ** most, abs(high) ** most, 1]
+        return (-max(ends) if low < 0 else 0), max(ends)
+    if kind == "Negative":
+        return -high, -low
+    if kind == "Abs":
+        return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+    if kind in ("ReduceSum", "CumSum"):
+        shape = node.input_value(0).get_partial_shape()
+        count = _MOST_ADDED
+        if shape.is_static:
+            count = max(1, int(np.prod([each.get_length() for each in shape], dtype=np.int64)))
+        return min(low, low * count), max(high, high * count)
+    return None
+
+
+_CORNERS: dict[str, Callable[[int, int], int]] = {
+    "Add": lambda a, b: a + b,
+    "Subtract": lambda a, b: a - b,
+    "Multiply": lambda a, b: a * b,
+    "Maximum": max,
+    "Minimum": min,
+}
+
+
+def _union(intervals: Sequence[Interval]) -> Interval:
+    if any(each is None for each in intervals):
+        return None
+    boxes = [each for each in intervals if each is not None]
+    return min(low for low, _ in boxes), max(high for _, high in boxes)
+
+
+def _fits(interval: Interval) -> bool:
+    return interval is None or (interval[0] >= _LOW and interval[1] <= _HIGH)
+
+
+def _is_whole(element_type: Any) -> bool:
+    return element_type.is_integral() or element_type.get_type_name() == "boolean"
+
+
+def _range_of(element_type: Any) -> tuple[int, int]:
+    if element_type.get_type_name() == "boolean":
+        return 0, 1
+    bits = element_type.get_bitwidth()
+    if element_type.is_signed():
+        return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    return 0, (1 << bits) - 1
+
+
+def _narrows(node: Any) -> bool:
+    """Return True if a Convert drops bits of integers."""
+    target = node.output(0).get_element_type()
+    if target.get_type_name() == "boolean" or not target.is_integral():
+        return False
+    low, high = _range_of(node.input_value(0).get_element_type())
+    lowest, highest = _range_of(target)
+    return low < lowest or high > highest
+
+
+def _before_converts(value: Any) -> Any:
+    """Return what an index was before it was converted to another type of integers."""
+    node = value.get_node()
+    while node.get_type_name() == "Convert":
+        before = node.input_value(0)
+        if not _is_whole(before.get_element_type()):
+            break
+        value, node = before, before.get_node()
+    return value
+
+
+def _is_constant(value: Any) -> bool:
+    return value.get_node().get_type_name() == "Constant"
+
+
+def _has_wide_constants(network: Any) -> bool:
+    for node in network.get_ops():
+        if node.get_type_name() == "Constant":
+            kind = node.get_element_type()
+            if kind.is_integral() and kind.get_bitwidth() == 64:
+                return True
+    return False
