@@ -106,7 +106,7 @@ def test_negative_ids_are_refused_after_saving_and_pickling(tmp_path, accelerato
     InferenceOptimizer.save(fast, tmp_path / "model")
     loaded = InferenceOptimizer.load(tmp_path / "model")
     for model in (fast, loaded, pickle.loads(pickle.dumps(fast)), copy.deepcopy(fast)):
-        with pytest.raises(UsageError, match="'ids' holds -1, but the original model takes no"):
+        with pytest.raises(UsageError, match="'ids' holds -2, but the original model takes no"):
             model(-sample[:1] + 1)
 
 

@@ -352,6 +352,8 @@ def _calls_apart(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
         is_sum = node.target in (add.Tensor, torch.ops.aten.add_.Tensor) and len(node.args) > 1
         if is_sum and not isinstance(node.args[1], torch.fx.Node):
             node.target = add.Scalar
+            for key in ("source_fn_stack", "torch_fn"):  # by which the quantizer finds sums
+                node.meta.pop(key, None)
         stack = dict(node.meta.get("nn_module_stack") or {})
         if stack:
             key, (name, kind) = stack.popitem()
