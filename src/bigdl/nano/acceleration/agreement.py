@@ -214,7 +214,7 @@ def check_agreement(
 
 
 class _Classes:
-    """How often the largest value of a row is in the same place as in the original's row."""
+    """Count of rows whose largest value is at the position that it has in the original."""
 
     def __init__(self) -> None:
         self._rows = self._same = 0
