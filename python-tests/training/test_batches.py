@@ -135,3 +135,19 @@ def test_each_of_seed_epoch_and_shard_changes_the_order(seed, epoch, shard):
 
 def test_the_order_is_the_same_on_every_machine():
     assert permutation(8, 1, 2, 3).tolist() == [4, 2, 6, 5, 1, 3, 7, 0]
+
+
+def test_a_short_last_batch_leaves_no_shard_a_single_row():
+    for rows, batch_size in (([27, 27], 26), ([18, 18, 19], 26), ([28, 28, 29], 40), ([9, 8], 8)):
+        plan = BatchPlan(rows, batch_size)
+        bounds = [
+            [plan.batch(step, rank) for rank in range(len(rows))] for step in range(plan.steps)
+        ]
+        sizes = [[stop - start for start, stop, _ in batch] for batch in bounds]
+        assert [sum(each) for each in sizes[:-1]] == [batch_size] * (plan.steps - 1)
+        assert [sum(each) for each in zip(*sizes, strict=True)] == rows
+        assert 1 not in sizes[-1] or sum(sizes[-1]) == 1
+        assert 1 not in sizes[-2]
+        # read from the middle it is the same
+        fresh = BatchPlan(rows, batch_size)
+        assert [fresh.batch(plan.steps - 1, rank) for rank in range(len(rows))] == bounds[-1]

@@ -5,13 +5,21 @@ Bytes of it are those of ``torch.save`` and load with ``weights_only=True``.
 
 from __future__ import annotations
 
+import _codecs
+import collections
 import contextlib
+import datetime
+import decimal
+import fractions
 import functools
 import io
 import os
+import pickle
 import random
+import re
 import socket
 import sys
+import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -37,11 +45,56 @@ def dumps(value: Any) -> bytes:
     return buffer.getvalue()
 
 
+_LOADING = threading.Lock()
+
+
 def loads(data: bytes) -> Any:
-    """The inverse of :func:`dumps`; runs no code of the data."""
+    """The inverse of :func:`dumps`; runs no code of the data.
+
+    Beside what ``torch.load(weights_only=True)`` takes there may be values of NumPy and of a few
+    types of Python's own library.
+
+    Raises
+    ------
+    UsageError
+        If there is an object of another type.
+    """
     import torch
 
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    def load():
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+    try:
+        return load()
+    except pickle.UnpicklingError:
+        pass
+    with _LOADING:
+        known = torch.serialization.get_safe_globals()
+        with torch.serialization.safe_globals([g for g in _plain_types() if g not in known]):
+            try:
+                return load()
+            except pickle.UnpicklingError as error:
+                name = re.search(r"GLOBAL (\S+)", str(error))
+                what = name.group(1) if name else "an object that torch.load refuses"
+                raise UsageError(
+                    f"The state of the model, its optimizer or schedule holds {what}, and a state "
+                    "is loaded without running code: let it hold tensors, NumPy arrays, numbers, "
+                    "strings, and lists and dicts of them"
+                ) from error
+
+
+@functools.cache
+def _plain_types() -> list:
+    """Return what builds NumPy's values, and classes whose objects are values."""
+    builders = [np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0], _codecs.encode]
+    dtypes = [type(np.dtype(code)) for code in np.typecodes["All"]]
+    values = [
+        *(set, frozenset, complex, range, slice, bytearray, int, float, str, list, dict, bool),
+        *(collections.defaultdict, collections.deque, collections.Counter),
+        *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
+        *(decimal.Decimal, fractions.Fraction),
+    ]
+    return [*builders, np.ndarray, np.dtype, *dict.fromkeys(dtypes), *values]
 
 
 def seed_everything(seed: int, rank: int = 0) -> int:

@@ -50,6 +50,8 @@ class BatchPlan:
         full = everything // self.batch_size
         self.steps = full if drop_last else -(-everything // self.batch_size)
         self.total = min(self.steps * self.batch_size, everything)
+        is_short = everything - self.total + self.total % self.batch_size > 0 and not drop_last
+        self._short = self.steps - 1 if is_short else 0  # a last batch that is not full
         self._last = (-1, np.zeros_like(self._rows))
 
     def batch(self, step: int, rank: int) -> tuple[int, int, int]:
@@ -85,7 +87,39 @@ class BatchPlan:
         excess = int(taken.sum()) - count
         if excess:
             _move(taken, rows, excess)
-        return taken.astype(np.int64)
+        taken = taken.astype(np.int64)
+        if step and step == self._short:
+            before = BatchPlan._taken(self, step - 1)
+            _leave_no_single(taken, self._rows, before)
+        return taken
+
+
+def _leave_no_single(taken, rows, before):
+    """Move the begin of a last batch so that no shard has a single row there, as far as it can.
+
+    Layers such as batch normalisation need two rows. A shard that gives up its row there takes it
+    in the batch before, and another one keeps back one of its rows in exchange.
+
+    Parameters
+    ----------
+    taken : ndarray
+        Rows of each shard before the last batch; changed in place.
+    rows, before : ndarray
+        Rows of each shard, and those before the batch before.
+    """
+
+    def can_give(rank):
+        return taken[rank] - 1 - before[rank] >= 0 and taken[rank] - 1 - before[rank] != 1
+
+    for rank in range(len(rows)):
+        if rows[rank] - taken[rank] != 1:
+            continue
+        others = [r for r in range(len(rows)) if r != rank and rows[r] > taken[r] and can_give(r)]
+        # one that has a single row, too, first
+        others.sort(key=lambda r: (rows[r] - taken[r] != 1, r))
+        if others:
+            taken[others[0]] -= 1
+            taken[rank] += 1
 
 
 def _move(taken, rows, excess):

@@ -23,7 +23,7 @@ from bigdl.orca.data.ray_exchange import ordered_blocks
 from bigdl.orca.data.xshards.connect import frame_of
 from bigdl.runtime.cluster import Cluster
 from bigdl.runtime.shards.feed import InputPlan
-from bigdl.runtime.shards.values import columns_of, grouped
+from bigdl.runtime.shards.values import columns_of, grouped, is_frame
 
 
 class ShardsFeed(ColumnFeed):
@@ -51,6 +51,8 @@ class ShardsFeed(ColumnFeed):
 
         def chunks(shards):
             for shard in shards:
+                if is_frame(shard) and not len(shard):
+                    continue  # one without rows may have no columns either, as a block of Ray
                 columns = columns_of(shard, *names, **dtypes)
                 if len(columns[0][2]):
                     yield grouped(columns)

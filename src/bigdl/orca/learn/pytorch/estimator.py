@@ -39,6 +39,7 @@ from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, FitSettings
 from bigdl.orca.learn.pytorch.parts import (
     EXTRAS,
     ModelParts,
+    check_sizes,
     full_state,
     load_into,
     read_model,
@@ -1063,7 +1064,9 @@ RayXShards or a ray.data.Dataset
 
     def _first_weights(self):
         with isolated_rng(self._training.seed):
-            return dumps(self._parts.build_model().state_dict())
+            model = self._parts.build_model()
+        check_sizes(model)
+        return dumps(model.state_dict())
 
     def _need_model(self):
         if self._parts.model is None:

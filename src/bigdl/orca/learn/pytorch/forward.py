@@ -326,6 +326,14 @@ class ForwardPass(ABC):
                 return output[:, 1].double() - output[:, 0].double()
         return output
 
+    def take_sizes(self, batch: Any) -> None:
+        """Let lazy layers of the model take their sizes from a batch."""
+        inputs, named, _ = self.columns.split(batch)
+        training = self.model.training
+        with torch.no_grad():
+            self.model.eval()(*inputs, **named)
+        self.model.train(training)
+
     # -- hooks of a LightningModule; other modules have none ---------------------------------------
 
     rows = 0  # of this worker in the batch

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from bigdl.common.errors import UsageError
 from bigdl.common.memory import tuned_allocator
@@ -32,7 +34,7 @@ from bigdl.orca.learn.pytorch.forward import (
     taken_types,
 )
 from bigdl.orca.learn.pytorch.lightning import dropped_hooks
-from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts
+from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, is_lazy
 from bigdl.orca.learn.pytorch.summaries import StepSummary
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.shards.batches import BatchPlan
@@ -42,6 +44,7 @@ from bigdl.training.batches import (
     deal_streams,
     plan_batches,
     shuffle_memory,
+    zero_column,
 )
 from bigdl.training.figures import LossRule, Records, Timers, score_of, validation_names
 from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
@@ -54,6 +57,7 @@ from bigdl.training.state import (
     precision_of,
     restore_rng,
     seed_everything,
+    to_device,
 )
 from bigdl.training.tables.place import Place
 
@@ -553,14 +557,16 @@ class TorchLoop(TorchEpochs, WorkerLoop):
     def _configure(self, parts: ModelParts) -> None:
         """Let a LightningModule make its optimizer, which may depend on the number of rows."""
         built, settings = self._built, self.settings
-        if not is_lightning(built.model):
-            return
-        built.model.trainer.begin_fit(self, self._whole.steps)
+        if is_lazy(built.model):
+            with isolated_rng(settings.seed):
+                self._forward_pass.take_sizes(to_device(self._one_row(), self.device))
+        if is_lightning(built.model):
+            built.model.trainer.begin_fit(self, self._whole.steps)
         if built.optimizer is None:
             with isolated_rng(settings.seed):
                 parts.configure(built)
             self._bind(built)
-        if self.rank == 0:
+        if self.rank == 0 and is_lightning(built.model):
             dropped = dropped_hooks(built.model, has_loss=built.criterion is not None)
             if dropped is not None:
                 self.warn_once(dropped)
@@ -670,6 +676,7 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             self.batch = self._batches.get(position.batch, start, stop, self._plan, order)
         self.call("before_train_iter")
         self.batch = self._forward_pass.begin_batch(self.batch, self.batch_idx, rows)
+        self._forward_pass.rows = rows
         self._update.begin()
         fetched = forwarded = time.perf_counter()
         if rows:
@@ -706,9 +713,18 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         return is_shared
 
     def _forward(self):
-        self.run_forward(
-            lambda: self._forward_pass.forward(self.batch, self.batch_idx), "on_train_forward"
-        )
+        try:
+            self.run_forward(
+                lambda: self._forward_pass.forward(self.batch, self.batch_idx), "on_train_forward"
+            )
+        except ValueError as error:
+            if "more than 1 value per channel" in str(error) and self._forward_pass.rows == 1:
+                error.add_note(
+                    "This worker has one row of the batch, which batch normalisation cannot take: "
+                    'use a batch_size of two rows for each worker or more, or config={"drop_last": '
+                    "True}, which leaves out the last batch if it is not full"
+                )
+            raise
         if self.main is not None and not hasattr(self.loss, "backward"):
             raise UsageError(
                 "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
@@ -787,6 +803,20 @@ class TorchLoop(TorchEpochs, WorkerLoop):
 
     def _taken_types(self, types: list) -> list:
         return taken_types(self.model, types)
+
+    def _one_row(self) -> Any:
+        """Return a batch of one row, of zeros where the types of the columns are known."""
+        types = self._data.types or (None if self._data.rows else self._types)
+        if types is None:
+            if not self._data.rows:
+                raise UsageError(
+                    "The model has lazy layers, and a worker has no row to take their sizes from; "
+                    "use fewer workers, or give the sizes"
+                )
+            return self._data.batch(0, 1)
+        columns = [[zero_column(each, 1) for each in columns] for columns in types]
+        inputs, targets = tree_map_only(np.ndarray, torch.from_numpy, columns)
+        return [*inputs, targets[0] if len(targets) == 1 else tuple(targets)]
 
     def _order(self):
         rank, window = self.rank, self._layout.windows[self.rank]

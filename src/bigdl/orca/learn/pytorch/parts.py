@@ -10,6 +10,8 @@ import copy
 import functools
 import inspect
 import io
+import itertools
+import json
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -56,6 +58,26 @@ def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model
         raise UsageError(f"The {what} do not fit the {whose}: {text}") from error
 
 
+def is_lazy(model: torch.nn.Module) -> bool:
+    """Return True if some sizes of a model are not known before its first forward pass."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return any(torch.nn.parameter.is_lazy(each) for each in tensors)
+
+
+def check_sizes(model: torch.nn.Module) -> None:
+    """Refuse a model some of whose sizes are not known."""
+    if is_lazy(model):
+        raise UsageError(
+            "The model has lazy layers, such as nn.LazyLinear, whose sizes are not known here: fit "
+            "takes them from a row (with any backend but 'bigdl'); before that give the sizes, or "
+            "call the model on a row in the function that makes it"
+        )
+
+
+CLASSES = "classes.json"
+"""File of a checkpoint with the names of the classes whose states it has."""
+
+
 @dataclass
 class BuiltParts:
     """Model, optimizer, loss and scheduler as built in one process.
@@ -93,13 +115,36 @@ class BuiltParts:
         }
         if self.scheduler is not None:
             states["scheduler.pt"] = dumps(self.scheduler.state_dict())
+        states[CLASSES] = json.dumps(self._classes()).encode()
         extras = extras_of(self.model, self.optimizer, self.scheduler)
         if extras:
             states[EXTRAS] = dumps(extras)
         return states
 
+    def _classes(self) -> dict[str, str]:
+        parts = {"optimizer": self.optimizer, "scheduler": self.scheduler}
+        return {name: type(part).__name__ for name, part in parts.items() if part is not None}
+
+    def _check_classes(self, files: dict[str, bytes]) -> None:
+        """Refuse the state of an optimizer or scheduler of another class."""
+        own = self._classes()
+        for name, kept in json.loads(files.get(CLASSES, b"{}")).items():
+            if name in own and kept != own[name]:
+                raise UsageError(
+                    f"The checkpoint has the state of the {name} {kept}, but the program makes "
+                    f"{own[name]}; go on with {kept}, or load the weights alone (save and load) "
+                    "and fit without resume"
+                )
+
     def load(self, files: dict[str, bytes]) -> None:
-        """Take over what :meth:`files` gave; that of the model may be alone."""
+        """Take over what :meth:`files` gave; that of the model may be alone.
+
+        Raises
+        ------
+        UsageError
+            If it is the state of something else.
+        """
+        self._check_classes(files)
         put_extras(self.model, files.get(EXTRAS))
         load_into(self.model, files["model.pt"])
         if "optimizer.pt" in files:
@@ -107,6 +152,14 @@ class BuiltParts:
             self.tables.load_optimizer(
                 lambda: load_into(self.optimizer, data, "optimizer's state", "optimizer")
             )
+            missing = set(self.optimizer.defaults)
+            missing -= set.intersection(*(set(group) for group in self.optimizer.param_groups))
+            if missing:
+                raise UsageError(
+                    "The optimizer's state is that of another class: it has no "
+                    f"{', '.join(sorted(missing))}, which {type(self.optimizer).__name__} needs; "
+                    "go on with the optimizer that it is of, or load the weights alone"
+                )
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
 
@@ -279,7 +332,9 @@ class ModelParts:
         built = BuiltParts(model, criterion=criterion)
         if place is not None:
             cut_tables(model, self.optimizer, place)
-        if training and not (is_early and self.optimizer is None and is_lightning(model)):
+        is_late = is_lazy(model) or (self.optimizer is None and is_lightning(model))
+        if training and not (is_early and is_late):
+            check_sizes(model)
             self.configure(built)
         return built
 
