@@ -51,13 +51,20 @@ class ShardsFeed(ColumnFeed):
 
         def chunks(shards):
             for shard in shards:
-                if is_frame(shard) and not len(shard):
-                    continue  # one without rows may have no columns either, as a block of Ray
+                if names[0] and _is_empty(shard):
+                    continue  # it may have no columns either, as a block of Ray
                 columns = columns_of(shard, *names, **dtypes)
                 if len(columns[0][2]):
                     yield grouped(columns)
 
         return chunks
+
+
+def _is_empty(shard: Any) -> bool:
+    """Return True for a frame or a dict of arrays without rows."""
+    if isinstance(shard, dict):
+        return all(hasattr(each, "__len__") and not len(each) for each in shard.values())
+    return is_frame(shard) and not len(shard)
 
 
 class XShardsFeed(ShardsFeed, PackedFeed):
