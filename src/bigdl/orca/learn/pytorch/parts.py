@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import torch
 
 from bigdl.common.errors import UsageError, one_line
@@ -298,6 +299,8 @@ class ModelParts:
 
     def _make_model(self, place: Place | None) -> torch.nn.Module:
         if self.is_instance:
+            if is_lazy(self.model):  # torch cannot copy a buffer without a size, but pickle it
+                return cloudpickle.loads(cloudpickle.dumps(self.model))
             return copy.deepcopy(self.model)
         with placed(place):
             model = self.model(self.config)
