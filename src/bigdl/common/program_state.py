@@ -145,10 +145,12 @@ def _signals() -> list[Callable[[], object]]:
 
 
 def restore_signals(before: dict[signal.Signals, object]) -> None:
-    """Set handlers of signals again, where they are others now; only in the main thread."""
+    """Set handlers of signals again; only in the main thread.
+
+    Also where they seem to be the same: native code may have set others than Python knows of.
+    """
     for number, handler in before.items():
-        # one that was not set from Python cannot be set by it
-        if handler is not None and signal.getsignal(number) is not handler:
+        if handler is not None:  # one that was not set from Python cannot be set by it
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
