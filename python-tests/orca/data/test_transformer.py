@@ -181,8 +181,6 @@ def test_wrong_use_of_encoders_is_one_sentence(make):
         gen_string_idx(shards, "city", freq_limit="2")
     with pytest.raises(UsageError, match="src_cols"):
         gen_string_idx(shards, {"columns": ["city"]})
-    with pytest.raises(UsageError, match="'lists' cannot be encoded"):
-        gen_string_idx(make([pd.DataFrame({"lists": [[1], [2]]})]), "lists")
     indexer = StringIndexer("city")
     indexer.fit_transform(shards)
     with pytest.raises(UsageError, match="Please call fit_transform first"):
