@@ -16,7 +16,8 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 _lock = threading.Lock()
 _holders = 0
@@ -144,14 +145,14 @@ def _signals() -> list[Callable[[], object]]:
     return [restore]
 
 
-def restore_signals(before: dict[signal.Signals, object]) -> None:
+def restore_signals(before: Mapping[signal.Signals, Any]) -> None:
     """Set handlers of signals again; only in the main thread.
 
     Also where they seem to be the same: native code may have set others than Python knows of.
     """
     for number, handler in before.items():
         if handler is not None:  # one that was not set from Python cannot be set by it
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
 
 def _environment() -> list[Callable[[], object]]:

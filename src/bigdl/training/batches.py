@@ -672,7 +672,7 @@ def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str
     streams = [each for each in sources if getattr(each, "is_stream", False)]
     if not streams or sync.world_size == 1:
         return
-    everyone = all_gather_json(sync, [[each.rows, each.checksum] for each in streams])
+    everyone = all_gather_json(sync, [[each.rows, each.fingerprint] for each in streams])
     for number, source in enumerate(streams):
         facts = [known[number] for known in everyone]
         if source.rows and all(each == facts[0] for each in facts):
