@@ -129,7 +129,7 @@ def run(text: str, folder: Path) -> str:
 
 def test_the_example_of_training_in_the_readme_runs(tmp_path):
     printed = run(listings(README)[0], tmp_path)
-    assert "'Accuracy': tensor(" in printed
+    assert "'Accuracy': 0." in printed
     assert "|[" in printed.splitlines()[-5], printed
     assert "prediction" in printed
 
@@ -147,4 +147,6 @@ def test_the_example_of_inference_in_the_readme_runs(tmp_path):
     ],
 )
 def test_a_page_runs(page, tmp_path):
+    for module in {"docs/orca/hugging-face.md": ["transformers"]}.get(name(page), ()):
+        pytest.importorskip(module)
     run(program(page), tmp_path)

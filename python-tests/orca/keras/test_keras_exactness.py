@@ -235,6 +235,94 @@ def test_a_loss_that_is_divided_by_the_weights(crew):
         np.testing.assert_array_equal(own, expected)
 
 
+def classifier(config, loss):
+    import keras
+
+    layers = [keras.Input((4,)), keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(3)]
+    model = drawn(keras.Sequential(layers))
+    model.compile(optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=loss)
+    return model
+
+
+def ignoring(config):
+    import keras
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    return classifier(config, loss)
+
+
+# of functions Keras brings targets and outputs to one number of dimensions
+
+
+def adding_up(config):
+    import keras
+
+    return net(config, loss=lambda y, out: 0.05 * keras.ops.sum((out - y) ** 2))
+
+
+def averaging(config):
+    import keras
+
+    return net(config, loss=lambda y, out: keras.ops.mean(keras.ops.abs(out - y)))
+
+
+def of_rows(config):
+    import keras
+
+    return net(config, loss=lambda y, out: keras.ops.sum((out - y) ** 2, axis=-1))
+
+
+def masked(config):
+    import keras
+
+    def loss(y, out):
+        kept = keras.ops.cast(y > 0, out.dtype)
+        squares = (out - y) ** 2
+        return keras.ops.sum(squares * kept) / keras.ops.maximum(keras.ops.sum(kept), 1.0)
+
+    return net(config, loss=loss)
+
+
+def mixing(config):
+    import keras
+
+    return net(config, loss=lambda y, out: keras.ops.std(out - y))
+
+
+def told(crew, shards, creator, **settings):
+    """Return what the user is told in a fit."""
+    packed = Packed(crew.backend, cloudpickle.dumps((KerasParts(creator), [])))
+    settings, sync = settings_of(**settings), crew.sync
+    _, messages = crew.run(
+        lambda worker: trained(worker, packed, settings, sync), [{"data": s} for s in shards]
+    )
+    return [doc["text"] for doc, _ in messages if "text" in doc]
+
+
+@pytest.mark.parametrize("creator", [ignoring, adding_up, averaging, of_rows])
+def test_a_loss_that_is_no_mean_over_the_rows(crew, creator):
+    shards = rows_of([4, 5], dtype="float32")
+    for shard in shards:
+        if creator is ignoring:
+            shard["y"] = np.where(shard["i"] % 3 == 0, -1, shard["c"]).astype("int32")
+    check_equal(crew, shards, creator)
+    assert not told(crew, shards, creator)
+
+
+def test_a_loss_that_counts_something_of_its_own_is_named_or_told_what(crew):
+    shards = rows_of([4, 5], dtype="float32")
+    text, *_ = told(crew, shards, masked, epochs=1)  # of which the driver shows the first
+    assert "is no mean and no sum over the rows" in text
+    assert "loss_weight=" in text
+    assert told(crew, shards, mixing, epochs=1)
+    assert not told(crew, shards, mixing, epochs=1, loss_weight="rows")
+
+    def counted(x, y):
+        return (np.asarray(y) > 0).sum()
+
+    check_equal(crew, shards, masked, loss_weight=counted)
+
+
 def test_metrics_of_an_epoch_do_not_depend_on_the_workers(crew):
     rows = rows_of([12], dtype="float32")[0]
     cut = [{k: v[i::3] for k, v in rows.items()} for i in range(3)]

@@ -1,5 +1,7 @@
 """Metrics and labels of models whose outputs are logits, with ``backend="local"``."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -78,3 +80,68 @@ def test_an_input_that_does_not_fit_is_told_with_its_shape():
     )
     with pytest.raises(WorkerError, match=r"(?s)cannot be multiplied.*shape \(64,\).*unsqueeze"):
         estimator.evaluate((ONE[:, 0], ONE), batch_size=64)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [torch.nn.CrossEntropyLoss(), lambda o, t: torch.nn.functional.cross_entropy(o, t)],
+    ids=["module", "function"],
+)
+def test_labels_that_the_loss_ignores_are_not_counted(loss):
+    labels = np.where(np.arange(200) % 3 == 0, -100, LABELS)
+    found = figures(TWO, loss, [Accuracy(), AUC(), "SparseCategoricalAccuracy"], labels)
+    kept = labels >= 0
+    right = np.mean((TWO.argmax(1) == labels)[kept])
+    assert found["Accuracy"] == found["SparseCategoricalAccuracy"] == pytest.approx(right)
+    text = np.stack([TWO, TWO], 1)  # tokens of a text, of which the loss takes classes second
+    twice = np.stack([labels, np.full(200, -100)], 1)
+    loss = torch.nn.CrossEntropyLoss()
+    of_tokens = figures(text.transpose(0, 2, 1).copy(), loss, [Accuracy()], twice)
+    assert of_tokens["Accuracy"] == pytest.approx(right)
+
+
+def test_a_collection_of_torchmetrics_gives_its_metrics_by_its_names():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    options = {"task": "multiclass", "num_classes": 2}
+    metrics = [torchmetrics.Accuracy(**options), torchmetrics.F1Score(**options)]
+    collection = torchmetrics.MetricCollection(metrics, prefix="test_")
+    found = figures(TWO, torch.nn.CrossEntropyLoss(), collection)
+    right = np.mean(TWO.argmax(1) == LABELS)
+    assert found["test_MulticlassAccuracy"] == pytest.approx(right)
+    assert set(found) == {
+        *("num_samples", "val_loss"),
+        *("test_MulticlassAccuracy", "test_MulticlassF1Score"),
+    }
+
+
+def test_figures_are_json_and_metrics_have_one_name_in_fit_and_evaluate():
+    found = figures(TWO, torch.nn.CrossEntropyLoss(), [Accuracy()])
+    assert json.loads(json.dumps(found)) == found
+    assert found["val_accuracy"] == found["Accuracy"] == found.get("val_Accuracy")
+    assert "val_accuracy" in found
+    assert "val_accuracy" not in list(found)
+    assert "accuracy_of_mine" not in found
+    with pytest.raises(KeyError, match="accuracy_of_mine"):
+        found["accuracy_of_mine"]
+    number = found["Accuracy"]
+    assert isinstance(number, float)
+    assert number.item() == number.tolist() == number.numpy() == number
+    assert torch.isclose(number, torch.tensor(float(number)))
+
+
+def test_a_wrong_name_of_a_metric_gets_a_suggestion():
+    with pytest.raises(
+        UsageError, match="no metric of the name 'acuracy'; did you mean 'Accuracy'"
+    ):
+        figures(TWO, torch.nn.CrossEntropyLoss(), ["acuracy"])
+
+
+def test_metrics_under_their_names_in_bigdl_2():
+    from bigdl.orca.learn.pytorch import pytorch_metrics
+
+    metric = pytorch_metrics.BinaryAccuracy()
+    metric(torch.tensor([0.2, 0.4, 0.6]), torch.tensor([0, 1, 0]), threshold=0.3)
+    assert metric.compute() == pytest.approx(2 / 3)
+    other = BinaryAccuracy().get_metric("pytorch")
+    other(torch.tensor([0.2, 0.4, 0.6]), torch.tensor([0, 1, 0]), threshold=0.3)
+    assert other.compute() == metric.compute()

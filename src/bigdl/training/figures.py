@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
@@ -354,16 +354,108 @@ def epoch_as_returned(entry: dict, reduce_results: bool, profile: bool) -> dict 
     return as_returned({k: v for k, v in entry.items() if k not in _DROPPED} | times)
 
 
+class Figure(float):
+    """A figure of a fit or an evaluation: a float that JSON takes.
+
+    Programs for BigDL 2.x have a tensor of one number here: its methods that give the number work,
+    and so do functions of torch.
+    """
+
+    ndim, shape = 0, ()
+
+    def item(self) -> float:
+        """Return the number."""
+        return float(self)
+
+    tolist = item
+
+    def numpy(self) -> Any:
+        """Return the number as an array without dimensions."""
+        import numpy as np
+
+        return np.asarray(float(self), "float32")
+
+    def detach(self) -> Figure:
+        """Return the figure."""
+        return self
+
+    cpu = clone = detach
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable, types: Any, arguments: tuple = (), keywords: dict | None = None
+    ) -> Any:
+        """Call a function of torch with tensors in place of figures."""
+        import torch
+
+        def tensor(value):
+            return torch.tensor(float(value)) if isinstance(value, Figure) else value
+
+        named = {name: tensor(value) for name, value in (keywords or {}).items()}
+        return function(*map(tensor, arguments), **named)
+
+
+class Figures(dict):
+    """Figures by name, where a metric answers to its name in ``fit`` and to that in ``evaluate``.
+
+    ``evaluate`` gives ``Accuracy`` and the epochs of ``fit`` have ``val_accuracy``, as in BigDL
+    2.x. Each is found under the other name, too, while the dict and its JSON hold it once.
+
+    Examples
+    --------
+    >>> figures = Figures(num_samples=2, Accuracy=0.5)
+    >>> figures["val_accuracy"], "val_accuracy" in figures, list(figures)
+    (0.5, True, ['num_samples', 'Accuracy'])
+    """
+
+    def _other(self, key: Any) -> Any:
+        """Return the name that a metric has here; the key itself where there is none."""
+        wanted = _name_of_metric(key)
+        if wanted is not None and not super().__contains__(key):
+            for name in self:
+                if _name_of_metric(name) == wanted:
+                    return name
+        return key
+
+    def __missing__(self, key):
+        other = self._other(key)
+        if other == key:
+            raise KeyError(key)
+        return self[other]
+
+    def __contains__(self, key):
+        return super().__contains__(self._other(key))
+
+    def get(self, key, default=None):
+        """Return a figure under either of its names."""
+        return super().get(self._other(key), default)
+
+
+def _name_of_metric(key: Any) -> str | None:
+    """Return what the names of a metric have in common; None of losses and counts."""
+    if not isinstance(key, str):
+        return None
+    name = key.lower().removeprefix("val_").removeprefix("validation_")
+    return None if name in ("loss", *_NO_HEADLINES) or "train_loss" in name else name
+
+
 def as_returned(figures: dict) -> dict:
-    """Losses and counts as Python numbers, metrics as tensors; a missing one is nan."""
-    return {
-        key: _number(value) if key in _PLAIN or "train_loss" in key else _tensor(value)
+    """Losses and counts as Python numbers, metrics as numbers; a missing one is nan.
+
+    A metric of several numbers is a tensor, or a tuple of tensors.
+    """
+    return Figures(
+        (key, _number(value) if key in _PLAIN or "train_loss" in key else _metric(value))
         for key, value in figures.items()
-    }
+    )
 
 
 def _number(value):
     return float("nan") if value is None else value
+
+
+def _metric(value):
+    return _tensor(value) if isinstance(value, list | dict) else Figure(_number(value))
 
 
 def _tensor(value):

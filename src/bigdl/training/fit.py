@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bigdl.orca")
 
 _VOTE_S, _VOTE_STEPS = 1.0, 10  # between two votes, whichever is less
-_NO_NUMBER = "nan"  # topic of what workers say of a loss that is none
-_WARNING = "warning"  # topic of what workers say of the program
+_WARNING = "warning"  # begin of the topics of what workers say to the user
 
 
 @dataclass
@@ -313,11 +312,11 @@ class TrainingSession:
                 progress.update(value)
             elif topic == "message":
                 doc, blob = value
-                if doc["topic"] not in (_NO_NUMBER, _WARNING):
+                if not doc["topic"].startswith(_WARNING):
                     kept[doc["topic"]] = Checkpoint.unpack(doc, blob)
                     return
-                # of several workers the first that has no number
-                what = doc["text"] if doc["topic"] == _WARNING else _NO_NUMBER
+                # of several workers and about one subject the first
+                what = doc["text"] if doc["topic"] == _WARNING else doc["topic"]
                 if what not in warned:
                     warned.add(what)
                     logger.warning(doc["text"])
@@ -365,7 +364,7 @@ class FitLoop(ABC):
     settings: RunSettings
     position: Position
     stop = False  # whether a callback or a trigger has ended the fit
-    _has_warned = False  # of a loss that is no number
+    _warned: tuple[str, ...] = ()  # what the user was told of
     _last: dict | None = None  # what is shown of the epoch that was finished last
     _first: dict | None = None  # the same of the first epoch
     _saved: dict | None = None  # position of the newest checkpoint
@@ -470,11 +469,15 @@ class FitLoop(ABC):
 
     def _warn_of_nan(self, text: str) -> None:
         """Tell the user once that the loss is no number."""
-        if not self._has_warned:
-            self._has_warned = True
-            self._warn(text)
+        self._warn_once(text, "nan")
 
-    def _warn(self, text: str) -> None:
+    def _warn_once(self, text: str, about: str) -> None:
+        """Tell the user something, once about each subject."""
+        if about not in self._warned:
+            self._warned = (*self._warned, about)
+            self._warn(text, about)
+
+    def _warn(self, text: str, about: str) -> None:
         logger.warning(text)
 
     def warn_once(self, text: str) -> None:
@@ -661,8 +664,8 @@ class WorkerLoop(FitLoop):
 
     # -- on the way ------------------------------------------------------------------------------
 
-    def _warn(self, text: str) -> None:
-        self.worker.send(_NO_NUMBER, {"text": text}, b"")
+    def _warn(self, text: str, about: str) -> None:
+        self.worker.send(f"{_WARNING} of {about}", {"text": text}, b"")
 
     def warn_once(self, text: str) -> None:
         self.worker.send(_WARNING, {"text": text}, b"")

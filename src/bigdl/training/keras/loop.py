@@ -73,6 +73,7 @@ class KerasFitSettings(EvaluationSettings, RunSettings):
     validation_freq: int | Sequence[int] = 1
     class_weight: dict[int, float] | None = None
     verbose: int | str = 1
+    loss_weight: Any = None
 
     def validates_after(self, epoch: int) -> bool:
         """Return True if the epoch with this number (from 1) is followed by a validation."""
@@ -246,7 +247,13 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         with placed(place):
             self.model = parts.build(training=True)
         check_optimizer(self.model)
-        self._steps = WorkerSteps(self.model, sync, settings.batch_size or 0)
+        self._steps = WorkerSteps(
+            self.model,
+            sync,
+            settings.batch_size or 0,
+            settings.loss_weight,
+            lambda text: self._warn_once(text, "loss"),
+        )
         self._start(worker, sync)
         seed_keras(settings.seed)  # a dataset that shuffles does so alike on all ranks
         self._prepare_data()

@@ -27,6 +27,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.keras.backends import StepErrors, steps_of
 from bigdl.training.keras.state import (
     RunningWeights,
+    array_of,
     changed_by_rows,
     is_read_in_part,
     kept_values,
@@ -36,6 +37,17 @@ from bigdl.training.keras.state import (
     tensor_of,
 )
 from bigdl.training.keras.tables import ModelTables
+from bigdl.training.loss_form import (
+    ROWS,
+    SUM,
+    Finding,
+    LossWeights,
+    Part,
+    agreed,
+    probe_parts,
+    tolerance_of,
+)
+from bigdl.training.state import isolated_rng
 
 keras = LazyModule("keras", "tf")
 tf = LazyModule("tensorflow", "tf")
@@ -54,6 +66,10 @@ class WorkerSteps:
     sync : GradientSync
     batch_rows : int
         See :class:`GradientReducer`.
+    loss_weight : callable or str, optional
+        Of the Estimator.
+    warn : callable, optional
+        Called with a text when the parts of a batch cannot be weighted as in one process.
 
     Attributes
     ----------
@@ -66,19 +82,24 @@ class WorkerSteps:
     running: RunningWeights
     tables: ModelTables
 
-    def __init__(self, model: Any, sync: GradientSync, batch_rows: int):
+    def __init__(
+        self,
+        model: Any,
+        sync: GradientSync,
+        batch_rows: int,
+        loss_weight: Any = None,
+        warn: Callable[[str], None] | None = None,
+    ):
+        self._warn = warn or (lambda text: None)
         self._model, self._sync = model, sync
-        self._divisor = loss_divisor(model)
+        self._loss = KerasLoss(model, loss_weight)
         self._reducer = GradientReducer(sync, batch_rows)
 
     def attach(self) -> None:
         """Let the optimizers of the model, whose variables are there now, ask all workers."""
         model = self._model
-        if self._divisor == "none" and model.losses and self._sync.world_size > 1:
-            raise UsageError(
-                "A loss with reduction='sum' does not go with regularization, which every worker "
-                "would add; use reduction='sum_over_batch_size'"
-            )
+        if self._sync.world_size > 1:
+            self._loss.check_sum()
         if self._sync.rank:  # random layers of the other ranks draw other numbers
             for variable in seed_states(model):
                 entropy = [*(int(n) for n in tensor_of(variable).reshape(-1)), self._sync.rank]
@@ -135,12 +156,20 @@ class WorkerSteps:
         """Return the weight of this worker's loss in that of the whole batch."""
         if self._sync.world_size == 1:
             return 1.0
-        if self._divisor == "none":
+        loss = self._loss
+        if loss.weights.is_due():
+            finding = Finding(ROWS if self.tables else "")
+            if rows and not self.tables:
+                finding = loss.find(batch)
+            codes = [row[0] for row in self._sync.all_gather([finding.code])]
+            if loss.weights.settle(agreed(codes), finding.reason):
+                self._warn(loss.sentence())
+            loss.check_sum()
+        if loss.is_sum:
             return float(rows > 0)
         counted, whole = float(rows), float(total)
-        if self._divisor == "weights":
-            if rows and isinstance(batch, tuple) and len(batch) > 2 and batch[2] is not None:
-                counted = float(np.asarray(batch[2], "float64").sum())
+        if loss.is_uneven:
+            counted = loss.count(batch, rows) if rows else 0.0
             whole = sum(row[0] for row in self._sync.all_gather([counted]))
         return counted / whole if whole else 0.0
 
@@ -405,27 +434,147 @@ def _wide(tensor):
     return tensor if tensor.dtype.name in _SUMMED else tf.cast(tensor, tf.float32)
 
 
-def loss_divisor(model) -> str:
-    """Return what the loss of a batch is divided by: ``"rows"``, ``"weights"`` or ``"none"``.
+class KerasLoss:
+    """What parts of a batch weigh in the loss of a compiled model.
+
+    The losses of Keras are known: means over the rows, sums, or means over the weights of rows or
+    the labels that ``ignore_class`` leaves. Others, and those of models whose layers make masks,
+    are compared with the losses of parts of the first batches.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Compiled.
+    loss_weight : callable or str, optional
+        ``loss_weight(x, y)``: what the loss of these rows is divided by; ``"rows"`` or ``"sum"``.
+
+    Attributes
+    ----------
+    weights : LossWeights
 
     Raises
     ------
     UsageError
         For losses that are divided by different things, or left undivided in rows.
     """
+
+    def __init__(self, model: Any, loss_weight: Any = None):
+        self._model, self._given = model, loss_weight if callable(loss_weight) else None
+        losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
+        self._ignored = [getattr(loss, "ignore_class", None) for loss in losses]
+        self._divisor = _loss_divisor(losses, self._ignored)
+        is_sum = self._divisor == "none"
+        known = SUM if is_sum else ROWS
+        if any(map(_is_unknown, losses)) or (not is_sum and _masks(model)):
+            known = ""
+        if type(model).train_step is not keras.Model.train_step:
+            known = known or ROWS  # which makes of its loss what it likes
+        self.weights = LossWeights(known, loss_weight)
+
+    @property
+    def is_sum(self) -> bool:
+        """True if the loss adds up over the rows."""
+        return self.weights.is_sum
+
+    @property
+    def is_uneven(self) -> bool:
+        """True if a part of a batch may count something else than its rows."""
+        return self._given is not None or (not self.weights.is_sum and self._divisor != "rows")
+
+    def count(self, batch: Any, rows: int) -> float:
+        """Return what the loss of a batch is divided by."""
+        if not isinstance(batch, tuple):  # of a training step of the user's own
+            return float(rows)
+        x, y, weights = (*batch, None, None)[:3]
+        if self._given is not None:
+            return float(self._given(x, y))
+        kept = np.ones(rows)
+        if self._divisor == "labels":
+            labels = np.asarray(y)
+            kept = (labels != self._ignored[0]).astype("float64")
+        if self._divisor == "weights" and weights is not None:
+            kept = np.asarray(weights, "float64")
+        return float(kept.sum()) if self.is_uneven else float(rows)
+
+    def check_sum(self) -> None:
+        """Refuse a sum beside regularization."""
+        if self.is_sum and self._model.losses:
+            raise UsageError(
+                "A loss with reduction='sum' does not go with regularization, which every worker "
+                "would add; use reduction='sum_over_batch_size'"
+            )
+
+    def find(self, batch: tuple) -> Finding:
+        """Compare the loss of a batch with those of parts of it; the model stays as it is."""
+        model = self._model
+        if model.optimizer is None or not isinstance(batch, tuple):
+            return Finding(ROWS)
+
+        def some(value, index):
+            return keras.tree.map_structure(
+                lambda leaf: None if leaf is None else array_of(leaf)[index.numpy()], value
+            )
+
+        def part_of(index):
+            x, y, weights = (*some(batch, index), None, None)[:3]
+            outputs = model(x, training=False)
+            loss = float(array_of(model.compute_loss(x, y, outputs, weights)))
+            loss -= float(sum(array_of(each).sum() for each in model.losses))
+            return Part(loss, len(index), None, tolerance_of(model.compute_dtype))
+
+        rows = len(array_of(keras.tree.flatten(batch[0])[0]))
+        kept = [*changed_by_rows(model), *model.metrics_variables]
+        with kept_values(kept), isolated_rng(0):
+            return probe_parts(part_of, rows)
+
+    def sentence(self) -> str:
+        """Return what the user is told of a loss whose parts nobody can weigh."""
+        name, what = f"The loss of {self._model.name}", self.weights.reason
+        if _masks(self._model):
+            what += "; a mask of its layers may decide what counts"
+        return (
+            f"{name} is no mean and no sum over the rows of a batch: {what}. So workers do not "
+            "give what one process gives with the whole batch; each counts by its rows. Pass "
+            "loss_weight= to Estimator.from_keras, a function (x, y) that returns what the loss of "
+            'these rows is divided by; loss_weight="rows" says that it is meant so'
+        )
+
+
+def _is_unknown(loss: Any) -> bool:
+    """Return True for a loss that is not of Keras."""
+    if isinstance(loss, str | dict):
+        return False
+    function = getattr(loss, "fn", loss)  # of a function that Keras has wrapped
+    name = getattr(function, "__module__", None) or ""
+    if function is loss and not callable(getattr(loss, "get_config", None)):
+        return not name.startswith("keras.")
+    return not (name.startswith("keras.") and type(loss).__module__.startswith("keras."))
+
+
+def _masks(model: Any) -> bool:
+    """Return True if a layer of the model makes a mask."""
+    return any(
+        getattr(layer, "mask_zero", False) or type(layer).__name__ == "Masking"
+        for layer in model._flatten_layers()
+    )
+
+
+def _loss_divisor(losses: Sequence[Any], ignored: Sequence[Any]) -> str:
+    """Return what the loss of a batch is divided by: ``"rows"``, ``"weights"``, ..."""
     divisors = set()
-    for loss in keras.tree.flatten(model.loss):
+    for loss, label in zip(losses, ignored, strict=True):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction == "none" or reduction is None:
             raise UsageError(
                 "A loss has reduction='none'; training needs one number, use "
                 "'sum_over_batch_size' or 'sum'"
             )
-        divisors.add({"sum": "none", "mean_with_sample_weight": "weights"}.get(reduction, "rows"))
-    if len(divisors) > 1:
+        kind = {"sum": "none", "mean_with_sample_weight": "weights"}.get(reduction, "rows")
+        divisors.add("labels" if kind == "rows" and label is not None else kind)
+    if len(divisors) > 1 or (divisors == {"labels"} and len(losses) > 1):
         raise UsageError(
-            "The losses of the outputs have different reductions, which workers cannot weight "
-            "exactly; give all of them the same"
+            "The losses of the outputs have different reductions, or ignore classes, which workers "
+            "cannot weight exactly; give all of them the same, without ignore_class"
         )
     return divisors.pop() if divisors else "rows"
 

@@ -42,7 +42,7 @@ from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.keras.callbacks import Rank0CallbackBridge, as_callbacks
 from bigdl.training.keras.data import has_own_step
 from bigdl.training.keras.loop import KerasFitSettings, KerasLoop
-from bigdl.training.keras.reducer import GradientReducer, loss_divisor
+from bigdl.training.keras.reducer import GradientReducer, KerasLoss
 from bigdl.training.keras.state import array_of, dump_weights, put_optimizers, put_weights
 from bigdl.training.position import Goal
 
@@ -95,7 +95,7 @@ def fit_in_processes(
 
     if not getattr(model, "compiled", False):
         raise UsageError("The model is not compiled; call compile() before fit()")
-    loss_divisor(model)
+    KerasLoss(model)  # refuses what processes cannot weigh
     verbose = 2 if arguments["verbose"] == "auto" else arguments["verbose"]
     folder = scratch_directory("bigdl-keras-fit-")
     try:

@@ -6,6 +6,7 @@ A metric is one of ours, of torchmetrics, or a function.
 from __future__ import annotations
 
 import copy
+import difflib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,7 +148,24 @@ class TensorState(TorchMetric):
     def __init__(self, metric: MergedMetric):
         self._metric, self.reductions = metric, metric.reductions
         self.takes_weights, self.takes = metric.takes_weights, metric.takes
+        self.leaves_ignored = metric.leaves_ignored
         super().__init__(metric.get_name())
+
+    def __call__(
+        self, preds: Any, targets: Any, weights: Any = None, *, threshold: float | None = None
+    ) -> None:
+        """Take one batch in.
+
+        Parameters
+        ----------
+        preds, targets, weights
+            See :meth:`TorchMetric.__call__`.
+        threshold : float, optional
+            Predictions above it are 1, the others 0, before they are compared.
+        """
+        if threshold is not None:
+            preds = (preds > threshold).to(preds.dtype)
+        super().__call__(preds, targets, weights)
 
     def update(self, preds: Any, targets: Any, *weights: Any) -> None:
         """Take one batch in that has rows; gradients are off."""
@@ -310,8 +328,10 @@ class Metric(ABC):
         metrics : object, sequence of object, or None
             Each object is a :class:`Metric`, the name of one (``"accuracy"``, ``"mse"``, ...;
             case and underscores do not matter), a ``torchmetrics.Metric`` instance (copied, never
-            touched), a function ``fn(preds, targets)`` (see :class:`CustomizedMetric`), or an
-            object that follows the contract of :class:`TorchMetric`.
+            touched), a ``torchmetrics.MetricCollection`` (its metrics under the names that it gives
+            them, `prefix` and `postfix` included), a function ``fn(preds, targets)`` (see
+            :class:`CustomizedMetric`), or an object that follows the contract of
+            :class:`TorchMetric`.
         backend : {None, "pytorch"}
             The framework whose tensors will be fed.
 
@@ -330,7 +350,7 @@ class Metric(ABC):
             metrics = []
         elif not isinstance(metrics, list | tuple):
             metrics = [metrics]
-        states = [_to_state(metric, backend) for metric in metrics]
+        states = [state for metric in metrics for state in _to_states(metric, backend)]
         taken: set[str] = set()
         for state in states:
             state.name = _unused(state.name, taken)
@@ -366,6 +386,7 @@ class MergedMetric(Metric):
     reductions: Mapping[str, Reduction] = {"total": "sum", "count": "sum"}
     takes_weights = True
     takes: Literal["", "probability", "distribution", "score"] = ""
+    leaves_ignored = True  # labels that the loss of an Estimator ignores
 
     def _torch_metric(self) -> TorchMetric:
         return TensorState(self)
@@ -435,7 +456,7 @@ class CustomizedMetric(MergedMetric):
     ('huber', tensor(1.5000))
     """
 
-    takes_weights = False
+    takes_weights = leaves_ignored = False
 
     def __init__(self, compute_function: Callable[[Any, Any], Any], name: str | None = None):
         if not callable(compute_function):
@@ -620,6 +641,19 @@ def _unused(name: str, taken: set[str]) -> str:
     return candidate
 
 
+def _to_states(metric: Any, backend: str | None) -> list[TorchMetric]:
+    """Return the state of a metric; of a collection those of all of its metrics."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is None or not isinstance(metric, torchmetrics.MetricCollection):
+        return [_to_state(metric, backend)]
+    states = []
+    for name, each in metric.items(keep_base=False):
+        state = _to_state(each, backend)
+        state.name = name
+        states.append(state)
+    return states
+
+
 def _to_state(metric: Any, backend: str | None) -> TorchMetric:
     if isinstance(metric, Metric):
         return metric.get_metric(backend)
@@ -652,6 +686,11 @@ def _by_name(name: str) -> Metric:
     key = name.lower().replace("_", "").replace("-", "").replace(" ", "")
     cls = NAMED.get(_ALIASES.get(key, key))
     if cls is None:
-        known = ", ".join(each.__name__ for each in NAMED.values())
-        raise UsageError(f"there is no metric of the name {name!r}; known names are: {known}")
+        known = [each.__name__ for each in NAMED.values()]
+        names = {each.lower(): each for each in known} | {short: short for short in _ALIASES}
+        close = difflib.get_close_matches(key, names, 1)
+        advice = f"did you mean {names[close[0]]!r}? Known" if close else "known"
+        raise UsageError(
+            f"there is no metric of the name {name!r}; {advice} names are: {', '.join(known)}"
+        )
     return cls()

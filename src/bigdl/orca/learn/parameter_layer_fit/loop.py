@@ -323,6 +323,8 @@ class ParameterLayerLoop(FitLoop):
         self._figures.add(records, seconds, began_at)
         for sources in (record["sources"] for record in records[0]):
             self._limit.add(sources)
+            for note in (source["note"] for source in sources if "note" in source):
+                self._warn_once(note, "loss")
         self._after_group(steps, seconds)
         epochs = self.settings.goal.last_epoch(self.position, self._epoch_steps)
         self._on_progress(self._progress(epochs, self._epoch_steps, self._figures.mean()))

@@ -128,6 +128,7 @@ class Estimator:
         num_to_keep: int = 2,
         training_operator_cls: Any = None,
         initialization_hook: Callable | None = None,
+        loss_weight: Callable | str | None = None,
         **old,
     ) -> PyTorchEstimator:
         """An Estimator that trains a PyTorch model on a cluster (API of BigDL 2.x).
@@ -143,9 +144,12 @@ class Estimator:
             of the model instance.
         loss : torch.nn.Module or callable, optional
             A loss instance, ``loss(config)``, or a function of (output, target). N workers make
-            the update of one process if it is a mean or a sum over the rows; class weights and
-            ignored labels of ``CrossEntropyLoss`` and ``NLLLoss`` are taken into account. A module
-            that comes with an optimizer needs one.
+            the update of one process if it is a sum over the rows, or a mean over the rows, the
+            labels that are not ignored, the places of a mask, weights of classes, ...: a loss that
+            is not of ``torch.nn`` is looked at with the first batches, and what it is divided by is
+            read off its graph. One warning names a loss that is none of these, such as one that
+            compares the rows of a batch with each other; see `loss_weight`. A module that comes
+            with an optimizer needs a loss.
         metrics : Metric, callable, str or list of these, optional
             See :mod:`bigdl.orca.learn.metrics`; merged exactly over the workers.
         backend : str
@@ -188,6 +192,11 @@ class Estimator:
             Of BigDL 2.0; see :class:`~bigdl.orca.learn.pytorch.callbacks.MainCallback`.
         initialization_hook : callable, optional
             Called without arguments in every worker before the model is made.
+        loss_weight : callable or str, optional
+            What a part of a batch weighs in the loss, where that cannot be seen from the loss: a
+            function ``loss_weight(output, target)`` that returns what the mean of these rows is
+            divided by, ``"rows"`` for the number of rows, or ``"sum"`` for a loss that adds up over
+            the rows. Default: the loss is looked at, see `loss`.
 
         Returns
         -------
@@ -217,6 +226,7 @@ class Estimator:
             config_of(config),
             _INTERVALS[scheduler_step_freq],
             initialization_hook,
+            loss_weight,
         )
         parts.check()
         if log_level != logging.INFO:  # the default must not undo what the program has set
@@ -454,7 +464,7 @@ Ray also RayXShards or a ray.data.Dataset
         list of dict
             Per epoch: ``epoch``, ``batch_count``, ``num_samples``, ``train_loss``,
             ``last_train_loss`` and, with validation, ``val_loss``, ``val_num_samples`` and
-            ``val_<metric>`` (a tensor). With ``backend="bigdl"`` a `profile` also has the phases of
+            ``val_<metric>``. With ``backend="bigdl"`` a `profile` also has the phases of
             a step, and `drop_stragglers` adds ``dropped_contributions``, ``dropped_rows`` and
             ``discarded_steps``.
 
@@ -501,7 +511,7 @@ Ray also RayXShards or a ray.data.Dataset
         check_counts(0, seed=seed)
         if weight_col is not None:
             label_cols = with_weight(label_cols, weight_col)
-            check_weighted(self._parts.loss, self._metrics)
+            check_weighted(self._parts, self._metrics)
         config = self._parts.config
         feed, columns = self._training_feed(data, validation_data, feature_cols, label_cols, config)
         goal = Goal(epochs=check_positive("epochs", epochs))
@@ -594,8 +604,9 @@ Ray also RayXShards or a ray.data.Dataset
         Returns
         -------
         dict
-            ``num_samples``, ``val_loss`` (with a loss), and each metric under its name as a
-            tensor. On a table without rows the figures are nan.
+            ``num_samples``, ``val_loss`` (with a loss), and each metric under its name, which is
+            found under its name in ``fit`` (``val_accuracy``), too. Values are floats, of curves
+            tensors. On a table without rows they are nan.
 
         Examples
         --------
@@ -620,7 +631,7 @@ Ray also RayXShards or a ray.data.Dataset
         check_positive("batch_size", batch_size)
         if weight_col is not None:
             label_cols = with_weight(label_cols, weight_col)
-            check_weighted(self._parts.loss, metrics)
+            check_weighted(self._parts, metrics)
         feed = self._feed(data, feature_cols, label_cols, self._parts.config)
         settings = EvaluationSettings(
             batch_size,
@@ -639,6 +650,9 @@ Ray also RayXShards or a ray.data.Dataset
         if evaluation is None:
             nothing = {"num_samples": 0, "val_loss": None, **dict.fromkeys(names)}
             evaluation = {"figures": nothing, "profile": {}, "workers": [nothing], "profiles": [{}]}
+
+        if evaluation.get("warning"):
+            logger.warning(evaluation["warning"])
 
         def returned(figures: dict, times: dict) -> dict:
             return as_returned({**figures, "profile": times} if profile else figures)
@@ -898,10 +912,12 @@ RayXShards or a ray.data.Dataset
 
             weights, slices = self._predicting_weights(is_whole or accelerate is not None)
             url = b"" if slices is None else slices["url"].encode()
-            sc, origin = cluster.broadcaster, (parts, digest_of(weights + url))
+            columns = tuple(names or ())
+            told = "\0".join(("", *columns)).encode()
+            sc, origin = cluster.broadcaster, (parts, digest_of(weights + url + told))
 
             def snapshot():
-                return TorchSnapshot.of(parts, weights, self._precision, slices)
+                return TorchSnapshot.of(parts, weights, self._precision, slices, columns)
 
             if accelerate is not None:
                 given = isinstance(data, Sample)

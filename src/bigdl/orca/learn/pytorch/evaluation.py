@@ -4,6 +4,7 @@ Loss and metrics are merged exactly over the workers.
 """
 
 import contextlib
+import copy
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +21,12 @@ from bigdl.orca.learn.pytorch.callbacks.base import MainCallback, call_old_hooks
 from bigdl.orca.learn.pytorch.forward import (
     BatchColumns,
     ForwardPass,
+    OwnLossForward,
     PlainForward,
     WeightedForward,
+    has_own_loss,
     is_lightning,
+    loss_sentence,
 )
 from bigdl.orca.learn.pytorch.lightning import LightningForward, merged_values
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
@@ -30,6 +34,7 @@ from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
 from bigdl.training.batches import BatchSettings, BatchSource, deal_streams
 from bigdl.training.figures import EpochSums, Timers
+from bigdl.training.loss_form import DIVISOR, ROWS, SUM, UNKNOWN, Finding, LossWeights, agreed
 from bigdl.training.position import Position
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import (
@@ -239,7 +244,13 @@ class TorchRunner:
             )
 
 
-def forward_for(model: Any, criterion: Any, columns: BatchColumns, weighted: bool) -> ForwardPass:
+def forward_for(
+    model: Any,
+    criterion: Any,
+    columns: BatchColumns,
+    weighted: bool,
+    loss_weight: Any = None,
+) -> ForwardPass:
     """Return the forward pass for a model, with or without weights of the rows.
 
     Parameters
@@ -250,17 +261,27 @@ def forward_for(model: Any, criterion: Any, columns: BatchColumns, weighted: boo
         True if the last target of a batch holds weights.
     columns : BatchColumns, optional
         For batches that are dicts.
+    loss_weight : callable or str, optional
+        Of the Estimator.
     """
+    loss_weights = None if loss_weight is None else LossWeights(given=loss_weight)
     if is_lightning(model) and criterion is None:
         if weighted:
             raise UsageError(
                 "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the weights "
                 "in the training_step of the LightningModule"
             )
-        return LightningForward(model, columns)
+        return LightningForward(model, columns, loss_weights)
+    if criterion is None and has_own_loss(model):
+        if weighted:
+            raise UsageError(
+                "weight_col needs a loss; pass loss= to Estimator.from_torch, since that of the "
+                "model itself cannot be taken row by row"
+            )
+        return OwnLossForward(model, columns, loss_weights)
     if weighted:
         return WeightedForward(model, criterion, columns)
-    return PlainForward(model, criterion, columns)
+    return PlainForward(model, criterion, columns, loss_weights)
 
 
 class WorkerBatches:
@@ -303,7 +324,8 @@ class EvaluationSettings(BatchSettings):
     def forward_pass(self, built: BuiltParts) -> ForwardPass:
         """Return the forward pass of a model on the batches."""
         columns = BatchColumns(self.feature_cols, self.label_cols)
-        return forward_for(built.model, built.criterion, columns, self.weighted)
+        given = built.loss_weight
+        return forward_for(built.model, built.criterion, columns, self.weighted, given)
 
 
 def evaluate_collectively(
@@ -320,27 +342,31 @@ def evaluate_collectively(
     dict
         ``figures``: ``num_samples``, ``val_loss`` (with a loss), what a LightningModule logged, and
         each metric under its name. ``profile``: seconds. ``workers`` and ``profiles``: the figures
-        of each worker's own rows and its seconds, when asked for.
+        of each worker's own rows and its seconds, when asked for. ``warning``: what the user should
+        know of the loss, or None.
     """
     measures = Metric.convert_metrics_dict(list(settings.metrics), backend="pytorch")
     started = time.perf_counter()
     with torch.no_grad(), forward_pass.validation():
-        sums = _sums(runner, forward_pass, data, settings, measures)
+        sums, losses = _sums(runner, forward_pass, data, settings, measures)
         ShardedTables(forward_pass.model).finish()
         logged = forward_pass.end_validation(sync)
     sums.epoch_s = time.perf_counter() - started
 
     states = {name: measure.state() for name, measure in measures.items()}
-    gathered = sync.gather(dumps([sums.to_json(), logged, states, runner.timers.take()]))
+    own = [sums.to_json(), logged, states, runner.timers.take(), losses.to_json()]
+    gathered = sync.gather(dumps(own))
     evaluation: dict[str, Any] | None = None
     if sync.rank == 0:
         with_loss = forward_pass.criterion is not None
         parts = [loads(data) for data in cast("list[bytes]", gathered)]
-        workers = [(EpochSums(**sums), logged, states) for sums, logged, states, _ in parts]
+        warning = _settle_losses(parts, forward_pass)
+        workers = [(EpochSums(**sums), logged, states) for sums, logged, states, *_ in parts]
         times = [(worker[0], part[3]) for worker, part in zip(workers, parts, strict=True)]
         evaluation = {
             "figures": _figures(workers, measures, with_loss),
             "profile": _profile(times),
+            "warning": warning,
         }
         if settings.per_worker:
             evaluation["workers"] = [_figures([w], measures, with_loss) for w in workers]
@@ -349,9 +375,73 @@ def evaluate_collectively(
     return json.loads(cast("bytes", shared))
 
 
-def _sums(runner, forward_pass, data, settings, measures) -> EpochSums:
+def _settle_losses(parts: Sequence[list], forward_pass: ForwardPass) -> str | None:
+    """Give the sums of all workers the losses that their findings agree on.
+
+    Returns
+    -------
+    str or None
+        What the user should know of it.
+    """
+    losses = [part[4] for part in parts]
+    if not any(each["sums"] for each in losses):
+        return None
+    kind = agreed([each["code"] for each in losses])
+    for part, each in zip(parts, losses, strict=True):
+        how = kind if kind in each["sums"] else ROWS
+        part[0]["loss"], part[0]["counted"] = each["sums"].get(how, (0.0, 0.0))
+    reason = next((each["reason"] for each in losses if each["reason"]), "")
+    if kind == UNKNOWN:
+        reason = reason or "workers find different forms of it"
+    return loss_sentence(forward_pass.loss_name, reason) if reason and len(parts) > 1 else None
+
+
+class _Losses:
+    """Sums of the losses of one worker, in each of the forms that the loss may turn out to have.
+
+    Workers look at the loss by themselves, and what they have found is compared in the end.
+
+    Parameters
+    ----------
+    forward_pass : ForwardPass
+    """
+
+    def __init__(self, forward_pass: ForwardPass):
+        self._forward_pass = forward_pass
+        self._weights = copy.copy(forward_pass.loss_weights)  # a fit's own has counted its batches
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, runner, rows: int) -> tuple[float, float]:
+        """Add a batch; returns its loss times what it counts, and that."""
+        loss, weights, forward_pass = runner.loss, self._weights, self._forward_pass
+        batch = runner.output, runner.target, rows, loss
+        if weights.is_known:
+            counted = forward_pass.denominator(*batch)
+            value = float(loss)
+            # a batch of ignored labels has a loss of nan
+            return (value * (1.0 if weights.is_sum else counted) if counted else 0.0), counted
+        if weights.is_due():
+            finding = forward_pass.find(runner.batch, *batch)
+            weights.settle(finding.kind, finding.reason)
+        value, divisor = float(loss), weights.divisor_of(loss, rows)
+        products = {ROWS: (value * rows, float(rows)), SUM: (value, float(rows))}
+        products[DIVISOR] = (value * divisor if divisor else 0.0, divisor)
+        for kind, product in products.items():
+            sums = self._sums.setdefault(kind, [0.0, 0.0])
+            sums[:] = [total + part for total, part in zip(sums, product, strict=True)]
+        return products.get(weights.kind, products[ROWS])
+
+    def to_json(self) -> dict:
+        return {
+            "sums": self._sums,
+            "code": Finding(self._weights.kind).code,
+            "reason": self._weights.reason,
+        }
+
+
+def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _Losses]:
     """Return the sums of one worker."""
-    sums = EpochSums()
+    sums, losses = EpochSums(), _Losses(forward_pass)
     local = max(1, settings.batch_size // runner.size)
     runner.num_steps = -(-data.rows // local)
     if settings.num_steps is not None:
@@ -372,21 +462,26 @@ def _sums(runner, forward_pass, data, settings, measures) -> EpochSums:
                 "on_val_forward",
             )
         forward_s = time.perf_counter() - started
-        output, target, loss, counted = runner.output, runner.target, runner.loss, 0.0
-        if loss is not None:
-            counted = forward_pass.denominator(output, target, rows)
-        # a batch of ignored labels has a loss of nan
-        summed = float(loss) * (1.0 if forward_pass.loss_is_sum else counted) if counted else 0.0
-        sums.add(summed, counted, rows, step_s=0.0, forward_s=forward_s)
+        output, target = runner.output, runner.target
+        summed = 0.0, 0.0
+        if runner.loss is not None:
+            summed = losses.add(runner, rows)
+        sums.add(*summed, rows, step_s=0.0, forward_s=forward_s)
         if measures and output is None:
             raise UsageError("metrics= needs a model whose forward returns predictions")
-        for measure in measures.values():
-            weighted = () if weights is None else (to_cpu(weights),)
-            prediction = forward_pass.prediction(to_cpu(output), getattr(measure, "takes", ""))
-            measure(prediction, to_cpu(target), *weighted)
+        if measures:
+            whole = to_cpu(output), to_cpu(target), None if weights is None else to_cpu(weights)
+            judged = forward_pass.judged(*whole, runner.loss)
+            for measure in measures.values():
+                # functions and objects of others look at the batch as it is
+                is_judged = getattr(measure, "leaves_ignored", False)
+                given, truth, of_rows = judged if is_judged else whole
+                weighted = () if of_rows is None else (of_rows,)
+                prediction = forward_pass.prediction(given, getattr(measure, "takes", ""))
+                measure(prediction, truth, *weighted)
         forward_pass.end_batch(runner.batch)
         runner.call("after_val_iter")
-    return sums
+    return sums, losses
 
 
 def _figures(workers, measures: Mapping[str, Any], with_loss: bool) -> dict:

@@ -5,6 +5,7 @@ import copy
 import functools
 import inspect
 import itertools
+import math
 import re
 import weakref
 from abc import ABC, abstractmethod
@@ -17,6 +18,24 @@ from torch import nn
 
 from bigdl.common.errors import UsageError
 from bigdl.runtime.collectives.base import GradientSync
+from bigdl.training.loss_form import (
+    DIVISOR,
+    ROWS,
+    SUM,
+    Finding,
+    LossWeights,
+    ignored_label,
+    label_weights,
+    map_tensors,
+    probe,
+    read_form,
+    readable_graph,
+    requiring_grad,
+    rows_at,
+    tensors_in,
+)
+from bigdl.training.state import isolated_rng
+from bigdl.training.tables.torch_model import ShardedTables
 
 _ELSE = "or pass a MainCallback, whose on_iter_forward takes the batch apart"
 
@@ -250,6 +269,72 @@ def accepted_inputs(model: torch.nn.Module, inputs: Sequence[Any]) -> Sequence[A
     return _as_remembered(model, inputs)
 
 
+def takes_names(model: Any) -> bool:
+    """Return True for a model of Hugging Face's kind, whose inputs are told by their names."""
+    return isinstance(getattr(model, "main_input_name", None), str)
+
+
+def has_own_loss(model: Any) -> bool:
+    """Return True if the forward of a model takes labels, and so computes a loss itself."""
+    return takes_names(model) or "labels" in inspect.signature(model.forward).parameters
+
+
+def call_with_columns(model: torch.nn.Module, inputs: Sequence[Any], names: Sequence[str]) -> Any:
+    """Call a model with the columns of a batch.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    inputs : sequence
+    names : sequence of str
+        Of the columns, if they are known. A model of Hugging Face's kind gets them by name.
+    """
+    named = named_inputs(model, inputs, names)
+    return call_model(model, inputs) if named is None else model(**named)
+
+
+def named_inputs(model: Any, inputs: Sequence[Any], names: Sequence[str]) -> dict | None:
+    """Return the inputs of a model of Hugging Face's kind by name; None for another."""
+    if not takes_names(model):
+        return None
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        return dict(inputs[0])
+    if len(names) != len(inputs) or not set(names) <= set(_parameters(model)):
+        return None
+    return dict(zip(names, inputs, strict=True))
+
+
+def _parameters(model) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters
+
+
+def is_record(output: Any) -> bool:
+    """Return True for a dict, a named tuple or a dataclass, whose fields have names."""
+    has_fields = hasattr(output, "_fields") or hasattr(output, "__dataclass_fields__")
+    return isinstance(output, Mapping) or (has_fields and not isinstance(output, type))
+
+
+def fields_of(output: Any) -> dict[str, Any]:
+    """Return the fields of a record that it has, by name."""
+    if isinstance(output, Mapping):
+        return dict(output)
+    names = getattr(output, "_fields", None) or output.__dataclass_fields__
+    fields = {name: getattr(output, name) for name in names}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def logits_of(output: Any) -> Any:
+    """Return the logits of an output that has them among others, as those of Hugging Face have.
+
+    Other outputs are returned as they are.
+    """
+    if is_record(output) and type(output) is not dict:  # which a program takes apart itself
+        logits = fields_of(output).get("logits")
+        if isinstance(logits, torch.Tensor):
+            return logits
+    return output
+
+
 _OVER_CLASSES = nn.CrossEntropyLoss, nn.NLLLoss
 _ELEMENTWISE = (
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
@@ -283,15 +368,33 @@ class ForwardPass(ABC):
     Attributes
     ----------
     criterion : callable or None
-    loss_is_sum : bool
-        Whether the loss adds up over samples instead of averaging.
+    loss_weights : LossWeights
+        What parts of a batch weigh in its loss.
     """
 
     criterion: Any = None
-    loss_is_sum = False
 
-    def __init__(self, model: Any, columns: BatchColumns | None = None):
+    def __init__(
+        self,
+        model: Any,
+        columns: BatchColumns | None = None,
+        loss_weights: LossWeights | None = None,
+    ):
         self.model, self.columns = model, columns or BatchColumns()
+        self.loss_weights = loss_weights or LossWeights()
+
+    @property
+    def loss_is_sum(self) -> bool:
+        """Whether the loss adds up over samples instead of averaging."""
+        return self.loss_weights.is_sum
+
+    @property
+    def loss_name(self) -> str:
+        """The loss, as a message names it."""
+        if self.criterion is None:
+            return f"The loss of {type(self.model).__name__}"
+        name = getattr(self.criterion, "__name__", type(self.criterion).__name__)
+        return "The loss, a lambda," if name == "<lambda>" else f"The loss {name}"
 
     @abstractmethod
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
@@ -305,15 +408,33 @@ class ForwardPass(ABC):
         """The weights of a batch's rows, or None where each counts once."""
         return None
 
-    def denominator(self, output: Any, target: Any, rows: int) -> float:
-        """Return what this worker's part of a batch counts in the mean loss: its rows."""
-        return rows
+    def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
+        """Return what this worker's part of a batch counts in the mean loss."""
+        return self.loss_weights.of(loss, output, target, rows)
+
+    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> Finding:
+        """Look at the loss of a batch; returns what can be told of it.
+
+        Neither the model nor random numbers are other than before.
+
+        Parameters
+        ----------
+        batch, output, target : object
+        rows : int
+        loss : tensor
+        """
+        form = read_form(loss)
+        if form is None:
+            return Finding(ROWS)  # what Lightning expects of a training step
+        return Finding(SUM if form.is_undivided else DIVISOR)
 
     def prediction(self, output: Any, takes: str) -> Any:
         """Return the output as a metric takes it, see :attr:`TorchMetric.takes`.
 
-        A loss of logits says that the output is no probability yet.
+        A loss of logits says that the output is no probability yet. Of an output with ``logits``
+        among its fields a metric takes these.
         """
+        output = logits_of(output)
         are_numbers = isinstance(output, torch.Tensor) and output.is_floating_point()
         if not (are_numbers and takes):
             return output
@@ -333,6 +454,42 @@ class ForwardPass(ABC):
         with torch.no_grad():
             self.model.eval()(*inputs, **named)
         self.model.train(training)
+
+    def judged(self, output: Any, target: Any, weights: Any, loss: Any) -> tuple[Any, Any, Any]:
+        """Return what metrics look at: predictions and labels without those that the loss ignores.
+
+        Parameters
+        ----------
+        output, target, weights : object
+            Of a batch, on the CPU.
+        loss : tensor or None
+        """
+        output, label = logits_of(output), self._ignored_label(loss)
+        if isinstance(target, list | tuple) and len(target) == 1:
+            (target,) = target
+        if label is None or not isinstance(output, torch.Tensor):
+            return output, target, weights
+        if not isinstance(target, torch.Tensor) or output.ndim != target.ndim + 1:
+            return output, target, weights
+        is_torchs = isinstance(self.criterion, _OVER_CLASSES) and output.ndim > 2
+        classes_last = output
+        if is_torchs or output.shape[:-1] != target.shape:  # classes come second
+            classes_last = output.movedim(1, -1)
+        if classes_last.shape[:-1] != target.shape:
+            return output, target, weights
+        output, kept = classes_last, target != label
+        if bool(kept.all()):
+            return output, target, weights
+        if weights is not None:
+            shape = (len(target), *[1] * (target.ndim - 1))
+            weights = weights.reshape(shape).expand(target.shape)[kept]
+        return output[kept], target[kept], weights
+
+    def _ignored_label(self, loss) -> int | None:
+        """Return the label that the loss ignores, if it is one over classes."""
+        if isinstance(self.criterion, _OVER_CLASSES):
+            return self.criterion.ignore_index
+        return ignored_label(loss)
 
     # -- hooks of a LightningModule; other modules have none ---------------------------------------
 
@@ -418,32 +575,68 @@ class ForwardPass(ABC):
 class PlainForward(ForwardPass):
     """``criterion(model(*features), target)``."""
 
-    def __init__(self, model: Any, criterion: Any, columns: BatchColumns | None = None):
-        super().__init__(model, columns)
+    def __init__(
+        self,
+        model: Any,
+        criterion: Any,
+        columns: BatchColumns | None = None,
+        loss_weights: LossWeights | None = None,
+    ):
+        super().__init__(model, columns, loss_weights or LossWeights(_known_form(criterion)))
         self.criterion = criterion
-        self.loss_is_sum = getattr(criterion, "reduction", "mean") == "sum"
         self._elementwise = isinstance(criterion, _ELEMENTWISE)
         self._over_classes = isinstance(criterion, _OVER_CLASSES)
+        self._made: Any = None  # the last loss
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
         inputs, named, target = self.columns.split(batch)
         output, loss = self._run(inputs, named), None
         if self.criterion is not None:
+            loss = self._made = self._call(self.criterion, output, target)
+        return output, target, loss
+
+    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+        inputs, named, target = self.columns.split(batch)
+        output, loss = self._run(inputs, named), None
+        if self.criterion is None:
+            return output, target, loss
+        if self.loss_weights.is_known:
             loss = self._call(self.criterion, output, target)
+        else:
+            with readable_graph():
+                loss = self._call(self.criterion, requiring_grad(output), target)
+        self._made = loss
         return output, target, loss
 
     def _run(self, inputs, named):
         if named:
             check_keywords(self.model, named)
             return self.model(**named)
-        return call_model(self.model, inputs)
+        return call_with_columns(self.model, inputs, self.columns.features or ())
 
-    def denominator(self, output: Any, target: Any, rows: int) -> float:
+    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> Finding:
+        criterion, has_rows = self.criterion, _have_rows(output, rows)
+        if criterion is None or loss is not self._made or not has_rows:
+            return super().find(batch, output, target, rows, loss)
+
+        def loss_of(index):
+            some_rows = requiring_grad(rows_at(output, index, rows))
+            return self._call(criterion, some_rows, rows_at(target, index, rows))
+
+        with isolated_rng(0), torch.enable_grad():
+            criterion = copy.deepcopy(criterion)  # it may count its calls
+            return probe(loss_of, rows)
+
+    def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
         """Return what this worker's part of a batch counts in the mean loss.
 
-        That is the number of rows, except where classes have weights or labels are ignored.
+        That is the number of rows, except where classes have weights or labels are ignored, and
+        what is read off a loss that is not torch's.
         """
         criterion = self.criterion
+        if not self.loss_weights.is_known or self.loss_weights.is_uneven:
+            return super().denominator(output, target, rows, loss)
+        (output, *_), (target, *_) = self._arguments(criterion, output, target)
         are_tensors = isinstance(target, torch.Tensor) and isinstance(output, torch.Tensor)
         # class probabilities are divided by the rows
         if not (counts_unevenly(criterion) and are_tensors and target.ndim != output.ndim):
@@ -451,8 +644,7 @@ class PlainForward(ForwardPass):
         return float(_class_weights(criterion, target.to(torch.int64)).sum())
 
     def _call(self, criterion, output, target):
-        outputs = output if isinstance(output, list | tuple) else (output,)
-        targets = target if isinstance(target, list | tuple) else (target,)
+        outputs, targets = self._arguments(criterion, output, target)
         if len(outputs) == len(targets) == 1:
             targets = (self._like(targets[0], outputs[0]),)
         try:
@@ -466,6 +658,24 @@ class PlainForward(ForwardPass):
                 f"has {classes} outputs, one for each class from 0 to {classes - 1} ({error}); "
                 "number the classes from 0 on, or give the model more outputs"
             ) from None
+
+    def _arguments(self, criterion, output, target) -> tuple[Sequence, Sequence]:
+        """Return what a loss is called with: outputs and targets.
+
+        A tuple or list is given element by element. A record (a dict, a named tuple, a dataclass)
+        is given whole, unless the loss takes as many arguments as there are fields and targets; a
+        loss of torch gets the logits of one that has them.
+        """
+        targets = target if isinstance(target, list | tuple) else (target,)
+        if not is_record(output):
+            return (output if isinstance(output, list | tuple) else (output,)), targets
+        is_torchs = (getattr(criterion, "__module__", None) or "").startswith("torch.")
+        fields = fields_of(output)
+        if is_torchs and "logits" in fields:
+            return (fields["logits"],), targets
+        if len(fields) > 1 and _required(criterion) == len(fields) + len(targets):
+            return tuple(fields.values()), targets
+        return (output,), targets
 
     def _like(self, target, output):
         """A target in the shape and dtype that the loss takes for this output.
@@ -492,6 +702,131 @@ class PlainForward(ForwardPass):
         return target
 
 
+class OwnLossForward(PlainForward):
+    """``model(*features, labels=target)`` of a model that computes its loss itself.
+
+    Such are the models of Hugging Face, and others whose forward takes ``labels``: the output has
+    ``loss``, or is a tuple that begins with it. Columns of the targets that are arguments of the
+    forward are given under their names.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        columns: BatchColumns | None = None,
+        loss_weights: LossWeights | None = None,
+    ):
+        super().__init__(model, None, columns, loss_weights or LossWeights())
+
+    def forward(self, batch: Any, index: int) -> tuple[Any, Any, Any]:
+        output, target = self._with_labels(batch)
+        loss = self._made = self._loss_of(output)
+        return output, target, loss
+
+    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+        if self.loss_weights.is_known or ShardedTables(self.model):
+            return self.forward(batch, index)
+        with readable_graph():
+            output, target = self._with_labels(batch)
+        loss = self._made = self._loss_of(output)
+        return map_tensors(torch.Tensor.detach, output), target, loss
+
+    def find(self, batch: Any, output: Any, target: Any, rows: int, loss: Any) -> Finding:
+        if loss is not self._made or ShardedTables(self.model) or self._looks > 1:
+            return ForwardPass.find(self, batch, output, target, rows, loss)
+        self._looks += 1
+
+        def loss_of(index):
+            return self._loss_of(self._with_labels(rows_at(batch, index, rows))[0])
+
+        modes = [(module, module.training) for module in self.model.modules()]
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        self.model.eval()
+        try:
+            with isolated_rng(0), readable_graph():
+                return probe(loss_of, rows)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            with torch.no_grad():
+                for buffer, value in kept:
+                    if not torch.equal(buffer, value):  # the graph of the loss may hold it
+                        buffer.copy_(value)
+
+    _looks = 0  # forward passes of the model cost more than those of a loss
+
+    def _with_labels(self, batch) -> tuple[Any, Any]:
+        inputs, named, target = self.columns.split(batch)
+        named = named or named_inputs(self.model, inputs, self.columns.features or ())
+        labels = self._labels(target)
+        if named is None:
+            return self.model(*inputs, **labels), target
+        check_keywords(self.model, {**named, **labels})
+        return self.model(**named, **labels), target
+
+    def _labels(self, target) -> dict:
+        names, targets = self.columns.labels or (), target
+        if len(names) <= 1:
+            targets = (target,)
+        if names and set(names) <= set(_parameters(self.model)):
+            return dict(zip(names, targets, strict=True))
+        if len(names) > 1 or isinstance(target, tuple):
+            raise UsageError(
+                f"{type(self.model).__name__} computes its loss itself, and its forward has no "
+                f"arguments {list(names)}; name the columns of the targets as it does, or pass "
+                "loss= to Estimator.from_torch"
+            )
+        return {"labels": target}
+
+    def _loss_of(self, output):
+        loss = fields_of(output).get("loss") if is_record(output) else None
+        if loss is None and isinstance(output, tuple | list) and output:
+            loss = output[0]
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise UsageError(
+                f"{type(self.model).__name__} was given labels and returned no loss; return a dict "
+                "or a dataclass with loss and logits, or pass loss= to Estimator.from_torch"
+            )
+        return loss
+
+
+def _required(function: Any) -> int | None:
+    """Return how many arguments a loss takes by position; None if that is not known."""
+    function = function.forward if isinstance(function, nn.Module) else function
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return sum(p.kind in kinds and p.default is p.empty for p in parameters)
+
+
+def _known_form(criterion: Any) -> str:
+    """Return what is known of a loss without a look: that of torch's own classes."""
+    # a subclass may compute something else
+    if criterion is None or type(criterion).__module__ != nn.MSELoss.__module__:
+        return ""
+    if isinstance(criterion, nn.AdaptiveLogSoftmaxWithLoss):
+        return ""
+    return SUM if getattr(criterion, "reduction", "mean") == "sum" else ROWS
+
+
+def _have_rows(output: Any, rows: int) -> bool:
+    """Return True if an output has a tensor of these rows."""
+    return any(rows in tensor.shape[:2] for tensor in tensors_in(output))
+
+
+def loss_sentence(name: str, reason: str) -> str:
+    """Return what the user is told of a loss whose parts nobody can weigh."""
+    return (
+        f"{name} is no mean and no sum over the rows of a batch: {reason}. So workers (and batches "
+        "that are accumulated) do not give what one process gives with the whole batch; each "
+        "counts by its rows. If the loss is divided by something else, pass loss_weight= to "
+        "Estimator.from_torch, a function (output, target) that returns it, or make the loss a "
+        'module of torch.nn; loss_weight="rows" says that it is meant so'
+    )
+
+
 def counts_unevenly(criterion: Any) -> bool:
     """Return True if a mean loss may be divided by something else than its rows."""
     # a subclass may compute something else
@@ -510,12 +845,17 @@ def _class_weights(criterion: Any, labels: torch.Tensor) -> torch.Tensor:
 _OTHER_MEANS = ("CTCLoss", "AdaptiveLogSoftmaxWithLoss")
 
 
-def check_weighted(loss: Any, metrics: Any) -> None:
+def check_weighted(parts: Any, metrics: Any) -> None:
     """Refuse a loss that cannot be taken row by row, and metrics that cannot be weighted."""
     from bigdl.orca.learn.metrics import Metric
 
-    if isinstance(loss, nn.Module):
-        _per_row(loss)
+    if parts.loss_weight is not None:
+        raise UsageError(
+            "weight_col takes the loss row by row and does not go with loss_weight=; leave one of "
+            "them out"
+        )
+    if isinstance(parts.loss, nn.Module):
+        _per_row(parts.loss)
     for name, measure in Metric.convert_metrics_dict(metrics, backend="pytorch").items():
         if not getattr(measure, "takes_weights", False):
             raise UsageError(
@@ -533,12 +873,15 @@ class WeightedForward(PlainForward):
     """
 
     def __init__(self, model: Any, criterion: Any, columns: BatchColumns | None = None):
-        super().__init__(model, criterion, columns)
-        self._each, self.loss_is_sum = _per_row(criterion)
+        self._each, is_sum = _per_row(criterion)
+        super().__init__(model, criterion, columns, LossWeights(SUM if is_sum else ROWS))
         self._counted = 0.0
 
-    def denominator(self, output: Any, target: Any, rows: int) -> float:
+    def denominator(self, output: Any, target: Any, rows: int, loss: Any = None) -> float:
         return self._counted
+
+    def evaluate(self, batch: Any, index: int, *, need_output: bool) -> tuple[Any, Any, Any]:
+        return self.forward(batch, index)
 
     def weights(self, batch: Any) -> torch.Tensor:
         """The weights of a batch's rows, of shape (rows,)."""
@@ -557,7 +900,7 @@ class WeightedForward(PlainForward):
                 f"shape {tuple(losses.shape)} for {rows} rows"
             )
         weights = weights.to(losses.dtype)
-        counts = self._counts(target[0] if isinstance(target, tuple) else target, losses)
+        counts = self._counts(output, target, losses)
         weights = weights.reshape(rows, *[1] * (losses.ndim - 1))
         total = (weights * losses).sum()
         counted = (weights * counts).sum()
@@ -566,17 +909,42 @@ class WeightedForward(PlainForward):
             return total
         return total / counted if self._counted else total * 0.0
 
-    def _counts(self, target, losses):
+    def _counts(self, output, targets, losses):
         """Return the weight of every element of a loss in its mean."""
         criterion = self.criterion
+        target = targets[0] if isinstance(targets, tuple) else targets
         if getattr(criterion, "reduction", "mean") != "mean":  # over the rows, not the elements
             return torch.full_like(losses, losses.shape[0] / max(1, losses.numel()))
-        if not counts_unevenly(criterion):
+        if _known_form(criterion):
+            if not counts_unevenly(criterion):
+                return torch.ones_like(losses)
+            labels = target.to(torch.int64)
+            if labels.shape != losses.shape:  # class probabilities
+                return torch.ones_like(losses)
+            return _class_weights(criterion, labels).to(losses.dtype)
+        return self._counts_of_own(output, targets, losses)
+
+    _has_even_mean = False  # whether all elements are known to count alike
+
+    def _counts_of_own(self, output, targets, losses):
+        """Return the same for a loss that is not of torch, as its own mean counts."""
+        if self._has_even_mean:
             return torch.ones_like(losses)
-        labels = target.to(torch.int64)
-        if labels.shape != losses.shape:  # class probabilities
+        with torch.enable_grad():
+            mean = self._call(self.criterion, requiring_grad(output), targets)
+        counts, form = label_weights(mean), read_form(mean, to_leaves=True)
+        if counts is not None and counts.numel() == losses.numel():
+            return counts.reshape(losses.shape).to(losses.dtype)
+        if form is None or math.isclose(form.divisor, losses.numel(), rel_tol=1e-6):
+            self._has_even_mean = form is None or form.is_even
             return torch.ones_like(losses)
-        return _class_weights(criterion, labels).to(losses.dtype)
+        if math.isclose(form.divisor, losses.shape[0], rel_tol=1e-6):
+            return torch.full_like(losses, losses.shape[0] / losses.numel())
+        raise UsageError(
+            f"weight_col takes the loss row by row, and {self.loss_name[:1].lower()}"
+            f"{self.loss_name[1:]} divides the sum of {losses.numel()} losses by "
+            f"{form.divisor:g}, so what a row counts in it cannot be told; use a loss of torch.nn"
+        )
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
         inputs, named, (*targets, _) = self.columns.split(batch)

@@ -29,6 +29,7 @@ from bigdl.orca.learn.pytorch.forward import (
 )
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.training.batches import all_gather_json
+from bigdl.training.loss_form import LossWeights
 from bigdl.training.position import Goal, Position
 from bigdl.training.state import dumps, loads
 
@@ -565,13 +566,18 @@ class LightningForward(ForwardPass):
     ``training_step`` returns the mean over its batch, as Lightning expects.
     """
 
-    def __init__(self, model: Any, columns: BatchColumns | None = None):
+    def __init__(
+        self,
+        model: Any,
+        columns: BatchColumns | None = None,
+        loss_weights: LossWeights | None = None,
+    ):
         if not getattr(model, "automatic_optimization", True):
             raise UsageError(
                 "A LightningModule with automatic_optimization=False is not supported; return the "
                 "loss from training_step, or train it with the Trainer of bigdl.nano.pytorch"
             )
-        super().__init__(model, columns)
+        super().__init__(model, columns, loss_weights)
         self.trainer = getattr(model, "_trainer", None) or WorkerTrainer()
         self._metrics = ModuleMetrics(model)
         self._training, self._validation = LoggedValues(), LoggedValues()

@@ -31,6 +31,7 @@ from bigdl.orca.learn.pytorch.forward import (
     ForwardPass,
     counts_unevenly,
     is_lightning,
+    loss_sentence,
     taken_types,
 )
 from bigdl.orca.learn.pytorch.lightning import dropped_hooks
@@ -48,6 +49,7 @@ from bigdl.training.batches import (
 )
 from bigdl.training.figures import LossRule, Records, Timers, score_of, validation_names
 from bigdl.training.fit import FitLoop, RunSettings, WorkerLoop
+from bigdl.training.loss_form import Finding, agreed
 from bigdl.training.state import (
     RunningState,
     capture_rng,
@@ -240,20 +242,28 @@ class OptimizerStep:
         forward_pass: ForwardPass,
         settings: FitSettings,
     ):
-        loss_is_sum = forward_pass.loss_is_sum
-        self._sync, self._optimizer, self._loss_is_sum = sync, built.optimizer, loss_is_sum
+        self._sync, self._optimizer = sync, built.optimizer
         self._forward_pass = forward_pass
         self._sparse = may_be_sparse(built.model)
         self._tables = built.tables
         self._clipping, self._accumulate = settings.clipping, settings.accumulate
         self._alone = LocalSteps(sync, built, settings.local_steps)
-        if self._alone.steps > 1 and (loss_is_sum or self._tables):
-            what = "a loss that adds up over rows" if loss_is_sum else "a ShardedEmbedding"
+        self.check()
+        self._reset()
+
+    def check(self) -> None:
+        """Refuse local steps of a loss or a model that they do not go with."""
+        is_sum = self._loss_is_sum
+        if self._alone.steps > 1 and (is_sum or self._tables):
+            what = "a loss that adds up over rows" if is_sum else "a ShardedEmbedding"
             raise UsageError(
                 f"local_steps={self._alone.steps} does not go with {what}: leave local_steps at 1, "
                 "which is exact"
             )
-        self._reset()
+
+    @property
+    def _loss_is_sum(self) -> bool:
+        return self._forward_pass.loss_is_sum
 
     def _reset(self):
         self._batches, self._weight, self._total = 0, 0.0, 0.0
@@ -492,6 +502,8 @@ class TorchEpochs(TorchRunner, FitLoop):
     def _validate(self, entry: dict) -> None:
         self.call("before_val_epoch")
         evaluation = cast("dict", self._evaluate())
+        if evaluation.get("warning"):
+            self._warn_once(evaluation["warning"], "loss")
         figures = validation_names(evaluation["figures"])
         entry.update(figures)
         entry["profile"].update(evaluation["profile"])
@@ -686,7 +698,10 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         self._update.end_forward()
         counted, total = self._counted(rows, batch_rows)
         position.batch += 1
-        self.updated, is_shared = self._backward(counted, total)
+        of_rows = not total and self.settings.accumulate == 1
+        # where nothing counts, gradients are 0, which moves weights that have a momentum
+        shares = (float(rows), float(batch_rows)) if of_rows else (counted, total)
+        self.updated, is_shared = self._backward(*shares)
         computed = time.perf_counter()
         self._running.rows += rows
         loss = self.loss.item() if counted and self.loss is not None else 0.0
@@ -771,11 +786,36 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         return f"{where}, though its rows hold none: a smaller learning rate or clipping may help"
 
     def _counted(self, rows, batch_rows) -> tuple[float, float]:
-        """Return the divisors of the loss on this rank and over all of them."""
-        if not self._is_uneven:
+        """Return the divisors of the loss on this rank and over all of them; maybe a collective."""
+        weights = self._forward_pass.loss_weights
+        if weights.is_due():
+            self._find_form(rows)
+        if not (self._is_uneven or weights.is_uneven):
             return float(rows), float(batch_rows)
-        counted = self._forward_pass.denominator(self.output, self.target, rows) if rows else 0.0
+        counted = 0.0
+        if rows:
+            parts = self.output, self.target, rows, self.loss
+            counted = self._forward_pass.denominator(*parts)
+            self._warn_of_loss()
         return counted, sum(row[0] for row in self.sync.all_gather([counted]))
+
+    def _find_form(self, rows: int) -> None:
+        """Find out how the loss follows from rows, with this batch; a collective."""
+        weights, finding = self._forward_pass.loss_weights, Finding()
+        if rows and self.loss is not None:
+            batch = self.batch, self.output, self.target, rows, self.loss
+            finding = self._forward_pass.find(*batch)
+        codes = [row[0] for row in self.sync.all_gather([finding.code])]
+        weights.settle(agreed(codes), finding.reason)
+        self._update.check()
+        if finding.reason or self.rank == 0:
+            self._warn_of_loss()
+
+    def _warn_of_loss(self) -> None:
+        """Tell the user once that parts of a batch cannot be weighted as in one process."""
+        reason, is_alone = self._forward_pass.loss_weights.reason, self.size == 1
+        if reason and not (is_alone and self.settings.accumulate == 1):
+            self._warn_once(loss_sentence(self._forward_pass.loss_name, reason), "loss")
 
     # -- data ----------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from bigdl.orca.learn.parameter_layer_fit.replica import (
 )
 from bigdl.orca.learn.pytorch.callbacks import Callback, MainCallback
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, TorchRunner
-from bigdl.orca.learn.pytorch.forward import counts_unevenly, is_lightning
+from bigdl.orca.learn.pytorch.forward import counts_unevenly, is_lightning, loss_sentence
 from bigdl.orca.learn.pytorch.lightning import dropped_hooks
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, TorchEpochs, may_be_sparse
 from bigdl.orca.learn.pytorch.parts import BuiltParts, load_into
@@ -38,6 +38,7 @@ from bigdl.orca.parameter_layer.optimizers import (
 )
 from bigdl.training.checkpoint import Checkpoint
 from bigdl.training.figures import Records
+from bigdl.training.loss_form import DIVISOR, ROWS
 from bigdl.training.state import dumps, isolated_rng, precision_of, seed_everything
 from bigdl.training.tables.growing import GrowingEmbedding
 
@@ -160,6 +161,8 @@ class TorchReplica(ParameterLayerReplica):
         self._is_by_row = is_by_row(type(built.optimizer))
         self._forward_pass = settings.forward_pass(built)
         self._is_uneven = settings.weighted or counts_unevenly(built.criterion)
+        # what is read off a loss is the same on all ranks, though they look by themselves
+        self._weights = self._forward_pass.loss_weights
         self._precision = precision_of(settings.precision, torch.device("cpu"))
         return settings.open_batches(shard, self, self._config)
 
@@ -172,24 +175,43 @@ class TorchReplica(ParameterLayerReplica):
         self._built.model.zero_grad(set_to_none=True)
         with self._precision():
             output, target, loss = self._forward_pass.forward(batch, step.number)
-        counted = float(rows)
-        if self._is_uneven:
-            counted = float(self._forward_pass.denominator(output, target, rows))
+        counted, record = self._counted(batch, output, target, rows, loss)
         forwarded = time.perf_counter()
         if counted:  # the loss of a batch of ignored labels is nan
-            loss.backward()
+            if self._weights.is_sum and not self._weights.is_known:
+                # the layer takes means of what was not known to be a sum
+                begins, ends = zip(*step.ranges, strict=True)
+                (loss * ((sum(ends) - sum(begins)) / rows)).backward()
+                loss = loss / rows
+            else:
+                loss.backward()
         if self._versions() != before:  # in the memory that the next step begins with
             raise UsageError(
                 "The model writes to the weights of an embedding with sparse=True itself, and with "
                 "backend='bigdl' only its optimizer can; use sparse=False, or backend='spark'"
             )
         gradients = [self._taken(number) for number in range(len(self._parameters))]
-        record = {
+        record |= {
             "loss": loss.item() if counted else 0.0,
             "forward_s": forwarded - began,
             "backward_s": time.perf_counter() - forwarded,
         }
         return gradients, counted, record
+
+    def _counted(self, batch, output, target, rows, loss) -> tuple[float, dict]:
+        """Return what the loss was divided by, and what the driver should say of that."""
+        weights, forward_pass = self._weights, self._forward_pass
+        if weights.is_due():
+            finding = forward_pass.find(batch, output, target, rows, loss)
+            weights.settle(finding.kind, finding.reason)
+        counted, notes = float(rows), {}
+        if weights.is_known and (self._is_uneven or weights.is_uneven):
+            counted = float(forward_pass.denominator(output, target, rows, loss))
+        elif weights.kind in (ROWS, DIVISOR):  # another rank may find the other one
+            counted = weights.divisor_of(loss, rows)
+        if weights.reason and self.world_size > 1:
+            notes["note"] = loss_sentence(forward_pass.loss_name, weights.reason)
+        return counted, notes
 
     def _versions(self) -> list[int]:
         """Return how often each table has been written to."""

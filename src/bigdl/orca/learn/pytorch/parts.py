@@ -23,7 +23,7 @@ import torch
 from bigdl.common.errors import UsageError, one_line
 from bigdl.common.storage import read_bytes
 from bigdl.orca.learn.arguments import check_creator
-from bigdl.orca.learn.pytorch.forward import is_lightning
+from bigdl.orca.learn.pytorch.forward import has_own_loss, is_lightning
 from bigdl.orca.learn.pytorch.lightning import (
     WorkerTrainer,
     configured,
@@ -102,6 +102,7 @@ class BuiltParts:
     monitor: str | None = None
     frequency: int = 1
     interval: str = "epoch"
+    loss_weight: Any = None
 
     @functools.cached_property
     def tables(self) -> ShardedTables:
@@ -211,6 +212,7 @@ class ModelParts:
     interval: str | None = None
     initialize: Callable | None = None
     extras: bytes | None = None
+    loss_weight: Any = None
 
     def check(self) -> None:
         """Refuse on the driver what cannot work in a worker."""
@@ -244,6 +246,11 @@ class ModelParts:
             raise UsageError(
                 "loss must be a torch.nn loss, a function loss(config) that returns one, or a "
                 f"function of (output, target), got {type(self.loss).__name__}"
+            )
+        if not (self.loss_weight in (None, "rows", "sum") or callable(self.loss_weight)):
+            raise UsageError(
+                "loss_weight must be a function (output, target) that returns what the loss of a "
+                f'batch is divided by, "rows" or "sum", got {self.loss_weight!r}'
             )
         if isinstance(self.optimizer, torch.optim.Optimizer):
             self._check_optimizer_instance()
@@ -332,7 +339,7 @@ class ModelParts:
         trainer = WorkerTrainer(*((place.rank, place.world_size) if place else ()))
         set_up(model, "fit" if training else "validate", trainer)
         put_extras(model, self.extras)
-        built = BuiltParts(model, criterion=criterion)
+        built = BuiltParts(model, criterion=criterion, loss_weight=self.loss_weight)
         if place is not None:
             cut_tables(model, self.optimizer, place)
         is_late = is_lazy(model) or (self.optimizer is None and is_lightning(model))
@@ -510,7 +517,7 @@ def _unpickle(path, data, is_trusted):
 def _check_trainable(model: torch.nn.Module, optimizer: Any, loss: Any) -> None:
     if optimizer is None:
         raise UsageError("fit needs an optimizer; pass optimizer= to Estimator.from_torch")
-    if loss is None and not is_lightning(model):
+    if loss is None and not (is_lightning(model) or has_own_loss(model)):
         raise UsageError(
             "fit needs a loss; pass loss= to Estimator.from_torch, or no optimizer to predict only"
         )

@@ -15,7 +15,11 @@ from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.structure import flatten
 from bigdl.orca.learn.pytorch.callbacks.base import MainCallback
 from bigdl.orca.learn.pytorch.evaluation import TorchRunner
-from bigdl.orca.learn.pytorch.forward import accepted_inputs, call_model
+from bigdl.orca.learn.pytorch.forward import (
+    accepted_inputs,
+    call_with_columns,
+    logits_of,
+)
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import precision_of, to_device
@@ -35,6 +39,8 @@ class TorchReady:
         ``"fp32"`` or ``"bf16"``.
     takes, returns : tuple of torch.dtype
         Of the inputs and outputs, where another model stands for an Estimator's own.
+    names : tuple of str
+        Of the columns of a batch, if they are known.
     squeezes : bool
         True if trailing dimensions of size 1 of its outputs are dropped.
     """
@@ -44,6 +50,7 @@ class TorchReady:
     precision: str
     takes: tuple = ()
     returns: tuple = ()
+    names: tuple[str, ...] = ()
     squeezes: ClassVar[bool] = True
 
     def __call__(self, batch: list) -> Any:
@@ -51,7 +58,7 @@ class TorchReady:
         columns = in_dtypes([_tensor(column) for column in batch], self.takes)
         columns = to_device(columns, self.device)
         with torch.no_grad(), precision_of(self.precision, self.device)():
-            outputs = call_model(self.model, columns)
+            outputs = logits_of(call_with_columns(self.model, columns, self.names))
         return in_dtypes(outputs, self.returns)
 
     @property
@@ -97,24 +104,32 @@ class TorchSnapshot:
     slices : dict or None
         Of :class:`~bigdl.training.slices.SavedSlices`, from whose files the tasks read the rows of
         sharded embeddings.
+    names : tuple of str
+        Of the feature columns, which a model of Hugging Face's kind is given by name.
     """
 
     parts: Any
     weights: bytes | None
     precision: str = "fp32"
     slices: dict | None = None
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, parts: ModelParts, weights: bytes, precision: str = "fp32", slices: dict | None = None
+        cls,
+        parts: ModelParts,
+        weights: bytes,
+        precision: str = "fp32",
+        slices: dict | None = None,
+        names: tuple[str, ...] = (),
     ) -> TorchSnapshot:
         """The model of an Estimator's parts with these weights."""
         parts = replace(parts, loss=None, optimizer=None, scheduler_creator=None)
         if not parts.is_instance:
-            return cls(parts, weights, precision, slices)
+            return cls(parts, weights, precision, slices, names)
         parts = replace(parts, model=parts.build_model(NOWHERE if slices else None))
         load_into(parts.model, weights)
-        return cls(parts, None, precision, slices)
+        return cls(parts, None, precision, slices, names)
 
     def ready(self, device: torch.device) -> TorchReady:
         """The model, in a process and on a device."""
@@ -124,7 +139,7 @@ class TorchSnapshot:
         if self.slices:
             inner = model.model if isinstance(model, _Predicting) else model
             SavedRows(SavedSlices(**self.slices), inner)
-        return TorchReady(model.eval().to(device), device, self.precision)
+        return TorchReady(model.eval().to(device), device, self.precision, names=self.names)
 
 
 def _tensor(column):

@@ -89,6 +89,7 @@ class Estimator:
         model: keras.Model | None = None,
         custom_objects: dict | None = None,
         num_to_keep: int = 2,
+        loss_weight: Callable | str | None = None,
         **old: Any,
     ) -> KerasEstimator:
         """Return an Estimator that trains a Keras model on a cluster (API of BigDL 2.x).
@@ -133,6 +134,13 @@ class Estimator:
             for them. Those that the model is made of travel with it.
         num_to_keep : int
             How many of the newest checkpoints stay in `model_dir`.
+        loss_weight : callable or str, optional
+            What a part of a batch weighs in the loss, where that cannot be seen from the loss: a
+            function ``loss_weight(x, y)`` that returns what the loss of these rows is divided by,
+            ``"rows"`` for their number, or ``"sum"`` for a loss that adds up. Default: losses of
+            Keras are known, with their `reduction` and ``ignore_class``; others, and those of
+            models with masks, are compared with the losses of parts of the first batches, and one
+            warning tells of a loss that is neither a mean nor a sum over the rows.
 
         Returns
         -------
@@ -170,7 +178,14 @@ class Estimator:
         parts.check()
         if instances:
             parts = parts.with_instance(instances[0], custom_objects)
-        return KerasEstimator(parts, options)
+        if not (loss_weight in (None, "rows", "sum") or callable(loss_weight)):
+            raise UsageError(
+                "loss_weight must be a function (x, y) that returns what the loss of these rows is "
+                f'divided by, "rows" or "sum", got {loss_weight!r}'
+            )
+        estimator = KerasEstimator(parts, options)
+        estimator._loss_weight = loss_weight
+        return estimator
 
     @staticmethod
     def latest_checkpoint(checkpoint_dir: str) -> str:
@@ -222,6 +237,7 @@ class KerasEstimator(KerasFiles):
     """
 
     framework = "keras"
+    _loss_weight: Any = None
 
     def __init__(self, parts: KerasParts, options: EstimatorOptions):
         from bigdl.orca.learn.tf2.parameter_layer import KerasParameterLayerTraining
@@ -373,6 +389,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
             checkpoint_trigger=trigger,
             parameter_layer=layer,
             verbose=verbose,
+            loss_weight=self._loss_weight,
         )
         packed = Packed.of(self._parts, callbacks)
         figures = self._training.fit(

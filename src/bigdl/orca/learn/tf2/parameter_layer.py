@@ -36,7 +36,7 @@ from bigdl.training.keras.loop import (
     KerasFitSettings,
     numbers_of,
 )
-from bigdl.training.keras.reducer import loss_divisor
+from bigdl.training.keras.reducer import KerasLoss
 from bigdl.training.keras.state import (
     array_of,
     dump_weights,
@@ -150,7 +150,7 @@ class KerasReplica(ParameterLayerReplica):
             )
         seed_keras(settings.seed)  # creators may draw what is no weight
         self._model = parts.build(training=True)
-        self._divisor = loss_divisor(self._model)
+        self._loss = KerasLoss(self._model, settings.loss_weight)
         self._assembly = settings.assembly(self._model, settings.class_weight)
         self._example = self._assembly(data.batch(0, 1)) if data.rows else None
         if self._example is not None:  # else it is never asked for a gradient
@@ -177,13 +177,22 @@ class KerasReplica(ParameterLayerReplica):
             variable.assign(state.astype("int64"))
 
     def _gradient(self, batch, rows, step, began):
-        model, counted = self._model, float(rows)
+        model, loss = self._model, self._loss
+        if loss.weights.is_due():  # by itself, as the tasks of other ranks do
+            finding = loss.find(batch)
+            loss.weights.settle(finding.kind, finding.reason)
         model.reset_metrics()
         logs, gradients = self._step(batch)
         computed = time.perf_counter()
-        if self._divisor == "weights" and len(batch) > 2:
-            counted = float(np.asarray(batch[2], "float64").sum())
+        counted = loss.count(batch, rows)
         figures = numbers_of(logs)
+        mean = figures.get("loss", 0.0)
+        if loss.is_sum and not loss.weights.is_known:
+            # the layer takes means of what was not known to be a sum
+            begins, ends = zip(*step.ranges, strict=True)
+            scale = (sum(ends) - sum(begins)) / rows
+            gradients = [_scaled(gradient, scale) for gradient in gradients]
+            mean /= rows
         sums = {
             f"{_METRIC}{number}": (array_of(variable).astype("float64") - initial.numpy()).tolist()
             for number, (variable, initial) in enumerate(
@@ -195,11 +204,13 @@ class KerasReplica(ParameterLayerReplica):
             numbers = {k: v for k, v in figures.items() if isinstance(v, float | int)}
             sums |= {f"{_LOG}{name}": value * rows for name, value in numbers.items()}
         record = {
-            "loss": figures.get("loss", 0.0) if counted else 0.0,
+            "loss": mean if counted else 0.0,
             "sums": {**sums, _ROWS: rows},
             "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "forward_s": computed - began,
         }
+        if loss.weights.reason and self.world_size > 1:
+            record["note"] = loss.sentence()
         return gradients, counted, record
 
 
@@ -230,7 +241,8 @@ class KerasParameterLayerLoop(KerasEpochs, ParameterLayerLoop):
         self.model = self._parts.build_on_driver(settings.seed, training=True)
         _check_model(self.model)
         optimizer = KerasParameterLayerOptimizer(self.model.optimizer, self.model.trainable_weights)
-        loss_is_sum = loss_divisor(self.model) == "none"
+        loss_weights = KerasLoss(self.model, settings.loss_weight).weights
+        loss_is_sum = loss_weights.is_known and loss_weights.is_sum
         self._callbacks = WorkerCallbacks((), self.model, 0)  # until the first rows are known
         if start is not None:
             self._load(start.files)
@@ -411,6 +423,13 @@ class _GradientStep:
                 f"The train_step of {type(self._model).__name__} updates what is not a trainable "
                 "weight of the model; use backend='spark'"
             )
+
+
+def _scaled(gradient, scale: float):
+    """Return a gradient times a number."""
+    if isinstance(gradient, TouchedRows):
+        return TouchedRows(gradient.rows, gradient.values * scale)
+    return None if gradient is None else gradient * scale
 
 
 def _plain(gradient, is_table: bool):

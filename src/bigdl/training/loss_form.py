@@ -1,0 +1,644 @@
+"""How the loss of a batch follows from its rows: a mean, a sum, or a mean of what counts in them.
+
+Several workers compute one batch in parts.  Their gradients add up to that of one process only if
+each part is weighted by what the loss was divided by: the rows, or the labels that are not ignored,
+or the sum of a mask.  For the losses of torch this is known.  For any other loss :func:`read_form`
+reads the divisor of a batch off the first nodes of its autograd graph, which costs nothing, and
+:func:`probe` compares the loss of some rows with the losses of parts of them, in the first batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from bigdl.common.errors import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch", "orca")
+
+ROWS, SUM, DIVISOR, UNKNOWN = "rows", "sum", "divisor", "unknown"
+_CODES = ("", ROWS, SUM, DIVISOR, UNKNOWN)  # as workers send them; "" is undecided
+_PROBED_ROWS = 64
+
+
+@dataclass(frozen=True)
+class LossForm:
+    """What the graph of a loss says of it.
+
+    Attributes
+    ----------
+    divisors : tuple of float
+        What the sums of elements are divided by, of which the loss is made; each divisor once, and
+        up to a factor that does not depend on the batch. It is 1 where nothing is divided.
+    is_undivided : bool
+        Whether there is neither a mean nor a division, so that the elements are only summed.
+    is_even : bool
+        Whether the divisors follow from shapes alone. False if that is not known.
+    """
+
+    divisors: tuple[float, ...]
+    is_undivided: bool
+    is_even: bool
+
+    @property
+    def divisor(self) -> float:
+        """What a part of a batch counts."""
+        return self.divisors[0]
+
+    def is_like(self, other: LossForm) -> bool:
+        """Return True if the terms have divisors of the same ratios, so that one stands for all."""
+        if not (any(self.divisors) and any(other.divisors)):
+            return True  # nothing counts
+        if len(self.divisors) != len(other.divisors) or not (self.divisor and other.divisor):
+            return False
+        pairs = zip(self.divisors, other.divisors, strict=True)
+        return all(
+            math.isclose(mine / self.divisor, its / other.divisor, rel_tol=1e-4)
+            for mine, its in pairs
+        )
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A term of a loss.
+
+    Attributes
+    ----------
+    divisor : float
+    is_plain : bool
+        Whether the divisor is told by a shape, and not by the numbers in a tensor.
+    is_divided : bool
+    """
+
+    divisor: float
+    is_plain: bool
+    is_divided: bool
+
+
+class _UnreadableError(Exception):
+    """A node of which the divisor of a loss cannot be read."""
+
+
+def read_form(loss: Any, *, to_leaves: bool = False) -> LossForm | None:
+    """Return the form of a loss, read off its graph; None if it cannot be read.
+
+    Parameters
+    ----------
+    loss : torch.Tensor
+        Of one element, with a graph.
+    to_leaves : bool
+        Look at the whole graph to tell whether the divisor is even; for a graph that begins at the
+        outputs of the model.
+    """
+    node = getattr(loss, "grad_fn", None)
+    if node is None or loss.numel() != 1:
+        return None
+    try:
+        terms = _terms(node, _Term(1.0, True, False))
+    except (_UnreadableError, AttributeError, RuntimeError, RecursionError):
+        return None
+    if not terms or any(math.isnan(term.divisor) for term in terms):
+        return None
+    divisors: tuple[float, ...] = ()
+    for term in terms:
+        if not any(math.isclose(term.divisor, each, rel_tol=1e-6) for each in divisors):
+            divisors += (term.divisor,)
+    is_plain = all(term.is_plain for term in terms)
+    if not is_plain and divisors == (1.0,) and float(loss.detach()) == 0.0:
+        divisors = (0.0,)  # nothing counts, and the divisor is clamped to 1
+    is_even = to_leaves and is_plain and _is_elementwise(node)
+    return LossForm(divisors, not any(term.is_divided for term in terms), is_even)
+
+
+def _name(node: Any) -> str:
+    """Return the name of a node without the number of the overload."""
+    return node.name().rstrip("0123456789").removesuffix("Backward")
+
+
+def ignored_label(loss: Any) -> int | None:
+    """Return the label that a loss over classes ignores, read off its graph; None for another."""
+    waiting = [getattr(loss, "grad_fn", None)]
+    for _ in range(40):
+        node = waiting.pop(0) if waiting else None
+        if node is None:
+            if waiting:
+                continue
+            return None
+        if _name(node) in _OVER_CLASSES:
+            label = node._saved_ignore_index
+            return label - 2**64 if label >= 2**63 else label  # saved as an unsigned number
+        waiting += [following for following, _ in node.next_functions]
+    return None
+
+
+def label_weights(loss: Any) -> torch.Tensor | None:
+    """Return what each label counts in a mean over classes, read off its graph; else None."""
+    node = getattr(loss, "grad_fn", None)
+    if node is None or _name(node) not in _OVER_CLASSES or node._saved_reduction != 1:
+        return None
+    labels, weights, ignored = node._saved_target, node._saved_weight, ignored_label(loss)
+    kept = labels != ignored
+    if weights is None:
+        return kept.double()
+    return weights.double()[labels * kept] * kept
+
+
+_LEAF = "torch::autograd::AccumulateGrad"
+_PASSING = {
+    *("Neg", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias", "ToCopy"),
+    *("Clone", "ViewAs", "Permute", "T", "Transpose", "AsStrided"),
+}
+_POINTWISE = {
+    *("MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "L1Loss", "KlDiv"),
+    *("BinaryCrossEntropyWithLogits", "SoftMarginLoss", "MultiMarginLoss"),
+    "MultilabelMarginLoss",
+}
+_OVER_CLASSES = {"NllLoss", "NllLoss2D", "NllLossNd"}
+_ELEMENTWISE = {
+    *_PASSING,
+    *_POINTWISE,
+    *("Mean", "Sum", "Add", "Sub", "Mul", "Div", "Pow", "Abs", "Exp", "Log", "Log1P", "Sqrt"),
+    *("Sigmoid", "LogSigmoid", "Tanh", "Relu", "Softplus", "LogSoftmax", "Softmax", "Expand"),
+    *("Clamp", "ClampMin", "ClampMax", "Where", "MaskedFill", "Maximum", "Minimum", "Gather"),
+    *("LinalgVectorNorm", "Norm", "Sgn", "Square", "Rsub", "LeakyRelu", "Threshold", "Erf"),
+}
+
+
+def _terms(node: Any, term: _Term) -> list[_Term]:
+    """Return the terms that a number is made of.
+
+    Parameters
+    ----------
+    node : torch.autograd.graph.Node or None
+        That made the number; None for a constant.
+    term : _Term
+        What the number is divided by in the loss.
+    """
+    if node is None:
+        return []
+    name, inputs = _name(node), [following for following, _ in node.next_functions]
+    if name == _LEAF:
+        return []  # a number that is trained, such as the weight of a task
+    if name in ("Add", "Sub"):
+        other = abs(float(getattr(node, "_saved_alpha", 1.0)))
+        times = replace(term, divisor=term.divisor / other)
+        return [*_terms(inputs[0], term), *(_terms(inputs[1], times) if len(inputs) > 1 else [])]
+    if name in ("Mul", "Div"):
+        following, divided = _of_product(node, name, inputs, term)
+        return [divided] if following is None else _terms(following, divided)
+    if name in _PASSING:
+        return _terms(inputs[0], term)
+    if name in _OVER_CLASSES or name in _POINTWISE:
+        return [_of_torch(node, name, term)]
+    if name in ("Mean", "Sum"):
+        return _of_elements(node, term)
+    raise _UnreadableError(name)
+
+
+def _of_product(node, name, inputs, term, dims: int = 8) -> tuple[Any, _Term]:
+    """Return the factor of a product that has the rows, and what that is divided by."""
+    is_division = name == "Div"
+    if len(inputs) == 1:  # with a Python number
+        number, is_plain, following = float(node._saved_other), term.is_plain, inputs[0]
+    else:
+        left, right = inputs
+        if left is not None and right is not None:  # e.g. by the learned weight of a task
+            if _is_trained_number(right):
+                right = None
+            elif not is_division and _is_trained_number(left):
+                left = None
+            else:
+                raise _UnreadableError(name)
+        if left is None and is_division:
+            raise _UnreadableError(name)
+        other = node._saved_self if left is None else node._saved_other
+        if other is None or other.numel() != 1 or other.ndim > dims:
+            raise _UnreadableError(name)
+        following, number, is_plain = right if left is None else left, float(other), False
+    if not number:  # nothing counts, or the term is switched off
+        return None, _Term(0.0 if is_division else math.inf, False, True)
+    number = abs(number) if is_division else 1.0 / abs(number)
+    return following, _Term(term.divisor * number, is_plain, term.is_divided or is_division)
+
+
+def _is_trained_number(node) -> bool:
+    """Return True if a number follows from a trained number alone."""
+    for _ in range(8):
+        if node is None:
+            return False
+        if node.name() == _LEAF:
+            return node.variable.numel() == 1
+        if len(node.next_functions) != 1:
+            return False
+        node = node.next_functions[0][0]
+    return False
+
+
+def _of_torch(node, name, term) -> _Term:
+    """Return the term of a loss of torch."""
+    if node._saved_reduction != 1:  # a sum, or of one element
+        return term
+    if name in _OVER_CLASSES:
+        return _Term(term.divisor * float(node._saved_total_weight), False, True)
+    return _Term(term.divisor * node._saved_self.numel(), term.is_plain, True)
+
+
+def _count(node) -> int:
+    """Return how many elements of its input each element of a mean is made of."""
+    sizes = node._saved_self_sym_sizes
+    dims = getattr(node, "_saved_dim", None) or range(len(sizes))
+    # they may be saved as unsigned numbers
+    return math.prod(sizes[dim - 2**64 if dim >= 2**63 else dim] for dim in dims)
+
+
+def _of_elements(node, term) -> list[_Term]:
+    """Return the terms of a mean or a sum; further means and factors below it count, too."""
+    is_first = True
+    while node is not None:
+        name, inputs = _name(node), [following for following, _ in node.next_functions]
+        if name == "Mean":
+            is_first = False
+            term = _Term(term.divisor * _count(node), term.is_plain, True)
+        elif name == "Stack" and is_first:  # the sum of a list of losses
+            return [each for following in inputs for each in _terms(following, term)]
+        elif name in ("Mul", "Div"):
+            try:
+                # elements of a batch of one row are no number either
+                node, term = _of_product(node, name, inputs, term, dims=0)
+            except _UnreadableError:
+                break
+            continue
+        elif name != "Sum" and name not in _PASSING:
+            break
+        node = inputs[0]
+    return [term]
+
+
+def _is_elementwise(node) -> bool:
+    """Return True if all of a small graph keeps the shapes that follow from its leaves."""
+    waiting, seen = [node], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = _name(node)
+        if name == _LEAF:
+            continue
+        if name not in _ELEMENTWISE or len(seen) > 200:
+            return False
+        waiting += [following for following, _ in node.next_functions]
+    return True
+
+
+@contextmanager
+def readable_graph() -> Iterator[None]:
+    """Make graphs within the block, though gradients are off, and keep no large tensor for them."""
+
+    def shape_alone(tensor):
+        if tensor.numel() <= 1:
+            return tensor.detach()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(shape_alone, lambda tensor: tensor)
+    with torch.enable_grad(), hooks:
+        yield
+
+
+# -- trees of tensors ------------------------------------------------------------------------------
+
+
+def map_tensors(function: Callable, value: Any) -> Any:
+    """Return a structure of tensors with `function` applied to each.
+
+    Parameters
+    ----------
+    function : callable
+    value : tensor, tuple, named tuple, list, dict, dataclass or None
+        Others, such as a cache, stay as they are.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        try:
+            out = copy.copy(value)  # of its own class
+            for key, each in value.items():
+                out[key] = map_tensors(function, each)  # type: ignore[index]
+            return out
+        except TypeError:
+            return value
+    if isinstance(value, tuple | list):
+        mapped = [map_tensors(function, each) for each in value]
+        return type(value)(*mapped) if hasattr(value, "_fields") else type(value)(mapped)
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        out = copy.copy(value)
+        for name in value.__dataclass_fields__:
+            object.__setattr__(out, name, map_tensors(function, getattr(value, name)))
+        return out
+    return value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a structure."""
+    found: list[torch.Tensor] = []
+
+    def take(tensor):
+        found.append(tensor)
+        return tensor
+
+    map_tensors(take, value)
+    return found
+
+
+def rows_at(value: Any, index: torch.Tensor, rows: int) -> Any:
+    """Return some rows of all tensors that have `rows` of them; others are given as they are."""
+
+    def taken(tensor):
+        # some sequences have time first
+        for dim, size in enumerate(tensor.shape[:2]):
+            if size == rows:
+                return tensor.detach().index_select(dim, index.to(tensor.device))
+        return tensor.detach()
+
+    return map_tensors(taken, value)
+
+
+def requiring_grad(value: Any) -> Any:
+    """Return leaves of the same values that require gradients, where they are real numbers."""
+
+    def leaf(tensor):
+        out = tensor.detach()
+        can = out.is_floating_point() or out.is_complex()
+        return out.requires_grad_() if can else out
+
+    return map_tensors(leaf, value)
+
+
+MIXED = "it is a sum of terms that are divided by different counts"
+
+# -- the probe -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a probe has found.
+
+    Attributes
+    ----------
+    kind : {"", "rows", "sum", "divisor", "unknown"}
+        "" where it could not be told, as for a loss of 0.
+    reason : str
+        Why it is unknown.
+    """
+
+    kind: str = ""
+    reason: str = ""
+
+    @property
+    def code(self) -> float:
+        """The kind as a number, for other workers."""
+        return float(_CODES.index(self.kind))
+
+
+def agreed(codes: Sequence[float]) -> str:
+    """Return the kind of a loss from what workers have found.
+
+    Parameters
+    ----------
+    codes : sequence of float
+        :attr:`Finding.code` of all of them.
+    """
+    kinds = {_CODES[int(code)] for code in codes} - {""}
+    if len(kinds) <= 1:
+        return next(iter(kinds), "")
+    return DIVISOR if kinds == {ROWS, DIVISOR} else UNKNOWN
+
+
+_TOLERANCES = {"float64": 1e-8, "float32": 5e-5}  # of rounding, by dtype
+
+
+def tolerance_of(dtype: str) -> float:
+    """Return how far sums of losses may be apart, relatively, by rounding."""
+    return _TOLERANCES.get(dtype.removeprefix("torch."), 3e-2)
+
+
+def probe(loss_of: Callable[[torch.Tensor], Any], rows: int) -> Finding:
+    """Find out how the loss of a batch follows from the losses of its parts.
+
+    Parameters
+    ----------
+    loss_of : callable
+        ``loss_of(index)``: the loss of the rows of these numbers, with a graph if it has one.
+    rows : int
+        Of the batch, at least 1.
+    """
+    return probe_parts(lambda index: Part.of(loss_of(index), len(index)), rows)
+
+
+def probe_parts(part_of: Callable[[torch.Tensor], Part], rows: int) -> Finding:
+    """Do as :func:`probe`; `part_of` gives the loss of some rows as a :class:`Part`."""
+    count = min(rows, _PROBED_ROWS)
+    everything = torch.arange(count)
+    cut = max(1, count // 3)
+    splits = [(everything[:cut], everything[cut:]), (everything[::2], everything[1::2])]
+    if count == 1:  # a row twice
+        everything = torch.zeros(2, dtype=torch.int64)
+        splits = [(everything[:1], everything[1:])]
+    try:
+        whole = part_of(everything)
+        pairs = [(part_of(one), part_of(other)) for one, other in splits]
+    except Exception as error:  # of the user's function
+        text = " ".join(str(error).split())[:200]
+        return Finding(UNKNOWN, f"it cannot be computed for a part of a batch ({text})")
+    return _judged(whole, pairs)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The loss of some rows.
+
+    Attributes
+    ----------
+    loss : float
+    rows : int
+    form : LossForm or None
+        If it can be read.
+    tolerance : float
+        See :func:`tolerance_of`.
+    """
+
+    loss: float
+    rows: int
+    form: LossForm | None
+    tolerance: float
+
+    @classmethod
+    def of(cls, loss: Any, rows: int) -> Part:
+        """Return what there is to know of a loss of torch."""
+        if not isinstance(loss, torch.Tensor):
+            return cls(float(loss), rows, None, 2e-4)
+        form = read_form(loss, to_leaves=True)
+        tolerance = tolerance_of(str(loss.dtype))
+        return cls(float(loss.detach()), rows, form, tolerance)
+
+    @property
+    def divisor(self) -> float:
+        return float("nan") if self.form is None else self.form.divisor
+
+    def times(self, number: float) -> float:
+        """The loss times a number, also where nothing counts."""
+        return 0.0 if number == 0.0 else self.loss * number
+
+
+def _judged(whole: Part, pairs: Sequence[tuple[Part, Part]]) -> Finding:
+    parts = [part for pair in pairs for part in pair]
+    everything = [whole, *parts]
+    forms = [part.form for part in everything]
+    is_read = all(form is not None for form in forms)
+    if is_read and not all(
+        cast("LossForm", f).is_like(cast("LossForm", whole.form)) for f in forms
+    ):
+        return Finding(UNKNOWN, MIXED)
+    if whole.divisor == 0.0 or (math.isnan(whole.loss) and not is_read):
+        return Finding()
+    if any(math.isnan(part.loss) and part.divisor != 0.0 for part in everything):
+        return Finding()
+    size = max(abs(part.loss) for part in everything if not math.isnan(part.loss))
+    if size == 0.0 or math.isinf(size):
+        return Finding()
+
+    def fits(expected):
+        return all(abs(whole.loss - expected(*pair)) <= whole.tolerance * size for pair in pairs)
+
+    is_sum = fits(lambda one, other: one.times(1.0) + other.times(1.0))
+    is_mean = fits(
+        lambda one, other: (one.times(one.rows) + other.times(other.rows)) / (one.rows + other.rows)
+    )
+    if is_read and all(math.isclose(part.divisor, whole.divisor) for part in parts):
+        if is_sum:
+            return Finding(SUM)
+    elif is_read:
+        adds_up = all(
+            math.isclose(one.divisor + other.divisor, whole.divisor, rel_tol=1e-4)
+            for one, other in pairs
+        )
+        is_weighted = adds_up and fits(
+            lambda one, other: (
+                (one.times(one.divisor) + other.times(other.divisor))
+                / (one.divisor + other.divisor)
+            )
+        )
+        if is_weighted:
+            is_even = is_mean and all(form and form.is_even for form in forms)
+            return Finding(ROWS if is_even else DIVISOR)
+    elif is_sum:
+        return Finding(SUM)
+    if is_mean:
+        return Finding(ROWS)
+    one, other = pairs[0]
+    return Finding(
+        UNKNOWN,
+        f"of {whole.rows} rows it is {whole.loss:.5g}, of {one.rows} and the other {other.rows} of "
+        f"them {one.loss:.5g} and {other.loss:.5g}, which gives neither a mean nor a sum",
+    )
+
+
+# -- what a loop asks ------------------------------------------------------------------------------
+
+
+class LossWeights:
+    """What the parts of a batch weigh in its loss, for one loss in one worker.
+
+    :meth:`find` is asked for each batch and mostly does nothing. What it finds is told to the other
+    workers, and what they agree on to :meth:`settle`.
+
+    Parameters
+    ----------
+    known : {"", "rows", "sum"}
+        What is known of the loss without a look; "" if it has to be looked at.
+    given : callable, {"rows", "sum"} or None
+        ``loss_weight`` of the Estimator: ``given(output, target)`` is what a batch counts.
+
+    Attributes
+    ----------
+    kind : {"", "rows", "sum", "divisor", "unknown"}
+    reason : str
+        Why it is unknown.
+    """
+
+    def __init__(self, known: str = "", given: Any = None):
+        self._given = given if callable(given) else None
+        self.kind = given if isinstance(given, str) else DIVISOR if given is not None else known
+        self.is_known = bool(self.kind)
+        self.reason = ""
+        self._asked = 0
+        self._last = 1.0  # what a row counted last
+        self._form: LossForm | None = None
+
+    @property
+    def is_sum(self) -> bool:
+        return self.kind == SUM
+
+    @property
+    def is_uneven(self) -> bool:
+        """True if workers have to tell each other what their parts count."""
+        return self.kind == DIVISOR
+
+    def is_due(self) -> bool:
+        """Count a batch; return True if the loss should be looked at with it, on all ranks alike.
+
+        That is so for the first batches, and ever more rarely after that.
+        """
+        if self.is_known:
+            return False
+        self._asked += 1
+        return not self.kind or self._asked & (self._asked - 1) == 0
+
+    def settle(self, kind: str, reason: str = "") -> bool:
+        """Take over what workers agree on; return True if that is new and nobody can know it."""
+        if kind == "" or kind == self.kind or self.kind == UNKNOWN:
+            return False
+        if kind == UNKNOWN:
+            # a form that was found stays: the batches in between were right by it
+            is_new, self.reason = not self.reason, reason or "batches differ in what it is"
+            self.kind = self.kind or UNKNOWN
+            return is_new
+        if not self.kind:
+            self.kind = kind
+        elif kind == DIVISOR:
+            self.kind = DIVISOR
+        return False
+
+    def of(self, loss: Any, output: Any, target: Any, rows: int) -> float:
+        """Return what a part of a batch counts.
+
+        Parameters
+        ----------
+        loss : tensor
+            Of the part, with its graph.
+        output, target : object
+        rows : int
+        """
+        if self._given is not None:
+            with torch.no_grad():
+                return float(self._given(output, target))
+        return self.divisor_of(loss, rows) if self.kind == DIVISOR else float(rows)
+
+    def divisor_of(self, loss: Any, rows: int) -> float:
+        """Return what the loss of a part of a batch is divided by, as far as it can be read."""
+        form = read_form(loss)
+        if form is None or not math.isfinite(form.divisor):
+            return self._last * rows
+        if form.divisor:
+            self._form = self._form or form
+            self._last = form.divisor / rows
+            if not form.is_like(self._form):
+                self.reason = self.reason or MIXED
+        return form.divisor
