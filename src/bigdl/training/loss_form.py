@@ -1,4 +1,4 @@
-"""How the loss of a batch follows from its rows: a mean, a sum, or a mean of what counts in them.
+"""The form of a loss: a mean over rows, a sum, or a mean over what counts in the rows.
 
 Several workers compute one batch in parts.  Their gradients add up to that of one process only if
 each part is weighted by what the loss was divided by: the rows, or the labels that are not ignored,
@@ -30,7 +30,7 @@ _PROBED_ROWS = 64
 
 @dataclass(frozen=True)
 class LossForm:
-    """What the graph of a loss says of it.
+    """Divisors of a loss, as its graph tells them.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class LossForm:
 
     @property
     def divisor(self) -> float:
-        """What a part of a batch counts."""
+        """The count of a part of a batch."""
         return self.divisors[0]
 
     def is_like(self, other: LossForm) -> bool:
@@ -388,7 +388,7 @@ MIXED = "it is a sum of terms that are divided by different counts"
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe has found.
+    """The result of a probe.
 
     Attributes
     ----------
@@ -554,7 +554,7 @@ def _judged(whole: Part, pairs: Sequence[tuple[Part, Part]]) -> Finding:
 
 
 class LossWeights:
-    """What the parts of a batch weigh in its loss, for one loss in one worker.
+    """Weights of the parts of a batch in its loss, for one loss in one worker.
 
     :meth:`find` is asked for each batch and mostly does nothing. What it finds is told to the other
     workers, and what they agree on to :meth:`settle`.

@@ -435,7 +435,7 @@ def _wide(tensor):
 
 
 class KerasLoss:
-    """What parts of a batch weigh in the loss of a compiled model.
+    """Weights of the parts of a batch in the loss of a compiled model.
 
     The losses of Keras are known: means over the rows, sums, or means over the weights of rows or
     the labels that ``ignore_class`` leaves. Others, and those of models whose layers make masks,

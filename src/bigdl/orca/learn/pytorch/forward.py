@@ -385,7 +385,7 @@ class ForwardPass(ABC):
 
     @property
     def loss_is_sum(self) -> bool:
-        """Whether the loss adds up over samples instead of averaging."""
+        """True if the loss adds up over samples instead of averaging."""
         return self.loss_weights.is_sum
 
     @property
