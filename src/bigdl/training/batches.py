@@ -203,6 +203,11 @@ class BatchSource(ABC):
     types: list | None = None
     is_stream = False  # whether every worker has read iterable data by itself
 
+    @property
+    def checksum(self) -> int:
+        """Checksum of the rows; that of a stream does not depend on their order."""
+        return self.fingerprint
+
     @abstractmethod
     def take_types(self, types: list | None, training: BatchSource) -> None:
         """Give out numbers in the dtypes that they have in the training data.
@@ -672,7 +677,7 @@ def deal_streams(sources: Sequence[Any], sync: GradientSync, warn: Callable[[str
     streams = [each for each in sources if getattr(each, "is_stream", False)]
     if not streams or sync.world_size == 1:
         return
-    everyone = all_gather_json(sync, [[each.rows, each.fingerprint] for each in streams])
+    everyone = all_gather_json(sync, [[each.rows, each.checksum] for each in streams])
     for number, source in enumerate(streams):
         facts = [known[number] for known in everyone]
         if source.rows and all(each == facts[0] for each in facts):

@@ -249,7 +249,7 @@ class ParameterLayerReplica(ABC):
     def describe(self) -> dict:
         """Return what the driver needs to know of the rows; JSON-able."""
         facts, data = self._data.facts(self._window), self._data
-        return {**facts, "stream": data.fingerprint if data.is_stream and data.rows else None}
+        return {**facts, "stream": data.checksum if data.is_stream and data.rows else None}
 
     def compute(
         self, step: LayerStep, weights: np.ndarray, buffers: Mapping[int, np.ndarray]

@@ -226,7 +226,7 @@ class Estimator:
             config_of(config),
             _INTERVALS[scheduler_step_freq],
             initialization_hook,
-            loss_weight,
+            loss_weight=loss_weight,
         )
         parts.check()
         if log_level != logging.INFO:  # the default must not undo what the program has set

@@ -757,12 +757,12 @@ class OwnLossForward(PlainForward):
 
     def _with_labels(self, batch) -> tuple[Any, Any]:
         inputs, named, target = self.columns.split(batch)
-        named = named or named_inputs(self.model, inputs, self.columns.features or ())
+        by_name = named or named_inputs(self.model, inputs, self.columns.features or ())
         labels = self._labels(target)
-        if named is None:
+        if by_name is None:
             return self.model(*inputs, **labels), target
-        check_keywords(self.model, {**named, **labels})
-        return self.model(**named, **labels), target
+        check_keywords(self.model, {**by_name, **labels})
+        return self.model(**by_name, **labels), target
 
     def _labels(self, target) -> dict:
         names, targets = self.columns.labels or (), target
