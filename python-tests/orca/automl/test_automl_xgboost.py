@@ -185,7 +185,7 @@ def test_lr_is_the_learning_rate(tmp_path):
         ),
         (
             lambda path: fit(AutoXGBRegressor, path, lambda config: None, numbers()),
-            "takes arrays, DataFrames",
+            "must be arrays, DataFrames",
         ),
     ],
     ids=["cpus", "workers", "trees", "no mode", "no metric", "function"],
@@ -220,6 +220,9 @@ def test_nulls_are_missing_values_from_frames_files_spark_and_shards(tmp_path, o
         .tolist()
         for place, data in enumerate([frame, objects, path, orca_spark.read.parquet(path), shards])
     ]
+    pair, space = (frame[["a", "b"]], frame["y"]), FRAME_OPTIONS["search_space"]
+    est = fit(AutoXGBRegressor, tmp_path / "pair", pair, pair, search_space=space)
+    scores.append(est.trials()["rmse"].tolist())
     for score in scores[1:]:
         assert score == pytest.approx(scores[0], rel=1e-4)
 
@@ -256,3 +259,82 @@ def test_functions_of_the_configuration_make_the_data(tmp_path):
     assert est.trials()["rmse"].tolist() == alone.trials()["rmse"].tolist()
     with pytest.raises(UsageError, match=r"must be arrays.*got int"):
         fit(AutoXGBRegressor, tmp_path, lambda config: 5, None, search_space={"max_depth": 2})
+
+
+def with_categories(count=200, seed=0):
+    """The target depends on the letter in no order; every seventh letter is missing."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({"n": rng.random(count), "c": rng.choice(list("badc"), count)})
+    frame["y"] = frame["c"].map({"a": 9.0, "b": 0.0, "c": 7.0, "d": 1.0}) + frame["n"]
+    return frame.assign(c=frame["c"].where(frame.index % 7 > 0).astype("category"))
+
+
+CATEGORY_OPTIONS = {
+    "feature_cols": ["c", "n"],
+    "label_cols": "y",
+    "search_space": {"max_depth": 3, "subsample": 1, "colsample_bytree": 1},
+}
+
+
+def test_categories_of_frames_reach_xgboost_as_categories(tmp_path):
+    data = with_categories()
+    validation = with_categories(80, 1)
+    # equal values by other codes
+    validation["c"] = validation["c"].cat.set_categories(["d", "c", "a", "b"])
+    est = fit(AutoXGBRegressor, tmp_path, data, validation, epochs=2, **CATEGORY_OPTIONS)
+    best = est.get_best_model()
+    booster = best.get_booster()
+    assert dict(zip(booster.feature_names, booster.feature_types, strict=True)) == {
+        "c": "c",
+        "n": "float",
+    }
+    alone = xgboost.XGBRegressor(**{**best.get_params(), "enable_categorical": True})
+    alone.fit(data[["c", "n"]], data["y"])
+    recoded = validation.assign(c=validation["c"].cat.set_categories(data["c"].cat.categories))
+    predicted = best.predict(recoded[["c", "n"]])
+    assert predicted == pytest.approx(alone.predict(recoded[["c", "n"]]), rel=1e-4)
+    score = sklearn_metrics.root_mean_squared_error(validation["y"], predicted)
+    assert est.trials()["rmse"].tolist() == pytest.approx([score], rel=1e-4)
+
+
+def test_categories_of_numbers_are_categories_in_x_and_y_and_in_dicts(tmp_path):
+    """Numbers in no order, with early stopping, cells of arrays and numbers that may be missing."""
+    frame = with_categories()
+    frame["c"] = frame["c"].cat.rename_categories([30, 10, 40, 20])
+    frame["n"] = (frame["n"] * 9).round().astype("Int64").mask(frame.index % 5 == 0)
+    x, y = frame[["c", "n"]], frame["y"] > 4
+    names = {"feature_cols": ["c", "n"], "label_cols": ["y"]}
+    scores = []
+    for place, (data, options) in enumerate(
+        [((x, y), {}), (dict(frame.assign(y=y)), names), (lambda config: (x, y), {})]
+    ):
+        est = AutoXGBClassifier(
+            str(tmp_path / str(place)), backend="local", n_estimators=8, early_stopping_rounds=4
+        )
+        given = {**options, "search_space": {"max_depth": 2}, "concurrency": 1}
+        est.fit(
+            data,
+            validation_data=data,
+            metric=["logloss", "accuracy"],
+            **given,
+            metric_mode=["min", "max"],
+        )
+        assert est.get_model(0).get_booster().feature_types[0] == "c"
+        scores.append(est.trials()["logloss"][0])
+    assert scores == pytest.approx([scores[0]] * 3, rel=1e-4)
+    cells = frame.assign(n=[[i, 1.5] for i in range(len(frame))])
+    est = fit(AutoXGBRegressor, tmp_path / "cells", cells, cells, **CATEGORY_OPTIONS)
+    assert est.get_best_model().get_booster().feature_names == ["c", "n_0", "n_1"]
+
+
+def test_categories_that_do_not_fit_are_refused(tmp_path):
+    data = with_categories()
+    other = data.assign(c=data["c"].cat.rename_categories(list("abcz")))
+    texts = data.assign(c=data["c"].astype(object).fillna("a"))
+    for validation, message in [
+        (other, r"'c' of validation_data has categories that data does not have: \['z'\]"),
+        (data.assign(c=1.0), r"same ones in data and validation_data, they are \['c'\] and \[\]"),
+        (texts, "holds strings, which cannot become a tensor; encode them as numbers first"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            fit(AutoXGBRegressor, tmp_path, data, validation, **CATEGORY_OPTIONS)

@@ -308,6 +308,7 @@ class AutoEstimator:
                 on_ray=on_ray,
                 floats=builder.floats,
                 nulls_are_missing=builder.nulls_are_missing,
+                takes_categories=builder.takes_categories,
                 on_close=stack.callback,
             )
             train, validation = read("data", data), None

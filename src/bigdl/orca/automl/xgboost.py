@@ -9,9 +9,10 @@ from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
 from bigdl.orca.automl.auto_estimator import AutoEstimator
 from bigdl.orca.automl.model.base import Builder, TrialModel, figures_of
-from bigdl.orca.automl.model.data import Rows
+from bigdl.orca.automl.model.data import Rows, is_category
 from bigdl.orca.automl.pytorch_utils import LR_NAME
 from bigdl.orca.automl.trial import TrialJob
+from bigdl.runtime.shards.values import is_frame
 
 __all__ = ["AutoXGBClassifier", "AutoXGBRegressor", "XGBoostModelBuilder"]
 
@@ -58,6 +59,7 @@ class XGBoostModelBuilder(Builder):
     """
 
     nulls_are_missing = True
+    takes_categories = True
 
     def __init__(self, model_type: str, cpus_per_trial: int, xgb_configs: Mapping[str, Any]):
         require("xgboost", "xgboost")
@@ -73,6 +75,8 @@ class XGBoostModelBuilder(Builder):
     def load(self, config, weights):
         model = self.estimator({**self.parameters, **_parameters_of(config)})
         model.load_model(bytearray(weights))
+        if "c" in (model.get_booster().feature_types or ()):
+            model.set_params(enable_categorical=True)
         return model
 
     def default_metric(self, make_config):
@@ -122,7 +126,12 @@ class _XGBoostModel(TrialModel):
     ):
         self._builder, self._parameters, self._job = builder, parameters, job
         self._train = _matrix(job.train, config)
-        self._validation = None if job.validation is None else _matrix(job.validation, config)
+        self._validation = None
+        if job.validation is not None:
+            x, y = _matrix(job.validation, config)
+            self._validation = _with_categories_of(self._train[0], x), y
+        if _categories(self._train[0]):
+            parameters.setdefault("enable_categorical", True)
         self._stops_early = parameters.get("early_stopping_rounds") is not None
         if self._stops_early and self._validation is None:
             raise UsageError(
@@ -192,7 +201,8 @@ class _XGBoostModel(TrialModel):
             booster = booster[: booster.best_iteration + 1]
         booster.set_param({"eval_metric": name})
         # the metrics that were asked for before come first
-        return float(booster.eval(xgboost.DMatrix(x, y), name="v").rpartition(":")[2])
+        matrix = xgboost.DMatrix(x, y, enable_categorical=True)
+        return float(booster.eval(matrix, name="v").rpartition(":")[2])
 
 
 def _name_for(metric: str, classes: int) -> str:
@@ -200,8 +210,8 @@ def _name_for(metric: str, classes: int) -> str:
     return {"logloss": "mlogloss", "error": "merror"}.get(metric, metric) if classes > 2 else metric
 
 
-def _matrix(data: Any, config: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Features as one matrix, and targets.
+def _matrix(data: Any, config: dict[str, Any]) -> tuple[Any, np.ndarray]:
+    """Features as one matrix, or as a frame if there are categories, and targets.
 
     Parameters
     ----------
@@ -212,14 +222,67 @@ def _matrix(data: Any, config: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     if callable(data):
         data = data(dict(config))
     if isinstance(data, tuple) and len(data) == 2:
-        x, y = (np.asarray(each) for each in data)
-        return x.reshape(len(x), -1), y[:, 0] if y.shape[1:] == (1,) else y
+        x, y = data[0] if _categories(data[0]) else np.asarray(data[0]), np.asarray(data[1])
+        x = x if is_frame(x) else x.reshape(len(x), -1)
+        return x, y[:, 0] if y.shape[1:] == (1,) else y
     if not isinstance(data, Rows):
         return _matrix_of_batches(data)
     columns = [each.reshape(len(each), -1) for each in data.features.values()]
     x = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+    if data.categories:
+        x = _frame_of(data)
     targets = [each[:, 0] if each.shape[1:] == (1,) else each for each in data.targets.values()]
     return x, targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
+
+
+def _frame_of(data: Rows) -> Any:
+    """Return features as a frame; arrays in cells become columns ``name_0``, ``name_1``, ..."""
+    import pandas as pd
+
+    columns: list[tuple[str, Any]] = []
+    for name, values in data.features.items():
+        if name in data.categories:
+            values = pd.Categorical.from_codes(values, data.categories[name])
+            columns.append((str(name), values))
+        elif values.ndim == 1:
+            columns.append((str(name), values))
+        else:
+            parts = values.reshape(len(values), -1).T
+            columns += [(f"{name}_{place}", part) for place, part in enumerate(parts)]
+    frame = pd.DataFrame({place: values for place, (_, values) in enumerate(columns)})
+    frame.columns = [name for name, _ in columns]
+    return frame
+
+
+def _categories(x: Any) -> dict[str, Any]:
+    """Return the categories of each column of a frame that has some."""
+    if not is_frame(x):
+        return {}
+    columns = (x.iloc[:, place] for place in range(x.shape[1]))
+    return {column.name: column.cat.categories for column in columns if is_category(column)}
+
+
+def _with_categories_of(train: Any, x: Any) -> Any:
+    """Return validation data by the codes that the categories have in the training data."""
+    known, given = _categories(train), _categories(x)
+    if known.keys() != given.keys():
+        raise UsageError(
+            "The columns that are categories of pandas must be the same ones in data and "
+            f"validation_data, they are {list(known)} and {list(given)}"
+        )
+    if not known:
+        return x
+    x = x.copy(deep=False)
+    for name, categories in known.items():
+        unknown = [value for value in x[name].dropna().unique() if value not in categories]
+        if unknown:
+            raise UsageError(
+                f"The column {name!r} of validation_data has categories that data does not have: "
+                f"{unknown[:5]}; give both the same categories, such as by astype(data"
+                f"[{name!r}].dtype), which makes the others missing values"
+            )
+        x[name] = x[name].cat.set_categories(categories)
+    return x
 
 
 def _matrix_of_batches(loader: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -275,9 +338,10 @@ class AutoXGBClassifier(_AutoXGBoost):
     Its `metric` may also be one of XGBoost's own names (default ``"logloss"``), which are computed
     by XGBoost. The columns of frames become one matrix. With ``epochs=n`` the trees are grown in n
     parts, after each of which a scheduler may stop a trial. Nulls of feature columns are missing
-    values, as NaN is. With ``early_stopping_rounds`` the validation data are the ``eval_set``, and
-    the first metric that XGBoost computes is watched, unless ``eval_metric`` is given. Data may
-    also be a function of the configuration that returns ``(x, y)`` or a DataLoader.
+    values, as NaN is, and columns of pandas frames that are of dtype ``category`` are categories
+    (``enable_categorical``). With ``early_stopping_rounds`` the validation data are the
+    ``eval_set``, and the first metric that XGBoost computes is watched, unless ``eval_metric`` is
+    given. Data may also be a function of the configuration that returns ``(x, y)`` or a DataLoader.
 
     Parameters
     ----------

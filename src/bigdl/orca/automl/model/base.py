@@ -29,6 +29,8 @@ class Builder(ABC):
     floats: str | None = None
     #: True if models learn from features that are missing: nulls reach them as NaN
     nulls_are_missing = False
+    #: True if models learn from categories: those of pandas reach them as such
+    takes_categories = False
     #: True if several workers can train a model together
     takes_workers = False
 

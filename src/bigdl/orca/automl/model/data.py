@@ -7,7 +7,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from bigdl.runtime.shards.batches import permutation
 from bigdl.runtime.shards.columns import ArraySpec
 from bigdl.runtime.shards.feed import SourceError
 from bigdl.runtime.shards.shard import Shard, Spool
-from bigdl.runtime.shards.values import columns_of, named_by_shard
+from bigdl.runtime.shards.values import columns_of, is_frame, named_by_shard
 from bigdl.runtime.task import read_input
 from bigdl.training.batches import LoaderBatches, TensorShard, as_loader, spooled
 from bigdl.training.keras.data import is_dataset
@@ -42,10 +42,14 @@ class Rows:
     ----------
     features, targets : dict of str to ndarray
         By the names of their columns.
+    categories : dict of str to pandas.Index
+        What the features that are categories of pandas can be; their arrays hold places in it, -1
+        for a missing value.
     """
 
     features: dict[str, np.ndarray]
     targets: dict[str, np.ndarray]
+    categories: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))
@@ -178,6 +182,7 @@ def trial_data(
     floats: str | None,
     on_close: Callable[[Any], Any],
     nulls_are_missing: bool = False,
+    takes_categories: bool = False,
 ) -> Any:
     """Return data as the trials of a search take it.
 
@@ -199,6 +204,8 @@ def trial_data(
         Is called with a function that has to be called after the search.
     nulls_are_missing : bool
         Nulls of features become NaN, which the model learns from.
+    takes_categories : bool
+        Features that are categories of pandas stay categories.
 
     Returns
     -------
@@ -225,12 +232,49 @@ def trial_data(
         )
     if type(data).__name__ == "TensorDataset":
         data = tuple(data.tensors)
+    categories: dict[str, Any] = {}
+    if takes_categories:
+        data, columns = _with_names(data, *columns)
+        data, categories = _as_codes(data, columns[0])
     try:
         missing = columns[0] or () if nulls_are_missing else ()
         arrays = columns_of(data, *columns, floats, missing=missing)
     except SourceError as error:
         raise UsageError(f"{name}: {error}") from None
-    return _rows({n: v if key is None else {key: v} for n, key, v in arrays}, *columns, name)
+    rows = _rows({n: v if key is None else {key: v} for n, key, v in arrays}, *columns, name)
+    rows.categories = categories
+    return rows
+
+
+def _with_names(data: Any, features: list, labels: list) -> tuple[Any, tuple[list, list]]:
+    """Return ``(x, y)`` of a frame and its targets as columns by name; other data as they are."""
+    if features or not isinstance(data, tuple | list) or len(data) != 2:
+        return data, (features, labels)
+    x, y = data
+    if not is_frame(x) or not len(x.columns) or not x.columns.is_unique or not hasattr(y, "shape"):
+        return data, (features, labels)
+    target = "y"
+    while target in x.columns:
+        target += "_"
+    return {**{name: x[name] for name in x.columns}, target: y}, (list(x.columns), [target])
+
+
+def _as_codes(data: Any, features: list) -> tuple[Any, dict[str, Any]]:
+    """Return named data with codes in place of the categories of pandas, and these."""
+    if not is_frame(data) and not isinstance(data, dict):
+        return data, {}
+    series = {name: data[name] for name in features or () if name in data}
+    found = {name: each.cat for name, each in series.items() if is_category(each)}
+    if found:
+        data = data.copy(deep=False) if is_frame(data) else dict(data)
+        for name, each in found.items():
+            data[name] = each.codes.to_numpy().astype("int32")
+    return data, {name: each.categories for name, each in found.items()}
+
+
+def is_category(column: Any) -> bool:
+    """Return True for a Series of categories; does not import pandas."""
+    return hasattr(column, "isna") and getattr(column, "dtype", None) == "category"
 
 
 def _rows(columns: Mapping[str, Any], features, labels, name) -> Rows:
