@@ -180,25 +180,3 @@ def test_the_namespace_has_a_version_once_a_room_is_imported():
 
     assert bigdl.__version__ == importlib.metadata.version("bigdl")  # type: ignore[attr-defined]
     assert not hasattr(bigdl, "no_such_name")
-
-
-@pytest.mark.parametrize(
-    "package",
-    ["torchmetrics", *(pytest.param(p, marks=pytest.mark.slow) for p in ("psutil", "optuna"))],
-)
-def test_a_missing_package_of_an_extra_is_named_with_the_pip_line(package):
-    import subprocess
-    import sys
-
-    program = f"""
-import sys
-sys.modules[{package!r}] = None  # as if it were not installed
-from bigdl.common.errors import MissingExtraError
-for name in ("Trainer", "TorchNano", "InferenceOptimizer", "Pipeline"):
-    try:
-        exec(f"from bigdl.nano.pytorch import {{name}}")
-    except MissingExtraError as error:
-        assert str(error) == "{package} is not installed; run: pip install 'bigdl[nano]'", error
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -7,6 +7,8 @@ version; the first room that is imported gives it one.
 import sys
 from typing import Any
 
+from bigdl.common.dropped import explain_imports
+
 
 def _of_namespace(name: str) -> Any:
     if name == "__version__":
@@ -17,3 +19,5 @@ def _of_namespace(name: str) -> Any:
 
 
 sys.modules["bigdl"].__getattr__ = _of_namespace  # type: ignore[method-assign]
+
+explain_imports()

@@ -1,7 +1,8 @@
-"""Modules of BigDL 2.x that are no more: importing one says what takes its place.
+"""Imports that fail: of modules of BigDL 2.x that are no more, and of packages of extras.
 
-Those beside ``bigdl.orca`` and ``bigdl.dllib``, which no import of another package announces, are
-files of one statement that call :func:`refuse`.
+Importing a dropped module says what takes its place. Those beside ``bigdl.orca`` and
+``bigdl.dllib``, which no import of another package announces, are files of one statement that call
+:func:`refuse`.
 """
 
 import dis
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from typing import NoReturn
 
+from bigdl.common import missing
 from bigdl.common.errors import UsageError
 
 __all__ = [
@@ -196,7 +198,7 @@ def refuse(name: str) -> NoReturn:
     raise DroppedModuleError(f"{name} is no longer available: {why}; use {instead} instead")
 
 
-class _DroppedModules(MetaPathFinder):
+class _MissingModules(MetaPathFinder):
     """The last finder: asked only for what no other one has."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
@@ -204,6 +206,10 @@ class _DroppedModules(MetaPathFinder):
             refuse(fullname)
         if fullname in ELSEWHERE:
             raise ModuleElsewhereError(f"There is no {fullname}; import {_what(fullname)}")
+        if fullname in missing.PACKAGES:
+            later = sys.meta_path[sys.meta_path.index(self) + 1 :]  # packages add their own
+            if not any(finder.find_spec(fullname, path, None) for finder in later):
+                missing.refuse(fullname)
 
 
 def _what(name: str) -> str:
@@ -213,6 +219,10 @@ def _what(name: str) -> str:
 
 
 def explain_imports() -> None:
-    """Let the import of a dropped module, or of a name that is elsewhere, say what to import."""
-    if not any(isinstance(finder, _DroppedModules) for finder in sys.meta_path):
-        sys.meta_path.append(_DroppedModules())
+    """Let imports that fail say what to do.
+
+    Those of a dropped module, of a name that is elsewhere, and of a package of an extra by a module
+    of BigDL.
+    """
+    if not any(isinstance(finder, _MissingModules) for finder in sys.meta_path):
+        sys.meta_path.append(_MissingModules())

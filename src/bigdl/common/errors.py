@@ -29,7 +29,6 @@ __all__ = [
     "WorkerError",
     "WorkerLost",
     "check_installed",
-    "explaining_missing",
     "first_line",
     "one_line",
     "outcome_of",
@@ -383,53 +382,6 @@ def check_installed(extra: str, *packages: str) -> None:
             raise MissingExtraError(
                 f"{package} is not installed; run: pip install 'bigdl[{extra}]'"
             )
-
-
-_OF_EXTRAS = {
-    "cv2": "opencv-python-headless",
-    "keras": "keras",
-    "matplotlib": "matplotlib",
-    "onnx": "onnx",
-    "onnxruntime": "onnxruntime",
-    "openvino": "openvino",
-    "optuna": "optuna",
-    "pandas": "pandas",
-    "PIL": "Pillow",
-    "psutil": "psutil",
-    "pyarrow": "pyarrow",
-    "pytorch_lightning": "pytorch-lightning",
-    "tensorflow": "tensorflow",
-    "torch": "torch",
-    "torchmetrics": "torchmetrics",
-    "tqdm": "tqdm",
-    "yaml": "PyYAML",
-}
-"""Packages that extras bring, by the names that are imported."""
-
-
-@contextlib.contextmanager
-def explaining_missing(extra: str) -> Iterator[None]:
-    """Say how to install a package of an extra that an import inside lacks.
-
-    Parameters
-    ----------
-    extra : str
-        The extra that brings what the imported module needs.
-
-    Raises
-    ------
-    MissingExtraError
-        In place of a ``ModuleNotFoundError`` for such a package; others stay as they are.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _OF_EXTRAS or isinstance(error, BigDLError):
-            raise
-        raise MissingExtraError(
-            f"{_OF_EXTRAS[package]} is not installed; run: pip install 'bigdl[{extra}]'"
-        ) from error
 
 
 @contextlib.contextmanager

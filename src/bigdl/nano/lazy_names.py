@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bigdl.common.errors import explaining_missing, require
+from bigdl.common.errors import require
 
 __all__ = ["lazy_names", "public_names"]
 
@@ -32,11 +32,9 @@ def lazy_names(
     def find(name: str) -> Any:
         missing = AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in homes:
-            is_of_keras = package.startswith("bigdl.nano.tf")
-            if is_of_keras:
+            if package.startswith("bigdl.nano.tf"):
                 require("tensorflow", "nano,tf")  # without the lines that it logs
-            with explaining_missing("nano,tf" if is_of_keras else "nano"):
-                return getattr(importlib.import_module(homes[name]), name)
+            return getattr(importlib.import_module(homes[name]), name)
         if otherwise is None or name.startswith("__"):
             raise missing
         try:

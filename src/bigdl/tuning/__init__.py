@@ -9,6 +9,7 @@ be. Neither a training framework nor Ray is known here: an objective takes an
 built on this.
 """
 
+from bigdl.common.dropped import explain_imports
 from bigdl.tuning.runner import run_trials
 from bigdl.tuning.study import (
     PrunerType,
@@ -28,3 +29,5 @@ __all__ = [
     "run_trials",
     "trial_table",
 ]
+
+explain_imports()
