@@ -9,10 +9,11 @@ import warnings
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from bigdl.common.errors import UsageError
 from bigdl.nano.acceleration.quiet import quiet
-from bigdl.nano.pytorch import InferenceOptimizer
+from bigdl.nano.pytorch import InferenceOptimizer, Trainer
 
 
 def settings():
@@ -93,3 +94,25 @@ def test_bars_of_rich_are_no_boxes_of_a_notebook(monkeypatch):
     with quiet():
         assert not rich.get_console().is_jupyter
     assert rich.get_console().is_jupyter
+
+
+def test_lightning_names_no_packages_to_install(caplog, tmp_path, monkeypatch):
+    import pytorch_lightning as pl
+    from pytorch_lightning.utilities.rank_zero import rank_zero_module
+
+    monkeypatch.setattr(rank_zero_module.log, "handlers", [caplog.handler])
+    monkeypatch.setattr(rank_zero_module.log, "level", logging.INFO)
+    filters = list(rank_zero_module.log.filters)
+    caplog.handler.setLevel(logging.INFO)
+    plain = {"default_root_dir": tmp_path, "logger": False}
+    pl.Trainer(**plain)
+    tips = [each for each in caplog.messages if "Tip:" in each]
+    caplog.clear()
+    trainer = Trainer(**plain, enable_progress_bar=False)
+    net = torch.nn.Linear(2, 1)
+    model = Trainer.compile(net, torch.nn.MSELoss(), torch.optim.SGD(net.parameters(), 0.1))
+    trainer.validate(model, DataLoader(TensorDataset(torch.ones(2, 2), torch.ones(2, 1))))
+    assert caplog.messages
+    assert [each for each in caplog.messages if "Tip:" in each] == []
+    assert tips, "Lightning has none any more: the filter may go"
+    assert rank_zero_module.log.filters == filters

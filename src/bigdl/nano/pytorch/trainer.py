@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -195,7 +196,9 @@ class Trainer(pl.Trainer):
         elif (gpu := _gpu_of(kwargs)) is not None:
             kwargs |= {"accelerator": "cuda", "devices": [gpu.index]}
             kwargs["strategy"] = SingleProcessStrategy(options, gpu)
-        super().__init__(precision=cast("Any", lightning_precision), **kwargs)
+        with _without_tips():
+            super().__init__(precision=cast("Any", lightning_precision), **kwargs)
+        self._callback_connector._pending_litmodels_tip = False
 
     @property
     def trial_class(self) -> type[Trainer]:
@@ -510,6 +513,21 @@ def _warn_of_deprecation(name: str) -> None:
         DeprecationWarning,
         stacklevel=3,
     )
+
+
+def _is_no_tip(record: logging.LogRecord) -> bool:
+    return "Tip: For seamless" not in str(record.msg)
+
+
+@contextmanager
+def _without_tips() -> Iterator[None]:
+    """Leave out what Lightning says of packages that could be installed, too."""
+    log = logging.getLogger(pl.utilities.rank_zero.__name__)
+    log.addFilter(_is_no_tip)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_no_tip)
 
 
 def _is_on_cpu(arguments: dict[str, Any]) -> bool:
