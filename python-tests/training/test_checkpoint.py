@@ -24,7 +24,12 @@ from bigdl.orca.learn.pytorch.parts import ModelParts
 from bigdl.orca.learn.trigger import EveryEpoch, SeveralIteration, Trigger
 from bigdl.runtime.collectives.torch_distributed import TorchDistributedSync
 from bigdl.runtime.failure import FailurePolicy
-from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
+from bigdl.training.checkpoint import (
+    Checkpoint,
+    CheckpointDirectory,
+    checkpoint_name,
+    find_checkpoint,
+)
 from bigdl.training.fit import TrainingSession
 from bigdl.training.position import Goal
 
@@ -119,6 +124,87 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, harm):
     assert "cannot be read" in warning
     with pytest.raises(UsageError, match="cannot be read"):
         directory.read(newer)
+
+
+def edit_manifest(run, name, changed):
+    path = next(run.glob("run-*")) / name / "manifest.json"
+    manifest = {**json.loads(path.read_text()), **changed}
+    path.write_text(json.dumps({k: v for k, v in manifest.items() if v is not ...}))
+
+
+SIZES = {"size": 7, "crc32": 1}
+SLICE = {"shape": [2], "dtype": "<i8", **SIZES}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"format": ...}, "has no 'format'"),
+        ({"format": "2.0"}, "is of format '2.0', this version reads 1"),
+        ({"epoch": ...}, "has no 'epoch'"),
+        ({"step": ..., "files": ...}, "has no 'files', 'step'"),
+        ({"epoch": -1}, "'epoch' should be an integer of at least 0, got -1"),
+        ({"global_step": "7"}, "'global_step' should be an integer of at least 0, got '7'"),
+        ({"step": 1.5}, "'step' should be .*, got 1.5"),
+        ({"step": True}, "'step' should be .*, got True"),
+        ({"epoch": None}, "'epoch' should be .*, got None"),
+        ({"history": {}}, r"'history' should be a list .*, got \{\}"),
+        ({"history": [{"epoch": 1}]}, "'history' should be .* each with epoch and global_step"),
+        ({"partial": [1]}, "'partial' should be null, or an epoch's figures"),
+        ({"ends": [3]}, "'ends' should be a dict of numbers"),
+        ({"seed": "7"}, "'seed' should be an integer, got '7'"),
+        ({"rows": [20, -1]}, r"'rows' should be a list of numbers of rows, got \[20, -1\]"),
+        ({"sums": [{"losses": 1.0}]}, "'sums' should be a list of sums of workers"),
+        (
+            {"sums": [{"loss": 1.0}], "rows_since_merge": [1, 2]},
+            "different numbers of workers: 1 in 'sums' and 2 in 'rows_since_merge'",
+        ),
+        ({"files": ["model.pt"]}, "'files' should be a dict of names of files"),
+        ({"files": {"model.pt": 7}}, "'files' should be .* each with size and crc32"),
+        ({"files": {"../model.pt": SIZES}}, "'files' should be a dict of names"),
+        ({"files": {"rng.pt": SIZES}}, "'files' has no 'model.pt'"),
+        ({"slices": {"table": [{**SLICE, "dtype": "x"}]}}, "'slices' should be the slices"),
+        ({"left": [{**SLICE, "shape": 2}]}, "'left' should be the slices"),
+    ],
+)
+def test_a_manifest_of_wrong_values_is_refused_by_field(tmp_path, changed, message):
+    directory = CheckpointDirectory.create(str(tmp_path))
+    older, name = directory.write(snapshot(1)), directory.write(snapshot(2))
+    edit_manifest(tmp_path, name, changed)
+    for read in (directory.read, directory.position):
+        with pytest.raises(UsageError, match=rf"The checkpoint .*{name} .*{message}") as caught:
+            read(name)
+        assert "\n" not in str(caught.value)
+    found = find_checkpoint(str(tmp_path), version=10)  # another one does not matter
+    assert checkpoint_name(found) == older
+
+
+@pytest.mark.parametrize("text", ["[]", "7", '"a"', "null", "\udcff", ""])
+def test_a_manifest_that_is_none_is_refused(tmp_path, text):
+    directory = CheckpointDirectory.create(str(tmp_path))
+    name = directory.write(snapshot(1))
+    path = next(tmp_path.glob("run-*")) / name / "manifest.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UsageError, match=f"The checkpoint .*{name} cannot be read: "):
+        directory.read(name)
+
+
+def test_slices_and_figures_of_a_manifest_are_read(tmp_path):
+    directory = CheckpointDirectory.create(str(tmp_path))
+    name = directory.write(snapshot(1))
+    figures = {"epoch": 1, "global_step": 10, "train_loss": float("nan"), "logs": {}}
+    changed = {
+        "slices": {"table": [SLICE, {**SLICE, "shape": [0, 4], "dtype": "|V2"}]},
+        "left": [SLICE],
+        "history": [figures],
+        "partial": figures,
+        "ends": {"after epoch 0, to step 3": 1},
+        "rows": [20, 0],
+        "sums": [{"loss": 0.5, "rows": 3.0}],
+        "rows_since_merge": [3],
+    }
+    edit_manifest(tmp_path, name, changed)
+    assert directory.read(name).slices.names == ["table"]
 
 
 def test_without_its_manifest_a_checkpoint_does_not_exist(tmp_path):
@@ -251,7 +337,7 @@ class Run:
             **settings,
         )
         return self.training.fit(
-            SimpleNamespace(open=open_job),
+            SimpleNamespace(open=open_job, num_workers=len(self.shards)),
             None,
             lambda settings: FitProgram(PARTS, settings, TorchDistributedSync),
             settings,
@@ -515,6 +601,14 @@ def test_inside_an_epoch_the_rows_must_not_change(crew, tmp_path):
         more.fit(3, resume="auto")
 
 
+def test_inside_an_epoch_a_manifest_needs_its_sums(crew, tmp_path):
+    Run(crew, tmp_path).fit(steps=3)
+    name = CheckpointDirectory.latest_run(str(tmp_path)).newest()
+    edit_manifest(tmp_path, name, {"sums": ..., "partial": None})
+    with pytest.raises((UsageError, WorkerError), match=rf"{name} was taken .* has no 'sums'; go"):
+        Run(crew, tmp_path).fit(3, resume="auto")
+
+
 def test_at_the_end_of_an_epoch_everything_may_change(crew, tmp_path):
     Run(crew, tmp_path).fit(1)
     run = Run(crew, tmp_path, rows_of([9, 11]))
@@ -559,7 +653,9 @@ def test_a_checkpoint_of_another_model_is_refused(crew, tmp_path):
     settings = FitSettings(Goal(2), BATCH, 0, feature_cols=["x"], label_cols=["y"])
     with pytest.raises(UsageError, match="The weights do not fit the model: Error"):
         other.fit(
-            SimpleNamespace(open=lambda program, feed: CrewJob(crew, run.shards, program)),
+            SimpleNamespace(
+                open=lambda program, feed: CrewJob(crew, run.shards, program), num_workers=3
+            ),
             None,
             lambda settings: FitProgram(parts, settings, TorchDistributedSync),
             settings,

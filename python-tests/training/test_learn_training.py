@@ -93,7 +93,10 @@ class Run:
         feeds = [{"data": s, **({"validation": s} if validate else {})} for s in self._shards]
         goal = Goal(steps=steps) if steps else Goal(epochs=epochs or 2)
         return self.training.fit(
-            SimpleNamespace(open=lambda program, feed: CrewJob(self._crew, feeds, program)),
+            SimpleNamespace(
+                open=lambda program, feed: CrewJob(self._crew, feeds, program),
+                num_workers=len(feeds),
+            ),
             None,
             lambda settings: FitProgram(self.parts, settings, TorchDistributedSync),
             FitSettings(

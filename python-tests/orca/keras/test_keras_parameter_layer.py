@@ -1,5 +1,6 @@
 """Keras with ``backend="bigdl"``: gradients of Keras, updates by the parameter layer."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -56,6 +57,15 @@ OPTIMIZERS = {
         {"learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 4},
     ),
     "by value": ("Adam", {"learning_rate": 0.05, "clipvalue": 0.2}),
+    "numbers of NumPy": (
+        "RMSprop",
+        {
+            "learning_rate": np.float64(0.05),
+            "rho": np.float64(0.8),
+            "momentum": np.float64(0.5),
+            "weight_decay": np.float32(0.1),
+        },
+    ),
 }
 
 
@@ -457,6 +467,22 @@ def test_nothing_depends_on_groups_and_a_run_goes_on_as_if_it_had_not_stopped(tm
     assert all(map(np.array_equal, again.model.get_weights(), whole.model.get_weights()))
     for own, known in zip(again.position.history, whole.position.history, strict=True):
         assert own["logs"] == pytest.approx(known["logs"])
+
+
+def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
+    shards = rows_of([6, 5], dtype="float32")
+    options = {"run_url": str(tmp_path), "checkpoint_trigger": SeveralIteration(2)}
+    fitted(shards, net, epochs=1, **options)
+    inside = CheckpointDirectory(str(tmp_path)).latest()[1]
+    with pytest.raises(UsageError, match="optimizer SGD, but the program makes Adam; go on with"):
+        fitted(shards, adam, start=inside, epochs=2)
+    schedule = "optimizer SGD, but the program makes SGD with the schedule ExponentialDecay; go on"
+    with pytest.raises(UsageError, match=schedule):
+        fitted(shards, scheduled, start=inside, epochs=2)
+    lacking = {k: v for k, v in inside.manifest.items() if k != "fingerprint"}
+    without = dataclasses.replace(inside, manifest={**lacking, "step": 1, "partial": None})
+    with pytest.raises(UsageError, match=r"in the middle of an epoch, but .* has no 'fingerprint'"):
+        fitted(shards, net, start=without, epochs=2)
 
 
 def test_an_epoch_of_so_many_steps_goes_on_where_the_last_one_ended(drawn_rows):

@@ -17,7 +17,11 @@ from bigdl.orca.learn.pytorch.lightning import (
     WorkerTrainer,
     dropped_hooks,
     merged_values,
+    unused_hooks,
 )
+from bigdl.orca.learn.pytorch.parts import ModelParts
+from bigdl.orca.learn.pytorch.prediction import TorchSnapshot
+from bigdl.training.state import dumps
 
 pl = pytest.importorskip("pytorch_lightning")
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -295,6 +299,69 @@ def test_a_loss_makes_it_a_plain_module_which_is_said():
     text = dropped_hooks(Logs(), has_loss=True)
     assert "since loss= was given: training_step, validation_step, on_" in text
     assert "what is logged" in dropped_hooks(Hooks(), has_loss=False, in_driver=True)
+
+
+class Predicts(Logs):
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0]).argmax(1)
+
+    def on_predict_epoch_end(self):
+        pass
+
+    def test_step(self, batch, batch_idx):
+        pass
+
+
+def test_what_predict_and_evaluate_drop_is_said_once_by_name(caplog):
+    def said():
+        texts = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return [text for text in texts if "not called" in text]
+
+    with caplog.at_level(logging.WARNING, "bigdl.orca"):
+        est, _ = fit(Predicts())
+        assert said() == []
+        for _ in range(2):
+            est.evaluate((X, Y))
+            assert est.predict(X).shape == (ROWS, 2)  # of forward
+        of_test, of_predict = said()
+    assert of_test.startswith("Predicts has hooks of Lightning that are not called: test_step; ev")
+    assert "not called: predict_step, on_predict_epoch_end; predict calls forward;" in of_predict
+    assert unused_hooks(Logs(), "predict") is unused_hooks(nn.Linear(1, 1), "evaluate") is None
+
+
+def test_what_prediction_drops_of_a_creators_module_is_said_by_the_task(caplog):
+    model = Predicts()
+    parts = ModelParts(lambda config: Predicts())
+    with caplog.at_level(logging.WARNING, "bigdl.orca"):
+        for _ in range(2):
+            TorchSnapshot.of(parts, dumps(model.state_dict())).ready(torch.device("cpu"))
+    (record,) = caplog.records
+    assert "predict_step, on_predict_epoch_end; predict calls forward" in record.getMessage()
+
+
+def test_setup_is_told_its_stage():
+    class Staged(Logs):
+        stages = ()
+
+        def setup(self, stage):
+            self.stages = (*self.stages, stage)
+
+    parts = ModelParts(Staged)
+    assert parts.build(training=True).model.stages == ("fit",)
+    assert parts.build(training=False).model.stages == ("validate",)
+    assert parts.build_model().stages == ("predict",)
+
+
+def test_collectives_of_a_module_are_those_of_one_process():
+    model = Logs()
+    WorkerTrainer().attach(model)
+    assert model.all_gather(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert model.trainer.strategy.broadcast(3) == 3
+    WorkerTrainer(1, 2).attach(model)
+    for call in (model.all_gather, model.trainer.strategy.reduce):
+        with pytest.raises(UsageError, match="2 workers|several workers"):
+            call(torch.ones(2))
 
 
 def step_of(step, /, **attributes):

@@ -14,7 +14,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import cloudpickle
 import numpy as np
@@ -593,6 +593,9 @@ class BatchLayout:
     shuffle: bool
     drop_last: bool
     windows: Sequence[int] = ()
+
+    #: what :meth:`check` reads of a manifest
+    facts: ClassVar = ("batch_size", "seed", "shuffle", "drop_last", "rows", "fingerprint")
 
     @classmethod
     def of(cls, settings: RunSettings, known: Sequence[dict], drop_last: bool = False):

@@ -35,6 +35,7 @@ from typing import TypeVar
 
 from bigdl.common.errors import UsageError
 from bigdl.common.storage import is_local_storage, open_file_system
+from bigdl.training.manifest import FORMAT, check_fields, check_manifest
 from bigdl.training.position import Position
 from bigdl.training.rest import IDS
 from bigdl.training.slices import SavedSlices, file_name, write_slice
@@ -43,7 +44,6 @@ logger = logging.getLogger("bigdl.orca")
 
 T = TypeVar("T")
 
-FORMAT = 1
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-\d{6,}-\d{8,}")
 
@@ -85,6 +85,23 @@ class Checkpoint:
     @property
     def position(self) -> Position:
         return Position.of(self.manifest)
+
+    def need(self, *names: str) -> None:
+        """Refuse a manifest without fields that are needed to go on within an epoch.
+
+        Raises
+        ------
+        UsageError
+            With the checkpoint and the fields.
+        """
+        try:
+            check_fields(self.manifest, names)
+        except ValueError as error:
+            which = "" if self.url is None else f" {self.url}"
+            raise UsageError(
+                f"The checkpoint{which} was taken in the middle of an epoch, but {error}; go on "
+                "from one of an epoch's end"
+            ) from None
 
     def pack(self) -> tuple[dict, bytes]:
         """Return it as one message: a JSON-able description and one blob."""
@@ -252,8 +269,6 @@ class CheckpointDirectory:
         """
         files = {}
         with self._reading(name) as manifest:
-            if manifest.get("format") != FORMAT:
-                raise ValueError(f"format {manifest.get('format')!r} is not {FORMAT}")
             for file, expected in manifest["files"].items():
                 data = self._fs.cat_file(f"{self._root}/{name}/{file}")
                 if len(data) != expected["size"] or zlib.crc32(data) != expected["crc32"]:
@@ -268,10 +283,12 @@ class CheckpointDirectory:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[dict]:
-        """Give the manifest of a checkpoint to a block; say which one it is that fails there."""
+        """Give the checked manifest of a checkpoint to a block; say which one fails there."""
         try:
-            yield json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            manifest = json.loads(self._fs.cat_file(f"{self._root}/{name}/{_MANIFEST}"))
+            check_manifest(manifest)
+            yield manifest
+        except (OSError, ValueError) as error:
             raise UsageError(f"The checkpoint {self.url}/{name} cannot be read: {error}") from error
 
     def latest(self, warn: Callable[[str], None] = logger.warning) -> tuple[str, Checkpoint] | None:
@@ -314,7 +331,12 @@ def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
         if latest is None:
             raise UsageError(f"There is no checkpoint below {path!r}; pass a model_dir")
         return latest[1]
-    names = {run.position(name).global_step: name for name in run.names()}
+    names = {}
+    for name in run.names():
+        try:
+            names[run.position(name).global_step] = name
+        except UsageError as error:
+            logger.warning("%s; it is passed over", error)
     if version not in names:
         raise UsageError(
             f"There is no checkpoint of version {version!r} below {path!r}; the versions there are "

@@ -609,6 +609,7 @@ class WorkerLoop(FitLoop):
     def _restore_epoch(self, snapshot: Checkpoint) -> None:
         """Go on within an epoch, with the batches that were to come or with the rows of them."""
         files, manifest, rank = snapshot.files, snapshot.manifest, self.sync.rank
+        snapshot.need(*BatchLayout.facts, "rows_since_merge", "sums")
         has_others = manifest.get("is_rest") or manifest["rows"] != list(self._layout.rows)
         if has_others and snapshot.left is not None:
             self._layout.check(manifest, rank, rows=False)

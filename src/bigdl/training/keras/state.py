@@ -115,19 +115,50 @@ def optimizers_of(model: Any) -> list:
     return list(kept.values())
 
 
+def optimizer_name(optimizer: Any) -> str:
+    """Return the class of an optimizer, with that of its schedule if it has one.
+
+    A learning rate that is a number, of which the state of the optimizer holds the value, has no
+    name.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
+    if inner is not None:
+        return f"{type(optimizer).__name__} of {optimizer_name(inner)}"
+    rate = getattr(optimizer, "_learning_rate", None)
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    schedule = f" with the schedule {type(rate).__name__}" if is_schedule else ""
+    return f"{type(optimizer).__name__}{schedule}"
+
+
 def dump_optimizers(model: Any) -> bytes:
-    """Return the states of all optimizers of a model."""
-    states = [values_of(optimizer.variables) for optimizer in optimizers_of(model)]
-    return dumps({"optimizers": states})
+    """Return the states of all optimizers of a model, and what they are of."""
+    optimizers = optimizers_of(model)
+    states = [values_of(optimizer.variables) for optimizer in optimizers]
+    return dumps({"optimizers": states, "names": list(map(optimizer_name, optimizers))})
 
 
 def put_optimizers(model: Any, data: bytes) -> None:
     """Load what :func:`dump_optimizers` gave into optimizers that have their variables.
 
     Of a table that lies in slices they have no rows; a whole one keeps what it has.
+
+    Raises
+    ------
+    UsageError
+        If they are the states of optimizers of another class, of another schedule or model.
     """
-    states = loads(data)["optimizers"]
-    for optimizer, values in zip(optimizers_of(model), states, strict=False):
+    kept = loads(data)
+    states, optimizers = kept["optimizers"], optimizers_of(model)
+    # files of earlier versions have no names
+    for optimizer, name in zip(optimizers, kept.get("names", ()), strict=False):
+        own = optimizer_name(optimizer)
+        if own != name:
+            raise UsageError(
+                f"The checkpoint has the state of the optimizer {name}, but the program makes "
+                f"{own}; go on with {name}, or take the weights alone: save_weights in a program "
+                f"with {name}, load_weights in this one, and fit without resume"
+            )
+    for optimizer, values in zip(optimizers, states, strict=False):
         if len(values) == len(optimizer.variables):  # else it is said which one does not fit
             values = list(map(_of_size, optimizer.variables, values))
         _put(optimizer.variables, values, "optimizer's state", "optimizer")

@@ -34,7 +34,7 @@ from bigdl.orca.parameter_layer.stragglers import DropStragglers, StragglerLimit
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.failure import FailurePolicy
 from bigdl.runtime.jobs import NoRows
-from bigdl.training.batches import plan_batches
+from bigdl.training.batches import BatchLayout, plan_batches
 from bigdl.training.checkpoint import Checkpoint, CheckpointDirectory
 from bigdl.training.fit import FitLoop, TrainingSession, input_facts
 from bigdl.training.position import Position, TriggerState
@@ -426,6 +426,7 @@ class ParameterLayerLoop(FitLoop):
         self.position, self._figures = begin.position, self._new_figures()
         self._saved = self.position.to_json()
         if self.position.batch and not self.position.partial:
+            begin.need(*BatchLayout.facts, "sums")
             self._layout.check(begin.manifest, 0)
             self._figures.restore(begin.manifest)
         if begin.files:

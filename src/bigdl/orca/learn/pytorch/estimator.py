@@ -35,6 +35,7 @@ from bigdl.orca.learn.pytorch.callbacks import MainCallback, ModelCheckpoint, Tq
 from bigdl.orca.learn.pytorch.callbacks.base import as_callbacks
 from bigdl.orca.learn.pytorch.evaluation import EvaluateProgram, EvaluationSettings
 from bigdl.orca.learn.pytorch.forward import check_weighted
+from bigdl.orca.learn.pytorch.lightning import unused_hooks
 from bigdl.orca.learn.pytorch.loop import Clipping, FitProgram, FitSettings
 from bigdl.orca.learn.pytorch.parts import (
     EXTRAS,
@@ -340,6 +341,7 @@ class PyTorchEstimator(TrainingEstimator):
         self._events: EventFiles | None = None
         self._saved: set[str] = set()  # digests of the files that this Estimator wrote
         self._shipped_fast: ShippedModel | None = None  # as _shipped, of an accelerated model
+        self._said: set[str] = set()  # sentences that the user was told once
 
     # -- fit -----------------------------------------------------------------------------------
 
@@ -653,6 +655,7 @@ Ray also RayXShards or a ray.data.Dataset
 
         if evaluation.get("warning"):
             logger.warning(evaluation["warning"])
+        self._say_once(evaluation.get("unused"))
 
         def returned(figures: dict, times: dict) -> dict:
             return as_returned({**figures, "profile": times} if profile else figures)
@@ -907,6 +910,9 @@ RayXShards or a ray.data.Dataset
             Whether the model outlives its checkpoint, so that it has to hold large tables itself.
         """
 
+        if parts.is_instance:  # a creator's model is known to the tasks
+            self._say_once(unused_hooks(parts.model, "predict"))
+
         def ship(data, names, cluster, inputs):
             from bigdl.orca.learn.pytorch.accelerated import Acceleration
 
@@ -933,6 +939,12 @@ RayXShards or a ray.data.Dataset
             return self._shipped, inputs
 
         return ship
+
+    def _say_once(self, sentence: str | None) -> None:
+        """Warn of something, if there is a sentence that this Estimator has not said yet."""
+        if sentence is not None and sentence not in self._said:
+            self._said.add(sentence)
+            logger.warning(sentence)
 
     # -- the model and its files -------------------------------------------------------------
 

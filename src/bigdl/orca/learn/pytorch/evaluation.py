@@ -28,7 +28,7 @@ from bigdl.orca.learn.pytorch.forward import (
     is_lightning,
     loss_sentence,
 )
-from bigdl.orca.learn.pytorch.lightning import LightningForward, merged_values
+from bigdl.orca.learn.pytorch.lightning import LightningForward, merged_values, unused_hooks
 from bigdl.orca.learn.pytorch.parts import BuiltParts, ModelParts, load_into
 from bigdl.runtime.collectives.base import GradientSync
 from bigdl.runtime.worker import Worker
@@ -547,4 +547,5 @@ class EvaluateProgram:
         evaluation = evaluate_collectively(runner, forward_pass, data, sync, settings)
         runner.epoch_stats = runner.metrics_stats = evaluation["figures"]
         runner.call("after_val_epoch")
+        evaluation["unused"] = unused_hooks(built.model, "evaluate")
         return evaluation

@@ -96,6 +96,36 @@ def dropped_hooks(model: Any, *, has_loss: bool, in_driver: bool = False) -> str
     )
 
 
+_UNUSED = {
+    "predict": ("predict", "predict calls forward"),
+    "evaluate": ("test", "evaluate is Lightning's validate, not its test"),
+}
+
+
+def unused_hooks(model: Any, verb: str) -> str | None:
+    """Return a sentence that names the hooks of a module that prediction or evaluation drops.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    verb : {"predict", "evaluate"}
+        For ``"predict"`` those of Lightning's ``predict``, for ``"evaluate"`` those of its
+        ``test``.
+    """
+    base = lightning_base(model)
+    if base is None:
+        return None
+    of, instead = _UNUSED[verb]
+    hooks = (n for n in dir(base) if n.startswith(f"on_{of}_"))
+    names = [n for n in (f"{of}_step", f"{of}_dataloader", *hooks) if overrides(model, n)]
+    if not names:
+        return None
+    return (
+        f"{type(model).__name__} has hooks of Lightning that are not called: {', '.join(names)}; "
+        f"{instead}; see {GUIDE}"
+    )
+
+
 # What a module returns of its optimizers ----------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -20,11 +21,17 @@ from bigdl.orca.learn.pytorch.forward import (
     call_with_columns,
     logits_of,
 )
+from bigdl.orca.learn.pytorch.lightning import unused_hooks
 from bigdl.orca.learn.pytorch.parts import ModelParts, load_into
 from bigdl.training.slices import SavedSlices
 from bigdl.training.state import precision_of, to_device
 from bigdl.training.tables.place import NOWHERE
 from bigdl.training.tables.torch_model import SavedRows
+
+logger = logging.getLogger("bigdl.orca")
+
+_SAID: set[str] = set()
+"""What this process was told of models."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +141,22 @@ class TorchSnapshot:
     def ready(self, device: torch.device) -> TorchReady:
         """The model, in a process and on a device."""
         model = self.parts.build_model(NOWHERE if self.slices else None)
+        if not self.parts.is_instance:  # of an instance the driver has said it
+            _say_unused(model)
         if self.weights is not None:
             load_into(model, self.weights)
         if self.slices:
             inner = model.model if isinstance(model, _Predicting) else model
             SavedRows(SavedSlices(**self.slices), inner)
         return TorchReady(model.eval().to(device), device, self.precision, names=self.names)
+
+
+def _say_unused(model: torch.nn.Module) -> None:
+    """Name what prediction drops of a LightningModule, once in a process."""
+    sentence = unused_hooks(model, "predict")
+    if sentence is not None and sentence not in _SAID:
+        _SAID.add(sentence)
+        logger.warning(sentence)
 
 
 def _tensor(column):

@@ -1,0 +1,151 @@
+"""What the manifest of a checkpoint has to look like, field by field.
+
+A manifest is a file that anybody can edit, cut off or write with another program, so its fields
+are checked where it is read, before a training relies on them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from bigdl.training.figures import EpochSums
+from bigdl.training.rest import IDS
+
+FORMAT = 1
+
+_Check = Callable[[Any], bool]
+_SUMS = {each.name for each in fields(EpochSums)}
+_COUNT = "an integer of at least 0"
+_REQUIRED = ("files", "epoch", "step", "global_step")
+
+
+def check_manifest(manifest: Any) -> None:
+    """Refuse what is no manifest of a checkpoint that this version reads.
+
+    Parameters
+    ----------
+    manifest : dict
+        As it was read.
+
+    Raises
+    ------
+    ValueError
+        With the field, what it should be and what it is.
+
+    Examples
+    --------
+    >>> from bigdl.training.manifest import check_manifest
+    >>> check_manifest({"format": 1, "files": {}, "epoch": -1, "step": 0, "global_step": 0})
+    Traceback (most recent call last):
+        ...
+    ValueError: its manifest's 'epoch' should be an integer of at least 0, got -1
+    """
+    if not isinstance(manifest, dict):
+        raise ValueError(f"its manifest should be a JSON object, got {type(manifest).__name__}")
+    if "format" not in manifest:
+        raise ValueError("its manifest has no 'format'")
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"it is of format {manifest['format']!r}, this version reads {FORMAT}")
+    check_fields(manifest, _REQUIRED)
+    for name, (expected, holds) in _FIELDS.items():
+        if name in manifest and not holds(manifest[name]):
+            raise ValueError(
+                f"its manifest's {name!r} should be {expected}, got {_short(manifest[name])}"
+            )
+    if "model.pt" not in manifest["files"]:
+        raise ValueError("its manifest's 'files' has no 'model.pt'")
+    lengths = {name: len(manifest[name]) for name in _OF_WORKERS if name in manifest}
+    if len(set(lengths.values())) > 1:
+        told = " and ".join(f"{count} in {name!r}" for name, count in lengths.items())
+        raise ValueError(f"its manifest has entries of different numbers of workers: {told}")
+
+
+def check_fields(manifest: dict, names: Iterable[str]) -> None:
+    """Refuse a manifest that lacks one of some fields, with a ValueError."""
+    missing = [repr(name) for name in names if name not in manifest]
+    if missing:
+        raise ValueError(f"its manifest has no {', '.join(missing)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:56]} ..."
+
+
+def _is_count(value: Any) -> bool:
+    return _is_integer(value) and value >= 0
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _list_of(holds: _Check) -> _Check:
+    return lambda value: isinstance(value, list) and all(map(holds, value))
+
+
+def _dict_of(holds: _Check) -> _Check:
+    return lambda value: isinstance(value, dict) and all(map(holds, value.values()))
+
+
+def _has(**checks: _Check) -> _Check:
+    """Return a check of a dict that has these entries, maybe among others."""
+    return lambda value: (
+        isinstance(value, dict)
+        and all(name in value and holds(value[name]) for name, holds in checks.items())
+    )
+
+
+def _is_dtype(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and np.dtype(value) is not None
+    except TypeError:
+        return False
+
+
+def _are_files(value: Any) -> bool:
+    sizes = _dict_of(_has(size=_is_count, crc32=_is_count))
+    return sizes(value) and all(posixpath.basename(name) == name != "" for name in value)
+
+
+def _are_sums(value: Any) -> bool:
+    return _list_of(_dict_of(_is_number))(value) and all(set(each) <= _SUMS for each in value)
+
+
+def _is_shape(value: Any) -> bool:
+    return _list_of(_is_count)(value) and len(value) > 0
+
+
+_are_figures = _has(epoch=_is_count, global_step=_is_count)
+_are_slices = _list_of(_has(shape=_is_shape, dtype=_is_dtype, size=_is_count, crc32=_is_count))
+_SLICES = "the slices of arrays, each with shape, dtype, size and crc32"
+_OF_WORKERS = ("sums", "rows_since_merge")
+_FIELDS: dict[str, tuple[str, _Check]] = {
+    **dict.fromkeys(("epoch", "step", "global_step"), (_COUNT, _is_count)),
+    "seed": ("an integer", lambda value: value is None or _is_integer(value)),
+    "history": (
+        "a list of an epoch's figures, each with epoch and global_step",
+        _list_of(_are_figures),
+    ),
+    "partial": (
+        "null, or an epoch's figures with epoch and global_step",
+        lambda value: value is None or _are_figures(value),
+    ),
+    "ends": ("a dict of numbers of epochs", _dict_of(_is_count)),
+    "files": ("a dict of names of files, each with size and crc32", _are_files),
+    "rows": ("a list of numbers of rows", _list_of(_is_count)),
+    "rows_since_merge": ("a list of numbers of rows", _list_of(_is_count)),
+    "sums": ("a list of sums of workers", _are_sums),
+    "slices": (_SLICES, _dict_of(_are_slices)),
+    IDS: (_SLICES, _are_slices),
+}
+"""By name: what a field should be, and whether a value is that."""
