@@ -1,4 +1,4 @@
-"""What the manifest of a checkpoint has to look like, field by field.
+"""Manifests of checkpoints and their checks, field by field.
 
 A manifest is a file that anybody can edit, cut off or write with another program, so its fields
 are checked where it is read, before a training relies on them.
