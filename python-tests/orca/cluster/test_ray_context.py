@@ -14,6 +14,7 @@ import ray_models as rays
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.orca import OrcaContext, init_orca_context
+from bigdl.orca.cluster.ray_launch import shortened
 from bigdl.orca.ray import OrcaRayContext, RayContext
 from bigdl.orca.ray.utils import resource_to_bytes
 
@@ -239,3 +240,52 @@ def test_a_program_connects_to_a_ray_that_runs_already(tmp_path):
         HOME=str(tmp_path),
     )
     assert found == [[2, 2], "[1]", 2.0]
+
+
+def test_a_long_line_of_a_raylet_becomes_a_sentence():
+    long = (
+        "A worker died or was killed while executing a task by an unexpected system error. To "
+        "troubleshoot the problem, check the logs for the dead worker. RayTask ID: ffff Worker "
+        f"ID: {'0' * 100} Worker PID: 123 Worker exit type: SYSTEM_ERROR"
+    )
+    assert shortened(long) == (
+        "A worker died or was killed while executing a task by an unexpected system error "
+        "(process 123). Ray's logs have more."
+    )
+    assert shortened("Spilled 2 MiB. More follows.") == "Spilled 2 MiB. More follows."
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_told_in_a_sentence():
+    found = run(
+        """
+        import io, json, os, signal, sys, time
+        from bigdl.orca import init_orca_context, stop_orca_context
+
+        from ray._private import worker
+        original = worker.print_to_stdstream
+        init_orca_context(runtime="ray", cores=1)
+        import ray
+
+        @ray.remote(max_retries=0)
+        def dies():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        shown, usual = io.StringIO(), sys.stdout
+        sys.stdout = shown
+        try:
+            ray.get(dies.remote())
+        except ray.exceptions.WorkerCrashedError:
+            pass
+        end = time.monotonic() + 60
+        while "Ray's logs" not in shown.getvalue() and time.monotonic() < end:
+            time.sleep(0.1)
+        sys.stdout = usual
+        stop_orca_context()
+        print(json.dumps([shown.getvalue(), worker.print_to_stdstream is original]))
+        """
+    )
+    line, is_put_back = found
+    assert "A worker died or was killed" in line
+    assert len(line) < 250
+    assert is_put_back

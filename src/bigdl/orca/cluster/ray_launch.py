@@ -7,17 +7,19 @@ this one is killed.
 """
 
 import contextlib
+import functools
 import inspect
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bigdl.common.environment import EnvContext, set_variables
@@ -71,6 +73,8 @@ def start_ray(
         Further arguments of ``ray.init``.
     """
     require("ray", "ray")
+    if "logging_level" not in (options or {}):
+        cleanup.enter_context(_short_lines_of_raylet())
     # one that was inherited from a program with a Ray of its own does not count
     loopback = {_SEVERAL_NODES: "0" if host == LOOPBACK else None}
     debugger = {"PYTHONBREAKPOINT": os.environ.get("PYTHONBREAKPOINT")}  # Ray takes it over
@@ -173,6 +177,42 @@ def _speaks_http2(line: socket.socket) -> bool:
     settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # a frame of them, empty
     line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
     return line.recv(9)[3:4] == settings[3:4]
+
+
+_LONG = 200
+
+
+@contextlib.contextmanager
+def _short_lines_of_raylet() -> Iterator[None]:
+    """Print one sentence where Ray prints ten of a worker that died: the job tells of it, too."""
+    from ray._private import worker
+
+    original = getattr(worker, "print_to_stdstream", None)
+    if original is None:
+        yield
+        return
+
+    @functools.wraps(original)
+    def printed(data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if data.get("pid") == "raylet":
+            data = {**data, "lines": [shortened(line) for line in data.get("lines", [])]}
+        original(data, *args, **kwargs)
+
+    worker.print_to_stdstream = printed
+    try:
+        yield
+    finally:
+        if worker.print_to_stdstream is printed:
+            worker.print_to_stdstream = original
+
+
+def shortened(line: str) -> str:
+    """Return the first sentence of a long line of a raylet, with the process that it is about."""
+    if len(line) <= _LONG:
+        return line
+    process = re.search(r"Worker PID: (\d+)", line)
+    about = f" (process {process[1]})" if process else ""
+    return f"{line.split('. ')[0][:_LONG].rstrip('.')}{about}. Ray's logs have more."
 
 
 def _disconnect() -> None:
