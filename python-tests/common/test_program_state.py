@@ -22,7 +22,10 @@ from bigdl.common.cpu import in_new_thread, thread_scope
 _PROGRAMS = Path(program_state.__file__).with_name("state_programs.py")
 
 
-_LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("nano", "keras", "ray", "spark")]
+_LONG = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("nano", "keras", "ray", "spark", "servers")
+]
 
 
 @pytest.mark.parametrize("program", ["local", *_LONG])

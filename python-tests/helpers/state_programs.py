@@ -292,7 +292,7 @@ def servers():
     import torch
 
     from bigdl.nano.pytorch import InferenceOptimizer
-    from bigdl.nano.serving import ModelRepository, ModelServer
+    from bigdl.nano.serving import Client, ModelServer
 
     as_a_program()
     x = torch.from_numpy(_data()[0])
@@ -301,10 +301,12 @@ def servers():
     folder = Path("models/linear/1")
     folder.mkdir(parents=True)
     InferenceOptimizer.save(traced, folder)
-    with verb("ModelServer"):
-        repository = ModelRepository("models")
-        with ModelServer(repository, http_port=0):
-            pass
+    with (
+        verb("ModelServer"),
+        ModelServer("models", http_port=0, grpc_port=0) as server,
+        Client(f"http://127.0.0.1:{server.http_port}") as client,
+    ):
+        client.infer("linear", x[:4].numpy())
 
 
 if __name__ == "__main__":
