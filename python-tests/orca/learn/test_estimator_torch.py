@@ -155,7 +155,9 @@ def test_without_a_terminal_a_line_shows_an_epoch(frame, capfd):
     assert last.startswith(f"epoch 2/2: train_loss {loss:.4g}, ")
     assert f", val_mae {mae:.4g}" in last
     est.fit(frame, batch_size=50, **COLUMNS)
-    assert capfd.readouterr().err.startswith("epoch 1/1: train_loss ")
+    starting, epoch = capfd.readouterr().err.splitlines()
+    assert starting.startswith("starting ")
+    assert epoch.startswith("epoch 1/1: train_loss ")
     quiet = estimator(log_level=logging.WARNING)
     try:
         quiet.fit(frame, batch_size=50, **COLUMNS)
@@ -236,7 +238,7 @@ def test_evaluate_does_not_depend_on_the_workers(frame, scored, workers):
     found = est.evaluate(frame, batch_size=7, **COLUMNS)
     assert {k: float(v) for k, v in found.items()} == pytest.approx(scored, rel=1e-6)
     assert isinstance(found["val_loss"], float)
-    assert isinstance(found["AUC"], torch.Tensor)
+    assert isinstance(found["AUC"], float)
 
 
 def test_evaluate_gives_the_workers_own_figures_and_times(frame):
@@ -476,7 +478,7 @@ def test_an_optimizer_instance_keeps_its_state_from_fit_to_fit(frame):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "spork"}, r"got backend: 'spork'; use one of them, backend='bigdl'"),
+        ({"backend": "spork"}, r"got backend='spork'; use one of them"),
         ({"config": {"batch_size": 3}}, "config must not hold batch_size"),
         ({"config": ["lr"]}, "config must be a dict, got list"),
         ({"model": 3}, "model must be an nn.Module or a function .* got int"),

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from bigdl.common.program_state import random_numbers_kept
 from bigdl.nano.acceleration import choices
 from bigdl.nano.acceleration.method import Method
 from bigdl.nano.acceleration.spread import Spread
@@ -35,7 +36,8 @@ def warn_if_slower(
     key = choices.key_of("beside the original", method.name, facts)
     choice = choices.find(key)
     if choice is None:
-        seconds = choices.race({"original": original, method.name: model}, _BUDGET_S)
+        with random_numbers_kept():  # that the models may draw
+            seconds = choices.race({"original": original, method.name: model}, _BUDGET_S)
         if min(seconds["original"]) < _LEAST_S:
             return
         choice = choices.choose(seconds, "original")

@@ -181,7 +181,11 @@ class IntegerGuard:
         """
         for position, low, high in self.limits:
             array = arrays[position]
-            if array.size and (array.min() < low or array.max() > high):
+            if (
+                array.size
+                and array.dtype.kind in "iu"
+                and (array.min() < low or array.max() > high)
+            ):
                 return self._looked_at(arrays)
         return None
 

@@ -73,12 +73,22 @@ def check_creator(
     is_creator : bool, default True
         False leaves it alone.
     """
-    if not is_creator or not isinstance(creator, types.FunctionType):
+    if not is_creator or not isinstance(creator, types.FunctionType | type):
         return
-    signature = inspect.signature(creator)
+    try:
+        signature = inspect.signature(creator)
+    except ValueError:  # of a class that does not tell it
+        return
     try:
         signature.bind(*parameters)
     except TypeError:
+        if isinstance(creator, type):
+            raise UsageError(
+                f"{name} must be an object or a function {name}({', '.join(parameters)}) that "
+                f"returns one, got the class {creator.__name__}, which takes {signature}; write "
+                f"{name}={creator.__name__}(...) or {name}=lambda {', '.join(parameters)}: "
+                f"{creator.__name__}(...)"
+            ) from None
         called = f"{name}({', '.join(parameters)})"
         shown = "a lambda" if creator.__name__ == "<lambda>" else f"the function {creator.__name__}"
         raise UsageError(

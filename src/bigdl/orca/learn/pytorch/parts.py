@@ -77,6 +77,8 @@ def check_sizes(model: torch.nn.Module) -> None:
 
 CLASSES = "classes.json"
 """File of a checkpoint with the names of the classes whose states it has."""
+# How the steps of an optimizer of torch are computed, which a state may lack.
+_OF_EVERY_OPTIMIZER = {"capturable", "differentiable", "foreach", "fused"}
 
 
 @dataclass
@@ -154,7 +156,7 @@ class BuiltParts:
             self.tables.load_optimizer(
                 lambda: load_into(self.optimizer, data, "optimizer's state", "optimizer")
             )
-            missing = set(self.optimizer.defaults)
+            missing = set(self.optimizer.defaults) - _OF_EVERY_OPTIMIZER
             missing -= set.intersection(*(set(group) for group in self.optimizer.param_groups))
             if missing:
                 raise UsageError(
@@ -219,12 +221,6 @@ class ModelParts:
         if "batch_size" in self.config:
             raise UsageError(
                 "config must not hold batch_size; pass batch_size to fit, evaluate or predict"
-            )
-        if isinstance(self.model, type) and issubclass(self.model, torch.nn.Module):
-            raise UsageError(
-                "model must be an nn.Module or a function model(config) that returns one, got the "
-                f"class {self.model.__name__}; write model={self.model.__name__}(...) or "
-                f"model=lambda config: {self.model.__name__}(...)"
             )
         check_creator("model", self.model, ("config",), is_creator=not self.is_instance)
         of_optimizer = not isinstance(self.optimizer, torch.optim.Optimizer | type)
