@@ -242,8 +242,8 @@ def _frame_of(data: Rows) -> Any:
     columns: list[tuple[str, Any]] = []
     for name, values in data.features.items():
         if name in data.categories:
-            values = pd.Categorical.from_codes(values, data.categories[name])
-            columns.append((str(name), values))
+            categories = pd.Categorical.from_codes(values, data.categories[name])
+            columns.append((str(name), categories))
         elif values.ndim == 1:
             columns.append((str(name), values))
         else:
