@@ -112,7 +112,9 @@ def _logging_is_left_as_it_was():
 def _silenced() -> dict[str, object]:
     """What is off: all loggers up to a level, or one of ours."""
     manager = logging.root.manager
-    found = {"": manager.disable} if manager.disable else {}
+    found: dict[str, object] = {"": manager.disable} if manager.disable else {}
+    if logging.root.level > logging.WARNING:  # below it, servers log more
+        found["root"] = logging.root.level
     for name, logger in list(manager.loggerDict.items()):
         if name.split(".")[0] == "bigdl" and isinstance(logger, logging.Logger):
             level = logger.level > logging.WARNING

@@ -24,6 +24,7 @@ import torch
 
 from bigdl.common.environment import scratch_home
 from bigdl.common.errors import LazyModule, UsageError, first_line, require
+from bigdl.common.program_state import kept
 from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.acceleration.onnx_quantization import save
 from bigdl.nano.acceleration.onnxruntime import OnnxRuntimeFacade
@@ -301,7 +302,8 @@ def _traced(source: TorchSource):
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
     sample = tuple(source.sample_tensors)
-    with source.flat_module() as module, warnings.catch_warnings(record=True) as seen:
+    # OpenVINO leaves the level of the root logger changed where it cannot convert.
+    with source.flat_module() as module, kept(), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         # Checking a trace takes two more traces; shared weights would change with the model's.
         decoder = TorchScriptPythonDecoder(
