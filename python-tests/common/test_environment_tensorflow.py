@@ -8,8 +8,6 @@ import sys
 import pytest
 
 from bigdl.common import environment
-from bigdl.common.errors import MissingExtraError
-from bigdl.nano.lazy_names import lazy_names
 from bigdl.training.figures import NamedFigures
 
 
@@ -26,16 +24,6 @@ def test_a_package_of_keras_that_is_missing_is_named_with_its_extra(missing, pro
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert last.endswith(f"{missing} is not installed; run: pip install 'bigdl[nano,tf]'")
-
-
-def test_a_lazy_name_says_of_any_missing_package_how_to_install_it(tmp_path, monkeypatch):
-    (tmp_path / "needs_more.py").write_text("import psutil.parts")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    find, _ = lazy_names("package", {"name": "needs_more"})
-    message = r"psutil is not installed; run: pip install 'bigdl\[nano\]'"
-    with pytest.raises(MissingExtraError, match=message):
-        find("name")
 
 
 def test_lines_about_the_start_of_tensorflow_are_left_out_and_others_kept(capfd):
