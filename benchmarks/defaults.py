@@ -61,9 +61,9 @@ def model_of(name):
 
     torch.manual_seed(0)
     if name == "resnet18":
-        from bigdl.nano.pytorch.vision.models import ImageClassifier, resnet18
+        from bigdl.nano.pytorch.vision.models import resnet18
 
-        return nn.Sequential(ImageClassifier(resnet18(), 10))
+        return nn.Sequential(resnet18(), nn.Linear(512, 10))
     if name == "encoder":
         layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
         return nn.Sequential(
@@ -191,10 +191,11 @@ def inference_side(name, side):
         elif side == "nano bf16":
             model = InferenceOptimizer.quantize(net, "bf16", input_sample=x, thread_num=threads)
         elif side.startswith("nano openvino"):
+            precision = side.split()[-1]
+            data = {"calib_data": x} if precision == "int8" else {}
             model = InferenceOptimizer.quantize(
-                net, side.split()[-1], accelerator="openvino", input_sample=x, calib_data=x,
-                thread_num=threads,
-            )  # fmt: skip
+                net, precision, accelerator="openvino", input_sample=x, thread_num=threads, **data
+            )
         else:
             model = net
         notes += [str(each.message) for each in caught if "times as long" in str(each.message)]
@@ -218,8 +219,10 @@ def inference_side(name, side):
 
 def by_hand(net, x, threads, config):
     import openvino
+    import torch
 
-    network = openvino.convert_model(net, example_input=x)
+    torch.backends.mha.set_fastpath_enabled(False)  # it is no operation of OpenVINO
+    network = openvino.convert_model(torch.export.export(net, (x,)))
     network.reshape(list(x.shape))
     properties = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, **config}
     request = openvino.compile_model(network, "CPU", properties).create_infer_request()
