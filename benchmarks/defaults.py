@@ -192,14 +192,15 @@ def inference_side(name, side):
             model = InferenceOptimizer.quantize(net, "bf16", input_sample=x, thread_num=threads)
         elif side.startswith("nano openvino"):
             precision = side.split()[-1]
-            data = {"calib_data": x} if precision == "int8" else {}
+            # random weights differ more in int8 than trained ones, which is not what is asked here
+            data = {"calib_data": x, "strict_check": False} if precision == "int8" else {}
             model = InferenceOptimizer.quantize(
                 net, precision, accelerator="openvino", input_sample=x, thread_num=threads, **data
             )
         else:
             model = net
         notes += [str(each.message) for each in caught if "times as long" in str(each.message)]
-    calls = 1 if name == "resnet18" else 5
+    calls = 10 if name == "resnet18" else 20
     if "openvino" in side and not side.startswith("nano"):
         run = by_hand(
             net, x, threads, {} if "default" in side else {"INFERENCE_PRECISION_HINT": "f32"}
@@ -327,6 +328,7 @@ def measure(part, model, options):
             for repeat in range(options.repeats):
                 sides = list(workers) if repeat % 2 else list(reversed(workers))
                 for side in sides:
+                    time.sleep(0.3)  # threads of the side before may still spin
                     answer = workers[side].run()
                     entry = found.setdefault(side, {"seconds": [], "told": ""})
                     entry["seconds"].append(answer["seconds"])
