@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import sys, time
-from bigdl.common.environment import scratch_directory
+from bigdl.common.private_folders import scratch_directory
 for _ in range(2):
     directory = scratch_directory("bigdl-killed-")
     (directory / "file").write_text("content")

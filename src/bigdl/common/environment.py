@@ -1,23 +1,13 @@
-"""Environment variables that hold for a while, and the directory for files of a process.
-
-Such files are gone when their process ends. A process that may be killed is given a directory by
-the one that would kill it, which removes what is left there. All others use the system's directory
-for temporary files, and a small shell waits for their end, however they end, and removes what is
-left.
-"""
+"""Environment variables that hold for a while, and what TensorFlow logs when it starts."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 
 class EnvContext:
@@ -65,75 +55,6 @@ def set_variables(variables: Mapping[str, object | None]) -> dict[str, str | Non
         else:
             os.environ[name] = str(value)
     return before
-
-
-VARIABLE = "BIGDL_SCRATCH_DIR"
-"""Environment variable that names the directory."""
-
-
-def scratch_home() -> str | None:
-    """The directory for such files, as the `dir` of :mod:`tempfile`'s functions."""
-    return os.environ.get(VARIABLE) or None
-
-
-def scratch_directory(prefix: str) -> Path:
-    """A new, empty directory, which the caller removes.
-
-    Parameters
-    ----------
-    prefix : str
-        Begin of its name.
-
-    Returns
-    -------
-    Path
-    """
-    directory = tempfile.mkdtemp(prefix=prefix, dir=scratch_home())
-    if scratch_home() is None:
-        _remove_at_end(directory)
-    return Path(directory)
-
-
-# Reads names of directories until nobody holds the other end of its input. It is no child of the
-# process, nor of its group: signals to these do not reach it.
-_REMOVER = """
-exec 3<&0
-( while IFS= read -r name <&3; do set -- "$@" "$name"; done; rm -rf -- "$@" ) &
-"""
-_remover_lock = threading.Lock()
-_remover: int | None = None
-
-
-def _remove_at_end(directory: str) -> None:
-    """Have a directory removed when this process, and all that it forked, have ended."""
-    global _remover
-    with _remover_lock, contextlib.suppress(OSError):
-        if _remover is None:
-            end, _remover = os.pipe()
-            subprocess.run(
-                ["/bin/sh", "-c", _REMOVER],
-                stdin=end,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                check=False,
-            )
-            os.close(end)
-        os.write(_remover, os.fsencode(directory) + b"\n")
-
-
-def cache_directory(name: str) -> Path:
-    """The directory ``~/.cache/bigdl/<name>``, or that below ``XDG_CACHE_HOME``."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(root) / "bigdl" / name
-
-
-def remove_old(files: Iterable[Path], age_s: float) -> None:
-    """Remove the files of a cache that have not changed for so many seconds."""
-    for file in files:
-        with contextlib.suppress(OSError):
-            if time.time() - file.stat().st_mtime > age_s:
-                file.unlink()
 
 
 def tensorflow_log_level() -> str:

@@ -4,11 +4,11 @@ import os
 import posixpath
 import re
 import secrets
-import tempfile
 from typing import Any
 
 from bigdl.common.errors import MissingExtraError, UsageError, require
 from bigdl.common.hadoop import find_hadoop_classes
+from bigdl.common.private_folders import scratch_folder
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _HDFS = ("hdfs", "arrow_hdfs")
@@ -159,7 +159,7 @@ class RemoteFolder:
 
     def __init__(self, url: str):
         self._fs, self._root = open_file_system(url)
-        self._folder = tempfile.TemporaryDirectory(prefix="callback-")
+        self._folder = scratch_folder("callback")
         self._times: dict[str, int] = {}  # when what was uploaded had been changed
         self.path = self._folder.name
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError, require
+from bigdl.common.private_folders import scratch_folder
 from bigdl.orca.inference.shipping import ModelBytes
 from bigdl.orca.learn.prediction.inputs import PredictOptions
 
@@ -179,7 +179,7 @@ def save_model(
         data=f"data/{_FOLDER}",
         bigdl_version=_version("bigdl"),
     )
-    with tempfile.TemporaryDirectory(prefix="bigdl-mlflow-") as temporary:
+    with scratch_folder("mlflow") as temporary:
         folder = Path(temporary, _FOLDER)
         folder.mkdir()
         (folder / _MODEL).write_bytes(data)

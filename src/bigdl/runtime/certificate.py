@@ -10,11 +10,11 @@ import contextlib
 import datetime
 import os
 import ssl
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bigdl.common.errors import require
+from bigdl.common.private_folders import scratch_folder
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Certificate:
     @contextlib.contextmanager
     def files(self) -> Iterator[tuple[str, str]]:
         """Files with the key and the certificate, for the time of the block."""
-        with tempfile.TemporaryDirectory(prefix="bigdl-") as folder:  # for its owner only
+        with scratch_folder("certificate") as folder:  # for its owner only
             paths = os.path.join(folder, "key.pem"), os.path.join(folder, "certificate.pem")
             for path, content in zip(paths, (self.key, self.certificate), strict=True):
                 with open(path, "wb") as file:

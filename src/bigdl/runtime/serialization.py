@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from bigdl.common.environment import cache_directory
 from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import cache_directory
 from bigdl.runtime import keras_objects
 
 logger = logging.getLogger("bigdl")

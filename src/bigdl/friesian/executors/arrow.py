@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import tempfile
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ import pyarrow.parquet as pq
 
 from bigdl.common.checks import check_choice, check_integer
 from bigdl.common.errors import UsageError, outcome_of, without_errors
+from bigdl.common.private_folders import scratch_folder
 from bigdl.friesian.ops import kinds
 from bigdl.friesian.ops.batches import (
     DictionaryColumn,
@@ -142,7 +142,7 @@ class LocalWorkers(Host):
         self._pool = WorkerPool([Stage("the pipeline", _caller, slots)])
 
     def _outcomes(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        with tempfile.TemporaryDirectory(prefix="bigdl-") as folder:
+        with scratch_folder("pipeline") as folder:
             path = os.path.join(folder, "work")
             with open(path, "wb") as file:
                 pickle.dump(function, file, protocol=5)

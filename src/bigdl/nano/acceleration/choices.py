@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bigdl.common.cpu import isa_flags, processor_name, usable_cores
-from bigdl.common.environment import cache_directory, remove_old
+from bigdl.common.private_folders import cache_directory, remove_old
 from bigdl.nano.acceleration.spread import Spread
 
 _MOST_FILES = 256

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from bigdl.common.cpu import isa_flags, saturates_int8
-from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import LazyModule, require
+from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.acceleration.accuracy import relative_error
 from bigdl.nano.acceleration.quiet import quiet
 

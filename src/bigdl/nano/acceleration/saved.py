@@ -6,7 +6,6 @@ model they make and all that it has to know. Nothing in it is a pickle.
 
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.private_folders import scratch_folder
 from bigdl.nano.acceleration.quiet import refusing
 
 yaml = LazyModule("yaml", "nano")
@@ -79,7 +79,7 @@ def opened(
     """
     with ExitStack() as stack:
         if isinstance(path, Mapping):
-            scratch = tempfile.TemporaryDirectory(prefix="bigdl-nano-")
+            scratch = scratch_folder("nano")
             directory = Path(stack.enter_context(scratch))
             for name, file in path.items():
                 (directory / Path(name).name).write_bytes(file.read())

@@ -21,8 +21,8 @@ import numpy as np
 
 from bigdl.common.checks import check_choice, check_integer, check_positive
 from bigdl.common.cpu import usable_cores
-from bigdl.common.environment import scratch_home
 from bigdl.common.errors import LazyModule, UsageError
+from bigdl.common.private_folders import scratch_folder
 from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import cast_array
 from bigdl.nano.acceleration.texts import as_strings
@@ -171,7 +171,7 @@ def network_bytes(network, *, half: bool = False) -> tuple[bytes, bytes]:
 
     With `half` constants in fp32 are stored in fp16.
     """
-    with tempfile.TemporaryDirectory(prefix="bigdl-network-", dir=scratch_home()) as folder:
+    with scratch_folder("network") as folder:
         text = Path(folder, "network.xml")
         openvino.save_model(network, text, compress_to_fp16=half)
         return text.read_bytes(), text.with_suffix(".bin").read_bytes()

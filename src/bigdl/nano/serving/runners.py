@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.checks import check_positive
-from bigdl.common.environment import scratch_home
 from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.private_folders import scratch_folder
 from bigdl.nano.acceleration.onnxruntime import OnnxFile, OnnxNetwork, OnnxRuntimeFacade, port_dtype
 from bigdl.nano.acceleration.saved import META_FILE, opened
 from bigdl.nano.acceleration.structure import CallInputs, Structure, as_array, flatten
@@ -258,7 +257,7 @@ def _of_file(path: Path, thread_num: int | None, device: str | None) -> ModelRun
         return _of_openvino(ShapedNetwork(content, device or "CPU", thread_num=thread_num))
     if path.suffix == ".keras":
         keras = require("keras", "tf")
-        with tempfile.TemporaryDirectory(prefix="bigdl-serving-", dir=scratch_home()) as folder:
+        with scratch_folder("serving") as folder:
             copy = Path(folder, path.name)
             copy.write_bytes(path.read_bytes())
             with refusing(f"Keras cannot load {str(path)!r}"):

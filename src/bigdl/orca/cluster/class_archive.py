@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bigdl.common.environment import cache_directory, remove_old
 from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import cache_directory, remove_old
 from bigdl.orca.cluster.java import find_java
 from bigdl.orca.cluster.standalone import spark_home
 

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import cloudpickle
 
 from bigdl.common.errors import BigDLError, UsageError, first_line, require
+from bigdl.common.private_folders import scratch_folder
 from bigdl.orca.cluster.environment import zip_bigdl, zip_modules
 from bigdl.orca.cluster.launch import quiet_query_errors
 from bigdl.orca.cluster.pieces import PIECE, PIECES, pieces, pieces_frame, whole_values
@@ -206,7 +207,7 @@ class ConnectCluster(SparkCluster):
 
     def _send(self, data, name, **kind):
         if name not in self._facts.sent:
-            with tempfile.TemporaryDirectory(prefix="bigdl-artifact-") as folder:
+            with scratch_folder("artifact") as folder:
                 path = Path(folder, name)
                 path.write_bytes(data)
                 self._session.addArtifacts(str(path), **kind)
@@ -221,7 +222,7 @@ class ConnectCluster(SparkCluster):
             self._send_modules(zip_modules)
 
     def _send_modules(self, write: Callable[[Path], bool]) -> None:
-        with tempfile.TemporaryDirectory(prefix="bigdl-modules-") as folder:
+        with scratch_folder("modules") as folder:
             file = Path(folder, "modules.zip")
             if write(file):
                 data = file.read_bytes()

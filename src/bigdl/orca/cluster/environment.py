@@ -20,8 +20,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, cast
 
-from bigdl.common.environment import cache_directory, remove_old
 from bigdl.common.errors import MissingExtraError, UsageError
+from bigdl.common.private_folders import cache_directory, remove_old
 from bigdl.orca.cluster.spark import is_local
 from bigdl.runtime.engine import user_import_path
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import scratch_folder
 
 OLDEST_JAVA = 17
 """Spark 4 runs on Java 17 and newer."""
@@ -187,7 +188,7 @@ def _home(origin: str, java: Path, version: int, home: Path, has_module: bool) -
 
 def _wrap(java: Path) -> tempfile.TemporaryDirectory:
     """Make a private Java home whose ``bin/java`` runs `java` without the vector module."""
-    private = tempfile.TemporaryDirectory(prefix="bigdl-java-", ignore_cleanup_errors=True)
+    private = scratch_folder("java")
     script = Path(private.name) / "bin" / "java"
     script.parent.mkdir()
     script.write_text(_WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(java))))

@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from xml.etree import ElementTree
 
 from bigdl.common.errors import UsageError
 from bigdl.common.hadoop import hadoop_properties
+from bigdl.common.private_folders import scratch_folder
 from bigdl.orca.cluster import kubernetes, launch, yarn
 from bigdl.orca.cluster.environment import conda_prefix, packed_environment, zip_modules
 from bigdl.orca.cluster.java import find_java
@@ -534,7 +534,7 @@ def _submit_to_kubernetes(request: ContextRequest, machine: Machine) -> int:
 def _submit_to_yarn(request: ContextRequest, machine: Machine) -> int:
     """Run the program there, and print here what its driver has printed."""
     tag = f"bigdl-{uuid.uuid4().hex}"
-    with tempfile.TemporaryDirectory(prefix="bigdl-submit-") as directory:
+    with scratch_folder("submit") as directory:
         modules = str(Path(directory) / "modules.zip")
         machine = _with_environment(
             request, replace(machine, modules=modules if zip_modules(modules) else None)

@@ -17,11 +17,11 @@ import os
 import posixpath
 import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from bigdl.common.errors import UsageError, require
+from bigdl.common.private_folders import scratch_folder
 from bigdl.common.storage import is_local_path, is_local_storage, open_file_system, plain_path
 
 if TYPE_CHECKING:
@@ -626,7 +626,7 @@ def _copied_to(path: str, overwrite: bool) -> Iterator[str]:
 @contextlib.contextmanager
 def _temporary(path: str) -> Iterator[str]:
     """A local path with the same last part as `path`, whose suffix may matter."""
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder("file") as folder:
         yield os.path.join(folder, posixpath.basename(path.rstrip("/")) or "data")
 
 

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import io
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bigdl.common.errors import UsageError, refusing, require
+from bigdl.common.private_folders import scratch_folder
 from bigdl.orca.data.file import read_bytes
 
 Copy = Callable[[list[np.ndarray]], list[np.ndarray]]
@@ -174,7 +174,7 @@ def saved_files(accelerated: Any) -> dict[str, bytes]:
     """The files of the directory that ``InferenceOptimizer.save`` writes for a model, by name."""
     from bigdl.nano.pytorch import InferenceOptimizer
 
-    with tempfile.TemporaryDirectory(prefix="bigdl-accelerated-") as folder:
+    with scratch_folder("accelerated") as folder:
         directory = Path(folder, "model")
         InferenceOptimizer.save(accelerated, directory)
         return nano_files(directory)

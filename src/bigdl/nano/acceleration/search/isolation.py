@@ -25,9 +25,9 @@ import cloudpickle
 import psutil
 
 from bigdl.common.cpu import usable_cores
-from bigdl.common.environment import VARIABLE as SCRATCH
 from bigdl.common.errors import BigDLError, WorkerLost, one_line
 from bigdl.common.memory import available_memory
+from bigdl.common.private_folders import VARIABLE as SCRATCH
 from bigdl.nano.acceleration.method import ORIGINAL
 from bigdl.nano.acceleration.search.trial import Bench, SearchOptions, Trial, try_method
 from bigdl.runtime.pool import CpuSlot, Stage, WorkerPool

@@ -19,8 +19,9 @@ from typing import Any, ClassVar, Self
 import torch
 
 from bigdl.common.cpu import isa_flags
-from bigdl.common.environment import EnvContext, scratch_directory
+from bigdl.common.environment import EnvContext
 from bigdl.common.errors import UsageError, first_line
+from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.acceleration.method import BuildOptions, Method
 from bigdl.nano.acceleration.quiet import quiet, refusing
 from bigdl.nano.acceleration.structure import Structure, flatten

@@ -11,7 +11,6 @@ import importlib
 import inspect
 import logging
 import re
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,8 +21,8 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 
-from bigdl.common.environment import scratch_home
 from bigdl.common.errors import LazyModule, UsageError, first_line, require
+from bigdl.common.private_folders import scratch_folder
 from bigdl.common.program_state import kept
 from bigdl.nano.acceleration.method import BuildOptions, find_method
 from bigdl.nano.acceleration.onnx_quantization import save
@@ -350,7 +349,7 @@ def _scripted(source: TorchSource, options: BuildOptions):
 
 
 def _from_onnx(source: TorchSource, options: BuildOptions):
-    with tempfile.TemporaryDirectory(prefix="bigdl-onnx-", dir=scratch_home()) as folder, quiet():
+    with scratch_folder("onnx") as folder, quiet():
         file = Path(folder, "model.onnx")
         to_onnx(source, str(file), replace(options, conversion={}))
         return _checked(openvino.convert_model(file), source)

@@ -19,8 +19,8 @@ import torch
 
 from bigdl.common.checks import check_positive
 from bigdl.common.cpu import topology
-from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.pytorch.inference.accelerated import (
     AcceleratedModel,
     InferenceContext,

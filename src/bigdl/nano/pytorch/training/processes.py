@@ -24,9 +24,10 @@ import torch
 import torch.distributed as dist
 
 from bigdl.common.cpu import core_count
-from bigdl.common.environment import scratch_directory, tensorflow_log_level
+from bigdl.common.environment import tensorflow_log_level
 from bigdl.common.errors import UsageError, WorkerError, WorkerLost, require
 from bigdl.common.memory import tune_allocator
+from bigdl.common.private_folders import scratch_directory
 from bigdl.nano.attribute_patch import Patches
 from bigdl.nano.pytorch.training.options import TrainingOptions
 from bigdl.nano.runtime import release_memory

@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Self
@@ -23,8 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.environment import scratch_home
 from bigdl.common.errors import LazyModule, UsageError, one_line, require
+from bigdl.common.private_folders import scratch_folder
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.keywords import check_threads
 from bigdl.nano.acceleration.method import BuildOptions
@@ -231,7 +230,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
 
     def __reduce__(self) -> tuple:
         """Pickle the files of its saved directory, without the original."""
-        with tempfile.TemporaryDirectory(prefix="bigdl-nano-") as folder:
+        with scratch_folder("nano") as folder:
             save_model(self, Path(folder, "model"))
             files = {f.name: f.read_bytes() for f in Path(folder, "model").iterdir()}
         return _unpickled, (files, type(self))
@@ -379,7 +378,7 @@ def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
                 "converted, not for one that is in OpenVINO already; pass the original model"
             )
         return source.model.ov_model.clone()
-    with tempfile.TemporaryDirectory(prefix="bigdl-keras-", dir=scratch_home()) as folder:
+    with scratch_folder("keras") as folder:
         network = _converted(source, Path(folder))
     asked = dict(options.conversion)
     if asked and "layout" not in asked:  # images of Keras have their channels last

@@ -21,8 +21,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bigdl.common.environment import scratch_directory
 from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import scratch_directory
 from bigdl.common.stand_ins import actual
 from bigdl.nano.acceleration.quiet import refusing
 from bigdl.nano.acceleration.structure import flatten, is_tensor

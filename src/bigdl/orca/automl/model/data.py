@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import numpy as np
 
 from bigdl.common.checks import check_positive
 from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import scratch_folder
 from bigdl.orca.data.feeds import ON_RAY, as_feed, kind_of
 from bigdl.runtime.shards.batches import permutation
 from bigdl.runtime.shards.columns import ArraySpec
@@ -167,7 +167,7 @@ def part_of(data: Rows | DataLoader, worker: Worker) -> RowsPart | LoaderPart:
 
     if not isinstance(data.dataset, IterableDataset):
         return LoaderPart(data, worker)
-    folder = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
+    folder = scratch_folder("rows")
     worker.at_exit(folder.cleanup)
     shard, _ = spooled(data, folder.name, None, None)
     return RowsPart(worker, shard)
@@ -320,7 +320,7 @@ def _on_ray(feed) -> Any:
 def _read(reader, *names: Any) -> tuple[Rows | None, str | None]:
     """Return the rows of a plan for one worker, or what is wrong with them; a task of Ray."""
     spec = SimpleNamespace(reader=reader, job=os.getpid(), active_jobs=(), world_size=1)
-    with tempfile.TemporaryDirectory(prefix="bigdl-rows-") as folder:
+    with scratch_folder("rows") as folder:
         try:
             (shard,) = read_input(spec, iter(()), 0, folder).values()
             return _rows_of_shard(shard, *names), None
@@ -341,7 +341,7 @@ def _on_this_machine(feed, on_close) -> Rows:
             f"{feed.name} is a {feed.kind} of a cluster, but backend='local' searches on this "
             "machine; pass backend='ray' with init_ray_on_spark=True"
         )
-    directory = tempfile.TemporaryDirectory(prefix="bigdl-rows-")
+    directory = scratch_folder("rows")
     on_close(directory.cleanup)
     folder = directory.name
     names = feed.feature_cols, feed.label_cols, feed.name

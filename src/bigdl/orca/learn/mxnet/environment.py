@@ -9,8 +9,8 @@ from pathlib import Path
 
 import cloudpickle
 
-from bigdl.common.environment import cache_directory
 from bigdl.common.errors import UsageError
+from bigdl.common.private_folders import cache_directory
 
 PACKAGES = (
     "mxnet==1.9.1",

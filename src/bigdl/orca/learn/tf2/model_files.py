@@ -15,13 +15,13 @@ of the snapshot in.
 from __future__ import annotations
 
 import posixpath
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bigdl.common.errors import UsageError, refusing
+from bigdl.common.private_folders import scratch_folder
 from bigdl.common.storage import file_exists, read_bytes, write_bytes
 from bigdl.orca.data.file import open_file_system
 from bigdl.orca.learn.arguments import path_of, path_under, warn_once
@@ -183,7 +183,7 @@ class KerasFiles(TrainingEstimator):
         if file_format != "tf":
             write_bytes(filepath, _bytes_of(f"model.{file_format}", model.save))
             return filepath
-        with tempfile.TemporaryDirectory() as folder:
+        with scratch_folder("model") as folder:
             if backend_of_program() == "tensorflow":
                 model.export(folder, verbose=False)
             model.save(Path(folder, _WHOLE))
@@ -407,7 +407,7 @@ def _read_state(path: str) -> Checkpoint:
 
 def _bytes_of(name: str, write: Callable[[Path], Any]) -> bytes:
     """Return the content of the file that a function writes."""
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder("model") as folder:
         local = Path(folder, name)
         write(local)
         return local.read_bytes()
@@ -415,7 +415,7 @@ def _bytes_of(name: str, write: Callable[[Path], Any]) -> bytes:
 
 def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> T:
     """Return what a function reads from a file of this content."""
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder("model") as folder:
         local = Path(folder, f"model{suffix}")
         local.write_bytes(data)
         with refusing(failure):  # a file of something else shows in many ways

@@ -1,0 +1,399 @@
+"""Folders that only this user can enter: temporary ones of a process, and those that stay.
+
+Temporary folders lie below one private root, ``bigdl-<uid>`` in the system's directory for
+temporary files. Each process has one there (:func:`process_folder`), and its short-lived ones lie
+in that (:func:`scratch_folder`). It is removed with its process, which holds a lock (``flock``) on
+it (:class:`LockedFolder`): process ids mean nothing in another container that shares the
+directory, whereas the lock is seen there, and ends with the process. What nobody locks is removed
+when a program makes its first folder. A process that may be killed can be given a directory by its
+parent (``BIGDL_SCRATCH_DIR``), which removes what is left there. For all others a small shell waits
+for their end, and removes what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+from bigdl.common.errors import UsageError
+
+logger = logging.getLogger("bigdl")
+
+VARIABLE = "BIGDL_SCRATCH_DIR"
+"""Environment variable that names the directory that a parent has made."""
+
+_SCRATCH = re.compile(r"[\w-]+\.[a-z0-9_]{8}")  # the name of a temporary folder; no other has a dot
+_ATTEMPTS = 100
+
+_lock = threading.RLock()
+_roots: dict[tuple[int, str], str] = {}  # by process and directory
+_cleaned: set[tuple[int, str]] = set()
+_of_process: dict[int, LockedFolder] = {}
+
+
+def private_root(base: str | None = None) -> str:
+    """Return the folder with mode 0700 below which temporary folders of this user lie.
+
+    Parameters
+    ----------
+    base : str, optional
+        Where it lies; default: the directory that ``BIGDL_SCRATCH_DIR`` names, which is the root
+        itself if it is private, or the system's directory for temporary files.
+
+    Notes
+    -----
+    Its name is known, so another user may have made a folder of that name before. Then the root
+    is another one, with a random name, and a warning says so.
+    """
+    parent = os.path.abspath(base or os.environ.get(VARIABLE) or tempfile.gettempdir())
+    if base is None and os.environ.get(VARIABLE) and _is_private(parent):
+        return parent
+    with _lock:
+        root = _roots.get((os.getpid(), parent))
+        if root is None or not _is_private(root):
+            root = _roots[os.getpid(), parent] = _make_root(parent)
+        return root
+
+
+def private_folder(path: str | os.PathLike) -> Path:
+    """Make a folder that stays and that only this user can enter, with its parents.
+
+    Parameters
+    ----------
+    path : path-like
+        Below :func:`private_root` its name must hold no dot, as those of temporary folders do.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    UsageError
+        If it is there and belongs to another user, is a link or is no folder, or if others can
+        replace it.
+    """
+    folder = Path(os.path.abspath(path))
+    missing = [each for each in [folder, *folder.parents] if not os.path.lexists(each)]
+    for each in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.mkdir(each, 0o700)
+    above = os.stat(folder.parent)
+    can_be_replaced = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+    if above.st_uid not in (0, os.geteuid()) or can_be_replaced or not _made_private(str(folder)):
+        raise UsageError(
+            f"{folder} is for the files of this user only, but it or its parent belongs to or can "
+            "be replaced by another user; remove it, or name a folder that only you can write to"
+        )
+    return folder
+
+
+def scratch_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
+    """Make a temporary folder in that of this process, which its ``cleanup`` removes at the latest.
+
+    Parameters
+    ----------
+    purpose : str
+        Begin of its name.
+
+    Examples
+    --------
+    >>> import os
+    >>> from bigdl.common.private_folders import scratch_folder
+    >>> with scratch_folder("example") as path:
+    ...     oct(os.stat(path).st_mode & 0o777)
+    '0o700'
+    """
+    return tempfile.TemporaryDirectory(
+        prefix=f"{purpose}-", dir=process_folder(), ignore_cleanup_errors=True
+    )
+
+
+def scratch_directory(prefix: str) -> Path:
+    """Make a temporary directory in that of this process, which the caller removes at the latest.
+
+    Parameters
+    ----------
+    prefix : str
+        Begin of its name.
+
+    Returns
+    -------
+    Path
+    """
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=process_folder()))
+
+
+def process_folder() -> str:
+    """Return the folder of this process; it is made anew if somebody has removed it.
+
+    A forked process has one of its own.
+    """
+    with _lock:
+        folder = _of_process.get(os.getpid())
+        if folder is None:
+            folder = _of_process[os.getpid()] = LockedFolder("process")
+        return folder.path
+
+
+class LockedFolder:
+    """A new temporary folder with mode 0700, directly below the private root.
+
+    It is removed by :meth:`close`, when nothing refers to this object any more, and when the
+    process ends, however it ends. A copy of this object in a forked process removes nothing.
+
+    Parameters
+    ----------
+    purpose : str
+        Begin of its name.
+    longest : int, optional
+        Bytes that its path may have, as that of Unix sockets is limited; where the path is longer
+        the folder lies in ``/tmp``.
+    remover : bool, default True
+        Remove it at once if this process is killed. Otherwise the next program does: for folders
+        that another process still uses then.
+
+    Attributes
+    ----------
+    descriptor : int
+        What holds the lock; a process that inherits it holds the lock, too.
+    """
+
+    def __init__(self, purpose: str, *, longest: int | None = None, remover: bool = True):
+        self._owner = os.getpid()
+        self._guard = threading.Lock()
+        self._remover = remover
+        root = private_root()
+        if longest is not None and len(os.fsencode(root)) + len(purpose) + 10 > longest:
+            root = private_root("/tmp")
+        self._hold(*_make(root, purpose))
+
+    @property
+    def path(self) -> str:
+        """Its path; the folder is made anew if somebody has removed it."""
+        with self._guard:
+            if not os.path.isdir(self._path) and os.getpid() == self._owner:
+                self._finalizer.detach()
+                os.close(self.descriptor)
+                self._hold(self._path, _made_anew(self._path))
+            return self._path
+
+    def _hold(self, path: str, descriptor: int) -> None:
+        self._path, self.descriptor = path, descriptor
+        self._finalizer = weakref.finalize(self, _remove, self._owner, path, descriptor)
+        if self._remover and not os.environ.get(VARIABLE):
+            _remove_at_end(path)
+
+    def hand_over(self) -> None:
+        """Leave the folder to a process that was started with its `descriptor`."""
+        if self._finalizer.detach():
+            os.close(self.descriptor)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        self._finalizer()
+
+    def __enter__(self) -> str:
+        return self.path
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _is_private(path: str) -> bool:
+    """Return True if it is a folder, no link, of this user, which nobody else can enter."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return is_own and not found.st_mode & 0o077
+
+
+def _made_private(path: str) -> bool:
+    """Take the rights of others away from a folder; False if it is not this user's."""
+    if _is_private(path):
+        return True
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
+    return _is_private(path)
+
+
+def _make_root(base: str) -> str:
+    name = f"bigdl-{os.geteuid()}"
+    root = os.path.join(base, name)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(root, 0o700)
+    if _made_private(root):
+        return root
+    other = tempfile.mkdtemp(prefix=f"{name}-", dir=base)
+    logger.warning(
+        "%s is no folder of this user alone, so temporary files go to %s; have it removed",
+        root,
+        other,
+    )
+    return other
+
+
+def _make(root: str, purpose: str) -> tuple[str, int]:
+    """Return a new folder and the descriptor that holds its lock."""
+    _clean(root)
+    for _ in range(_ATTEMPTS):
+        try:
+            path = tempfile.mkdtemp(prefix=f"{purpose}.", dir=root)
+        except FileNotFoundError:  # a program that ended has removed the empty root
+            os.makedirs(root, 0o700, exist_ok=True)
+            if not _made_private(root):
+                root = private_root(os.path.dirname(root))
+            continue
+        descriptor = _locked(path)
+        if descriptor is not None:
+            return path, descriptor
+    raise OSError(f"no folder can be made in {root}: another process removes it at once")
+
+
+def _made_anew(path: str) -> int:
+    """Make a folder again that somebody has removed, and return the descriptor with its lock."""
+    for _ in range(_ATTEMPTS):
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.mkdir(path, 0o700)
+        if not (_made_private(os.path.dirname(path)) and _is_private(path)):
+            break
+        descriptor = _locked(path)
+        if descriptor is not None:
+            return descriptor
+    raise UsageError(
+        f"The folder {path} of this program was removed and cannot be made again; start the "
+        "program again, with another TMPDIR if others write to that one"
+    )
+
+
+def _locked(path: str, *, is_new: bool = True) -> int | None:
+    """Lock a folder; None if another process does, or has removed it meanwhile."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:  # a file system without locks: then nobody takes it for stale, either
+        if not is_new:
+            os.close(descriptor)
+            return None
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _remove(owner: int, path: str, descriptor: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
+        _leave(os.path.dirname(path))
+    os.close(descriptor)
+
+
+def _is_root(path: str) -> bool:
+    """Return True for the name of a root that :func:`private_root` makes."""
+    name = rf"bigdl-{os.geteuid()}(-[a-z0-9_]{{8}})?"
+    return re.fullmatch(name, os.path.basename(path)) is not None
+
+
+def _leave(root: str) -> None:
+    """Remove a root that is empty; whoever wants to make a folder there makes it again."""
+    if _is_root(root):
+        with contextlib.suppress(OSError):
+            os.rmdir(root)
+
+
+def _clean(root: str) -> None:
+    """Remove what processes that were killed left; once for each process."""
+    with _lock:
+        if os.environ.get(VARIABLE) or (os.getpid(), root) in _cleaned:
+            return
+        _cleaned.add((os.getpid(), root))
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(os.path.dirname(root)):
+            if _is_root(entry.path) and _is_private(entry.path):
+                remove_unlocked(entry.path)
+                if entry.path != root:
+                    _leave(entry.path)
+
+
+def remove_unlocked(root: str) -> None:
+    """Remove the temporary folders below a root whose processes have ended."""
+    with contextlib.suppress(OSError):
+        for name in filter(_SCRATCH.fullmatch, os.listdir(root)):
+            path = os.path.join(root, name)
+            descriptor = _locked(path, is_new=False)
+            if descriptor is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(descriptor)
+
+
+# Reads names of directories until nobody holds the other end of its input. It is no child of the
+# process, nor of its group: signals to these do not reach it.
+_REMOVER = """
+exec 3<&0
+(
+  while IFS= read -r name <&3; do set -- "$@" "$name"; done
+  for name do rm -rf -- "$name"; done
+  for name do rmdir -- "${name%/*}" 2>/dev/null; done
+) &
+"""
+_remover_lock = threading.Lock()
+_remover: int | None = None
+
+
+def _remove_at_end(directory: str) -> None:
+    """Have a directory removed when this process, and all that it forked, have ended."""
+    global _remover
+    with _remover_lock, contextlib.suppress(OSError):
+        if _remover is None:
+            end, _remover = os.pipe()
+            subprocess.run(
+                ["/bin/sh", "-c", _REMOVER],
+                stdin=end,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                check=False,
+            )
+            os.close(end)
+        os.write(_remover, os.fsencode(directory) + b"\n")
+
+
+def cache_directory(name: str) -> Path:
+    """The directory ``~/.cache/bigdl/<name>``, or that below ``XDG_CACHE_HOME``."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root) / "bigdl" / name
+
+
+def remove_old(files: Iterable[Path], age_s: float) -> None:
+    """Remove the files of a cache that have not changed for so many seconds."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            if time.time() - file.stat().st_mtime > age_s:
+                file.unlink()
