@@ -81,7 +81,13 @@ def check_choice(name: str, value: T, choices: Iterable[T]) -> T:
     """Return `value`, or refuse what is not among `choices`."""
     choices = list(choices)
     if value not in choices:
-        raise UsageError(f"{name} should be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise UsageError(
+            f"{name} should be one of {', '.join(map(repr, choices))}, got {value!r}",
+            code="argument-value",
+            argument=name,
+            given=value,
+            allowed=choices,
+        )
     return value
 
 
@@ -103,7 +109,10 @@ def _check(
     else:
         limits = " and ".join(f"{word} {bound:g}" for word, bound in named.items())
         wanted = f"{_A[noun]} {noun} {limits}".rstrip()
-    raise UsageError(f"{name} should be {wanted}, got {value!r}")
+    code = "argument-value" if is_number else "argument-type"
+    raise UsageError(
+        f"{name} should be {wanted}, got {value!r}", code=code, argument=name, given=value
+    )
 
 
 def invalidInputError(condition: object, errMsg: str, fixMsg: str | None = None) -> None:

@@ -120,6 +120,8 @@ ELSEWHERE = {
 class ModuleElsewhereError(UsageError, ModuleNotFoundError):
     """A name was imported from a package that has none such; the message says where it is."""
 
+    code = "name-dropped"
+
 
 class DroppedModuleError(UsageError, ModuleNotFoundError):
     """A module of BigDL 2.x was imported that is no more; the message says what to use instead.
@@ -136,6 +138,8 @@ class DroppedModuleError(UsageError, ModuleNotFoundError):
     use bigdl.orca.learn.pytorch with backend="spark" instead
     """
 
+    code = "name-dropped"
+
 
 class DroppedNameError(UsageError, AttributeError):
     """A name of BigDL 2.x that is no more was read from a module; the message says why.
@@ -149,9 +153,13 @@ class DroppedNameError(UsageError, AttributeError):
     (False, None)
     """
 
+    code = "name-dropped"
+
 
 class _DroppedImportError(UsageError, ImportError):
     """The same for ``from module import name``, which would replace the text of the other."""
+
+    code = "name-dropped"
 
 
 def is_imported_by_name(depth: int) -> bool:

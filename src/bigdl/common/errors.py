@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import os
 import re
 import sys
 import warnings
@@ -54,6 +55,23 @@ _LIBRARY = re.compile(
 class BigDLError(Exception):
     """Base class of every exception that BigDL raises on purpose.
 
+    Parameters
+    ----------
+    *args
+        The message.
+    code : str, optional
+        One of :data:`~bigdl.common.error_codes.CODES`; the class has a default.
+    **facts
+        What the message is about, such as ``column=`` or ``path=``, for programs that react to it.
+        Numbers, strings and lists of them are kept, other objects by the name of their type.
+
+    Attributes
+    ----------
+    code : str
+        Stable name of what went wrong; the message may change between versions.
+    facts : dict
+        Facts by name; each one is an attribute, too.
+
     Examples
     --------
     >>> from bigdl.common.errors import BigDLError
@@ -65,9 +83,20 @@ class BigDLError(Exception):
     UsageError
     """
 
-    def __init__(self, *args: Any, **options: Any):
+    code: str = "usage"
+
+    def __init__(self, *args: Any, code: str | None = None, **facts: Any):
         args = tuple(without_passwords(each) if isinstance(each, str) else each for each in args)
-        super().__init__(*args, **options)
+        super().__init__(*args)
+        if code is not None:
+            self.code = code
+        self.facts = {name: _plain(value) for name, value in facts.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["facts"][name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}") from None
 
 
 def without_passwords(text: str) -> str:
@@ -82,6 +111,21 @@ def without_passwords(text: str) -> str:
     return _PASSWORD.sub(r"\1***@", text) if "@" in text else text
 
 
+def _plain(value: Any) -> Any:
+    """Return a fact that can be sent to other processes and holds no large object."""
+    if isinstance(value, str):
+        return without_passwords(value)
+    if value is None or isinstance(value, bool | int | float | bytes):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return type_name(value)
+
+
 class UsageError(BigDLError, RuntimeError, ValueError):
     """The caller asked for something that cannot be done; the message says what to do instead.
 
@@ -93,7 +137,9 @@ class UsageError(BigDLError, RuntimeError, ValueError):
     ...     SeveralIteration(0)
     ... except UsageError as error:  # programs of BigDL 2.x catch ValueError or RuntimeError
     ...     print(error)
+    ...     print(error.code, error.given)
     interval of SeveralIteration should be a positive integer, got 0
+    argument-value 0
     >>> issubclass(UsageError, ValueError), issubclass(UsageError, RuntimeError)
     (True, True)
     """
@@ -112,6 +158,8 @@ class MissingExtraError(UsageError, ImportError):
     ...     print(error)
     'oss://bucket/data.csv' needs a driver for oss:// that is not installed; run: pip install ossfs
     """
+
+    code = "package-missing"
 
 
 class WorkerError(BigDLError, RuntimeError):
@@ -141,6 +189,8 @@ class WorkerError(BigDLError, RuntimeError):
     ...     print(error.kind, "in worker", error.rank)
     ZeroDivisionError in worker 0
     """
+
+    code = "worker-error"
 
     def __init__(
         self,
@@ -183,6 +233,8 @@ class WorkerLost(BigDLError, RuntimeError):
     lost
     """
 
+    code = "worker-lost"
+
 
 class JobStopped(BigDLError, RuntimeError):
     """Somebody who may stop a job has stopped it; nothing was lost, and nothing is tried again.
@@ -201,6 +253,8 @@ class JobStopped(BigDLError, RuntimeError):
     ...     print(error)
     The job was stopped: the budget is spent
     """
+
+    code = "job-stopped"
 
 
 def short_traceback(text: str) -> str:
@@ -288,7 +342,11 @@ def _shortened(text: str) -> str:
 
 @contextlib.contextmanager
 def refusing(
-    sentence: str, advice: str = "", *, text: Callable[[Any], str] = one_line
+    sentence: str,
+    advice: str = "",
+    *,
+    code: str = "usage",
+    text: Callable[[Any], str] = one_line,
 ) -> Iterator[None]:
     """Raise a UsageError for whatever is raised inside; one that is raised there stays as it is.
 
@@ -298,6 +356,8 @@ def refusing(
         What cannot be done.
     advice : str
         What stands after the reason.
+    code : str
+        The error's code.
     text : callable
         Returns the reason of an exception.
     """
@@ -306,7 +366,7 @@ def refusing(
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{sentence}: {text(error)}{advice}") from error
+        raise UsageError(f"{sentence}: {text(error)}{advice}", code=code) from error
 
 
 def outcome_of(function: Callable, *arguments: Any) -> Any:
@@ -357,7 +417,9 @@ def require(module: str, extra: str) -> ModuleType:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
         raise MissingExtraError(
-            f"{package} is not installed; run: pip install 'bigdl[{extra}]'"
+            f"{package} is not installed; run: pip install 'bigdl[{extra}]'",
+            package=package,
+            extra=extra,
         ) from error
     turn_off(package)
     return imported
@@ -380,7 +442,9 @@ def check_installed(extra: str, *packages: str) -> None:
     for package in packages:
         if sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
             raise MissingExtraError(
-                f"{package} is not installed; run: pip install 'bigdl[{extra}]'"
+                f"{package} is not installed; run: pip install 'bigdl[{extra}]'",
+                package=package,
+                extra=extra,
             )
 
 

@@ -64,6 +64,8 @@ def pickled(fn: Callable) -> bytes:
 class NoRows(UsageError):
     """The input of a job has no rows at all."""
 
+    code = "data-empty"
+
 
 class WorkersMoved(WorkerLost):
     """All workers have kept their state and ended, since a machine is about to go: no loss."""
@@ -71,6 +73,8 @@ class WorkersMoved(WorkerLost):
 
 class DriverUnreachable(UsageError):
     """Workers cannot open a connection to the driver."""
+
+    code = "cluster-unreachable"
 
 
 def user_error(doc: dict) -> BigDLError:

@@ -37,6 +37,8 @@ _LONGEST_LINE = 1 << 20
 class LaunchTimeout(BigDLError, TimeoutError):
     """Workers were still running when the time given to :func:`launch` was up."""
 
+    code = "timeout"
+
 
 def launch(
     fn: Callable[..., Any],

@@ -708,6 +708,8 @@ class _Product(Sequence):
 class _Circle(UsageError):
     """A function needs a value that needs its own."""
 
+    code = "search-space"
+
 
 class _ConfigView(Mapping):
     """The values of a trial by name and as attributes; each is resolved when it is asked for."""

@@ -203,6 +203,8 @@ class LostShardError(BigDLError, RuntimeError):
     True
     """
 
+    code = "worker-lost"
+
 
 class ServedRanker:
     """A model of a repository as a ranker: batched across requests, replaced while it is used.

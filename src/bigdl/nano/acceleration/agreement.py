@@ -53,9 +53,13 @@ _NOTHING = 1e-6
 class DisagreementError(UsageError):
     """An accelerated model gives other results than the original."""
 
+    code = "accuracy"
+
 
 class UnusableNetworkError(UsageError):
     """A runtime does not take the network that one way of conversion made."""
+
+    code = "model-unsupported"
 
 
 class Probe(NamedTuple):

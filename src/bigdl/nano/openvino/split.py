@@ -62,6 +62,8 @@ class SplitError(UsageError):
     True
     """
 
+    code = "model-unsupported"
+
 
 @dataclass(frozen=True)
 class _Plain:

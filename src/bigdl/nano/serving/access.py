@@ -17,6 +17,8 @@ __all__ = ["AccessError", "check_token", "is_loopback", "read_token", "tls_files
 class AccessError(UsageError):
     """A request without the token, or for what the server does not allow."""
 
+    code = "request-denied"
+
 
 def check_token(token: str | None, authorization: str | None) -> None:
     """Refuse a request whose header ``Authorization`` lacks the token; None asks for none.

@@ -39,6 +39,8 @@ class OverloadError(BigDLError, RuntimeError):
     True
     """
 
+    code = "server-busy"
+
 
 class DeadlineError(BigDLError, TimeoutError):
     """A request was not answered within its time.
@@ -49,6 +51,8 @@ class DeadlineError(BigDLError, TimeoutError):
     >>> issubclass(DeadlineError, TimeoutError)
     True
     """
+
+    code = "timeout"
 
 
 class ClosedError(BigDLError, RuntimeError):
@@ -66,6 +70,8 @@ class ClosedError(BigDLError, RuntimeError):
     ...     print(error)
     The model is being unloaded and takes no more requests
     """
+
+    code = "state"
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class ServerError(BigDLError, RuntimeError):
     0
     """
 
+    code = "cluster-refused"
+
     def __init__(self, sentence: str, status: int | str):
         super().__init__(sentence)
         self.status = status

@@ -45,6 +45,8 @@ class UnknownModelError(UsageError, LookupError):
     There is no model 'ranker'; the models are none
     """
 
+    code = "name-unknown"
+
 
 @dataclass(eq=False)
 class Deployment:

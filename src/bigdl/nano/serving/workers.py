@@ -50,6 +50,8 @@ class WorkerStartError(BigDLError, RuntimeError):
     True
     """
 
+    code = "worker-lost"
+
 
 @dataclass(frozen=True)
 class Worker:

@@ -334,6 +334,8 @@ class ConnectCluster(SparkCluster):
 class ServerLost(BigDLError, RuntimeError):
     """The server of Spark Connect went away, or was restarted, so that the session is gone."""
 
+    code = "cluster-unreachable"
+
     def __init__(self, host: str):
         super().__init__(
             f"The Spark Connect server at {host} went away or was restarted, and the session with "

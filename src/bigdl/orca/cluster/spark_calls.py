@@ -245,6 +245,8 @@ def _print_exc(*args: Any, **options: Any) -> None:
 class JobCancelled(BigDLError, RuntimeError):
     """Somebody else cancelled our Spark job, or stopped the SparkContext."""
 
+    code = "job-stopped"
+
 
 _AWAY = "its executor went away", "their executors went away"
 _INPUT = "its input went away with an executor", "their input went away with an executor"

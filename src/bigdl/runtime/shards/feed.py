@@ -34,6 +34,8 @@ class SourceError(UsageError):
     :class:`~bigdl.common.errors.UsageError`.
     """
 
+    code = "data-value"
+
 
 @dataclass
 class InputPlan:

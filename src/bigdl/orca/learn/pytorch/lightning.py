@@ -190,6 +190,8 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
 class _Unknown(UsageError, AttributeError):
     """An attribute of Lightning's Trainer that a worker has nothing for."""
 
+    code = "unsupported"
+
 
 class _NoLogger:
     """Logger of Lightning that takes everything and keeps nothing; its first use is reported."""
