@@ -115,7 +115,7 @@ def _plain(value: Any) -> Any:
     """Return a fact that can be sent to other processes and holds no large object."""
     if isinstance(value, str):
         return without_passwords(value)
-    if value is None or isinstance(value, bool | int | float | bytes):
+    if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
@@ -123,6 +123,8 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, bytes):
+        return repr(value)
     return type_name(value)
 
 
@@ -143,6 +145,10 @@ class UsageError(BigDLError, RuntimeError, ValueError):
     >>> issubclass(UsageError, ValueError), issubclass(UsageError, RuntimeError)
     (True, True)
     """
+
+    def with_message(self, message: str) -> "UsageError":
+        """Return an error with the same code and facts, and another message."""
+        return UsageError(message, code=self.code, **self.facts)
 
 
 class MissingExtraError(UsageError, ImportError):

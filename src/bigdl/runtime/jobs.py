@@ -80,7 +80,7 @@ class DriverUnreachable(UsageError):
 def user_error(doc: dict) -> BigDLError:
     """The error that a worker reported."""
     if doc["usage"]:
-        return UsageError(doc["message"])
+        return UsageError(doc["message"], code=doc["code"], **doc["facts"])
     return WorkerError(doc["rank"], doc["kind"], doc["traceback"])
 
 

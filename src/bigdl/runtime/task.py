@@ -476,6 +476,8 @@ def describe(error: BaseException) -> dict:
     return {
         "kind": type(error).__name__,
         "usage": isinstance(error, UsageError),
+        "code": error.code if isinstance(error, UsageError) else None,
+        "facts": error.facts if isinstance(error, UsageError) else {},
         "message": message,
         "traceback": user_traceback(error),
     }

@@ -1083,7 +1083,9 @@ def spooled(
             ready = [np.ascontiguousarray(a) for a in arrays]
             writer.append(0, sequence, len(ready[0]), leaves, ready)
         except SourceError as error:
-            raise UsageError(f"Iterable data must give numbers of equal shapes: {error}") from None
+            raise error.with_message(
+                f"Iterable data must give numbers of equal shapes: {error}"
+            ) from None
     return Shard(writer.finish()), keys
 
 

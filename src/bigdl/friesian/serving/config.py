@@ -223,7 +223,7 @@ class Config:
         try:
             return function(*arguments)
         except UsageError as error:
-            raise self.error(key, error) from error
+            raise error.with_message(str(self.error(key, error))) from error
 
 
 def read_config(path: str | os.PathLike) -> Config:

@@ -243,7 +243,7 @@ class EncryptedDataset(Dataset):
                 file.seek(place)
                 return load(file, decryption_key=self._key, weights_only=True)
         except UsageError as error:
-            raise UsageError(f"{path}: {error}") from error
+            raise error.with_message(f"{path}: {error}") from error
         except (pickle.UnpicklingError, RuntimeError) as error:
             raise UsageError(
                 f"{path} holds an object that cannot be read safely; save tensors, numbers, texts, "

@@ -165,7 +165,7 @@ class LaunchedSpark:
                     sc = _new_context(conf, gateway)
                 except UsageError as error:
                     more = explain(gateway.jvm)
-                    raise (UsageError(f"{error}; {more}") if more else error) from None
+                    raise (error.with_message(f"{error}; {more}") if more else error) from None
             cleanup.callback(_stop_context_of, gateway)
             cleanup.callback(_forget_path, SparkFiles.getRootDirectory())
             ship_modules(sc)

@@ -51,7 +51,7 @@ def decode_images(
             decode(data, pixels[row])
         except UsageError as error:
             if not skips:
-                raise UsageError(f"An image of the batch cannot be decoded: {error}") from error
+                raise error.with_message(f"An image of the batch cannot be decoded: {error}") from error
             return False
         return True
 

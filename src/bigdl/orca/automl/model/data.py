@@ -240,7 +240,7 @@ def trial_data(
         missing = columns[0] or () if nulls_are_missing else ()
         arrays = columns_of(data, *columns, floats, missing=missing)
     except SourceError as error:
-        raise UsageError(f"{name}: {error}") from None
+        raise error.with_message(f"{name}: {error}") from None
     rows = _rows({n: v if key is None else {key: v} for n, key, v in arrays}, *columns, name)
     rows.categories = categories
     return rows

@@ -49,7 +49,7 @@ class ArrayFeed(PackedFeed):
         try:
             columns = columns_of(data, self.feature_cols, self.label_cols, **self.dtypes)
         except SourceError as error:
-            raise UsageError(f"{name}: {error}" if name else str(error)) from None
+            raise error.with_message(f"{name}: {error}" if name else str(error)) from None
         self.rows = len(columns[0][2])
         self._leaves, self._arrays = grouped(columns)
 

@@ -97,7 +97,8 @@ def rows_packer(part: int, name: str | None, num_workers: int):
                     sequence += 1
                 offset += num_rows
         except SourceError as error:
-            meta = json.dumps({"error": f"{name}: {error}" if name else str(error)})
+            words = f"{name}: {error}" if name else str(error)
+            meta = json.dumps({"error": words, "code": error.code, "facts": error.facts})
             yield from to_all(source, sequence, meta)
 
     return pack
@@ -155,7 +156,7 @@ def _layout(text):
     """The leaves of a cell and the bytes of a row of each."""
     doc = json.loads(text)
     if isinstance(doc, dict):
-        raise SourceError(doc["error"])
+        raise SourceError(doc["error"], code=doc["code"], **doc["facts"])
     leaves = [ArraySpec.from_json(x) for x in doc]
     widths = [int(np.prod(x.shape, dtype=np.int64)) * np.dtype(x.dtype).itemsize for x in leaves]
     return leaves, widths

@@ -48,7 +48,7 @@ def read_image(
     try:
         return decode(data, enough)
     except UsageError as error:
-        raise UsageError(f"{os.fspath(path)!r} cannot be decoded: {error}") from error
+        raise error.with_message(f"{os.fspath(path)!r} cannot be decoded: {error}") from error
 
 
 def decode(data: bytes, enough: Callable[[int, int], tuple[int, int]] | None = None) -> np.ndarray:
