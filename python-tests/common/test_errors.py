@@ -1,9 +1,13 @@
+import ast
 import functools
 import pickle
+import re
 import traceback
+from pathlib import Path
 
 import pytest
 
+from bigdl.common.error_codes import CODES
 from bigdl.common.errors import (
     BigDLError,
     MissingExtraError,
@@ -128,3 +132,58 @@ def test_tokens_are_not_shown():
     from bigdl.friesian.serving import Security
 
     assert "s3cret" not in repr(Security(token="s3cret"))
+
+
+# codes ------------------------------------------------------------------------------------------
+
+_ROOT = Path(__file__).parents[2]
+_RAISED = {"UsageError", "SourceError", "refusing"}
+
+
+def _codes_in_source():
+    """Yield file, line and code node (or None) of each error that the sources make."""
+    for file in (_ROOT / "src").rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        imported = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in _RAISED & imported:
+                code = next((each.value for each in node.keywords if each.arg == "code"), None)
+                yield f"{file.relative_to(_ROOT)}:{node.lineno}", code
+            elif isinstance(node, ast.ClassDef):
+                for each in node.body:
+                    if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "code":
+                        yield f"{file.relative_to(_ROOT)}:{each.lineno}", each.value
+
+
+def test_each_error_of_the_sources_has_a_code_of_the_list():
+    without = [
+        where
+        for where, code in _codes_in_source()
+        if code is None or (isinstance(code, ast.Constant) and code.value not in CODES)
+    ]
+    allowed = ("src/bigdl/common/checks.py", "src/bigdl/orca/cluster/spark_calls.py")
+    assert [each for each in without if not each.startswith(allowed)] == []
+
+
+def test_the_guide_lists_the_codes():
+    text = (_ROOT / "docs/guides/troubleshooting.md").read_text()
+    assert dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", text, re.MULTILINE)) == CODES
+
+
+def test_facts_of_an_error_are_attributes_and_travel_with_it():
+    error = UsageError("no 'a'", code="column-missing", column="a", columns=("b", object()))
+    sent = pickle.loads(pickle.dumps(error))
+    assert (sent.code, sent.column, sent.columns) == ("column-missing", "a", ["b", "object"])
+    assert str(sent) == "no 'a'"
+    assert not hasattr(sent, "path")
+    assert sent.with_message("other").facts == error.facts
+
+
+def test_facts_hold_no_password():
+    error = UsageError("no", code="cluster-unreachable", address="redis://app:s3cret@host:6379")
+    assert error.address == "redis://app:***@host:6379"

@@ -120,7 +120,11 @@ class Chart:
         try:
             figure.savefig(path)
         except ValueError as error:
-            raise UsageError(f"The chart cannot be written to {path}: {error}") from error
+            raise UsageError(
+                f"The chart cannot be written to {path}: {error}",
+                code="path-unusable",
+                path=str(path),
+            ) from error
 
     def write(self, path: Path, title: str, below: str) -> None:
         """Write the chart in the form that the suffix of a path asks for.
@@ -147,7 +151,11 @@ class Chart:
             drawing = self.svg() if suffix == ".svg" else _page(title, self.svg(), below)
             path.write_text(drawing, encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"The chart cannot be written to {path}: {error.strerror}") from error
+            raise UsageError(
+                f"The chart cannot be written to {path}: {error.strerror}",
+                code="path-unusable",
+                path=str(path),
+            ) from error
 
 
 class Scale:

@@ -9,6 +9,7 @@ CODES: dict[str, str] = {
     "argument-type": "An argument has a type that is not accepted. Pass one of the named types.",
     "argument-value": "An argument has the right type, but not an allowed value.",
     "argument-unknown": "No argument, option or key has this name. Check its spelling.",
+    "function-result": "A function of the caller returned something that cannot be used.",
     "argument-conflict": "Arguments exclude each other, or one has no effect. Leave one out.",
     "name-unknown": "Nothing is registered under this name (method, metric, optimizer, stage).",
     "name-dropped": "The name existed in BigDL 2.x. The message names its replacement.",
@@ -66,6 +67,8 @@ CODES: dict[str, str] = {
     "worker-error": "A function of the user raised an exception in a worker.",
     "worker-lost": "A worker process or its host went away.",
     "job-stopped": "The job was stopped on request.",
+    "program-failed": "A program or process that was started ended with an error.",
+    "address-unusable": "A server cannot listen at this address: the port is taken or not allowed.",
     "timeout": "Something did not finish in its time.",
     # serving
     "request-invalid": "A server received a request that it cannot understand.",

@@ -353,6 +353,7 @@ def refusing(
     *,
     code: str = "usage",
     text: Callable[[Any], str] = one_line,
+    **facts: Any,
 ) -> Iterator[None]:
     """Raise a UsageError for whatever is raised inside; one that is raised there stays as it is.
 
@@ -364,6 +365,8 @@ def refusing(
         What stands after the reason.
     code : str
         The error's code.
+    **facts
+        As of the error.
     text : callable
         Returns the reason of an exception.
     """
@@ -372,7 +375,7 @@ def refusing(
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"{sentence}: {text(error)}{advice}", code=code) from error
+        raise UsageError(f"{sentence}: {text(error)}{advice}", code=code, **facts) from error
 
 
 def outcome_of(function: Callable, *arguments: Any) -> Any:

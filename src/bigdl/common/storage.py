@@ -43,7 +43,9 @@ def plain_path(path: str | os.PathLike) -> str:
     's3://bucket/ratings.csv'
     """
     if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"A path must be a str, but got {path!r}")
+        raise UsageError(
+            f"A path must be a str, but got {path!r}", code="argument-type", argument="path"
+        )
     path = os.fspath(path)
     if path.startswith("file:/"):
         return "/" + path.removeprefix("file:").lstrip("/")
@@ -87,7 +89,9 @@ def open_file_system(path: str) -> tuple[Any, str]:
             f"{path!r} needs a driver for {scheme[1]}:// that is not installed; {advice}"
         ) from error
     except ValueError as error:
-        raise UsageError(f"The path {path!r} cannot be opened: {error}") from error
+        raise UsageError(
+            f"The path {path!r} cannot be opened: {error}", code="path-unusable", path=str(path)
+        ) from error
     except OSError as error:
         if scheme[1] not in _HDFS:
             raise
@@ -106,7 +110,9 @@ def _hdfs_by_web(path: str, without: OSError) -> tuple[Any, str]:
         raise UsageError(
             f"The path {path!r} cannot be opened, neither by WebHDFS ({reasons[0]}) nor by libhdfs "
             f"({reasons[1]}); set HADOOP_CONF_DIR to the directory of Hadoop's configuration "
-            "files, and check that the name node runs"
+            "files, and check that the name node runs",
+            code="cluster-unreachable",
+            path=str(path),
         ) from error
 
 
@@ -116,7 +122,9 @@ def read_bytes(url: str) -> bytes:
     try:
         return fs.cat_file(path)
     except OSError as error:
-        raise UsageError(f"The file {url!r} cannot be read: {error}") from error
+        raise UsageError(
+            f"The file {url!r} cannot be read: {error}", code="path-unusable", path=str(url)
+        ) from error
 
 
 def write_bytes(url: str, data: bytes) -> None:
@@ -133,7 +141,9 @@ def write_bytes(url: str, data: bytes) -> None:
         else:
             fs.pipe_file(path, data)
     except OSError as error:
-        raise UsageError(f"The file {url!r} cannot be written: {error}") from error
+        raise UsageError(
+            f"The file {url!r} cannot be written: {error}", code="path-unusable", path=str(url)
+        ) from error
 
 
 def file_exists(url: str) -> bool:

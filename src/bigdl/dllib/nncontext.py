@@ -363,7 +363,7 @@ _OTHER_NAMES = {
 
 def _start(cluster_mode: str, **arguments: Any) -> SparkContext:
     if connect_session() is not None:
-        raise UsageError(NEEDS_CONTEXT)
+        raise UsageError(NEEDS_CONTEXT, code="context-missing")
     renamed = {_OTHER_NAMES.get(name, name): value for name, value in arguments.items()}
     kept = {name: value for name, value in renamed.items() if value is not None}
     return cast("SparkContext", init_orca_context(cluster_mode, **kept))  # never Ray's
@@ -379,6 +379,8 @@ def _properties(conf: SparkConf | Mapping[str, Any] | str | None) -> dict[str, s
     if not hasattr(conf, "getAll"):
         raise UsageError(
             "conf must be a SparkConf, a dict of Spark properties or the name of the application, "
-            f"but got {conf!r}"
+            f"but got {conf!r}",
+            code="argument-type",
+            argument="conf",
         )
     return dict(conf.getAll())

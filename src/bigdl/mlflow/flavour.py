@@ -256,7 +256,9 @@ def load_model(model_uri: str, backend: str = "local", *, dst_path: str | None =
     if FLAVOR_NAME not in flavors:
         raise UsageError(
             f"{model_uri} is no model of bigdl.mlflow: its flavours are {', '.join(flavors)}; load "
-            "it by mlflow.pyfunc.load_model"
+            "it by mlflow.pyfunc.load_model",
+            code="file-format",
+            path=str(model_uri),
         )
     flavor = flavors[FLAVOR_NAME]
     data = Path(path, flavor["data"], _MODEL).read_bytes()

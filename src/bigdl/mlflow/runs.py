@@ -50,7 +50,8 @@ class FitRun:
         if not self._is_own and (experiment_name or run_name):
             raise UsageError(
                 "experiment_name and run_name are those of a new run, but there is a run already; "
-                "leave them out, or leave the block of mlflow.start_run"
+                "leave them out, or leave the block of mlflow.start_run",
+                code="argument-conflict",
             )
         if self._is_own:
             run_id = self._new(mlflow, experiment_name, run_name)

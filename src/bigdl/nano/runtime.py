@@ -148,7 +148,9 @@ def tune(
     """
     if not isinstance(threads, int) or (threads is not False and threads < 1):
         raise UsageError(
-            f"threads must be True, False or a number of at least 1, but it is {threads!r}"
+            f"threads must be True, False or a number of at least 1, but it is {threads!r}",
+            code="argument-value",
+            argument="threads",
         )
     wanted = {
         "allocator": _allocator() if allocator else None,

@@ -62,7 +62,9 @@ def refuse_what_cannot_start(mode: str, conf: Mapping[str, str]) -> None:
     if mode == "local" and not master.startswith("local"):
         raise UsageError(
             f'cluster_mode="local" cannot use spark.master={master} of conf: choose the '
-            'cluster_mode of that cluster, such as "standalone", and pass master'
+            'cluster_mode of that cluster, such as "standalone", and pass master',
+            code="argument-conflict",
+            argument="cluster_mode",
         )
     refuse_spark_connect()
 
@@ -73,7 +75,9 @@ def refuse_spark_connect() -> None:
         if value and (name != "SPARK_API_MODE" or value.lower() == "connect"):
             raise UsageError(
                 f"This cluster_mode starts a classic Spark session, but {name}={value} asks for "
-                f'Spark Connect: unset {name}, or pass cluster_mode="spark-connect"'
+                f'Spark Connect: unset {name}, or pass cluster_mode="spark-connect"',
+                code="cluster-config",
+                argument=name,
             )
 
 
@@ -92,7 +96,9 @@ def check_runtime(runtime: Any, cluster_mode: Any, init_ray_on_spark: Any) -> st
     if name == "ray" and cluster_mode is not None:
         raise UsageError(
             'Currently, cluster_mode is not supported for runtime="ray", but got '
-            f"{cluster_mode!r}: leave it out, and pass address to connect to a Ray cluster"
+            f"{cluster_mode!r}: leave it out, and pass address to connect to a Ray cluster",
+            code="argument-conflict",
+            argument="cluster_mode",
         )
     return name
 
@@ -104,7 +110,9 @@ def check_names(kwargs: Mapping[str, Any]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, (*known, *named), n=1, cutoff=0.0)
             raise UsageError(
-                f"init_orca_context has no argument {name!r}: did you mean {near[0]!r}?"
+                f"init_orca_context has no argument {name!r}: did you mean {near[0]!r}?",
+                code="argument-unknown",
+                argument=name,
             )
 
 
@@ -125,11 +133,17 @@ def check_memory(value: Any, name: str = "memory", least: int = SMALLEST_MEMORY)
     if not match:
         raise UsageError(
             f"{name} must be a whole number and a unit of k, m, g or t, such as "
-            f'"2g" or "1536m", but got {value!r}'
+            f'"2g" or "1536m", but got {value!r}',
+            code="argument-value",
+            argument=name,
         )
     number, unit = int(match[1]), match[2]
     if number * 2 ** (10 * ("kmgt".index(unit) + 1)) < least:
-        raise UsageError(f'{name} must be at least "512m" for Spark to start, but got {value!r}')
+        raise UsageError(
+            f'{name} must be at least "512m" for Spark to start, but got {value!r}',
+            code="argument-value",
+            argument=name,
+        )
     return f"{number}{unit}"
 
 
@@ -153,7 +167,9 @@ def check_conf(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise UsageError(
             'conf must be a dict of Spark properties, such as {"spark.ui.enabled": "true"}, '
-            f"but got {value!r}"
+            f"but got {value!r}",
+            code="argument-type",
+            argument="conf",
         )
     return {
         key: str(item).lower() if isinstance(item, bool) else str(item)
@@ -172,7 +188,9 @@ def check_python(location: Any, conf: Mapping[str, str]) -> str:
     program = shutil.which(os.fspath(location)) if isinstance(location, str | os.PathLike) else None
     if program is None:
         raise UsageError(
-            f"python_location must be the path of a Python interpreter, but got {location!r}"
+            f"python_location must be the path of a Python interpreter, but got {location!r}",
+            code="argument-value",
+            argument="python_location",
         )
     return os.path.abspath(program)  # a link is kept: it may belong to a virtual environment
 
@@ -193,7 +211,9 @@ def check_name(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 def check_text(name: str, value: Any) -> str:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise UsageError(f"{name} must be a string, but got {value!r}")
+        raise UsageError(
+            f"{name} must be a string, but got {value!r}", code="argument-type", argument=name
+        )
     return os.fspath(value)
 
 
@@ -205,7 +225,9 @@ def _check_list(name: str, value: Any) -> str:
 
 def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise UsageError(f"{name} must be True or False, but got {value!r}")
+        raise UsageError(
+            f"{name} must be True or False, but got {value!r}", code="argument-type", argument=name
+        )
     return value
 
 
@@ -213,14 +235,24 @@ def _check_file(name: str, value: Any) -> str:
     text = check_text(name, value)
     path = text.partition("#")[0].removeprefix("file://")
     if "://" not in path and not os.path.exists(path):
-        raise UsageError(f"{name} must be the path of a file, but {path!r} does not exist")
+        raise UsageError(
+            f"{name} must be the path of a file, but {path!r} does not exist",
+            code="path-missing",
+            argument=name,
+            path=path,
+        )
     return text
 
 
 def _check_directory(name: str, value: Any) -> str:
     text = check_text(name, value)
     if not os.path.isdir(text):
-        raise UsageError(f"{name} must be a directory, but {text!r} is none")
+        raise UsageError(
+            f"{name} must be a directory, but {text!r} is none",
+            code="path-missing",
+            argument=name,
+            path=text,
+        )
     return os.path.abspath(text)
 
 

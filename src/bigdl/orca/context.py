@@ -236,7 +236,7 @@ def _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs) 
     conf = arguments.check_conf(kwargs.get("conf"))
     options = arguments.check_cluster_options("connect", kwargs)
     if init_ray_on_spark:
-        raise UsageError(connect.NO_RAY)
+        raise UsageError(connect.NO_RAY, code="unsupported")
     # a single node is what nobody gave, unless its cores were given
     nodes = check_positive("num_nodes", num_nodes)
     of_node = None if cores is None else arguments.check_cores(cores)
@@ -245,7 +245,8 @@ def _connect(cluster_mode, cores, memory, num_nodes, init_ray_on_spark, kwargs) 
         if spark.active_context() is not None:
             raise UsageError(
                 "A SparkContext is active in this process, which cannot have a session of Spark "
-                "Connect beside it; call stop_orca_context first"
+                "Connect beside it; call stop_orca_context first",
+                code="state",
             )
         if memory != "2g":
             arguments.warn_ignored({"memory"}, "it is that of the Spark Connect server")
@@ -343,7 +344,7 @@ def init_spark_with(
     require_pyspark()
 
     if connect_session() is not None:
-        raise UsageError(spark.NEEDS_CONTEXT)
+        raise UsageError(spark.NEEDS_CONTEXT, code="unsupported")
     with _State.lock:
         if spark.active_context() is None:
             arguments.refuse_spark_connect()

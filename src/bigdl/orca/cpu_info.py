@@ -40,12 +40,16 @@ def schedule_workers(num_workers: int, cores_per_worker: int | None = None) -> l
     if not num_workers > 0 or not wanted > 0:
         raise UsageError(
             "num_workers and cores_per_worker must be at least 1, got "
-            f"{num_workers} and {cores_per_worker}"
+            f"{num_workers} and {cores_per_worker}",
+            code="argument-value",
+            argument="num_workers",
         )
     if wanted > usable:
         raise UsageError(
             f"{num_workers} workers need {wanted} cores and this process may use {usable}; ask "
-            "for fewer"
+            "for fewer",
+            code="resource-limit",
+            argument="num_workers",
         )
     if cores_per_worker is None:
         return split_cores(num_workers, machine)

@@ -81,7 +81,10 @@ class _TableLayer(keras.layers.Layer):
         if dtype not in (torch.float32, torch.float64):
             raise UsageError(
                 f"The rows of a {type(self).__name__} are float32 or float64, got "
-                f"dtype={self.variable_dtype!r}"
+                f"dtype={self.variable_dtype!r}",
+                code="argument-value",
+                argument="dtype",
+                allowed=["float32", "float64"],
             )
         more.update(init=self._first_values, storage=self.storage, dtype=dtype)
         with torch.random.fork_rng(devices=[]), placed(self._place):
@@ -134,7 +137,8 @@ class _TableLayer(keras.layers.Layer):
             raise UsageError(
                 f"A worker has some rows of a {type(self).__name__} only, so it cannot write the "
                 "model to a file; fit writes checkpoints to model_dir, and save of the Estimator "
-                "files"
+                "files",
+                code="unsupported",
             )
 
     def to_arrow(self, id_col: str = "id", vector_col: str = "vector", field: int = 0) -> pa.Table:
@@ -159,7 +163,9 @@ class _TableLayer(keras.layers.Layer):
         if self.is_placed or not self.built:
             raise UsageError(
                 f"to_arrow needs all rows of a {type(self).__name__}: call it on the layer of the "
-                "model that get_model of the Estimator returns"
+                "model that get_model of the Estimator returns",
+                code="unsupported",
+                method="to_arrow",
             )
         return self._as_arrow(id_col, vector_col, field)
 
@@ -184,23 +190,32 @@ class _TableLayer(keras.layers.Layer):
         optimizer, name = model_optimizer, self.table_optimizer_name
         kind = type(self).__name__
         if optimizer is None:
-            raise UsageError(f"A {kind} needs a model that is compiled with an optimizer")
+            raise UsageError(
+                f"A {kind} needs a model that is compiled with an optimizer",
+                code="argument-missing",
+                argument="optimizer",
+            )
         advice = f"; use another one, or pass optimizer= to the {kind}"
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise UsageError(
                 f"A {kind} does not go with a LossScaleOptimizer, which scales the "
-                "gradients of its rows; use the precision mixed_bfloat16"
+                "gradients of its rows; use the precision mixed_bfloat16",
+                code="optimizer-unsupported",
             )
         if optimizer.gradient_accumulation_steps:
             raise UsageError(
                 f"A {kind} does not go with gradient_accumulation_steps: its rows are "
-                "updated after every batch; use a larger batch_size"
+                "updated after every batch; use a larger batch_size",
+                code="optimizer-unsupported",
+                argument="gradient_accumulation_steps",
             )
         if name is None:
             clips = ("clipnorm", "global_clipnorm", "clipvalue")
             if clip := next((each for each in clips if getattr(optimizer, each)), None):
                 raise UsageError(
-                    f"{clip} of the model's optimizer does not reach the rows of a {kind}{advice}"
+                    f"{clip} of the model's optimizer does not reach the rows of a {kind}{advice}",
+                    code="optimizer-unsupported",
+                    argument=clip,
                 )
             name = _name_of(optimizer, kind, advice)
         self._model_optimizer = [optimizer]
@@ -308,7 +323,11 @@ class ShardedEmbedding(_TableLayer):
         for rows in self.input_dim:
             check_positive("input_dim", rows)
         if not self.input_dim:
-            raise UsageError("input_dim should be a number or numbers, got an empty list")
+            raise UsageError(
+                "input_dim should be a number or numbers, got an empty list",
+                code="argument-value",
+                argument="input_dim",
+            )
 
     def build(self, input_shape: Any = None) -> None:
         fields = self.input_dim if self._has_fields else self.input_dim[0]
@@ -494,7 +513,8 @@ def _name_of(optimizer: Any, kind: str, advice: str) -> str:
         return given.lower()
     raise UsageError(
         f"The rows of a {kind} are updated as by SGD without momentum, Adagrad or Adam, "
-        f"the model's optimizer is {given}{advice}"
+        f"the model's optimizer is {given}{advice}",
+        code="optimizer-unsupported",
     )
 
 

@@ -27,7 +27,9 @@ def _check_data_store(name: str, value: Any) -> str:
     store = value.upper() if isinstance(value, str) else ""
     if not re.fullmatch(r"DRAM|PMEM|DISK_[1-9][0-9]*", store):
         raise UsageError(
-            f'{name} must be "DRAM", "PMEM" or "DISK_n" with a whole number n, but got {value!r}'
+            f'{name} must be "DRAM", "PMEM" or "DISK_n" with a whole number n, but got {value!r}',
+            code="argument-value",
+            argument=name,
         )
     return store
 

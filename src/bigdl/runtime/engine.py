@@ -156,7 +156,8 @@ class Engine(ABC):
             raise UsageError(
                 f"{num_workers} workers were asked for but the cluster can run {slots} tasks at "
                 "once; ask for fewer workers (workers_per_node) or for more cores or nodes in "
-                "init_orca_context"
+                "init_orca_context",
+                code="resource-limit",
             )
         if threads is None:
             per_node = -(-num_workers // max(self.cluster.nodes, 1))

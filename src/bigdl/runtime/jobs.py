@@ -56,7 +56,11 @@ def pickled(fn: Callable) -> bytes:
         If it is no function, or refers to something that cannot be pickled.
     """
     if not callable(fn):
-        raise UsageError(f"fn should be a function of a worker, got {type(fn).__name__}")
+        raise UsageError(
+            f"fn should be a function of a worker, got {type(fn).__name__}",
+            code="argument-type",
+            argument="fn",
+        )
     advice = "create such objects inside the function instead"
     return pickled_by_value(fn, "The program cannot be shipped to the workers", advice)
 

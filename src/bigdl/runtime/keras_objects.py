@@ -410,7 +410,8 @@ class _Attributes:
                 _AttributePickler(io.BytesIO(), layer, []).dump(value)
             except Exception as error:
                 raise UsageError(
-                    f"the attribute {name!r} of {type(layer).__name__} cannot be copied ({error})"
+                    f"the attribute {name!r} of {type(layer).__name__} cannot be copied ({error})",
+                    code="model-copy",
                 ) from error
         _AttributePickler(buffer, layer, objects).dump(kept)
         return cls(type(layer), arguments, buffer.getvalue(), objects, len(layer.weights))
@@ -437,7 +438,8 @@ class _Attributes:
             raise UsageError(
                 f"the copy of {self.kind.__name__} has {len(layer.weights)} weights and the "
                 f"original {self.weights}: its layers share others or make them in another way "
-                "than Keras can repeat; give it a get_config, or pass a model_creator"
+                "than Keras can repeat; give it a get_config, or pass a model_creator",
+                code="model-copy",
             )
         return layer
 

@@ -181,7 +181,9 @@ def listen(host: str, port: int = 0) -> socket.socket:
         reason = str(error.strerror).partition(" (while")[0]  # where the address comes once more
         raise UsageError(
             f"The driver cannot listen on {host}:{port} ({reason}); choose another port "
-            "with channel_port= or another address with spark.driver.host"
+            "with channel_port= or another address with spark.driver.host",
+            code="resource-limit",
+            address=host + ":" + str(port),
         ) from error
 
 

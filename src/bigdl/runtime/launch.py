@@ -101,7 +101,9 @@ def launch(
     later SIGKILL. Processes that a worker started end with it, unless they left its process group.
     """
     if not callable(fn):
-        raise UsageError(f"launch runs a function, but fn is {fn!r}")
+        raise UsageError(
+            f"launch runs a function, but fn is {fn!r}", code="argument-type", argument="fn"
+        )
     check_positive("nprocs", nprocs)
     if timeout is not None:
         check_number("timeout", timeout, above=0)

@@ -91,7 +91,9 @@ def encoded(value: Any, what: str) -> Message:
     try:
         return encode(value)
     except Exception as error:
-        raise UsageError(f"{what} cannot be sent to a worker: {error}") from error
+        raise UsageError(
+            f"{what} cannot be sent to a worker: {error}", code="model-copy"
+        ) from error
 
 
 def decode(message: Message) -> Any:

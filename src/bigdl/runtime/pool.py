@@ -265,7 +265,9 @@ class WorkerPool(contextlib.AbstractContextManager):
         """
         with self._lock:
             if not self._end_workers.alive:
-                raise UsageError("The workers were closed; make a new object to go on")
+                raise UsageError(
+                    "The workers were closed; make a new object to go on", code="state"
+                )
             self._manager.fill()
             run = _Run(self._manager)
             try:

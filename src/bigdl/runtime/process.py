@@ -72,11 +72,20 @@ def cpu_slots(count: int, cores: Sequence[Iterable[int]] | None = None) -> list[
     else:
         shares = [sorted(set(share)) for share in cores]
     if len(shares) != count:
-        raise UsageError(f"cores must name the cores of each of {count} workers, not {shares}")
+        raise UsageError(
+            f"cores must name the cores of each of {count} workers, not {shares}",
+            code="argument-value",
+            argument="cores",
+        )
     usable = usable_cores()
     for share in shares:
         if not share or not set(share) <= set(usable):
-            raise UsageError(f"A worker cannot run on cores {share}; choose from {usable}")
+            raise UsageError(
+                f"A worker cannot run on cores {share}; choose from {usable}",
+                code="argument-value",
+                argument="cores",
+                allowed=list(usable),
+            )
     quota = cpu_quota()
     most = len(usable) if quota is None else max(1, int(quota / count))
     return [CpuSlot(tuple(share), min(machine.physical_count(share), most)) for share in shares]

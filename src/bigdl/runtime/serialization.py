@@ -45,7 +45,9 @@ class _PlainUnpickler(pickle.Unpickler):
         if (module, name) not in _PLAIN:
             raise UsageError(
                 f"The pickle holds a {module}.{name}, which is more than plain data; pass the "
-                "digest that was returned when it was written, or trust=True if you know its writer"
+                "digest that was returned when it was written, or trust=True if you "
+                "know its writer",
+                code="file-untrusted",
             )
         if module.startswith(("numpy.core.", "numpy._core.")):  # NumPy 2 has moved it
             import numpy
@@ -55,7 +57,10 @@ class _PlainUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise UsageError("The pickle refers to objects that are not in it and cannot be read")
+        raise UsageError(
+            "The pickle refers to objects that are not in it and cannot be read",
+            code="file-damaged",
+        )
 
 
 @functools.cache
@@ -104,7 +109,8 @@ def pickled_by_value(value: Any, failure: str, advice: str) -> bytes:
         named = _named(value)
         what = f"its {named}, which" if named else "something that"
         raise UsageError(
-            f"{failure}, since it refers to {what} cannot be pickled ({error}); {advice}"
+            f"{failure}, since it refers to {what} cannot be pickled ({error}); {advice}",
+            code="model-copy",
         ) from error
 
 
@@ -226,7 +232,8 @@ class SafePickle:
         if digest is not None and not hmac.compare_digest(str(digest), digest_of(data)):
             raise UsageError(
                 "The pickle is not the one that the digest was made of: it was changed, or the "
-                "digest is of BigDL 2.x; pass trust=True without a digest if you know its writer"
+                "digest is of BigDL 2.x; pass trust=True without a digest if you know its writer",
+                code="file-untrusted",
             )
         return cls.load(io.BytesIO(data), trust=trust or digest is not None, **kwargs)
 

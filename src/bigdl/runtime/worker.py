@@ -216,7 +216,8 @@ def encode(result) -> tuple[str, bytes]:
         except (TypeError, ValueError) as error:
             raise UsageError(
                 "A program run by an engine must return bytes or JSON-able values, got "
-                f"{type(result).__name__} ({error})"
+                f"{type(result).__name__} ({error})",
+                code="function-result",
             ) from None
     check_size("result", data)
     return kind, data
@@ -231,7 +232,8 @@ def check_size(what: str, data: bytes) -> None:
     if len(data) > RESULT_LIMIT:
         raise UsageError(
             f"The {what} of {len(data) >> 20} MB is too large to come back through the driver "
-            f"(limit {RESULT_LIMIT >> 20} MB); pass model_dir= so that it is written there"
+            f"(limit {RESULT_LIMIT >> 20} MB); pass model_dir= so that it is written there",
+            code="data-size",
         )
 
 

@@ -70,7 +70,9 @@ def casts(
     if len(own) != len(others) and not is_target:
         raise UsageError(
             f"validation_data has {len(own)} columns of features but the training data has "
-            f"{len(others)}; give both the same"
+            f"{len(others)}; give both the same",
+            code="data-schema",
+            argument="validation_data",
         )
     out: dict[tuple[int, str | None], Callable] = {}
     for number, (name, here, there) in enumerate(zip(names, own, others, strict=False)):
@@ -98,7 +100,10 @@ def _dtype_like(this, others, name, is_target):
         return None
     raise UsageError(
         f"'{name}' is {_spoken(this)} in validation_data but {_spoken(others)} in the training "
-        "data; give both the same type"
+        "data; give both the same type",
+        code="data-schema",
+        argument="validation_data",
+        column=name,
     )
 
 
@@ -123,7 +128,8 @@ def in_dtype(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tenso
     if bool(is_other.any()):
         raise UsageError(
             f"{name} holds {tensor[is_other][0].item()}, which is no {str(dtype)[6:]}, its type in "
-            "the training data; give both the same type"
+            "the training data; give both the same type",
+            code="data-value",
         )
     return cast
 
@@ -363,7 +369,8 @@ class TensorShard(BatchSource):
             if not label_cols:
                 raise UsageError(
                     'The data holds no targets; pass (x, y) or {"x": ..., "y": ...} to fit or '
-                    "evaluate"
+                    "evaluate",
+                    code="data-structure",
                 )
         label_cols = cast("Sequence[str]", label_cols)  # None only with the features
         self._features = [shard.places(name) for name in feature_cols]
@@ -396,7 +403,9 @@ class TensorShard(BatchSource):
             if any(i in self._texts for i, _ in places.values()):
                 raise UsageError(
                     f"Column '{name}' of the targets holds texts; encode it as numbers first, e.g. "
-                    "with StringIndexer"
+                    "with StringIndexer",
+                    code="data-dtype",
+                    column=name,
                 )
 
     def take_types(self, types: list | None, training: BatchSource) -> None:
@@ -624,13 +633,16 @@ class BatchLayout:
                 raise UsageError(
                     f"The checkpoint was taken in the middle of an epoch with {key}="
                     f"{manifest[key]}, now it is {now}; go on with the same data, seed, "
-                    "batch_size and number of workers, or from a checkpoint of an epoch's end"
+                    "batch_size and number of workers, or from a checkpoint of an epoch's end",
+                    code="checkpoint-mismatch",
+                    argument=key,
                 )
         if not rows and sum(manifest["rows"]) != sum(self.rows):
             raise UsageError(
                 "The checkpoint was taken in the middle of an epoch of "
                 f"{sum(manifest['rows'])} rows, now there are {sum(self.rows)}; go on with the "
-                "same data, or from a checkpoint of an epoch's end"
+                "same data, or from a checkpoint of an epoch's end",
+                code="checkpoint-mismatch",
             )
         if rows and manifest["fingerprint"] != self.fingerprint and rank == 0:
             print(
@@ -656,12 +668,14 @@ def plan_batches(settings: RunSettings, known: Sequence[dict]) -> tuple[BatchPla
     """
     layout = BatchLayout.of(settings, known, any(each["drop_last"] for each in known))
     if not sum(layout.rows):
-        raise UsageError("The training data has no rows")
+        raise UsageError("The training data has no rows", code="data-empty")
     plan = BatchPlan(layout.rows, settings.batch_size, layout.drop_last)
     if not plan.steps:
         raise UsageError(
             f"drop_last leaves no batch: the data has {sum(layout.rows)} rows and batch_size is "
-            f"{settings.batch_size}"
+            f"{settings.batch_size}",
+            code="data-empty",
+            argument="drop_last",
         )
     return plan, layout
 
@@ -791,14 +805,18 @@ def as_loader(loader: Any, config: dict, batch_size: int) -> DataLoader:
     if not isinstance(loader, DataLoader):
         raise UsageError(
             "The function given as data must return a DataLoader or a Dataset, it returned "
-            f"{type(loader).__name__}"
+            f"{type(loader).__name__}",
+            code="function-result",
+            argument="data",
         )
     if isinstance(loader.dataset, IterableDataset):
         return loader
     if loader.batch_sampler is None or type(loader.batch_sampler) is not BatchSampler:
         raise UsageError(
             "A DataLoader with batch_sampler= or without a batch size cannot be shared out, since "
-            "the batches are cut by the batch_size of fit; pass sampler= instead"
+            "the batches are cut by the batch_size of fit; pass sampler= instead",
+            code="unsupported",
+            argument="batch_sampler",
         )
     return loader
 
@@ -908,7 +926,8 @@ class LoaderBatches(BatchSource):
         if len(drawn) != self._count:
             raise UsageError(
                 f"The sampler gave {len(drawn)} samples in an epoch, but its length is "
-                f"{self._count}; make both equal"
+                f"{self._count}; make both equal",
+                code="data-shape",
             )
         out = np.empty(self.rows, object)
         out[:] = drawn[self._rank :: self._size]
@@ -1074,7 +1093,8 @@ def spooled(
         elif not isinstance(batch, tuple | list):
             raise UsageError(
                 "The batches of iterable data must be tuples (*features, target) or dicts, got "
-                f"{type(batch).__name__}"
+                f"{type(batch).__name__}",
+                code="data-structure",
             )
         else:
             batch = tuple(batch)

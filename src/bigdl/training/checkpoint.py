@@ -100,7 +100,8 @@ class Checkpoint:
             which = "" if self.url is None else f" {self.url}"
             raise UsageError(
                 f"The checkpoint{which} was taken in the middle of an epoch, but {error}; go on "
-                "from one of an epoch's end"
+                "from one of an epoch's end",
+                code="checkpoint-damaged",
             ) from None
 
     def pack(self) -> tuple[dict, bytes]:
@@ -161,7 +162,10 @@ class CheckpointDirectory:
         except Exception as error:
             raise UsageError(
                 f"model_dir {model_dir!r} cannot be written ({error}); pass a folder that the "
-                "driver and all workers can write"
+                "driver and all workers can write",
+                code="path-unusable",
+                argument="model_dir",
+                path=model_dir,
             ) from error
         return directory
 
@@ -289,7 +293,11 @@ class CheckpointDirectory:
             check_manifest(manifest)
             yield manifest
         except (OSError, ValueError) as error:
-            raise UsageError(f"The checkpoint {self.url}/{name} cannot be read: {error}") from error
+            raise UsageError(
+                f"The checkpoint {self.url}/{name} cannot be read: {error}",
+                code="checkpoint-damaged",
+                path=self.url,
+            ) from error
 
     def latest(self, warn: Callable[[str], None] = logger.warning) -> tuple[str, Checkpoint] | None:
         """The newest checkpoint that can be read; damaged ones are skipped with a warning."""
@@ -329,7 +337,11 @@ def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
     if version is None:
         latest = run.latest()
         if latest is None:
-            raise UsageError(f"There is no checkpoint below {path!r}; pass a model_dir")
+            raise UsageError(
+                f"There is no checkpoint below {path!r}; pass a model_dir",
+                code="checkpoint-missing",
+                path=path,
+            )
         return latest[1]
     names = {}
     for name in run.names():
@@ -340,7 +352,11 @@ def find_checkpoint(path: str, version: int | None = None) -> Checkpoint:
     if version not in names:
         raise UsageError(
             f"There is no checkpoint of version {version!r} below {path!r}; the versions there are "
-            f"{sorted(names)}"
+            f"{sorted(names)}",
+            code="checkpoint-missing",
+            path=path,
+            version=version,
+            allowed=list(names),
         )
     return run.read(names[version])
 

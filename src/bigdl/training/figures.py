@@ -337,7 +337,10 @@ def figure_of(figures: dict, monitor: str | None, who: str) -> float:
         names = [k for k, v in figures.items() if isinstance(v, int | float) and k not in _DROPPED]
         raise UsageError(
             f"The {who} monitors {monitor or 'val_loss'!r}, which the epoch has no figure of; it "
-            f"has {names}"
+            f"has {names}",
+            code="name-unknown",
+            metric=monitor,
+            allowed=names,
         )
     return float(value)
 

@@ -262,20 +262,30 @@ class TrainingSession:
     def _load_resumed(self, resume) -> None:
         """Take over the checkpoint that `resume` names, if there is one."""
         if not isinstance(resume, str):
-            raise UsageError(f'resume should be "auto" or the path of a checkpoint, got {resume!r}')
+            raise UsageError(
+                f'resume should be "auto" or the path of a checkpoint, got {resume!r}',
+                code="argument-value",
+                argument="resume",
+            )
         if resume != "auto":
             snapshot = read_checkpoint(resume)
             if snapshot is None:
                 raise UsageError(
                     f'resume should be "auto" or the path of a checkpoint such as '
-                    f"Estimator.latest_checkpoint gives, got {resume!r}"
+                    f"Estimator.latest_checkpoint gives, got {resume!r}",
+                    code="argument-value",
+                    argument="resume",
                 )
             self._resume(snapshot)
             self._epochs = self._steps = 0
             self._is_resumed = True
             return
         if self._model_dir is None:
-            raise UsageError('resume="auto" needs model_dir= in Estimator.from_torch')
+            raise UsageError(
+                'resume="auto" needs model_dir= in Estimator.from_torch',
+                code="argument-missing",
+                argument="model_dir",
+            )
         run = self._run or CheckpointDirectory.latest_run(self._model_dir)
         latest = run.latest() if run is not None else None
         if run is None or latest is None:
@@ -331,7 +341,7 @@ class TrainingSession:
                     results = opened.attempt(options, state, on_event)
                     break
                 except NoRows:
-                    raise UsageError("The training data has no rows") from None
+                    raise UsageError("The training data has no rows", code="data-empty") from None
                 except WorkerLost as error:
                     saved = None if self._run is None else self._run.latest()
                     latest = kept["checkpoint"] = saved[1] if saved else kept["checkpoint"]
@@ -572,7 +582,9 @@ class WorkerLoop(FitLoop):
         """
         everyone = all_gather_json(self.sync, known)
         if not sum(each["validation"] for each in everyone):
-            raise UsageError("The validation data has no rows")
+            raise UsageError(
+                "The validation data has no rows", code="data-empty", argument="validation_data"
+            )
         self._types = next((each["types"] for each in everyone if each["types"]), None)
         return everyone
 
@@ -591,7 +603,9 @@ class WorkerLoop(FitLoop):
             if rank == 0 and not self._directory.is_shared():
                 raise UsageError(
                     f"The worker on {self.worker.host} does not see model_dir "
-                    f"{settings.run_url!r}; pass a folder that the driver and all workers share"
+                    f"{settings.run_url!r}; pass a folder that the driver and all workers share",
+                    code="path-missing",
+                    path=settings.run_url,
                 )
         snapshot = self._agree_on_start()
         files, manifest = snapshot.files, snapshot.manifest

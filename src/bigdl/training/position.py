@@ -251,7 +251,9 @@ class Trigger(ABC):
             return EveryEpoch()
         raise UsageError(
             'a trigger is expected to be a Trigger such as EveryEpoch() or the text "everyepoch", '
-            f"got {trigger!r} ({type(trigger).__name__})"
+            f"got {trigger!r} ({type(trigger).__name__})",
+            code="argument-type",
+            argument="trigger",
         )
 
 
@@ -417,7 +419,11 @@ class MinLoss(_Reproducible):
 class _Combined(Trigger):
     def __init__(self, *triggers: Trigger | str):
         if not triggers:
-            raise UsageError(f"{type(self).__name__} expects at least one trigger, got none")
+            raise UsageError(
+                f"{type(self).__name__} expects at least one trigger, got none",
+                code="argument-missing",
+                argument="trigger",
+            )
         self.triggers = tuple(map(Trigger.convert_trigger, triggers))
         self.is_reproducible = all(t.is_reproducible for t in self.triggers)
 

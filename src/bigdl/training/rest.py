@@ -145,7 +145,8 @@ def find_rows(ids: np.ndarray, left: SavedSlices, sync: GradientSync) -> np.ndar
         raise UsageError(
             f"The checkpoint was taken in the middle of an epoch, and {missing} of the rows that "
             "were left of it are not in the data now; go on with the same data, or from a "
-            "checkpoint of an epoch's end"
+            "checkpoint of an epoch's end",
+            code="checkpoint-mismatch",
         )
     allowed = np.empty_like(counts)
     allowed[by_assigner] = exchange(given, receive, send)

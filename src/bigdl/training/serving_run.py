@@ -170,7 +170,8 @@ class ServingRun:
         if not rows:
             raise UsageError(
                 "There is nothing to draw: no request was answered while the server was watched; "
-                "send requests within the block of ServingRun"
+                "send requests within the block of ServingRun",
+                code="data-empty",
             )
         latency = {f"{part:.0%}": [row[name] for row in rows] for name, part in _PARTS.items()}
         names = sorted({name for row in rows for name in row if self._is_stage(name)})
@@ -199,13 +200,19 @@ class ServingRun:
 
     def _look(self) -> None:
         where = self._source if isinstance(self._source, str) else "the given function"
-        with refusing(f"The metrics of the server cannot be read from {where}"):
+        with refusing(
+            f"The metrics of the server cannot be read from {where}",
+            code="cluster-unreachable",
+            address=where,
+        ):
             text = self._text()
             stages = _stages_in(text)
         if stages is None:
             raise UsageError(
                 f"{where} has no metrics of bigdl-serve or bigdl-friesian-serve; give the address "
-                "of the server's /metrics"
+                "of the server's /metrics",
+                code="argument-value",
+                address=where,
             )
         self._looks.append((time.monotonic(), stages))
 

@@ -128,7 +128,8 @@ class SavedSlices:
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"Rows of the model cannot be read from its checkpoint ({error}); it must be there "
-                "until a prediction is computed, so keep more of them with num_to_keep="
+                "until a prediction is computed, so keep more of them with num_to_keep=",
+                code="checkpoint-missing",
             ) from error
         for array in arrays if at_random else ():
             array._mmap.madvise(mmap.MADV_RANDOM)
@@ -189,7 +190,9 @@ class SavedSlices:
         try:
             yield from _blocks(self._fs, path, self._described[name][owner])
         except (OSError, ValueError, KeyError, SyntaxError) as error:
-            raise UsageError(f"The slice {path} cannot be read: {error}") from error
+            raise UsageError(
+                f"The slice {path} cannot be read: {error}", code="checkpoint-damaged", path=path
+            ) from error
 
 
 def _blocks(fs: Any, path: str, described: dict) -> Iterator[tuple[int, np.ndarray]]:

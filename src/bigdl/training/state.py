@@ -79,7 +79,8 @@ def loads(data: bytes) -> Any:
                 raise UsageError(
                     f"The state of the model, its optimizer or schedule holds {what}, and a state "
                     "is loaded without running code: let it hold tensors, NumPy arrays, numbers, "
-                    "strings, and lists and dicts of them"
+                    "strings, and lists and dicts of them",
+                    code="model-copy",
                 ) from error
 
 
@@ -235,7 +236,12 @@ def check_precision(precision: str | int | None) -> str:
     try:
         return _PRECISIONS[precision]
     except (KeyError, TypeError):
-        raise UsageError(f'precision should be "fp32" or "bf16", got {precision!r}') from None
+        raise UsageError(
+            f'precision should be "fp32" or "bf16", got {precision!r}',
+            code="argument-value",
+            argument="precision",
+            allowed=["fp32", "bf16"],
+        ) from None
 
 
 def precision_of(

@@ -101,7 +101,11 @@ def run_trials(
     check_positive("threads", threads)
     exhaustive = optuna.samplers.GridSampler, optuna.samplers.BruteForceSampler
     if n_trials is None and timeout is None and not isinstance(study.sampler, exhaustive):
-        raise UsageError("A search needs to know when to end: give n_trials, or timeout in seconds")
+        raise UsageError(
+            "A search needs to know when to end: give n_trials, or timeout in seconds",
+            code="argument-missing",
+            argument="n_trials",
+        )
     settings: dict[str, Any] = {
         "catch": (catch,) if isinstance(catch, type) else tuple(catch),
         "callbacks": list(callbacks),
@@ -116,10 +120,16 @@ def run_trials(
     if isinstance(study._storage, optuna.storages.InMemoryStorage):
         raise UsageError(
             f"{processes} processes cannot share a study that is in memory; give a storage such as "
-            "'sqlite:///search.db'"
+            "'sqlite:///search.db'",
+            code="argument-missing",
+            argument="storage",
         )
     if threads > 1:
-        raise UsageError(f"Trials run in {processes} processes or {threads} threads, not in both")
+        raise UsageError(
+            f"Trials run in {processes} processes or {threads} threads, not in both",
+            code="argument-conflict",
+            argument="processes",
+        )
     if n_trials is not None and cores is None:
         processes = min(processes, n_trials)
     with contextlib.closing(TrialPool(study, objective, processes, cores)) as pool:

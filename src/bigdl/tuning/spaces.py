@@ -192,7 +192,8 @@ def visit(value: Any, naming: Naming, name: str) -> None:
     if any(map(holds_lazy, _opaque_parts(value))):
         raise UsageError(
             f"{f'{name!r} is' if name else 'There is'} a {type(value).__name__} that holds search "
-            "spaces, where they are not found; put them in a dict, a list or a tuple"
+            "spaces, where they are not found; put them in a dict, a list or a tuple",
+            code="search-space",
         )
     for part, inner in _parts(value):
         visit(inner, naming, naming.join(name, part))
@@ -308,14 +309,26 @@ class Number(Domain):
         check("lower", lower)
         check("upper", upper)
         if lower > upper:
-            raise UsageError(f"lower must not be above upper, got {lower!r} and {upper!r}")
+            raise UsageError(
+                f"lower must not be above upper, got {lower!r} and {upper!r}",
+                code="search-space",
+                argument="lower",
+            )
         if log and lower <= 0:
-            raise UsageError(f"lower must be above 0 on a logarithmic scale, got {lower!r}")
+            raise UsageError(
+                f"lower must be above 0 on a logarithmic scale, got {lower!r}",
+                code="search-space",
+                argument="lower",
+            )
         if q is not None:
             check("q", q)
             check_number("q", q, above=0)
             if math.floor(upper / q + _EPS) < math.ceil(lower / q - _EPS):
-                raise UsageError(f"There is no multiple of {q!r} from {lower!r} to {upper!r}")
+                raise UsageError(
+                    f"There is no multiple of {q!r} from {lower!r} to {upper!r}",
+                    code="search-space",
+                    argument="q",
+                )
         self.lower, self.upper, self.q, self.log, self.whole = lower, upper, q, log, whole
 
     def __repr__(self) -> str:
@@ -417,7 +430,9 @@ class Subset(Domain):
         if not 0 <= min_items <= max_items <= count:
             raise UsageError(
                 f"min_items and max_items must be from 0 to the {count} categories and in order, "
-                f"got {min_items} and {max_items}"
+                f"got {min_items} and {max_items}",
+                code="search-space",
+                argument="min_items",
             )
         self.min_items, self.max_items = min_items, max_items
 
@@ -460,7 +475,9 @@ class SampleFrom(Lazy):
     def __init__(self, func: Callable[[Any], Any]):
         if not callable(func):
             raise UsageError(
-                f"sample_from takes a function of the configuration, got {type(func).__name__}"
+                f"sample_from takes a function of the configuration, got {type(func).__name__}",
+                code="argument-type",
+                argument="func",
             )
         self.func = func
 
@@ -486,24 +503,30 @@ class SampleFrom(Lazy):
             raise
         except Exception as error:
             raise UsageError(
-                f"The function of hp.sample_from for {self.name!r} failed: {error!r}"
+                f"The function of hp.sample_from for {self.name!r} failed: {error!r}",
+                code="search-space",
+                argument=self.name,
             ) from error
         finally:
             assignment.calls.pop()
         if holds_lazy(result):
             raise UsageError(
                 f"The function of hp.sample_from for {self.name!r} returned {result!r}, which is a "
-                "search space; return a value, or use hp.choice of the spaces"
+                "search space; return a value, or use hp.choice of the spaces",
+                code="search-space",
+                argument=self.name,
             )
         return result
 
 
 def _checked_list(name: str, values: Any) -> list[Any]:
     if isinstance(values, str) or not hasattr(values, "__iter__"):
-        raise UsageError(f"{name} must be a list of values, got {values!r}")
+        raise UsageError(
+            f"{name} must be a list of values, got {values!r}", code="argument-type", argument=name
+        )
     values = list(values)
     if not values:
-        raise UsageError(f"{name} must hold at least one value")
+        raise UsageError(f"{name} must hold at least one value", code="search-space", argument=name)
     return values
 
 
@@ -556,7 +579,9 @@ class SearchSpace:
         if not isinstance(space, Mapping):
             raise UsageError(
                 "search_space must be a dict of names and of values of bigdl.orca.automl.hp, got "
-                f"{type(space).__name__}"
+                f"{type(space).__name__}",
+                code="search-space",
+                argument="search_space",
             )
         self._naming = Naming(_own_copy(space, convert), "/")
         self.domains = self._naming.domains
@@ -670,7 +695,11 @@ def _own_copy(value: Any, convert: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise UsageError(f"search_space must have names as keys, got {key!r}")
+                raise UsageError(
+                    f"search_space must have names as keys, got {key!r}",
+                    code="search-space",
+                    argument="search_space",
+                )
         value = dict(value)
     return _mapped(value, lambda inner: _own_copy(inner, convert))
 

@@ -162,7 +162,11 @@ def _member(names: type[StrEnum], name: Any, argument: str) -> Any:
         if str(name).lower() == member.lower():
             return member
     known = ", ".join(repr(member.value) for member in names)
-    raise UsageError(f"{argument} must be one of {known}, or an object of Optuna, not {name!r}")
+    raise UsageError(
+        f"{argument} must be one of {known}, or an object of Optuna, not {name!r}",
+        code="name-unknown",
+        argument=argument,
+    )
 
 
 def _construct(argument: str, name: str, arguments: Mapping[str, Any]) -> Any:
@@ -174,7 +178,9 @@ def _construct(argument: str, name: str, arguments: Mapping[str, Any]) -> Any:
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"{argument} {str(name)!r} cannot be made of {dict(arguments)!r}: {error}; see "
-            f"optuna's {cls.__name__}"
+            f"optuna's {cls.__name__}",
+            code="argument-value",
+            argument=argument,
         ) from error
 
 
@@ -262,13 +268,17 @@ def open_study(
     except optuna.exceptions.DuplicatedStudyError as error:
         raise UsageError(
             f"There is a study {name!r} already; pass resume=True to go on with it, or choose "
-            "another study_name"
+            "another study_name",
+            code="path-exists",
+            argument="study_name",
         ) from error
     stored = [direction.name.lower() for direction in study.directions]
     if stored != wanted:
         raise UsageError(
             f"The study {study.study_name!r} has the directions {stored}, not {wanted}; choose "
-            "another study_name, or leave out resume"
+            "another study_name, or leave out resume",
+            code="argument-conflict",
+            argument="directions",
         )
     lost = recover(study) if resume else []
     if lost:
@@ -330,7 +340,12 @@ def trial_table(study: Study) -> pd.DataFrame:
 def _direction(direction: Any) -> str:
     name = getattr(direction, "name", direction)  # Optuna's own enumeration, too
     if not isinstance(name, str) or name.lower() not in _DIRECTIONS:
-        raise UsageError(f"A direction must be 'minimize' or 'maximize', not {direction!r}")
+        raise UsageError(
+            f"A direction must be 'minimize' or 'maximize', not {direction!r}",
+            code="argument-value",
+            argument="direction",
+            allowed=["minimize", "maximize"],
+        )
     return name.lower()
 
 
@@ -342,7 +357,10 @@ def _open(url: str) -> BaseStorage:
     except Exception as error:  # of SQLAlchemy, the driver of a database, or Optuna
         raise UsageError(
             f"The storage {url!r} cannot be opened: {error}; give a URL such as "
-            "'sqlite:///search.db'"
+            "'sqlite:///search.db'",
+            code="path-unusable",
+            argument="storage",
+            path=url,
         ) from error
 
 
@@ -351,7 +369,10 @@ def _only_study(storage: BaseStorage) -> str | None:
     if len(names) > 1:
         raise UsageError(
             f"The storage has {len(names)} studies ({', '.join(sorted(names))}); say by study_name "
-            "which of them to resume"
+            "which of them to resume",
+            code="argument-missing",
+            argument="study_name",
+            allowed=list(names),
         )
     return names[0] if names else None
 

@@ -81,7 +81,9 @@ class Model:
         """Raises, and says what to do."""
         raise UsageError(
             f"{path!r} cannot be read: models of BigDL's JVM layers need BigDL 2.x; export it to "
-            "ONNX there, or define the model in PyTorch"
+            "ONNX there, or define the model in PyTorch",
+            code="file-format",
+            path=str(path),
         )
 
     loadModel = load_torch = load_keras = load_caffe = load_tensorflow = load

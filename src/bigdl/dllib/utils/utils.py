@@ -28,7 +28,8 @@ def detect_conda_env_name() -> str:
     """
     if not os.path.isdir(os.path.join(sys.prefix, "conda-meta")):
         raise UsageError(
-            f"This Python ({sys.executable}) runs in no conda environment; activate one first"
+            f"This Python ({sys.executable}) runs in no conda environment; activate one first",
+            code="state",
         )
     active = os.environ.get("CONDA_PREFIX", "")
     if os.path.realpath(active) == os.path.realpath(sys.prefix):

@@ -180,7 +180,11 @@ def host_of(host: Any) -> AbstractContextManager[Host]:
         return LocalWorkers()
     if host == "here":
         return InProcessHost()
-    raise UsageError(f"host should be spark, local, here, a host or None, got {host!r}")
+    raise UsageError(
+        f"host should be spark, local, here, a host or None, got {host!r}",
+        code="argument-value",
+        argument="host",
+    )
 
 
 def _running_session() -> SparkSession | None:
@@ -226,7 +230,10 @@ class Piece:
                 if known.get(name, kind) != kind:
                     raise UsageError(
                         f"The column {name} should be of type {kind}, but is {known[name]} in "
-                        f"{self.path}"
+                        f"{self.path}",
+                        code="data-schema",
+                        column=name,
+                        path=str(self.path),
                     )
             for group in self.groups or (None,):
                 rows = 0 if group is None else file.metadata.row_group(group).num_rows
@@ -304,7 +311,10 @@ def _columns_of(named: Mapping[str, Mapping[str, str | None]]) -> dict[str, pa.A
         if list(values) != names:
             raise UsageError(
                 f"The folders of all files should name the columns {names}, but those of {path} "
-                f"name {list(values)}"
+                f"name {list(values)}",
+                code="data-schema",
+                path=str(path),
+                columns=list(values),
             )
     return {name: _typed([values[name] for values in named.values()]) for name in names}
 
@@ -351,10 +361,18 @@ def clear(path: str, sources: Iterable[str], mode: str) -> None:
     for source in sources:
         inside = open_file_system(source)[1]
         if inside == folder or inside.startswith(folder + "/"):
-            raise UsageError(f"The results cannot replace the files that they are made of: {path}")
+            raise UsageError(
+                f"The results cannot replace the files that they are made of: {path}",
+                code="argument-conflict",
+                path=str(path),
+            )
     if fs.exists(folder):
         if mode == "error":
-            raise UsageError(f"{path} exists already; remove it or use mode='overwrite'")
+            raise UsageError(
+                f"{path} exists already; remove it or use mode='overwrite'",
+                code="path-exists",
+                path=str(path),
+            )
         fs.rm(folder, recursive=True)
     fs.makedirs(folder, exist_ok=True)
 
@@ -432,7 +450,9 @@ def answers(program: Program, pieces: Sequence[Piece], host: Host) -> dict[tuple
         if isinstance(each, FittedOperator) and isinstance(each.step, AddHistSeq):
             raise UsageError(
                 f"A step behind {each.step.method} has to learn from the data, which the executor "
-                "arrow cannot do; use fit and transform, or move the step in front of it"
+                "arrow cannot do; use fit and transform, or move the step in front of it",
+                code="unsupported",
+                method=each.step.method,
             )
     asked = _asked(program)
     parts = zip(*host.run(partial(_learned, program), pieces), strict=True)

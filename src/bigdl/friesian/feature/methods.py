@@ -154,7 +154,9 @@ class CellMethods(ABC):
         if not isinstance(columns, dict) or not all(isinstance(e, str) for e in columns.values()):
             raise UsageError(
                 "columns should be a dictionary of {'old_name1': 'new_name1', 'old_name2': "
-                f"'new_name2'}}, but got {columns!r}"
+                f"'new_name2'}}, but got {columns!r}",
+                code="argument-type",
+                argument="columns",
             )
         return self._apply(Rename(dict(columns)))
 

@@ -207,7 +207,9 @@ class FeaturePipeline(FeatureMethods):
         if counts is not None:
             raise UsageError(
                 "counts cannot be given to a pipeline, which counts at fit; use count_encode of "
-                "FeatureTable before it"
+                "FeatureTable before it",
+                code="unsupported",
+                argument="counts",
             )
         return self._apply(CountEncode.of(cat_cols, normalize, out_cols))
 
@@ -242,7 +244,7 @@ class FeaturePipeline(FeatureMethods):
 
     def _known(self) -> list[FittedOperator]:
         if self._fitted is None:
-            raise UsageError("The pipeline has not learned; call fit first")
+            raise UsageError("The pipeline has not learned; call fit first", code="not-fitted")
         return self._fitted
 
     @property
@@ -400,7 +402,9 @@ class FeaturePipeline(FeatureMethods):
         if others:
             raise UsageError(
                 f"The executor {executor} does not run {', '.join(others)}; use fit and transform "
-                "on tables of Spark, or leave it out"
+                "on tables of Spark, or leave it out",
+                code="unsupported",
+                method=others[0],
             )
 
     # -- rows ----------------------------------------------------------------------------------
@@ -462,7 +466,11 @@ class FeaturePipeline(FeatureMethods):
             else dict(zip(columns.schema.names, columns.columns, strict=True))
         )
         if missing := [name for name in inputs_of(fitted) if name not in given]:
-            raise UsageError(f"The rows have no {missing}, which the pipeline reads")
+            raise UsageError(
+                f"The rows have no {missing}, which the pipeline reads",
+                code="column-missing",
+                columns=missing,
+            )
         arrays = {
             name: kinds.array_as(given[name], each.kind, name)
             for name, each in self._schema.items()
@@ -554,7 +562,9 @@ def _frame(table: Any) -> DataFrame:
     if not hasattr(table, "sparkSession"):
         raise UsageError(
             "table should be a FeatureTable or a DataFrame of Spark, but got "
-            f"{type(table).__name__}"
+            f"{type(table).__name__}",
+            code="argument-type",
+            argument="table",
         )
     return table
 
@@ -629,7 +639,11 @@ class RowExecutor:
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self._needed if name not in row]
         if missing:
-            raise UsageError(f"The row has no {missing}, which the pipeline reads; give None")
+            raise UsageError(
+                f"The row has no {missing}, which the pipeline reads; give None",
+                code="column-missing",
+                columns=missing,
+            )
         values: dict[Hashable, Any] = {
             name: kinds.coerced(row[name], kind, name)
             for name, kind in self._kinds.items()

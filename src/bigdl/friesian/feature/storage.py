@@ -26,7 +26,11 @@ def save(
     fs, folder = open_file_system(path)
     if fs.exists(folder):
         if fs.find(folder) and not fs.exists(f"{folder}/{_FILE}"):
-            raise UsageError(f"{path} exists and is no pipeline; choose another folder")
+            raise UsageError(
+                f"{path} exists and is no pipeline; choose another folder",
+                code="path-exists",
+                path=str(path),
+            )
         fs.rm(folder, recursive=True)
     fs.makedirs(folder, exist_ok=True)
     numbers = count()
@@ -63,21 +67,36 @@ def load(path: str) -> tuple[list[Operator], dict[str, Field], list[FittedOperat
             return file.read(use_threads=False)
 
     if not fs.exists(f"{folder}/{_FILE}"):
-        raise UsageError(f"There is no pipeline at {path}: {_FILE} is missing")
+        raise UsageError(
+            f"There is no pipeline at {path}: {_FILE} is missing",
+            code="path-missing",
+            path=str(path),
+        )
     try:
         content = json.loads(fs.cat_file(f"{folder}/{_FILE}"), object_hook=with_tables)
     except ValueError as error:
-        raise UsageError(f"The pipeline at {path} cannot be read: {error}") from error
+        raise UsageError(
+            f"The pipeline at {path} cannot be read: {error}", code="file-damaged", path=str(path)
+        ) from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise UsageError(f"{path}/{_FILE} is not that of a pipeline")
+        raise UsageError(
+            f"{path}/{_FILE} is not that of a pipeline", code="file-format", path=str(path)
+        )
     if content.get("version") != _VERSION:
         raise UsageError(
             f"The pipeline at {path} has the version {content.get('version')!r}, but this BigDL "
-            f"reads version {_VERSION}; save it anew with the BigDL that wrote it, or update BigDL"
+            f"reads version {_VERSION}; save it anew with the BigDL that wrote it, or update BigDL",
+            code="version-unsupported",
+            path=str(path),
         )
     unknown = [each["method"] for each in content["steps"] if each["method"] not in OPERATORS]
     if unknown:
-        raise UsageError(f"The pipeline at {path} has a step {unknown[0]!r}, unknown here")
+        raise UsageError(
+            f"The pipeline at {path} has a step {unknown[0]!r}, unknown here",
+            code="name-unknown",
+            method=unknown[0],
+            path=str(path),
+        )
     steps = [OPERATORS[each["method"]](**each["arguments"]) for each in content["steps"]]
     schema = {name: Field(**each) for name, each in content["schema"].items()}
     if content["states"] is None:

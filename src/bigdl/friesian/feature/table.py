@@ -81,7 +81,11 @@ class Table(CellMethods):
 
     def __init__(self, df: DataFrame):
         if not hasattr(df, "sparkSession"):
-            raise UsageError(f"df should be a DataFrame of Spark, but got {type(df).__name__}")
+            raise UsageError(
+                f"df should be a DataFrame of Spark, but got {type(df).__name__}",
+                code="argument-type",
+                argument="df",
+            )
         self._df = df
 
     @property
@@ -146,10 +150,18 @@ class Table(CellMethods):
         """Columns that a user names: any name that the table has, an expression, or ``*``."""
         columns = spark.listed(cols)
         if not columns:
-            raise UsageError("cols should be str or a list of str, but got None.")
+            raise UsageError(
+                "cols should be str or a list of str, but got None.",
+                code="argument-missing",
+                argument="cols",
+            )
         for column in columns:
             if not spark.is_column(column) and not isinstance(column, str):
-                raise UsageError(f"cols should be str or a list of str, but got {column!r}.")
+                raise UsageError(
+                    f"cols should be str or a list of str, but got {column!r}.",
+                    code="argument-type",
+                    argument="cols",
+                )
         # other names are fields of a struct, or for Spark to say that there are none
         known = self.df.columns
         return [col(each) if isinstance(each, str) and each in known else each for each in columns]
@@ -165,7 +177,11 @@ class Table(CellMethods):
             Name of the new column.
         """
         if not isinstance(columns, list):
-            raise UsageError(f"columns must be a list of column names, but got {columns!r}")
+            raise UsageError(
+                f"columns must be a list of column names, but got {columns!r}",
+                code="argument-type",
+                argument="columns",
+            )
         names = as_names(columns)
         require_columns(self.columns, names)
         check_string(target, "target")
@@ -187,14 +203,20 @@ class Table(CellMethods):
         """
         check_string(name, "name")
         if not spark.is_column(column):
-            raise UsageError(f"column should be a pyspark.sql.Column, but got {column!r}")
+            raise UsageError(
+                f"column should be a pyspark.sql.Column, but got {column!r}",
+                code="argument-type",
+                argument="column",
+            )
         return self._clone(self.df.withColumn(name, column))
 
     def add(self, columns: str | list[str], value: float = 1) -> Self:
         """Add a constant to columns of numbers; a whole number plus 1.5 becomes double."""
         names = spark.names_of(self.df, columns, kinds.is_number, "numbers")
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UsageError(f"value should be a number, got {value!r}")
+            raise UsageError(
+                f"value should be a number, got {value!r}", code="argument-type", argument="value"
+            )
         return self._clone(
             spark.replace(self.df, {name: col(name) + F.lit(value) for name in names})
         )
@@ -208,7 +230,11 @@ class Table(CellMethods):
     def filter(self, condition: str | Column) -> Self:
         """The rows for which a condition holds, an expression of SQL or a Column."""
         if not isinstance(condition, str) and not spark.is_column(condition):
-            raise UsageError(f"condition should be str or Column, but got {condition!r}")
+            raise UsageError(
+                f"condition should be str or Column, but got {condition!r}",
+                code="argument-type",
+                argument="condition",
+            )
         return self._clone(self.df.filter(condition))
 
     def distinct(self) -> Self:
@@ -246,7 +272,12 @@ class Table(CellMethods):
         from pyspark.sql import Window
 
         if keep not in ("min", "max"):
-            raise UsageError(f"keep should be either min or max, but got {keep!r}")
+            raise UsageError(
+                f"keep should be either min or max, but got {keep!r}",
+                code="argument-value",
+                argument="keep",
+                allowed=["min", "max"],
+            )
         names = self.df.columns if subset is None else as_names(subset, "subset")
         require_columns(self.df.columns, names)
         if sort_cols is None:
@@ -287,16 +318,27 @@ class Table(CellMethods):
         """
         others = spark.listed([tables])
         if not all(isinstance(each, Table) for each in others):
-            raise UsageError(f"tables should be a Table or a list of Tables, but got {tables!r}")
+            raise UsageError(
+                f"tables should be a Table or a list of Tables, but got {tables!r}",
+                code="argument-type",
+                argument="tables",
+            )
         if mode not in ("inner", "outer"):
-            raise UsageError(f"concat mode should be either outer or inner, but got {mode!r}")
+            raise UsageError(
+                f"concat mode should be either outer or inner, but got {mode!r}",
+                code="argument-value",
+                argument="mode",
+                allowed=["outer", "inner"],
+            )
         frames = _with_equal_kinds([*(each.df for each in others), self.df])
         if mode == "inner":
             common = [
                 name for name in frames[0].columns if all(name in each.columns for each in frames)
             ]
             if not common:
-                raise UsageError("The tables have no column in common; use mode='outer'")
+                raise UsageError(
+                    "The tables have no column in common; use mode='outer'", code="data-schema"
+                )
             frames = [each.select(*map(col, common)) for each in frames]
         united = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
         return self._clone(united.distinct() if distinct else united)
@@ -328,7 +370,11 @@ class Table(CellMethods):
         list of Table
         """
         if not isinstance(weights, list | tuple) or not weights:
-            raise UsageError(f"weights should be a list of numbers, but got {weights!r}")
+            raise UsageError(
+                f"weights should be a list of numbers, but got {weights!r}",
+                code="argument-type",
+                argument="weights",
+            )
         parts = self.df.randomSplit([float(weight) for weight in weights], seed)
         return [self._clone(part) for part in parts]
 
@@ -349,7 +395,9 @@ class Table(CellMethods):
         flags = ascending if isinstance(ascending, bool) else [bool(each) for each in ascending]
         if not isinstance(flags, bool) and len(flags) != len(names):
             raise UsageError(
-                f"ascending should have one value for each of {len(names)} columns, got {flags}"
+                f"ascending should have one value for each of {len(names)} columns, got {flags}",
+                code="argument-value",
+                argument="ascending",
             )
         return self._clone(self.df.sort(*names, ascending=flags))
 
@@ -493,7 +541,9 @@ class Table(CellMethods):
             if needs_numbers and not kinds.is_number(kind_of(self.df, name)):
                 raise UsageError(
                     f"{sorted(needs_numbers)} need numbers, but the column {name} is of type "
-                    f"{kind_of(self.df, name)}"
+                    f"{kind_of(self.df, name)}",
+                    code="data-dtype",
+                    column=name,
                 )
         figures = [getattr(F, stat)(col(name)) for name, stats in wanted.items() for stat in stats]
         values = iter(spark.figures_of(self.df, figures))
@@ -586,19 +636,33 @@ def _with_equal_kinds(frames: list[DataFrame]) -> list[DataFrame]:
 def _stats_of(aggr: Any, column: str) -> list[str]:
     if isinstance(aggr, Mapping):
         if column not in aggr:
-            raise UsageError(f"aggr has nothing for the column {column}: {dict(aggr)!r}")
+            raise UsageError(
+                f"aggr has nothing for the column {column}: {dict(aggr)!r}",
+                code="argument-value",
+                argument="aggr",
+                column=column,
+            )
         aggr = aggr[column]
     stats = as_names(aggr, "aggr")
     for stat in stats:
         if stat not in _STATS:
-            raise UsageError(f"aggr should be one of {', '.join(_STATS)}, but get {stat!r}")
+            raise UsageError(
+                f"aggr should be one of {', '.join(_STATS)}, but get {stat!r}",
+                code="argument-value",
+                argument="aggr",
+                allowed=list(_STATS),
+            )
     return stats
 
 
 def check_table(name: str, value: Any) -> Table:
     """Return `value`, which must be a table."""
     if not isinstance(value, Table):
-        raise UsageError(f"{name} should be a Table, but got {type(value).__name__}")
+        raise UsageError(
+            f"{name} should be a Table, but got {type(value).__name__}",
+            code="argument-type",
+            argument=name,
+        )
     return value
 
 
@@ -637,7 +701,10 @@ class StringIndex(Table):
         for name in (number_column(col_name), col_name):
             if name not in df.columns:
                 raise UsageError(
-                    f"{name} should be a column of the DataFrame, but its columns are {df.columns}"
+                    f"{name} should be a column of the DataFrame, but its columns are {df.columns}",
+                    code="column-missing",
+                    column=name,
+                    allowed=list(df.columns),
                 )
         self.col_name = col_name
         self._dictionaries: dict[str, Dictionary] = {}
@@ -702,14 +769,26 @@ class StringIndex(Table):
         StringIndex
         """
         if not isinstance(indices, dict):
-            raise UsageError(f"indices should be dict, but get {type(indices).__name__}")
+            raise UsageError(
+                f"indices should be dict, but get {type(indices).__name__}",
+                code="argument-type",
+                argument="indices",
+            )
         check_string(col_name, "col_name")
         if not all(isinstance(each, str) for each in indices):
-            raise UsageError(f"The keys of indices should be str, but got {list(indices)[:5]!r}")
+            raise UsageError(
+                f"The keys of indices should be str, but got {list(indices)[:5]!r}",
+                code="argument-type",
+                argument="indices",
+            )
         try:
             ids = pa.array(indices.values(), pa.int32())
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise UsageError(f"The values of indices should be 32-bit int: {error}") from error
+            raise UsageError(
+                f"The values of indices should be 32-bit int: {error}",
+                code="argument-value",
+                argument="indices",
+            ) from error
         number = number_column(col_name)
         table = pa.table({col_name: pa.array(indices, pa.string()), number: ids})
         schema = f"{spark.quoted(col_name)} string, {number} int"
@@ -775,13 +854,17 @@ class TargetCode(Table):
         self.key_cols = categories if key_cols is None else as_names(key_cols, "key_cols")
         if len(self.key_cols) != len(categories):
             raise UsageError(
-                f"key_cols should be as many columns as cat_col, {categories}, got {key_cols!r}"
+                f"key_cols should be as many columns as cat_col, {categories}, got {key_cols!r}",
+                code="argument-value",
+                argument="key_cols",
             )
         require_columns(df.columns, self.key_cols)
         if not isinstance(out_target_mean, Mapping):
             raise UsageError(
                 "out_target_mean should be a dict from a column to a target and its mean, but got "
-                f"{out_target_mean!r}"
+                f"{out_target_mean!r}",
+                code="argument-type",
+                argument="out_target_mean",
             )
         require_columns(df.columns, out_target_mean)
         self.cat_col = list(cat_col) if isinstance(cat_col, tuple) else cat_col
@@ -915,7 +998,9 @@ class FeatureTable(FeatureMethods, Table):
 
         if not isinstance(pandas_df, pd.DataFrame):
             raise UsageError(
-                f"pandas_df should be a DataFrame of pandas, but got {type(pandas_df).__name__}"
+                f"pandas_df should be a DataFrame of pandas, but got {type(pandas_df).__name__}",
+                code="argument-type",
+                argument="pandas_df",
             )
         return FeatureTable(spark.active_spark().createDataFrame(pandas_df))
 
@@ -987,7 +1072,12 @@ class FeatureTable(FeatureMethods, Table):
         names = as_names(columns)
         missing = [name for name in names if name not in min_max_dict]
         if missing:
-            raise UsageError(f"min_max_dict has nothing for {missing}, got {dict(min_max_dict)!r}")
+            raise UsageError(
+                f"min_max_dict has nothing for {missing}, got {dict(min_max_dict)!r}",
+                code="argument-value",
+                argument="min_max_dict",
+                columns=missing,
+            )
         extremes = {name: min_max_dict[name] for name in names}
         return self._scaled(MinMaxScale(names, min, max, clip), extremes)
 
@@ -1020,7 +1110,9 @@ class FeatureTable(FeatureMethods, Table):
         keys = None if on is None or on == [] else as_names(on, "on")
         if keys is None and how != "cross":
             raise UsageError(
-                f"on should be str or a list of str for a join of type {how!r}; got None"
+                f"on should be str or a list of str for a join of type {how!r}; got None",
+                code="argument-missing",
+                argument="on",
             )
         left, right = self.df, check_table("table", table).df
         require_columns(left.columns, keys or ())
@@ -1078,14 +1170,22 @@ class FeatureTable(FeatureMethods, Table):
         if kinds.is_number(kind) != kinds.is_number(other_kind):
             raise UsageError(
                 f"{time_col} should hold numbers in both tables or in none, but its types are "
-                f"{kind} and {other_kind}"
+                f"{kind} and {other_kind}",
+                code="data-dtype",
+                column=time_col,
             )
         added = [name for name in table.df.columns if name not in (*keys, time_col)]
         shared = [name for name in added if name in self.df.columns]
         if shared:
-            raise UsageError(f"Both tables have the columns {shared}; rename those of one of them")
+            raise UsageError(
+                f"Both tables have the columns {shared}; rename those of one of them",
+                code="column-duplicate",
+                columns=shared,
+            )
         if not added:
-            raise UsageError(f"The other table has no columns beside {[*keys, time_col]}")
+            raise UsageError(
+                f"The other table has no columns beside {[*keys, time_col]}", code="data-schema"
+            )
         if ttl is not None:
             check_number("ttl", ttl, 0)
         known = spark.all_of(col(name).isNotNull() for name in (*keys, time_col))
@@ -1147,14 +1247,18 @@ class FeatureTable(FeatureMethods, Table):
         require_columns(self.df.columns, keys)
         if join and not keys:
             raise UsageError(
-                "columns should not be empty if join is True: there is nothing to join on"
+                "columns should not be empty if join is True: there is nothing to join on",
+                code="argument-missing",
+                argument="columns",
             )
         figures = [
             _aggregate(self.df, name, each) for name, each in _wanted_aggregates(self.df, keys, agg)
         ]
         if not figures:
             raise UsageError(
-                f"There is nothing to aggregate: all columns of {self.df.columns} are keys"
+                f"There is nothing to aggregate: all columns of {self.df.columns} are keys",
+                code="argument-value",
+                argument="columns",
             )
         grouped = self.df.groupBy(*map(col, keys)).agg(*figures)
         return self._clone(spark.join_groups(self.df, grouped, keys, "left") if join else grouped)
@@ -1230,7 +1334,9 @@ class FeatureTable(FeatureMethods, Table):
         """
         check_string(out_col, "out_col")
         if not callable(func):
-            raise UsageError(f"func should be a function, got {func!r}")
+            raise UsageError(
+                f"func should be a function, got {func!r}", code="argument-type", argument="func"
+            )
         names = as_names(in_col, "in_col")
         require_columns(self.df.columns, names)
         is_single = isinstance(in_col, str)
@@ -1429,7 +1535,9 @@ class FeatureTable(FeatureMethods, Table):
         if lists and (do_split or oov_buckets):
             raise UsageError(
                 f"{'do_split' if do_split else 'oov_buckets'} cannot be used with {lists}, whose "
-                "cells are arrays; leave it out"
+                "cells are arrays; leave it out",
+                code="argument-conflict",
+                columns=lists,
             )
         dictionaries = {
             name: _dictionary(index, name) for name, index in zip(names, chosen, strict=True)
@@ -1512,7 +1620,11 @@ class FeatureTable(FeatureMethods, Table):
             indices = self.gen_string_idx([source], freq_limit, order_by_freq)
             index = cast("list[StringIndex]", indices)[0]
         elif not isinstance(index, StringIndex):
-            raise UsageError(f"index should be a StringIndex, but got {type(index).__name__}")
+            raise UsageError(
+                f"index should be a StringIndex, but got {type(index).__name__}",
+                code="argument-type",
+                argument="index",
+            )
         dictionary = index.dictionary_of(index.col_name)
         return self._clone(
             vocabulary.encode(self.df, dict.fromkeys(names, dictionary), True)
@@ -1546,7 +1658,9 @@ class FeatureTable(FeatureMethods, Table):
         names = as_names(columns)
         if isinstance(freq_limit, Mapping) and set(names) - set(freq_limit):
             raise UsageError(
-                f"freq_limit should have a limit for each of {names}, but got {dict(freq_limit)!r}"
+                f"freq_limit should have a limit for each of {names}, but got {dict(freq_limit)!r}",
+                code="argument-value",
+                argument="freq_limit",
             )
         sources = vocabulary.sources_of(names, freq_limit)
         learned = vocabulary.learn(self.df, sources, True, None)
@@ -1816,7 +1930,9 @@ class FeatureTable(FeatureMethods, Table):
         if len(tables) != len(groups) or not all(isinstance(each, Table) for each in tables):
             raise UsageError(
                 f"counts should be {len(groups)} Tables, one for each of cat_cols, but got "
-                f"{counts!r}"
+                f"{counts!r}",
+                code="argument-value",
+                argument="counts",
             )
         df = operator.encode(self.df, [each.df for each in tables], counts is None)
         return self._clone(df), tables
@@ -1845,12 +1961,21 @@ class FeatureTable(FeatureMethods, Table):
         """
         codes = spark.listed([targets])
         if not codes or not all(isinstance(each, TargetCode) for each in codes):
-            raise UsageError(f"targets should be TargetCode or a list of them, got {targets!r}")
+            raise UsageError(
+                f"targets should be TargetCode or a list of them, got {targets!r}",
+                code="argument-type",
+                argument="targets",
+            )
         wanted = None if target_cols is None else as_names(target_cols, "target_cols")
         known = {of for code in codes for of, _ in code.out_target_mean.values()}
         typos = [name for name in wanted or () if name not in known]
         if typos:
-            raise UsageError(f"targets have no codes of {typos}, but of {sorted(known)}")
+            raise UsageError(
+                f"targets have no codes of {typos}, but of {sorted(known)}",
+                code="column-missing",
+                columns=typos,
+                allowed=list(known),
+            )
         look_ups, done = [], []
         for code in codes:
             names = as_names(code.cat_col)
@@ -1858,7 +1983,10 @@ class FeatureTable(FeatureMethods, Table):
                 if name not in self.columns:
                     raise UsageError(
                         f"{name} in TargetCode.cat_col in targets does not exist in Table, whose "
-                        f"columns are {self.columns}"
+                        f"columns are {self.columns}",
+                        code="column-missing",
+                        column=name,
+                        allowed=list(self.columns),
                     )
             once = without_twins(code.df, code.key_cols, list(code.out_target_mean))
             outputs = {
@@ -1915,7 +2043,12 @@ class FeatureTable(FeatureMethods, Table):
         check_string(value, "value")
         known = dict_tbl.columns
         if len(known) < 2:
-            raise UsageError(f"dict_tbl should have 2 columns, but its columns are {known}")
+            raise UsageError(
+                f"dict_tbl should have 2 columns, but its columns are {known}",
+                code="data-schema",
+                argument="dict_tbl",
+                columns=known,
+            )
         source = (key, value) if key in known and value in known and key != value else known[:2]
         dictionary = vocabulary.Dictionary(dict_tbl.df, *source)
         default = 0 if kinds.is_number(dictionary.value_type) else None
@@ -1963,7 +2096,10 @@ class FeatureTable(FeatureMethods, Table):
         missing = [name for name in names if name not in self.columns]
         if missing:
             raise UsageError(
-                f"{missing[0]} does not exist in this FeatureTable. Its columns: {self.columns}"
+                f"{missing[0]} does not exist in this FeatureTable. Its columns: {self.columns}",
+                code="column-missing",
+                column=missing[0],
+                allowed=list(self.columns),
             )
         rule = "Each column should be of list type"
         require_kind(schema_of(self.df), names, kinds.is_array, "arrays", rule=rule)
@@ -2039,7 +2175,11 @@ class FeatureTable(FeatureMethods, Table):
         require_kind(schema_of(self.df), names, kinds.is_number, "numbers", rule=rule)
         steps = spark.listed([shifts])
         if not steps or not all(type(step) is int for step in steps):
-            raise UsageError(f"shifts should be int or a list of int, but got {shifts!r}")
+            raise UsageError(
+                f"shifts should be int or a list of int, but got {shifts!r}",
+                code="argument-type",
+                argument="shifts",
+            )
         if out_cols is None:
             prefix = "_".join(order) + "_diff_lag"
             outputs = [[f"{prefix}_{name}_{step}" for step in steps] for name in names]
@@ -2063,12 +2203,19 @@ def _dictionary(index: Any, name: str) -> Dictionary:
     if isinstance(index, Mapping):
         index = StringIndex.from_dict(dict(index), name)
     if not isinstance(index, Table):
-        raise UsageError(f"indices should be StringIndex or dict, or a list of them, got {index!r}")
+        raise UsageError(
+            f"indices should be StringIndex or dict, or a list of them, got {index!r}",
+            code="argument-type",
+            argument="indices",
+        )
     number = number_column(name)
     if name not in index.df.columns or number not in index.df.columns:
         raise UsageError(
             f"The index for the column {name} should have a column of this name and {number}, but "
-            f"its columns are {index.df.columns}; rename them"
+            f"its columns are {index.df.columns}; rename them",
+            code="column-missing",
+            column=name,
+            allowed=list(index.df.columns),
         )
     if not isinstance(index, StringIndex):
         index = StringIndex(index.df, name)
@@ -2094,7 +2241,11 @@ def _with_types(df: DataFrame, dtype: Any) -> DataFrame:
         spark.check_lengths("dtype", dtype, "the columns", df.columns)
         dtype = dict(zip(df.columns, dtype, strict=True))
     if not isinstance(dtype, Mapping):
-        raise UsageError(f"dtype should be str, list of str or dict, but got {dtype!r}")
+        raise UsageError(
+            f"dtype should be str, list of str or dict, but got {dtype!r}",
+            code="argument-type",
+            argument="dtype",
+        )
     for name, kind in dtype.items():
         df = Cast([name], kind).catalyst(df, schema_of(df), {})
     return df
@@ -2105,14 +2256,23 @@ def _wanted_aggregates(df: DataFrame, keys: list[str], agg: Any) -> list[tuple[s
         require_columns(df.columns, agg)
         return [(name, each) for name, some in agg.items() for each in as_names(some, "agg")]
     if not isinstance(agg, str | list | tuple):
-        raise UsageError(f"agg should be str, list or dict, but got {agg!r}")
+        raise UsageError(
+            f"agg should be str, list or dict, but got {agg!r}",
+            code="argument-type",
+            argument="agg",
+        )
     others = [name for name in df.columns if name not in keys]
     return [(name, each) for each in as_names(agg, "agg") for name in others]
 
 
 def _aggregate(df: DataFrame, name: str, agg: str) -> Column:
     if agg not in _AGGREGATES:
-        raise UsageError(f"agg should be one of {', '.join(_AGGREGATES)}, but got {agg!r}")
+        raise UsageError(
+            f"agg should be one of {', '.join(_AGGREGATES)}, but got {agg!r}",
+            code="argument-value",
+            argument="agg",
+            allowed=list(_AGGREGATES),
+        )
     function = _AGGREGATES[agg]
     if function in _ARITHMETIC and kinds.is_text(kind_of(df, name)):
         number = try_cast(col(name), "double")  # text without a number counts as null
@@ -2190,7 +2350,8 @@ def _reduced(df: DataFrame, name: str, dimensions: int) -> DataFrame:
     if first[0] < dimensions:
         raise UsageError(
             f"source vector size {first[0]} must be no less than k={dimensions}: reduce_dim can "
-            "only make embeddings shorter"
+            "only make embeddings shorter",
+            code="data-shape",
         )
     vectors = present.select(array_to_vector(col(name)).alias("vector"))
     components = PCA(k=dimensions, inputCol="vector", outputCol="out").fit(vectors).pc.toArray()

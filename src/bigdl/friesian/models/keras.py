@@ -133,7 +133,11 @@ def wide_and_deep(
     linear, deep = cardinalities(schema, wide), cardinalities(schema, categories)
     numbers = check_numbers(schema, numbers)
     if not linear:
-        raise UsageError("wide has no columns; name those of the linear part")
+        raise UsageError(
+            "wide has no columns; name those of the linear part",
+            code="argument-missing",
+            argument="wide",
+        )
     inputs = _inputs(linear | deep, numbers)
     network = _network(_rows(inputs, deep, numbers, dim, sharded), hidden, dropout)
     first = _embedded(inputs, linear, 1, "wide", sharded, "zeros")
@@ -184,7 +188,11 @@ def deepfm(
     """
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     if not sizes:
-        raise UsageError("categories has no columns; name those that are embedded")
+        raise UsageError(
+            "categories has no columns; name those that are embedded",
+            code="argument-missing",
+            argument="categories",
+        )
     inputs = _inputs(sizes, numbers)
     rows = layers.Reshape((1, dim))
     fields = [rows(each) for each in _embedded(inputs, sizes, dim, "fields", sharded)]
@@ -262,11 +270,20 @@ def mmoe(
     (2, (None, 2))
     """
     if isinstance(tasks, str) or not tasks:
-        raise UsageError(f"tasks should be a list of names, got {tasks!r}")
+        raise UsageError(
+            f"tasks should be a list of names, got {tasks!r}",
+            code="argument-type",
+            argument="tasks",
+        )
     sizes, numbers = cardinalities(schema, categories), check_numbers(schema, numbers)
     taken = [task for i, task in enumerate(tasks) if task in [*sizes, *numbers, *tasks[:i]]]
     if taken:
-        raise UsageError(f"tasks should have names of their own, but {taken[0]!r} is taken")
+        raise UsageError(
+            f"tasks should have names of their own, but {taken[0]!r} is taken",
+            code="column-duplicate",
+            column=taken[0],
+            argument="tasks",
+        )
     inputs = _inputs(sizes, numbers)
     rows = _rows(inputs, sizes, numbers, dim, sharded)
     opinions = [_network(rows, expert_hidden, dropout) for _ in range(experts)]
@@ -335,7 +352,9 @@ def two_tower(
     shared = set(towers[0].input) & set(towers[1].input)
     if shared:
         raise UsageError(
-            f"The columns {sorted(shared)} are of the user and of the item; choose one"
+            f"The columns {sorted(shared)} are of the user and of the item; choose one",
+            code="column-duplicate",
+            columns=list(shared),
         )
     vectors = [layers.Reshape((1, dim))(tower(tower.input)) for tower in towers]
     inputs = towers[0].input | towers[1].input
@@ -374,7 +393,11 @@ def _rows(
     parts += [_mean_of_known(each, inputs[n]) for n, each in zip(sequences, lists, strict=True)]
     parts += [_column(inputs[name]) for name in numbers]
     if not parts:
-        raise UsageError("The model has no columns; name categories or numbers")
+        raise UsageError(
+            "The model has no columns; name categories or numbers",
+            code="argument-missing",
+            argument="categories",
+        )
     return _joined(parts)
 
 
@@ -483,7 +506,11 @@ class InBatchSoftmax(keras.losses.Loss):
     ):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         if not temperature > 0:
-            raise UsageError(f"temperature should be a number above 0, got {temperature!r}")
+            raise UsageError(
+                f"temperature should be a number above 0, got {temperature!r}",
+                code="argument-value",
+                argument="temperature",
+            )
         self.temperature = temperature
         self.item_counts = None if item_counts is None else [float(each) for each in item_counts]
         if item_counts is None:

@@ -44,7 +44,8 @@ def TFRSModel(tfrs_model: Any) -> Any:
     if base is None or not callable(getattr(tfrs_model, "compute_loss", None)):
         raise UsageError(
             "tfrs_model should be a model of TensorFlow Recommenders with a compute_loss, got "
-            f"{type(tfrs_model).__name__}"
+            f"{type(tfrs_model).__name__}",
+            code="model-type",
         )
     return _wrapped(tensorflow, base, tfrs_model)
 

@@ -107,7 +107,9 @@ class TableModel(nn.Module):
         if len(columns) != len(self.feature_cols):
             raise UsageError(
                 f"{type(self).__name__} takes {len(self.feature_cols)} columns "
-                f"{self.feature_cols}, but got {len(columns)}; pass feature_cols=model.feature_cols"
+                f"{self.feature_cols}, but got {len(columns)}; pass "
+                "feature_cols=model.feature_cols",
+                code="model-input",
             )
         return columns
 
@@ -148,7 +150,11 @@ class TabularInput(nn.Module):
         super().__init__()
         sequences = sequences or {}
         if not categories and not numbers and not sequences:
-            raise UsageError("The model has no columns; name categories or numbers")
+            raise UsageError(
+                "The model has no columns; name categories or numbers",
+                code="argument-missing",
+                argument="categories",
+            )
         self.feature_cols = [*categories, *sequences, *numbers]
         self.width = (len(categories) + len(sequences)) * dim + len(numbers)
         self._counts = (len(categories), len(sequences))
@@ -298,7 +304,11 @@ class WideAndDeep(TableModel):
         sharded: bool = False,
     ):
         if not wide:
-            raise UsageError("wide has no columns; name those of the linear part")
+            raise UsageError(
+                "wide has no columns; name those of the linear part",
+                code="argument-missing",
+                argument="wide",
+            )
         super().__init__(dict.fromkeys([*wide, *categories, *numbers]))
         self.linear = FieldEmbeddings(wide.values(), 1, sharded)
         nn.init.zeros_(self.linear.table.weight)
@@ -406,7 +416,11 @@ class DeepFM(FieldsModel):
         sharded: bool = False,
     ):
         if not categories:
-            raise UsageError("categories has no columns; name those that are embedded")
+            raise UsageError(
+                "categories has no columns; name those that are embedded",
+                code="argument-missing",
+                argument="categories",
+            )
         super().__init__([*categories, *numbers])
         self._categories = len(categories)
         self.linear = FieldEmbeddings(categories.values(), 1, sharded)
@@ -545,7 +559,9 @@ class DLRM(FieldsModel):
         for name, columns in (("categories", categories), ("numbers", numbers)):
             if not columns:
                 raise UsageError(
-                    f"{name} has no columns; DLRM takes both kinds, DeepFM needs no numbers"
+                    f"{name} has no columns; DLRM takes both kinds, DeepFM needs no numbers",
+                    code="argument-missing",
+                    argument=name,
                 )
         super().__init__([*categories, *numbers])
         self._categories = len(categories)
@@ -614,7 +630,11 @@ class MMoE(TableModel):
         sharded: bool = False,
     ):
         if isinstance(tasks, str) or not tasks:
-            raise UsageError(f"tasks should be a list of names, got {tasks!r}")
+            raise UsageError(
+                f"tasks should be a list of names, got {tasks!r}",
+                code="argument-type",
+                argument="tasks",
+            )
         table = TabularInput(categories, numbers, dim, sharded=sharded)
         super().__init__(table.feature_cols)
         self.tasks = list(tasks)
@@ -704,7 +724,8 @@ class MultiTaskLoss(nn.Module):
         if not len(outputs) == len(targets) == len(weights):
             raise UsageError(
                 f"The model has the tasks {list(outputs)}, but there are {len(targets)} label_cols "
-                f"and {len(weights)} weights; give one for each"
+                f"and {len(weights)} weights; give one for each",
+                code="model-output",
             )
         losses = [
             weight * F.binary_cross_entropy(output, target.reshape(output.shape).to(output.dtype))
@@ -884,7 +905,11 @@ class InBatchSoftmax(nn.Module):
     def __init__(self, temperature: float = 0.1, item_counts: Sequence[float] | None = None):
         super().__init__()
         if not temperature > 0:
-            raise UsageError(f"temperature should be a number above 0, got {temperature!r}")
+            raise UsageError(
+                f"temperature should be a number above 0, got {temperature!r}",
+                code="argument-value",
+                argument="temperature",
+            )
         self.temperature = temperature
         if item_counts is None:
             self.register_buffer("log_share", None)
@@ -1019,7 +1044,9 @@ class DIEN(TableModel):
         if len(histories) != len(targets) or (negatives and len(negatives) != len(targets)):
             raise UsageError(
                 "histories and negatives should have a column for each of targets, but got "
-                f"{list(histories)} and {list(negatives)} for {list(targets)}"
+                f"{list(histories)} and {list(negatives)} for {list(targets)}",
+                code="argument-value",
+                argument="histories",
             )
         predict_cols = [*profile, *targets, *histories, mask]
         super().__init__([*predict_cols, *negatives])
@@ -1058,7 +1085,11 @@ class DIEN(TableModel):
         """
         lengths = {name: schema.length(name) for name in [*histories, mask, *negatives]}
         if len(set(lengths.values())) > 1:
-            raise UsageError(f"The arrays should have one length, but have {lengths}; pad them")
+            raise UsageError(
+                f"The arrays should have one length, but have {lengths}; pad them",
+                code="data-shape",
+                columns=list(lengths),
+            )
         sizes = cardinalities(schema, targets)
         for others in (histories, negatives):  # an item may occur in histories only
             for target, name in zip(targets, others, strict=False):

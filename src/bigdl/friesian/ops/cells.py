@@ -172,7 +172,11 @@ class FillNa(Operator):
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, int | float | str):
-            raise UsageError(f"value should be int, float, str or bool, but got {self.value!r}")
+            raise UsageError(
+                f"value should be int, float, str or bool, but got {self.value!r}",
+                code="argument-type",
+                argument="value",
+            )
 
     def _names(self, before: Schema) -> list[str]:
         if self.columns is not None:
@@ -203,10 +207,18 @@ class FillNa(Operator):
     def _check(self, name: str, kind: str) -> None:
         if _group(kind) != self._group:
             raise UsageError(
-                f"{self._group} does not match the type of column {name}, which is {kind}"
+                f"{self._group} does not match the type of column {name}, which is {kind}",
+                code="argument-type",
+                argument="value",
+                column=name,
             )
         if not self._takes(kind):
-            raise UsageError(f"The column {name} of type {kind} cannot hold {self.value!r}")
+            raise UsageError(
+                f"The column {name} of type {kind} cannot hold {self.value!r}",
+                code="argument-value",
+                argument="value",
+                column=name,
+            )
 
     def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         cells = []
@@ -239,7 +251,9 @@ class FillMedian(Operator):
         if empty:
             raise UsageError(
                 f"The columns {empty} have no median since all their values are null; fill them "
-                "with a constant"
+                "with a constant",
+                code="data-null",
+                columns=empty,
             )
         return {name: _cut(medians[0], before[name].kind) for name, medians in answers.items()}
 
@@ -261,7 +275,9 @@ def medians_of(before: Schema, names: Sequence[str] | None) -> dict[str, Request
         if not kinds.is_number(kind):
             raise UsageError(
                 f"{name} with data type {re.split('[<(]', kind)[0].capitalize()}Type is not "
-                "supported: a median needs numbers"
+                "supported: a median needs numbers",
+                code="data-dtype",
+                column=name,
             )
     return {name: Quantiles((name,)) for name in names}
 
@@ -372,7 +388,9 @@ class Cast(Operator):
         if not isinstance(self.dtype, str) or self.dtype not in _KINDS:
             raise UsageError(
                 "dtype should be string, boolean, int, long, short, float, double. "
-                f"Use one of them or a DataType of Spark instead of {self.dtype!r}"
+                f"Use one of them or a DataType of Spark instead of {self.dtype!r}",
+                code="argument-value",
+                argument="dtype",
             )
 
     @property
@@ -402,7 +420,9 @@ class Cast(Operator):
             return OutputColumn((name,), name, field, CastNumber(wanted))
         raise UsageError(
             f"The column {name} of type {source.kind} cannot be cast to {wanted} in a pipeline: "
-            "Spark and Python would not agree; cast the table first"
+            "Spark and Python would not agree; cast the table first",
+            code="data-dtype",
+            column=name,
         )
 
     def catalyst(self, df: DataFrame, before: Schema, state: Any) -> DataFrame:

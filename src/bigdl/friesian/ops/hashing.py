@@ -188,12 +188,19 @@ class Cross(Hash):
 
 def _check_hash(bins: Any, what: str, method: Any) -> None:
     if type(bins) is not int or not 0 < bins < 2**31:
-        raise UsageError(f"{what} should be a whole number from 1 to 2**31 - 1, got {bins!r}")
+        raise UsageError(
+            f"{what} should be a whole number from 1 to 2**31 - 1, got {bins!r}",
+            code="argument-value",
+            argument=what,
+        )
     known = [each for each in sorted(hashlib.algorithms_available) if "shake" not in each]
     if method != FAST and method not in known:
         raise UsageError(
             "method should be the name of a hash function, one of "
-            f"{', '.join([*known, FAST])}, got {method!r}"
+            f"{', '.join([*known, FAST])}, got {method!r}",
+            code="name-unknown",
+            method=method,
+            allowed=[*known, FAST],
         )
 
 
@@ -256,15 +263,23 @@ class CrossColumns(Operator):
         is_list = isinstance(cross_columns, list | tuple) and cross_columns
         if not is_list or not all(_is_list_of(str, each) for each in cross_columns):
             raise UsageError(
-                f"cross_columns should be a nested list of string, but got {cross_columns!r}"
+                f"cross_columns should be a nested list of string, but got {cross_columns!r}",
+                code="argument-type",
+                argument="cross_columns",
             )
         for each in cross_columns:
             if len(each) < 2:
                 raise UsageError(
-                    f"each element in cross_columns should have >= 2 columns, but got {each!r}"
+                    f"each element in cross_columns should have >= 2 columns, but got {each!r}",
+                    code="argument-value",
+                    argument="cross_columns",
                 )
         if not _is_list_of(int, bin_sizes):
-            raise UsageError(f"bin_sizes should be a list of int, but got {bin_sizes!r}")
+            raise UsageError(
+                f"bin_sizes should be a list of int, but got {bin_sizes!r}",
+                code="argument-type",
+                argument="bin_sizes",
+            )
         check_lengths("cross_columns", cross_columns, "bin_sizes", bin_sizes)
         names = _cross_names(cross_columns, cross_col_names)
         return cls(list(map(list, cross_columns)), list(bin_sizes), names, method, sep)
@@ -301,12 +316,16 @@ def _cross_names(crosses: Sequence[Sequence[str]], cross_col_names: Any) -> list
         cross_col_names = [None] * len(crosses)
     if not isinstance(cross_col_names, list | tuple):
         raise UsageError(
-            f"cross_col_names should be None or a list of string, but got {cross_col_names!r}"
+            f"cross_col_names should be None or a list of string, but got {cross_col_names!r}",
+            code="argument-type",
+            argument="cross_col_names",
         )
     check_lengths("cross_columns", crosses, "cross_col_names", cross_col_names)
     for name in cross_col_names:
         if name is not None and not isinstance(name, str):
             raise UsageError(
-                f"each element in cross_col_names should be None or string, but got {name!r}"
+                f"each element in cross_col_names should be None or string, but got {name!r}",
+                code="argument-type",
+                argument="cross_col_names",
             )
     return ["_".join(a) if b is None else b for a, b in zip(crosses, cross_col_names, strict=True)]

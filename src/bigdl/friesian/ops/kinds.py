@@ -196,7 +196,9 @@ def array_as(values: Any, kind: str, name: str) -> pa.Array:
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
         return array if wanted is None or array.type == wanted else array.cast(wanted)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise UsageError(f"{name} should be of type {kind}: {error}") from error
+        raise UsageError(
+            f"{name} should be of type {kind}: {error}", code="data-dtype", column=name
+        ) from error
 
 
 def coerced(value: Any, kind: str, name: str) -> Any:
@@ -229,11 +231,15 @@ def coerced(value: Any, kind: str, name: str) -> Any:
         low, high = limits(kind)
         if low <= value <= high:
             return value
-        raise UsageError(f"{name} is of type {kind}, which cannot hold {value!r}")
+        raise UsageError(
+            f"{name} is of type {kind}, which cannot hold {value!r}", code="data-value", column=name
+        )
     if _is_of_kind(value, kind):
         return value
     raise UsageError(
-        f"{name} should be of type {kind}, but got {value!r} of type {type(value).__name__}"
+        f"{name} should be of type {kind}, but got {value!r} of type {type(value).__name__}",
+        code="data-dtype",
+        column=name,
     )
 
 
@@ -255,7 +261,10 @@ def require_columns(
     missing = [name for name in dict.fromkeys(names) if name not in known]
     if missing:
         raise UsageError(
-            f"{missing} do not exist in this {where}, whose columns are {list(known)}{advice}"
+            f"{missing} do not exist in this {where}, whose columns are {list(known)}{advice}",
+            code="column-missing",
+            columns=missing,
+            allowed=list(known),
         )
 
 
@@ -284,4 +293,6 @@ def check_kinds(
     require_columns(before, names)
     for name in names:
         if not is_kind(before[name].kind):
-            raise UsageError(message.format(name=name, kind=before[name].kind))
+            raise UsageError(
+                message.format(name=name, kind=before[name].kind), code="data-dtype", column=name
+            )

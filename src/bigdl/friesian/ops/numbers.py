@@ -76,13 +76,25 @@ class Clip(NumberOperator):
 
     def __post_init__(self) -> None:
         if self.min is None and self.max is None:
-            raise UsageError("at least one of min and max should be not None")
+            raise UsageError(
+                "at least one of min and max should be not None",
+                code="argument-missing",
+                argument="min",
+            )
         for bound, what in ((self.min, "min"), (self.max, "max")):
             is_number = isinstance(bound, int | float) and not isinstance(bound, bool)
             if bound is not None and not (is_number and bound == bound):
-                raise UsageError(f"{what} should be a number or None, got {bound!r}")
+                raise UsageError(
+                    f"{what} should be a number or None, got {bound!r}",
+                    code="argument-type",
+                    argument=what,
+                )
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise UsageError(f"min should be smaller than max, but got {self.min} and {self.max}")
+            raise UsageError(
+                f"min should be smaller than max, but got {self.min} and {self.max}",
+                code="argument-value",
+                argument="min",
+            )
 
     def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
         self.require_numbers(before)
@@ -125,7 +137,9 @@ class Log(NumberOperator):
     def __post_init__(self) -> None:
         if not isinstance(self.clipping, bool):
             raise UsageError(
-                f"clipping should be a boolean, but get {type(self.clipping).__name__}"
+                f"clipping should be a boolean, but get {type(self.clipping).__name__}",
+                code="argument-type",
+                argument="clipping",
             )
 
     def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
@@ -160,7 +174,10 @@ class Scale(NumberFunction):
             return None, None, None, None  # there was no value
         low, high = float(low), float(high)
         if not low <= high or math.isinf(high - low):
-            raise UsageError(f"The extremes should be finite and in order, got {low} and {high}")
+            raise UsageError(
+                f"The extremes should be finite and in order, got {low} and {high}",
+                code="data-value",
+            )
         if low == high:
             return low, 1.0, 0.0, (self.minimum + self.maximum) / 2
         return low, high - low, self.maximum - self.minimum, self.minimum
@@ -221,7 +238,11 @@ class MinMaxScale(Operator):
 
     def __post_init__(self) -> None:
         if not check_number("min", self.min) < check_number("max", self.max):
-            raise UsageError(f"min should be smaller than max, but got {self.min} and {self.max}")
+            raise UsageError(
+                f"min should be smaller than max, but got {self.min} and {self.max}",
+                code="argument-value",
+                argument="min",
+            )
 
     def check(self, before: Schema) -> None:
         self._check(before, kinds.is_numeric)
@@ -242,7 +263,9 @@ class MinMaxScale(Operator):
             if low is not None and math.isinf(float(high) - float(low)):
                 raise UsageError(
                     f"The extremes of the column {name} should be finite, got {low} and {high}; "
-                    "clip it first"
+                    "clip it first",
+                    code="data-value",
+                    column=name,
                 )
             extremes[name] = [None, None] if low is None else [float(low), float(high)]
         return {"extremes": extremes}
@@ -258,7 +281,9 @@ class MinMaxScale(Operator):
                     raise UsageError(
                         f"The extremes of the column {name} of type {kind} should be "
                         f"{'numbers' if kinds.is_number(kind) else 'lists'}, got {low!r} and "
-                        f"{high!r}"
+                        f"{high!r}",
+                        code="argument-type",
+                        column=name,
                     )
                 scale = Scale(low, high, *options, kind)
             cells.append(OutputColumn((name,), name, Field("float"), scale))
@@ -372,14 +397,21 @@ class CutBins(NumberOperator):
         outputs = [f"{name}_bin" for name in names] if out_cols is None else as_names(out_cols)
         for name in names:
             if isinstance(bins, Mapping) and name not in bins:
-                raise UsageError(f"bins has nothing for the column {name}: {dict(bins)!r}")
+                raise UsageError(
+                    f"bins has nothing for the column {name}: {dict(bins)!r}",
+                    code="argument-value",
+                    argument="bins",
+                    column=name,
+                )
         wanted = {name: bins[name] if isinstance(bins, Mapping) else bins for name in names}
         words = {}
         for name in names:
             each = labels.get(name) if isinstance(labels, Mapping) else labels
             if each is not None and not isinstance(each, list | tuple):
                 raise UsageError(
-                    f"labels should be a list of str or a dict of them, but got {each!r}"
+                    f"labels should be a list of str or a dict of them, but got {each!r}",
+                    code="argument-type",
+                    argument="labels",
                 )
             if each is not None:
                 words[name] = list(each)
@@ -421,7 +453,9 @@ class CutBins(NumberOperator):
     def _edges(self, name: str, bins: int, answer: Sequence) -> list[float]:
         if not answer or answer[0] is None:
             raise UsageError(
-                f"The column {name} has no value that bins could be made of; give edges"
+                f"The column {name} has no value that bins could be made of; give edges",
+                code="data-empty",
+                column=name,
             )
         if self.by_quantiles:
             return sorted(set(answer))
@@ -448,7 +482,10 @@ def _check_labels(name: str, edges: Sequence[float], words: Sequence[str]) -> No
     if len(words) != len(edges) + 1:
         raise UsageError(
             f"labels should be of length {len(edges) + 1}, one more than the edges of {name}, but "
-            f"got {len(words)}"
+            f"got {len(words)}",
+            code="argument-value",
+            argument="labels",
+            column=name,
         )
 
 
@@ -458,9 +495,17 @@ def _check_bins(bins: Any, least: int) -> None:
         return
     is_list = isinstance(bins, list | tuple) and len(bins) > 0
     if not is_list or not all(type(each) in (int, float) and math.isfinite(each) for each in bins):
-        raise UsageError(f"bins should be int or a list of numbers, but got {bins!r}")
+        raise UsageError(
+            f"bins should be int or a list of numbers, but got {bins!r}",
+            code="argument-type",
+            argument="bins",
+        )
     if any(a >= b for a, b in pairwise(bins)):
-        raise UsageError(f"The edges in bins should be ascending, but got {bins!r}")
+        raise UsageError(
+            f"The edges in bins should be ascending, but got {bins!r}",
+            code="argument-value",
+            argument="bins",
+        )
 
 
 # -- indicators ------------------------------------------------------------------------------------
@@ -495,7 +540,9 @@ class OneHotEncode(Operator):
         if self.sizes is not None:
             if not all(type(each) is int and each > 0 for each in self.sizes):
                 raise UsageError(
-                    f"sizes should be positive int or a list of them, but got {self.sizes!r}"
+                    f"sizes should be positive int or a list of them, but got {self.sizes!r}",
+                    code="argument-value",
+                    argument="sizes",
                 )
             check_lengths("sizes", self.sizes, "columns", self.columns)
         check_lengths("prefix", self.prefix, "columns", self.columns)

@@ -267,7 +267,9 @@ def check_schema(known: Schema, wanted: Schema, needed: Sequence[str]) -> None:
         if known[name].kind != wanted[name].kind:
             raise UsageError(
                 f"The column {name} was {wanted[name].kind} when the pipeline learned, and is now "
-                f"{known[name].kind}; cast it first"
+                f"{known[name].kind}; cast it first",
+                code="data-schema",
+                column=name,
             )
 
 

@@ -57,7 +57,12 @@ class FeatureSchema(dict[str, Feature]):
     """
 
     def __missing__(self, name: str) -> NoReturn:
-        raise UsageError(f"The schema has no column {name!r}; it has {list(self)}")
+        raise UsageError(
+            f"The schema has no column {name!r}; it has {list(self)}",
+            code="column-missing",
+            column=name,
+            allowed=list(self),
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({super().__repr__()})"
@@ -74,7 +79,9 @@ class FeatureSchema(dict[str, Feature]):
         if feature.cardinality is None:
             raise UsageError(
                 f"{name} of type {feature.dtype} has no embedding: its values should be whole "
-                "numbers from 0 on; encode it first"
+                "numbers from 0 on; encode it first",
+                code="data-dtype",
+                column=name,
             )
         return feature.cardinality
 
@@ -90,7 +97,9 @@ class FeatureSchema(dict[str, Feature]):
         if not shape or shape[0] is None:
             content = "arrays of different lengths" if shape else "single values"
             raise UsageError(
-                f"{name} should hold arrays of one length, but holds {content}; pad it"
+                f"{name} should hold arrays of one length, but holds {content}; pad it",
+                code="data-shape",
+                column=name,
             )
         return shape[0]
 
@@ -126,7 +135,11 @@ class FeatureSchema(dict[str, Feature]):
 
 def _fitting(name: str, ours: Feature, theirs: Feature) -> Feature:
     if (ours.dtype, len(ours.shape)) != (theirs.dtype, len(theirs.shape)):
-        raise UsageError(f"{name} is {ours} in one table and {theirs} in the other")
+        raise UsageError(
+            f"{name} is {ours} in one table and {theirs} in the other",
+            code="data-schema",
+            column=name,
+        )
     size = None
     if ours.cardinality is not None and theirs.cardinality is not None:
         size = max(ours.cardinality, theirs.cardinality)
@@ -145,5 +158,9 @@ def check_numbers(schema: FeatureSchema, names: Iterable[str]) -> list[str]:
     for name in names:
         feature = schema[name]
         if feature.shape or feature.dtype in ("string", "boolean"):
-            raise UsageError(f"{name} should hold numbers, but its type is {feature}")
+            raise UsageError(
+                f"{name} should hold numbers, but its type is {feature}",
+                code="data-dtype",
+                column=name,
+            )
     return names

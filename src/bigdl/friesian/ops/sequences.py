@@ -151,7 +151,7 @@ class AddHistSeq(Operator):
     def check_rows(self, table: pa.Table) -> None:
         """Refuse rows that it cannot work on; they need not belong together."""
         if table[self.sort_col].null_count:
-            raise UsageError(self._nulls)
+            raise UsageError(self._nulls, code="data-null", column=self.sort_col)
 
     @property
     def _nulls(self) -> str:
@@ -304,7 +304,9 @@ class Pad(Operator):
         check_integer("row_len", self.row_len, 0)
         if not isinstance(self.mask_token, int | float | str):
             raise UsageError(
-                f"mask_token should be a number, str or bool, but got {self.mask_token!r}"
+                f"mask_token should be a number, str or bool, but got {self.mask_token!r}",
+                code="argument-type",
+                argument="mask_token",
             )
 
     def cells(self, before: Schema, state: Any) -> list[OutputColumn]:
@@ -315,7 +317,9 @@ class Pad(Operator):
         _, depth = kinds.innermost(field.kind)
         if depth > 2:
             raise UsageError(
-                f"{name} should hold arrays of one or two dimensions, but its type is {field.kind}"
+                f"{name} should hold arrays of one or two dimensions, but its type is {field.kind}",
+                code="data-shape",
+                column=name,
             )
         padded = Padded(field.kind, self.seq_len, self.mask_token, self.row_len)
         cardinality = field.cardinality
@@ -334,7 +338,9 @@ def _check_sizes(item_size: Any, neg_num: Any) -> None:
     if isinstance(item_size, bool) or not isinstance(item_size, int) or item_size < 3:
         raise UsageError(
             "item_size should be the largest item number plus 1, and at least 3 for there to be "
-            f"another item, but got {item_size!r}"
+            f"another item, but got {item_size!r}",
+            code="argument-value",
+            argument="item_size",
         )
     check_integer("neg_num", neg_num, 1)
 

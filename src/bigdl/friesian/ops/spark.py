@@ -41,7 +41,12 @@ def check_different(names: Sequence[str], what: str) -> None:
     """Check that no two results have one name: one of them would be lost."""
     twins = twins_in(names)
     if twins:
-        raise UsageError(f"{what} should differ from each other, but {twins} are there twice")
+        raise UsageError(
+            f"{what} should differ from each other, but {twins} are there twice",
+            code="column-duplicate",
+            argument=what,
+            columns=list(twins),
+        )
 
 
 def check_lengths(what: str, values: Sequence[Any], others: str, other_values: Any) -> None:
@@ -49,7 +54,9 @@ def check_lengths(what: str, values: Sequence[Any], others: str, other_values: A
     if len(values) != len(other_values):
         raise UsageError(
             f"{what} and {others} should have the same length, but got {len(values)} and "
-            f"{len(other_values)}"
+            f"{len(other_values)}",
+            code="argument-value",
+            argument=what,
         )
 
 
@@ -57,7 +64,11 @@ def check_new_names(names: Sequence[str], advice: str = "drop or rename the othe
     """Check that no two columns of a table have one name."""
     twins = twins_in(names)
     if twins:
-        raise UsageError(f"There would be several columns {sorted(twins)}; {advice}")
+        raise UsageError(
+            f"There would be several columns {sorted(twins)}; {advice}",
+            code="column-duplicate",
+            columns=list(twins),
+        )
 
 
 def twins_in(names: Sequence[str]) -> list[str]:
@@ -117,7 +128,9 @@ def names_of_results(
     if sizes != [columns] * rows or not all(isinstance(name, str) for name in names):
         raise UsageError(
             f"out_cols should have {rows} lists, one for each of {of_rows}, of {columns} names, "
-            f"one for each of {of_columns}, but got {out_cols!r}"
+            f"one for each of {of_columns}, but got {out_cols!r}",
+            code="argument-value",
+            argument="out_cols",
         )
     check_different(names, "out_cols")
     return [list(row) for row in grid]

@@ -105,7 +105,11 @@ def _named_groups(
     if isinstance(cat_cols, str):
         cat_cols = [cat_cols]
     if not isinstance(cat_cols, list | tuple) or not cat_cols:
-        raise UsageError(f"cat_cols should be str, list of str or nested list, got {cat_cols!r}")
+        raise UsageError(
+            f"cat_cols should be str, list of str or nested list, got {cat_cols!r}",
+            code="argument-type",
+            argument="cat_cols",
+        )
     groups = [as_names(each, "each element of cat_cols") for each in cat_cols]
     if out_cols is not None:
         return groups, spark.names_of_results(
@@ -122,15 +126,26 @@ def _check_means(target_mean: Any, targets: Sequence[str]) -> dict[str, float]:
     if target_mean is None:
         return {}
     if not isinstance(target_mean, Mapping):
-        raise UsageError(f"target_mean should be a dict of str to number, got {target_mean!r}")
+        raise UsageError(
+            f"target_mean should be a dict of str to number, got {target_mean!r}",
+            code="argument-type",
+            argument="target_mean",
+        )
     missing = [target for target in targets if target not in target_mean]
     if missing:
-        raise UsageError(f"target_mean has nothing for {missing}, got {dict(target_mean)!r}")
+        raise UsageError(
+            f"target_mean has nothing for {missing}, got {dict(target_mean)!r}",
+            code="argument-value",
+            argument="target_mean",
+            columns=missing,
+        )
     try:
         return {each: float(check_number("mean", target_mean[each])) for each in targets}
     except UsageError:
         raise UsageError(
-            f"mean in target_mean should be numeric, got {dict(target_mean)!r}"
+            f"mean in target_mean should be numeric, got {dict(target_mean)!r}",
+            code="argument-type",
+            argument="target_mean",
         ) from None
 
 
@@ -308,7 +323,11 @@ def time_folds(df: DataFrame, time_col: str, folds: Any, fold_col: str) -> DataF
 
 def _edges_of_equal_parts(times: DataFrame, folds: int) -> list[float]:
     if folds < 2:
-        raise UsageError(f"folds should be an integer from 2 on or a list of times, got {folds!r}")
+        raise UsageError(
+            f"folds should be an integer from 2 on or a list of times, got {folds!r}",
+            code="argument-value",
+            argument="folds",
+        )
     shares = [i / folds for i in range(1, folds)]
     return sorted(set(times.approxQuantile("time", shares, _RELATIVE_ERROR)))
 
@@ -320,14 +339,20 @@ def _given_edges(folds: Any, df: DataFrame, kind: str) -> list[float]:
     if not is_list or not all(isinstance(e, types) and not isinstance(e, bool) for e in folds):
         raise UsageError(
             "folds should be an integer from 2 on or a list of "
-            f"{'numbers' if are_numbers else 'dates, timestamps or their texts'}, got {folds!r}"
+            f"{'numbers' if are_numbers else 'dates, timestamps or their texts'}, got {folds!r}",
+            code="argument-type",
+            argument="folds",
         )
     # by Spark, in the time zone of the session
     kind = "double" if are_numbers else kind
     times = df.sparkSession.range(1).select(*(spark.as_number(F.lit(e), kind) for e in folds))
     edges = list(cast("Row", times.first()))
     if any(a >= b for a, b in pairwise(edges)):
-        raise UsageError(f"The times in folds should be ascending, got {folds!r}")
+        raise UsageError(
+            f"The times in folds should be ascending, got {folds!r}",
+            code="argument-value",
+            argument="folds",
+        )
     return edges
 
 
@@ -530,13 +555,18 @@ class TargetEncode(GroupEncode):
             check_integer("kfold", self.kfold, 1)
         except UsageError:  # in the words of BigDL 2.x
             raise UsageError(
-                f"kfold should be an integer larger than 0, got {self.kfold!r}"
+                f"kfold should be an integer larger than 0, got {self.kfold!r}",
+                code="argument-value",
+                argument="kfold",
             ) from None
         check_number("smooth", self.smooth, 0)
         check_string(self.fold_col, "fold_col")
         if any(self.fold_col in outputs for outputs in self.out_cols):
             raise UsageError(
-                f"out_cols and fold_col should differ, but both have {self.fold_col!r}"
+                f"out_cols and fold_col should differ, but both have {self.fold_col!r}",
+                code="column-duplicate",
+                argument="fold_col",
+                column=self.fold_col,
             )
 
     @property
@@ -644,7 +674,11 @@ class CountEncode(GroupEncode):
     def of(cls, cat_cols: Any, normalize: bool, out_cols: Any) -> CountEncode:
         """Return the operator for the arguments that users give: a result for each group."""
         if not isinstance(normalize, bool):
-            raise UsageError(f"normalize should be a boolean, got {normalize!r}")
+            raise UsageError(
+                f"normalize should be a boolean, got {normalize!r}",
+                code="argument-type",
+                argument="normalize",
+            )
         groups, names = _named_groups(cat_cols, [_COUNTS[normalize]], out_cols, "_")
         return cls(groups, normalize, [name for row in names for name in row])
 
@@ -714,5 +748,7 @@ class CountEncode(GroupEncode):
         if taken:
             raise UsageError(
                 f"The columns {taken} cannot be counted, since a table of counts has columns of "
-                "these names; rename them first"
+                "these names; rename them first",
+                code="column-duplicate",
+                columns=taken,
             )

@@ -573,7 +573,10 @@ def _value_kind(df: DataFrame, source: ValueSource, separator: str | None) -> st
     if separator is not None and any(map(kinds.is_array, cells)):
         raise UsageError(
             f"do_split is for cells of text, but {list(source.columns)} are of type "
-            f"{', '.join(dict.fromkeys(cells))}; leave it out"
+            f"{', '.join(dict.fromkeys(cells))}; leave it out",
+            code="argument-conflict",
+            argument="do_split",
+            columns=list(source.columns),
         )
     of_columns = list(map(kinds.of_cells, cells))
     if separator is not None or any(map(kinds.is_text, of_columns)):
@@ -743,7 +746,9 @@ class CategoryEncode(Operator):
     def __post_init__(self) -> None:
         if not check_string(self.sep, "sep") or "\\" in self.sep:
             raise UsageError(
-                f"sep should be plain text without a backslash in a pipeline, got {self.sep!r}"
+                f"sep should be plain text without a backslash in a pipeline, got {self.sep!r}",
+                code="argument-value",
+                argument="sep",
             )
         check_oov_buckets(self.oov_buckets, self.do_split)
 
@@ -761,16 +766,24 @@ class CategoryEncode(Operator):
             if self.oov_buckets and any(map(kinds.is_array, of_columns)):
                 raise UsageError(
                     f"oov_buckets is for single values, but {names} are of type "
-                    f"{', '.join(of_columns)}; leave it out"
+                    f"{', '.join(of_columns)}; leave it out",
+                    code="argument-conflict",
+                    argument="oov_buckets",
+                    columns=list(names),
                 )
             if self.do_split and of_columns != {"string"}:
                 raise UsageError(
-                    f"do_split needs strings, but {names} are of type {', '.join(of_columns)}"
+                    f"do_split needs strings, but {names} are of type {', '.join(of_columns)}",
+                    code="data-dtype",
+                    argument="do_split",
+                    columns=list(names),
                 )
             if len(of_columns) > 1:
                 raise UsageError(
                     f"The columns {names} of one vocabulary should be of one type, but are "
-                    f"{sorted(of_columns)}; cast them first"
+                    f"{sorted(of_columns)}; cast them first",
+                    code="data-dtype",
+                    columns=list(names),
                 )
             requests[name] = Counts(tuple(names), separator, self.freq_limit.get(name, 0))
         return requests
@@ -828,7 +841,11 @@ class CategoryEncode(Operator):
 def check_oov_buckets(oov_buckets: Any, do_split: bool) -> None:
     """Check a number of numbers for unknown values."""
     if check_integer("oov_buckets", oov_buckets, 0) and do_split:
-        raise UsageError("oov_buckets cannot be used with do_split; leave one of them out")
+        raise UsageError(
+            "oov_buckets cannot be used with do_split; leave one of them out",
+            code="argument-conflict",
+            argument="oov_buckets",
+        )
 
 
 def check_categories(before: Schema, names: Sequence[str], lists: bool = False) -> None:

@@ -58,7 +58,11 @@ class Client:
             self._channel = grpc.insecure_channel(address, options)
         else:
             if not Path(authority).is_file():
-                raise UsageError(f"There is no file {authority} with a certificate")
+                raise UsageError(
+                    f"There is no file {authority} with a certificate",
+                    code="path-missing",
+                    path=str(authority),
+                )
             credentials = grpc.ssl_channel_credentials(Path(authority).read_bytes())
             self._channel = grpc.secure_channel(address, credentials, options)
         self._grpc = grpc
@@ -168,7 +172,11 @@ class RemoteFeatures(Client):
             headers = (*headers, ("bigdl-columns", ",".join(columns)))
         answer = self._ask(method, "IDs", headers, ID=ids)
         if len(answer.b64Feature) != 1:
-            raise UsageError(f"The service at {self._address} does not answer by Arrow")
+            raise UsageError(
+                f"The service at {self._address} does not answer by Arrow",
+                code="unsupported",
+                address=self._address,
+            )
         arrays = wire.decoded(answer.b64Feature[0])[1]
         found = arrays.pop("__found__").to_numpy(zero_copy_only=False)
         return Features(ids, found, {name: _column(each) for name, each in arrays.items()})

@@ -171,7 +171,9 @@ class Config:
         if not 0 <= number < len(self.shards):
             raise UsageError(
                 f"{self.path}: there is no shard {number}; the section shards has "
-                f"{len(self.shards)}"
+                f"{len(self.shards)}",
+                code="argument-value",
+                path=str(self.path),
             )
         shard = self.shards[number]
         values = {
@@ -191,7 +193,9 @@ class Config:
             if not 0 <= replica < len(addresses):
                 raise UsageError(
                     f"{self.path}: the shard {number} has no replica {replica} of {name}, only "
-                    f"{len(addresses)}"
+                    f"{len(addresses)}",
+                    code="argument-value",
+                    path=str(self.path),
                 )
             values[f"server.{name}_port"] = int(addresses[replica].rpartition(":")[2])
         return replace(self, values=values)
@@ -204,7 +208,12 @@ class Config:
         """Return a value that has to be there; raises with the key if it is not."""
         if key not in self.values:
             section, _, name = key.partition(".")
-            raise UsageError(f"{self.path}: {why} needs {name} in the section {section}")
+            raise UsageError(
+                f"{self.path}: {why} needs {name} in the section {section}",
+                code="argument-missing",
+                argument=key,
+                path=str(self.path),
+            )
         return self.values[key]
 
     def section(self, name: str) -> dict[str, Any]:
@@ -216,7 +225,12 @@ class Config:
 
     def error(self, key: str, sentence: object) -> UsageError:
         """Return an error about the value of a key, with its line."""
-        return UsageError(f"{self.path}, line {self.lines.get(key, 1)}, {key}: {sentence}")
+        return UsageError(
+            f"{self.path}, line {self.lines.get(key, 1)}, {key}: {sentence}",
+            code="argument-value",
+            argument=key,
+            path=str(self.path),
+        )
 
     def checked(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function whose errors are about the value of a key."""
@@ -259,16 +273,28 @@ def read_config(path: str | os.PathLike) -> Config:
         text = Path(path).read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{shown} cannot be read: {error}") from error
+        raise UsageError(
+            f"{shown} cannot be read: {error}", code="path-unusable", path=str(shown)
+        ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
         problem = getattr(error, "problem", None) or "it is no YAML"
-        raise UsageError(f"{shown}{line}: {problem}") from error
+        raise UsageError(
+            f"{shown}{line}: {problem}", code="file-format", path=str(shown)
+        ) from error
     if root is None:
-        raise UsageError(f"{shown} is empty; name a store, an index and a model")
+        raise UsageError(
+            f"{shown} is empty; name a store, an index and a model",
+            code="file-format",
+            path=str(shown),
+        )
     if not isinstance(root, yaml.MappingNode):
-        raise UsageError(f"{shown}, line 1: the file should have sections, such as store:")
+        raise UsageError(
+            f"{shown}, line 1: the file should have sections, such as store:",
+            code="file-format",
+            path=str(shown),
+        )
     config = Config(shown)
     old: dict[str, tuple[Any, int]] = {}
     for key_node, node in root.value:
@@ -281,7 +307,10 @@ def read_config(path: str | os.PathLike) -> Config:
             old[key] = _plain(yaml, node), line
         else:
             raise UsageError(
-                f"{shown}, line {line}, {key}: unknown{_hint(key, [*_KEYS, 'shards', *_OLD])}"
+                f"{shown}, line {line}, {key}: unknown{_hint(key, [*_KEYS, 'shards', *_OLD])}",
+                code="argument-unknown",
+                argument=key,
+                path=str(shown),
             )
     if old:
         _take_old(config, old)
@@ -313,15 +342,29 @@ def _read_section(yaml: Any, config: Config, section: str, node: Any, line: int)
         return
     if not isinstance(node, yaml.MappingNode):
         raise UsageError(
-            f"{config.path}, line {line}, {section}: should have keys, such as {next(iter(keys))}:"
+            f"{config.path}, line {line}, {section}: should have keys, such as {next(iter(keys))}:",
+            code="argument-type",
+            argument=section,
+            path=str(config.path),
         )
     for key_node, value_node in node.value:
         name, at = str(key_node.value), key_node.start_mark.line + 1
         full = f"{section}.{name}"
         if name not in keys:
-            raise UsageError(f"{config.path}, line {at}, {full}: unknown{_hint(name, list(keys))}")
+            raise UsageError(
+                f"{config.path}, line {at}, {full}: unknown{_hint(name, list(keys))}",
+                code="argument-unknown",
+                argument=full,
+                allowed=list(keys),
+                path=str(config.path),
+            )
         if full in config.values:
-            raise UsageError(f"{config.path}, line {at}, {full}: is there twice")
+            raise UsageError(
+                f"{config.path}, line {at}, {full}: is there twice",
+                code="argument-conflict",
+                argument=full,
+                path=str(config.path),
+            )
         _set(config, full, _plain(yaml, value_node), keys[name], at)
 
 
@@ -416,7 +459,11 @@ def _take_redis(config: Config, old: dict[str, tuple[Any, int]]) -> None:
     if kind not in _REDIS_KINDS:
         raise UsageError(
             f"{config.path}, line {line}, redisType: should be one of {', '.join(_REDIS_KINDS)}, "
-            f"got {kind!r}"
+            f"got {kind!r}",
+            code="argument-value",
+            argument="redisType",
+            allowed=list(_REDIS_KINDS),
+            path=str(config.path),
         )
     name = "redisSentinelMasterURL" if kind == "sentinel" else "redisUrl"
     value, line = old.get(name, old.get("redisUrl", ("", line)))

@@ -54,11 +54,22 @@ class _Routes:
         """Answer for the users that the body names."""
         content = parse_json(request.body)
         if "users" not in content:
-            raise UsageError('The body should be an object such as {"users": [1, 2], "k": 10}')
+            raise UsageError(
+                'The body should be an object such as {"users": [1, 2], "k": 10}',
+                code="request-invalid",
+                argument="users",
+            )
         if strange := sorted(content.keys() - _KEYS):
-            raise UsageError(f"The request has unknown keys {strange}; known are {sorted(_KEYS)}")
+            raise UsageError(
+                f"The request has unknown keys {strange}; known are {sorted(_KEYS)}",
+                code="request-invalid",
+                argument=strange[0],
+                allowed=list(_KEYS),
+            )
         if not isinstance(content["users"], list):
-            raise UsageError("users should be a list of whole numbers")
+            raise UsageError(
+                "users should be a list of whole numbers", code="request-invalid", argument="users"
+            )
         deadline = content.get("deadline_ms")
         return await self._answered(
             content["users"], content.get("k", 10), content.get("candidates"), deadline
@@ -197,7 +208,9 @@ def _whole(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{name} should be a whole number, got {text!r}") from None
+        raise UsageError(
+            f"{name} should be a whole number, got {text!r}", code="request-invalid", argument=name
+        ) from None
 
 
 def shown(answer: Recommendation) -> dict[str, Any]:

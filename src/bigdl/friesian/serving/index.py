@@ -165,7 +165,10 @@ class ItemIndex:
         if strange := [name for name in options if name not in _OPTIONS[kind]]:
             raise UsageError(
                 f"An index of kind {kind!r} has no option {strange[0]!r}, only "
-                f"{list(_OPTIONS[kind])}"
+                f"{list(_OPTIONS[kind])}",
+                code="argument-unknown",
+                argument=strange[0],
+                allowed=list(_OPTIONS[kind]),
             )
         for name, value in options.items():
             check_integer(name, value, 1)
@@ -194,12 +197,19 @@ class ItemIndex:
         for name in (id_col, vector_col):
             if name not in table.column_names:
                 raise UsageError(
-                    f"The table for the index has no column {name!r}, only {table.column_names}"
+                    f"The table for the index has no column {name!r}, only {table.column_names}",
+                    code="column-missing",
+                    column=name,
+                    allowed=list(table.column_names),
                 )
         lists = table[vector_col].combine_chunks()
         values = lists.flatten().to_numpy(zero_copy_only=False)
         if not len(lists) or len(values) % len(lists) or lists.null_count:
-            raise UsageError(f"The vectors in {vector_col} should have one length and no nulls")
+            raise UsageError(
+                f"The vectors in {vector_col} should have one length and no nulls",
+                code="data-shape",
+                column=vector_col,
+            )
         return cls(table[id_col], values.reshape(len(lists), -1), **options)
 
     # -- what is known --------------------------------------------------------------------------
@@ -261,7 +271,11 @@ class ItemIndex:
         state = self._state
         users = _checked(queries, state.metric, state.vectors.shape[1])
         if exclude is not None and len(exclude) != len(users):
-            raise UsageError(f"exclude has {len(exclude)} lists for {len(users)} users")
+            raise UsageError(
+                f"exclude has {len(exclude)} lists for {len(users)} users",
+                code="data-shape",
+                argument="exclude",
+            )
         seen = None if exclude is None else [ids_of(each, "exclude") for each in exclude]
         if allowed is not None:
             return _among(state, users, k, seen, np.unique(ids_of(allowed, "allowed")))
@@ -369,7 +383,8 @@ class ItemIndex:
         """
         if other.dim != self.dim:
             raise UsageError(
-                f"The vectors of the other index have {other.dim} numbers, not {self.dim}"
+                f"The vectors of the other index have {other.dim} numbers, not {self.dim}",
+                code="data-shape",
             )
         with self._changing:
             self._state = other._state
@@ -386,7 +401,11 @@ class ItemIndex:
         faiss = require("faiss", "serving")
         folder = Path(path)
         if folder.exists() and not (folder / _MANIFEST).exists() and any(folder.iterdir()):
-            raise UsageError(f"{path} has other files and is no index; choose another folder")
+            raise UsageError(
+                f"{path} has other files and is no index; choose another folder",
+                code="path-exists",
+                path=str(path),
+            )
         state = self._state
         if len(state.hidden) or len(state.fresh_ids):
             state = _rebuilt(state)
@@ -412,7 +431,11 @@ class ItemIndex:
             os.replace(aside, folder / _MANIFEST)
         except OSError as error:
             shutil.rmtree(inner, ignore_errors=True)
-            raise UsageError(f"The index cannot be written to {path}: {error}") from error
+            raise UsageError(
+                f"The index cannot be written to {path}: {error}",
+                code="path-unusable",
+                path=str(path),
+            ) from error
         for each in folder.glob("files-*"):
             if each != inner:
                 shutil.rmtree(each, ignore_errors=True)
@@ -437,7 +460,11 @@ class ItemIndex:
         faiss = require("faiss", "serving")
         folder = Path(path)
         if not (folder / _MANIFEST).exists():
-            raise UsageError(f"There is no index at {path}: {_MANIFEST} is missing")
+            raise UsageError(
+                f"There is no index at {path}: {_MANIFEST} is missing",
+                code="path-missing",
+                path=str(path),
+            )
         try:
             content = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
@@ -461,7 +488,9 @@ class ItemIndex:
         except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
             if isinstance(error, UsageError):
                 raise
-            raise UsageError(f"The index at {path} cannot be read: {error}") from error
+            raise UsageError(
+                f"The index at {path} cannot be read: {error}", code="file-damaged", path=str(path)
+            ) from error
         return index
 
 
@@ -568,12 +597,16 @@ def _checked(vectors: Any, metric: str, dim: int | None = None) -> np.ndarray:
     try:
         matrix: np.ndarray = np.ascontiguousarray(vectors, np.float32)
     except (TypeError, ValueError):
-        raise UsageError("Vectors should be an array of numbers with one length") from None
+        raise UsageError(
+            "Vectors should be an array of numbers with one length", code="data-shape"
+        ) from None
     if matrix.ndim != 2 or not matrix.shape[1] or dim not in (None, matrix.shape[1]):
         wanted = "(n, dim)" if dim is None else f"(n, {dim})"
-        raise UsageError(f"Vectors should be of shape {wanted}, got {matrix.shape}")
+        raise UsageError(
+            f"Vectors should be of shape {wanted}, got {matrix.shape}", code="data-shape"
+        )
     if not np.isfinite(matrix).all():
-        raise UsageError("A vector has a value that is not finite")
+        raise UsageError("A vector has a value that is not finite", code="data-value")
     if metric == "cosine":
         lengths = np.linalg.norm(matrix, axis=1, keepdims=True)
         matrix = matrix / np.where(lengths > 0, lengths, 1)
@@ -582,9 +615,9 @@ def _checked(vectors: Any, metric: str, dim: int | None = None) -> np.ndarray:
 
 def _check_pairs(ids: np.ndarray, vectors: np.ndarray) -> None:
     if len(ids) != len(vectors):
-        raise UsageError(f"There are {len(ids)} ids, but {len(vectors)} vectors")
+        raise UsageError(f"There are {len(ids)} ids, but {len(vectors)} vectors", code="data-shape")
     if len(np.unique(ids)) < len(ids):
-        raise UsageError("An id is there twice; keep one vector of each item")
+        raise UsageError("An id is there twice; keep one vector of each item", code="data-order")
 
 
 def _with_items(state: _State, ids: np.ndarray, vectors: np.ndarray) -> _State:

@@ -146,7 +146,11 @@ class Serving:
         wanted = [name for name in SERVICES if f"{name}_port" in server]
         if not wanted:
             listed = ", ".join(f"{name}_port" for name in SERVICES)
-            raise UsageError(f"{config.path}: the section server should have a port: {listed}")
+            raise UsageError(
+                f"{config.path}: the section server should have a port: {listed}",
+                code="argument-missing",
+                path=str(config.path),
+            )
         security = _security(config)
         limits = limits_of(config)
         threads = server.get("threads", 16)
@@ -614,7 +618,9 @@ def initialise(config: Config, number: int | None = None) -> dict[str, Any]:
             )
     if not tables and "init.vectors" not in config.values:
         raise UsageError(
-            f"{config.path}: the section init should name users and items, vectors, or all"
+            f"{config.path}: the section init should name users and items, vectors, or all",
+            code="argument-missing",
+            path=str(config.path),
         )
     if tables:
         location = config.needed("store.location", "init")
@@ -646,7 +652,12 @@ def _part(source: str, id_column: str, shard: Shard | None, kind: str) -> Any:
         return source
     table = table_of(source, f"the {kind}s")
     if id_column not in table.column_names:
-        raise UsageError(f"{source} has no column {id_column!r}, only {table.column_names}")
+        raise UsageError(
+            f"{source} has no column {id_column!r}, only {table.column_names}",
+            code="column-missing",
+            column=id_column,
+            allowed=list(table.column_names),
+        )
     return table.filter(pa.array(shard.has(kind, ids_of(table[id_column], f"the {kind}s"))))
 
 
@@ -721,7 +732,11 @@ def _client(options: argparse.Namespace) -> int:
     try:
         users = [int(each) for each in options.users.split(",")]
     except ValueError:
-        raise UsageError(f"--users should be numbers as in 1,2,3, got {options.users!r}") from None
+        raise UsageError(
+            f"--users should be numbers as in 1,2,3, got {options.users!r}",
+            code="argument-value",
+            argument="--users",
+        ) from None
     grpc = require("grpc", "serving")
     with RecommenderClient(options.address, options.timeout, token, options.authority) as client:
         try:
@@ -735,7 +750,9 @@ def _client(options: argparse.Namespace) -> int:
         except grpc.RpcError as error:
             raise UsageError(
                 f"The recommender at {options.address} does not answer: {error.code().name}: "
-                f"{error.details()}"
+                f"{error.details()}",
+                code="cluster-unreachable",
+                address=options.address,
             ) from None
     return 0
 

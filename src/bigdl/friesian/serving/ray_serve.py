@@ -47,9 +47,15 @@ class _Replica:
         try:
             content = await request.json()
             if not isinstance(content, dict) or not isinstance(content.get("users"), list):
-                raise UsageError("The body should be an object with a list of users")
+                raise UsageError(
+                    "The body should be an object with a list of users",
+                    code="request-invalid",
+                    argument="users",
+                )
             if strange := set(content) - {"users", "k", "candidates", "deadline_ms"}:
-                raise UsageError(f"The body has {sorted(strange)}, which are not known")
+                raise UsageError(
+                    f"The body has {sorted(strange)}, which are not known", code="request-invalid"
+                )
             answers = await asyncio.to_thread(self.recommend, **content)
         except (UsageError, ValueError, TypeError) as error:
             return JSONResponse({"error": str(error)}, 400)

@@ -120,7 +120,9 @@ class IndexRecall:
         if isinstance(vectors, pa.Array):
             raise UsageError(
                 f"The column {self._vector_col} of the table {self._table} should have vectors of "
-                f"one length without nulls, but is {vectors.type}"
+                f"one length without nulls, but is {vectors.type}",
+                code="data-shape",
+                column=self._vector_col,
             )
         seen = None
         if self._seen_col is not None:
@@ -165,7 +167,9 @@ class ModuleRanker:
             columns = getattr(module, "feature_cols", None)
         if columns is None:
             raise UsageError(
-                f"{type(module).__name__} does not say its columns; name them in their order"
+                f"{type(module).__name__} does not say its columns; name them in their order",
+                code="argument-missing",
+                argument="columns",
             )
         if hasattr(module, "eval"):
             module.eval()
@@ -266,7 +270,11 @@ class ServedRanker:
             model = deployed.model
             signature = model.signature
             if missing := [each.name for each in signature.inputs if each.name not in inputs]:
-                raise UsageError(f"The ranker takes {missing}, which are not there")
+                raise UsageError(
+                    f"The ranker takes {missing}, which are not there",
+                    code="column-missing",
+                    columns=missing,
+                )
             arrays = signature.arrays({each.name: inputs[each.name] for each in signature.inputs})
             self._repository.mirror(deployed, arrays, lambda well: None)
             results = model.call(arrays)
@@ -482,7 +490,11 @@ class Recommender:
         candidates = max(self.default_candidates, k) if candidates is None else candidates
         check_integer("candidates", candidates, 1)
         if candidates < k:
-            raise UsageError(f"candidates should be at least k, which is {k}, got {candidates}")
+            raise UsageError(
+                f"candidates should be at least k, which is {k}, got {candidates}",
+                code="argument-value",
+                argument="candidates",
+            )
         allowed = self._deadline if deadline is None else check_number("deadline", deadline)
         end = None if allowed is None else time.monotonic() + allowed
         request = _Request(ids_of(user_ids), k, candidates, end)
@@ -653,7 +665,9 @@ class Recommender:
             ids, scores = self._rerank(user, ids, scores)
             ids, scores = ids_of(ids, "rerank")[:k], np.asarray(scores, np.float32)[:k]
             if len(ids) != len(scores):
-                raise UsageError(f"rerank returned {len(ids)} items and {len(scores)} scores")
+                raise UsageError(
+                    f"rerank returned {len(ids)} items and {len(scores)} scores", code="data-shape"
+                )
         return Recommendation(user, ids, scores, reason=reason)
 
     def _fallback(self, request: _Request, reason: str) -> list[Recommendation]:
@@ -684,7 +698,9 @@ class Recommender:
         if missing and self._prepare is None:
             raise UsageError(
                 f"The ranker or the pipeline takes {missing}, which neither {self._user_table} nor "
-                f"{self._item_table} has"
+                f"{self._item_table} has",
+                code="column-missing",
+                columns=missing,
             )
 
     # -- inputs of the ranker -------------------------------------------------------------------
@@ -725,7 +741,9 @@ class Recommender:
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         if missing := [name for name in self._inputs if name not in columns]:
             raise UsageError(
-                f"The ranker takes {missing}, which neither the features nor the pipeline have"
+                f"The ranker takes {missing}, which neither the features nor the pipeline have",
+                code="column-missing",
+                columns=missing,
             )
         columns = {name: columns[name] for name in self._inputs}
         whole = _rows_without_nulls(columns.values())
@@ -758,7 +776,9 @@ class Recommender:
         if both := set(chosen[0]) & set(chosen[1]):
             raise UsageError(
                 f"{sorted(both)} are columns of {self._user_table} and of {self._item_table}; "
-                "rename them in one"
+                "rename them in one",
+                code="column-duplicate",
+                columns=list(both),
             )
         return chosen
 
@@ -774,12 +794,17 @@ class Recommender:
             if self._output not in output:
                 raise UsageError(
                     f"The ranker gives {list(output)}; name one of them by output, "
-                    f"got {self._output!r}"
+                    f"got {self._output!r}",
+                    code="argument-value",
+                    argument="output",
+                    allowed=list(output),
                 )
             output = output[self._output]
         scores = np.asarray(output, np.float32).reshape(-1)
         if len(scores) != rows:
-            raise UsageError(f"The ranker gave {len(scores)} scores for {rows} rows")
+            raise UsageError(
+                f"The ranker gave {len(scores)} scores for {rows} rows", code="model-output"
+            )
         return scores
 
     # -- life -----------------------------------------------------------------------------------
@@ -821,7 +846,8 @@ def _inputs_of(ranker: Ranker, inputs: Sequence[str] | None) -> list[str]:
     if not hasattr(ranker, "predict"):
         raise UsageError(
             f"A ranker has a method predict, but got {type(ranker).__name__}; wrap a module of "
-            "PyTorch by ModuleRanker"
+            "PyTorch by ModuleRanker",
+            code="model-type",
         )
     if inputs is not None:
         return list(inputs)
@@ -830,15 +856,23 @@ def _inputs_of(ranker: Ranker, inputs: Sequence[str] | None) -> list[str]:
     signature = getattr(ranker, "signature", None)
     if signature is not None:
         return [each.name for each in signature.inputs]
-    raise UsageError(f"{type(ranker).__name__} does not say its columns; name them by inputs")
+    raise UsageError(
+        f"{type(ranker).__name__} does not say its columns; name them by inputs",
+        code="argument-missing",
+        argument="inputs",
+    )
 
 
 def function_of(name: str) -> Callable[..., Any]:
     """Return the function that ``module:name`` means, such as one of a configuration file."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise UsageError(f"A function is named as module:function, got {name!r}")
+        raise UsageError(
+            f"A function is named as module:function, got {name!r}", code="argument-value"
+        )
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"The function {name} cannot be imported: {error}") from error
+        raise UsageError(
+            f"The function {name} cannot be imported: {error}", code="name-unknown"
+        ) from error

@@ -79,7 +79,9 @@ class RedisStore(FeatureStore):
             self._learn()
         except self._error as error:
             raise UsageError(
-                f"Redis at {self._shown} does not answer: {one_line(error)}"
+                f"Redis at {self._shown} does not answer: {one_line(error)}",
+                code="cluster-unreachable",
+                address=self._shown,
             ) from error
 
     def __repr__(self) -> str:
@@ -124,7 +126,11 @@ class RedisStore(FeatureStore):
                 break
             self._learn()
         else:
-            raise UsageError(f"The version of the store at {self._shown} changes all the time")
+            raise UsageError(
+                f"The version of the store at {self._shown} changes all the time",
+                code="cluster-refused",
+                address=self._shown,
+            )
         found = np.array([value is not None for value in values], bool)
         rows = Rows.from_bytes(
             distinct[found], [value for value in values if value is not None], layout
@@ -165,7 +171,9 @@ class RedisStore(FeatureStore):
                     lock.release()
         except self._error as error:
             raise UsageError(
-                f"The store at {self._shown} cannot be written: {one_line(error)}"
+                f"The store at {self._shown} cannot be written: {one_line(error)}",
+                code="cluster-refused",
+                address=self._shown,
             ) from error
 
     def _replace(self, tables: dict[str, tuple[Layout, Rows]]) -> int:
@@ -217,7 +225,13 @@ class RedisStore(FeatureStore):
         with self._writer():
             known = self.versions()
             if version not in known:
-                raise UsageError(f"The store has no version {version}, only {known}")
+                raise UsageError(
+                    f"The store has no version {version}, only {known}",
+                    code="argument-value",
+                    argument="version",
+                    version=version,
+                    allowed=list(known),
+                )
             self._redis.set(f"{self._prefix}version", version)
         self._learn()
 
@@ -267,7 +281,9 @@ def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
     ):
         raise UsageError(
             "A URL of Redis begins with redis://, rediss://, redis+sentinel:// or "
-            f"redis+cluster://, got {url!r}"
+            f"redis+cluster://, got {url!r}",
+            code="argument-value",
+            argument="url",
         )
     try:
         if scheme == "redis+sentinel":
@@ -287,7 +303,11 @@ def _connected(url: str, options: dict[str, Any]) -> tuple[Any, bool]:
         return redis.Redis.from_url(url, retry=_few_retries(), **options), False
     except (redis.RedisError, ValueError) as error:
         shown = url.rpartition("@")[2]
-        raise UsageError(f"Redis at {shown} cannot be used: {one_line(error)}") from error
+        raise UsageError(
+            f"Redis at {shown} cannot be used: {one_line(error)}",
+            code="cluster-unreachable",
+            address=shown,
+        ) from error
 
 
 def _few_retries() -> Any:
@@ -303,7 +323,9 @@ def _by_sentinels(redis: Any, url: str, rest: str, options: dict[str, Any]) -> A
     master, _, database = path.partition("/")
     if not master:
         raise UsageError(
-            f"A URL of sentinels ends with the name of the master, such as /mymaster, got {url!r}"
+            f"A URL of sentinels ends with the name of the master, such as /mymaster, got {url!r}",
+            code="argument-value",
+            argument="url",
         )
     secret, at, hosts = hosts.rpartition("@")
     password = secret.partition(":")[2] if at else None
@@ -344,5 +366,9 @@ def open_store(location: str, prefix: str = "", keep: int = 2) -> FeatureStore:
     if "://" in location:
         return RedisStore(location, prefix, keep)
     if prefix:
-        raise UsageError("A prefix is for keys in Redis; a store in a folder has none")
+        raise UsageError(
+            "A prefix is for keys in Redis; a store in a folder has none",
+            code="argument-conflict",
+            argument="prefix",
+        )
     return EmbeddedStore(location, keep)

@@ -116,7 +116,10 @@ class Layout:
         if id_column not in table.column_names:
             raise UsageError(
                 f"The table has no column {id_column!r} with ids, only {table.column_names}; "
-                "name it by id_cols"
+                "name it by id_cols",
+                code="column-missing",
+                column=id_column,
+                allowed=list(table.column_names),
             )
         known = dict(defaults or {})
         columns = []
@@ -124,7 +127,12 @@ class Layout:
             if name != id_column:
                 columns.append(_layout_of(name, table[name], known.pop(name, None)))
         if known:
-            raise UsageError(f"defaults names {sorted(known)}, which are no columns of the table")
+            raise UsageError(
+                f"defaults names {sorted(known)}, which are no columns of the table",
+                code="column-missing",
+                argument="defaults",
+                columns=list(known),
+            )
         id_kind = str(table[id_column].type)
         return cls(id_column, id_kind, columns)
 
@@ -169,13 +177,20 @@ def _layout_of(name: str, column: pa.ChunkedArray, default: Any) -> ColumnLayout
         except (TypeError, ValueError, OverflowError):
             value = np.array("")
         if value.dtype.kind == "U" or value.shape != (() if length is None else (length,)):
-            raise UsageError(f"The default {default!r} does not fit the column {name} ({kind})")
+            raise UsageError(
+                f"The default {default!r} does not fit the column {name} ({kind})",
+                code="argument-value",
+                argument="defaults",
+                column=name,
+            )
         return ColumnLayout(name, number, length, value.tolist())
     spark = kinds.of_arrow(kind if not pa.types.is_fixed_size_list(kind) else pa.list_(inner))
     if kinds.innermost(spark)[0] not in (*kinds.BITS, "float", "double", "boolean", "string"):
         raise UsageError(
             f"The column {name} is of type {spark}, which a store does not keep; cast it to a "
-            "number or a string"
+            "number or a string",
+            code="data-dtype",
+            column=name,
         )
     if default is None and not column.null_count:
         default = [] if is_vector else "" if spark == "string" else None
@@ -234,14 +249,20 @@ class Rows:
         """Return the rows of a table of Arrow; raises where ids are double or values do not fit."""
         needed = [layout.id_column, *layout.names]
         if missing := [name for name in needed if name not in table.column_names]:
-            raise UsageError(f"The rows for {what} lack the columns {missing}")
+            raise UsageError(
+                f"The rows for {what} lack the columns {missing}",
+                code="column-missing",
+                columns=missing,
+            )
         ids = ids_of(table[layout.id_column], what)
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
         if len(ids) and (same := ids[1:] == ids[:-1]).any():
             raise UsageError(
                 f"The id {ids[1:][same][0]} is in several rows for {what}; keep one of them, such "
-                "as by drop_duplicates"
+                "as by drop_duplicates",
+                code="data-order",
+                column=layout.id_column,
             )
         blocks = []
         for kind, group in layout.blocks:
@@ -320,7 +341,9 @@ class Rows:
         """Return the rows that :meth:`to_bytes` wrote, in the order of `ids`."""
         size = layout.row_type.itemsize
         if any(len(row) < size for row in rows) or not (layout.others or _of_size(rows, size)):
-            raise UsageError("A row in the store is of another layout than its table has")
+            raise UsageError(
+                "A row in the store is of another layout than its table has", code="data-schema"
+            )
         heads = rows if not layout.others else [row[:size] for row in rows]
         packed = np.frombuffer(b"".join(heads), layout.row_type)
         blocks = [packed[f"b{i}"] for i in range(len(layout.blocks))]
@@ -440,12 +463,20 @@ def as_numpy(column: Any, name: str) -> np.ndarray:
     if not isinstance(column, pa.Array):
         return np.asarray(column)
     if column.null_count:
-        raise UsageError(f"The column {name} has nulls, which a ranker does not take; fill them")
+        raise UsageError(
+            f"The column {name} has nulls, which a ranker does not take; fill them",
+            code="data-null",
+            column=name,
+        )
     if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
         rows = len(column)
         values = column.flatten().to_numpy(zero_copy_only=False)
         if not rows or len(values) % rows or not _is_even(column, len(values) // rows):
-            raise UsageError(f"The lists in {name} have different lengths; pad them")
+            raise UsageError(
+                f"The lists in {name} have different lengths; pad them",
+                code="data-shape",
+                column=name,
+            )
         return values.reshape(rows, -1)
     return column.to_numpy(zero_copy_only=False)
 
@@ -533,7 +564,12 @@ def _narrowed(layout: Layout, names: Sequence[str] | None) -> _Narrowed:
     if key not in cache:
         known = [layout.id_column, *layout.names]
         if unknown := [name for name in key if name not in known]:
-            raise UsageError(f"There are no columns {unknown} among {known}")
+            raise UsageError(
+                f"There are no columns {unknown} among {known}",
+                code="column-missing",
+                columns=unknown,
+                allowed=known,
+            )
         blocks = [
             i for i, (_, group) in enumerate(layout.blocks) if any(c.name in key for c in group)
         ]
@@ -552,11 +588,12 @@ def ids_of(values: Any, what: str = "the request") -> np.ndarray:
     """Return ids as an array of int64; raises where one is no whole number of 64 bits."""
     if isinstance(values, pa.ChunkedArray | pa.Array):
         if values.null_count:
-            raise UsageError(f"An id for {what} is null; drop such rows first")
+            raise UsageError(f"An id for {what} is null; drop such rows first", code="data-null")
         if not pa.types.is_integer(values.type):
             raise UsageError(
                 f"The ids for {what} should be whole numbers, but are {values.type}; encode them "
-                "first, such as by category_encode"
+                "first, such as by category_encode",
+                code="data-dtype",
             )
         return values.cast(pa.int64()).to_numpy()
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and values.ndim == 1:
@@ -566,9 +603,11 @@ def ids_of(values: Any, what: str = "the request") -> np.ndarray:
     )
     for each in listed:
         if isinstance(each, bool) or not isinstance(each, int | np.integer):
-            raise UsageError(f"An id for {what} should be a whole number, got {each!r}")
+            raise UsageError(
+                f"An id for {what} should be a whole number, got {each!r}", code="data-type"
+            )
         if not -(1 << 63) <= each < 1 << 63:
-            raise UsageError(f"The id {each} for {what} has more than 64 bits")
+            raise UsageError(f"The id {each} for {what} has more than 64 bits", code="data-value")
     return np.array(listed, np.int64)
 
 
@@ -581,7 +620,9 @@ def _numbers(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> np.nda
     )
     refused = UsageError(
         f"The column {layout.name} for {what} should be of {wanted}, but is {column.type} with "
-        f"{column.null_count} nulls"
+        f"{column.null_count} nulls",
+        code="data-dtype",
+        column=layout.name,
     )
     if column.null_count:
         raise refused
@@ -625,7 +666,9 @@ def _array(column: pa.ChunkedArray, layout: ColumnLayout, what: str) -> pa.Array
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise UsageError(
             f"The column {layout.name} for {what} should be of type {layout.kind}, but is "
-            f"{column.type}"
+            f"{column.type}",
+            code="data-dtype",
+            column=layout.name,
         ) from None
 
 
@@ -641,12 +684,18 @@ def table_of(source: Any, what: str) -> pa.Table:
     elif isinstance(source, str) or hasattr(source, "__fspath__"):
         fs, path = open_file_system(source)
         if not fs.exists(path):
-            raise UsageError(f"There are no Parquet files at {source} for {what}")
+            raise UsageError(
+                f"There are no Parquet files at {source} for {what}",
+                code="path-missing",
+                path=str(source),
+            )
         try:
             table = pq.read_table(path, filesystem=fs)
         except (pa.ArrowInvalid, OSError) as error:
             raise UsageError(
-                f"The files at {source} for {what} cannot be read as Parquet: {error}"
+                f"The files at {source} for {what} cannot be read as Parquet: {error}",
+                code="file-format",
+                path=str(source),
             ) from error
     elif hasattr(source, "df") or hasattr(source, "sparkSession"):
         table = _of_spark(getattr(source, "df", source))
@@ -657,7 +706,8 @@ def table_of(source: Any, what: str) -> pa.Table:
     else:
         raise UsageError(
             f"The rows for {what} should be a FeatureTable, a DataFrame, a table of Arrow or a "
-            f"path of Parquet files, got {type(source).__name__}"
+            f"path of Parquet files, got {type(source).__name__}",
+            code="data-type",
         )
     for place, name in enumerate(table.column_names):
         kind = table.schema.field(name).type
@@ -679,5 +729,9 @@ def _of_spark(df: Any) -> pa.Table:
 def _dense(column: pa.ChunkedArray, name: str, what: str) -> pa.Array:
     array = column.combine_chunks()
     if pc.any(pc.equal(array.field("type"), 0)).as_py():
-        raise UsageError(f"The column {name} for {what} has sparse vectors; make them dense first")
+        raise UsageError(
+            f"The column {name} for {what} has sparse vectors; make them dense first",
+            code="data-type",
+            column=name,
+        )
     return array.field("values").cast(pa.list_(pa.float32()))

@@ -89,7 +89,9 @@ class Limits:
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raise a UsageError if these are too many."""
         if len(ids) > self.max_ids:
-            raise UsageError(f"A request may have {self.max_ids} ids, got {len(ids)}")
+            raise UsageError(
+                f"A request may have {self.max_ids} ids, got {len(ids)}", code="request-limit"
+            )
 
     def check_k(self, name: str, value: int) -> int:
         """Return a number of items; raises a UsageError if it is none or too large."""
@@ -157,7 +159,8 @@ class Service:
                 request = request_class.FromString(content)
             except Exception:  # whatever protobuf says of bytes that are no message
                 raise UsageError(
-                    f"The request is no {request_class.DESCRIPTOR.full_name}"
+                    f"The request is no {request_class.DESCRIPTOR.full_name}",
+                    code="request-invalid",
                 ) from None
             with self.metrics.time(method):
                 return function(request, context)
@@ -235,7 +238,11 @@ class FeatureService(Service):
             listed = asked.split(",")
             refused = [] if columns is None else [name for name in listed if name not in columns]
             if refused:
-                raise UsageError(f"The service does not answer the columns {refused}")
+                raise UsageError(
+                    f"The service does not answer the columns {refused}",
+                    code="request-denied",
+                    columns=refused,
+                )
             columns = listed
         features = self._features.read(table, np.array(request.ID, np.int64), columns)
         kind = header.get(wire.PAYLOAD, wire.JSON)
@@ -250,7 +257,12 @@ class FeatureService(Service):
                 for row, is_known in zip(rows, features.found.tolist(), strict=True)
             ]
         else:
-            raise UsageError(f"{wire.PAYLOAD} should be arrow or json, got {kind!r}")
+            raise UsageError(
+                f"{wire.PAYLOAD} should be arrow or json, got {kind!r}",
+                code="request-invalid",
+                argument=wire.PAYLOAD,
+                allowed=["arrow", "json"],
+            )
         context.set_trailing_metadata(((wire.PAYLOAD, kind),))
         return self._message(
             "Features", colNames=list(features.columns), b64Feature=content, ID=request.ID
@@ -358,10 +370,18 @@ class RankingService(Service):
         kind, columns = wire.decoded(request.encodedStr)
         wanted = getattr(self._ranker, "columns", None)
         if wanted is not None and (missing := [each for each in wanted if each not in columns]):
-            raise UsageError(f"The ranker takes {missing}, which the request lacks")
+            raise UsageError(
+                f"The ranker takes {missing}, which the request lacks",
+                code="request-invalid",
+                columns=missing,
+            )
         inputs = {name: as_numpy(column, name) for name, column in columns.items()}
         if strange := [name for name, each in inputs.items() if each.dtype.kind not in "biuf"]:
-            raise UsageError(f"The ranker takes numbers, but {strange} are none")
+            raise UsageError(
+                f"The ranker takes numbers, but {strange} are none",
+                code="request-invalid",
+                columns=strange,
+            )
         try:
             version = _headers(context).get("x-model-version")
             if version is not None and isinstance(self._ranker, ServedRanker):
@@ -371,7 +391,9 @@ class RankingService(Service):
         except UsageError:
             raise
         except (TypeError, ValueError, IndexError) as error:
-            raise UsageError(f"The ranker does not take these inputs: {one_line(error)}") from error
+            raise UsageError(
+                f"The ranker does not take these inputs: {one_line(error)}", code="request-invalid"
+            ) from error
         scores = output if isinstance(output, Mapping) else {"prediction": output}
         context.set_trailing_metadata(((wire.PAYLOAD, kind),))
         if kind == wire.ARROW:
@@ -546,14 +568,21 @@ class Security:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise UsageError("TLS needs both a certificate and a key")
+            raise UsageError(
+                "TLS needs both a certificate and a key",
+                code="argument-missing",
+                argument="certificate",
+            )
         self.files()
         if is_loopback(self.host):
             return
         if not self.expose:
             raise UsageError(
                 f"The address {self.host} can be reached from other machines; set expose to True "
-                "if that is meant, or use 127.0.0.1"
+                "if that is meant, or use 127.0.0.1",
+                code="argument-missing",
+                argument="expose",
+                address=self.host,
             )
         if self.certificate is None:
             warn_of_host(self.host, stacklevel=5)

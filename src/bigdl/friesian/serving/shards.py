@@ -69,21 +69,35 @@ class Shard:
 def check_shards(shards: Sequence[Shard]) -> list[Shard]:
     """Return shards in the order of their items; raises where ranges overlap or addresses lack."""
     if not shards:
-        raise UsageError("There should be at least one shard")
+        raise UsageError(
+            "There should be at least one shard", code="argument-missing", argument="shards"
+        )
     ordered = sorted(shards, key=lambda each: each.items)
     for each in ordered:
         for name, span in (("items", each.items), ("users", each.users)):
             if span is not None and span[0] > span[1]:
-                raise UsageError(f"{name} should be the first and the last id, got {list(span)}")
+                raise UsageError(
+                    f"{name} should be the first and the last id, got {list(span)}",
+                    code="argument-value",
+                    argument=name,
+                )
     with_users = [each for each in ordered if each.users is not None]
     if with_users and len(with_users) < len(ordered):
-        raise UsageError("Either all shards name their users, or none does and each has all")
+        raise UsageError(
+            "Either all shards name their users, or none does and each has all",
+            code="argument-conflict",
+            argument="users",
+        )
     spans = {"items": [each.items for each in ordered]}
     spans["users"] = sorted(each.users for each in with_users if each.users is not None)
     for name, named in spans.items():
         for one, two in itertools.pairwise(named):
             if two[0] <= one[1]:
-                raise UsageError(f"Two shards have {name} {two[0]}; ranges must not overlap")
+                raise UsageError(
+                    f"Two shards have {name} {two[0]}; ranges must not overlap",
+                    code="argument-conflict",
+                    argument=name,
+                )
     return ordered
 
 
@@ -146,7 +160,11 @@ class _Sharded:
         for each in self.shards:
             addresses = getattr(each, service)
             if not addresses:
-                raise UsageError(f"The shard of the items {list(each.items)} has no {service}")
+                raise UsageError(
+                    f"The shard of the items {list(each.items)} has no {service}",
+                    code="argument-missing",
+                    argument=service,
+                )
             name = f"{service} of {each.items[0]}-{each.items[1]}"
             clients = [_Replica(make(address)) for address in addresses]
             self._replicas.append(_Replicas(name, clients, metrics))
@@ -247,7 +265,9 @@ class ShardedRecall(_Sharded):
                 for replica in replicas.each:
                     replica.client.add_item(item_id, vector)
                 return
-        raise UsageError(f"No shard has the item {item_id}; give its range to one")
+        raise UsageError(
+            f"No shard has the item {item_id}; give its range to one", code="data-value"
+        )
 
 
 class ShardedFeatures(_Sharded):

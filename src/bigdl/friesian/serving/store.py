@@ -143,7 +143,8 @@ class FeatureStore(ABC):
         if missing == "error" and not features.found.all():
             unknown = np.unique(wanted[~features.found])
             raise UsageError(
-                f"{len(unknown)} ids are not in the table {table}, such as {unknown[0]}"
+                f"{len(unknown)} ids are not in the table {table}, such as {unknown[0]}",
+                code="data-value",
             )
         return features
 
@@ -180,15 +181,28 @@ class FeatureStore(ABC):
             Nothing has changed then.
         """
         if not tables:
-            raise UsageError("A store needs a table; pass a dict such as {'user': users}")
+            raise UsageError(
+                "A store needs a table; pass a dict such as {'user': users}",
+                code="argument-missing",
+                argument="tables",
+            )
         id_cols, defaults = dict(id_cols or {}), dict(defaults or {})
         for argument, named in (("id_cols", id_cols), ("defaults", defaults)):
             if strange := [name for name in named if name not in tables]:
-                raise UsageError(f"{argument} names {strange}, which are not among the tables")
+                raise UsageError(
+                    f"{argument} names {strange}, which are not among the tables",
+                    code="name-unknown",
+                    argument=argument,
+                    allowed=list(tables),
+                )
         ready = {}
         for name, source in tables.items():
             if not name.isidentifier():
-                raise UsageError(f"The name of a table should be a word, got {name!r}")
+                raise UsageError(
+                    f"The name of a table should be a word, got {name!r}",
+                    code="argument-value",
+                    argument="tables",
+                )
             table = table_of(source, f"the table {name}")
             layout = Layout.of(table, id_cols.get(name, name), defaults.get(name))
             ready[name] = layout, Rows.of(table, layout, f"the table {name}")
@@ -233,7 +247,9 @@ class FeatureStore(ABC):
         """
         earlier = [each for each in self.versions() if each < self.version]
         if not earlier:
-            raise UsageError(f"There is no version before {self.version}")
+            raise UsageError(
+                f"There is no version before {self.version}", code="state", version=self.version
+            )
         self.activate(earlier[-1])
         return earlier[-1]
 
@@ -250,7 +266,9 @@ class FeatureStore(ABC):
 def no_table(name: str, known: Sequence[str]) -> UsageError:
     """Return the error for a table that a store lacks."""
     advice = f"its tables are {sorted(known)}" if known else "write some by replace"
-    return UsageError(f"The store has no table {name!r}; {advice}")
+    return UsageError(
+        f"The store has no table {name!r}; {advice}", code="name-unknown", allowed=list(known)
+    )
 
 
 class _Table:
@@ -297,7 +315,9 @@ class EmbeddedStore(FeatureStore):
         self._manifest_path = str(self._path / _MANIFEST)  # asked about with each read
         self._keep = check_integer("keep", keep, 1)
         if self._path.exists() and not self._path.is_dir():
-            raise UsageError(f"{path} is a file; a store is a folder")
+            raise UsageError(
+                f"{path} is a file; a store is a folder", code="path-unusable", path=str(path)
+            )
         self._stamp: tuple[int, int] | None = None
         self._manifest: dict[str, Any] = _empty()
         self._tables: dict[str, _Table] = {}
@@ -360,7 +380,13 @@ class EmbeddedStore(FeatureStore):
                     except FileNotFoundError as error:
                         if stamp != self._stamp_now():
                             continue  # a writer was faster
-                        self._refuse(UsageError(f"The store lacks the file {error.filename}"))
+                        self._refuse(
+                            UsageError(
+                                f"The store lacks the file {error.filename}",
+                                code="path-missing",
+                                path=str(error.filename),
+                            )
+                        )
                     except UsageError as error:
                         self._refuse(error)
                     self._stamp = stamp
@@ -407,9 +433,17 @@ class EmbeddedStore(FeatureStore):
         try:
             content = json.loads((self._path / _MANIFEST).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise UsageError(f"The store at {self._path} cannot be read: {error}") from error
+            raise UsageError(
+                f"The store at {self._path} cannot be read: {error}",
+                code="file-damaged",
+                path=str(self._path),
+            ) from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise UsageError(f"{self._path / _MANIFEST} is not that of a store of features")
+            raise UsageError(
+                f"{self._path / _MANIFEST} is not that of a store of features",
+                code="file-format",
+                path=str(self._path),
+            )
         return content
 
     def _mapped(self, file: str, layout: Layout) -> Rows:
@@ -418,7 +452,9 @@ class EmbeddedStore(FeatureStore):
             return Rows.from_arrow(pa.ipc.open_file(source).get_batch(0), layout)
         except (pa.ArrowInvalid, KeyError, ValueError) as error:
             raise UsageError(
-                f"The file {self._path / file} of the store is damaged: {error}"
+                f"The file {self._path / file} of the store is damaged: {error}",
+                code="file-damaged",
+                path=str(file),
             ) from error
 
     # -- writing --------------------------------------------------------------------------------
@@ -498,7 +534,11 @@ class EmbeddedStore(FeatureStore):
             not each.name.startswith((".", "v")) and each.name != "store.json.new"
             for each in self._path.iterdir()
         ):
-            raise UsageError(f"{self._path} has other files and is no store; choose another folder")
+            raise UsageError(
+                f"{self._path} has other files and is no store; choose another folder",
+                code="path-exists",
+                path=str(self._path),
+            )
         with self._writing, open(self._path / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             manifest = self._load_manifest() if (self._path / _MANIFEST).exists() else _empty()
@@ -508,7 +548,11 @@ class EmbeddedStore(FeatureStore):
                 self._commit(manifest)
             except OSError as error:
                 self._remove_unnamed(json.loads(before))
-                raise UsageError(f"The store at {self._path} cannot be written: {error}") from error
+                raise UsageError(
+                    f"The store at {self._path} cannot be written: {error}",
+                    code="path-unusable",
+                    path=str(self._path),
+                ) from error
             except BaseException:
                 self._remove_unnamed(json.loads(before))
                 raise
@@ -542,7 +586,13 @@ class EmbeddedStore(FeatureStore):
         with self._writer() as manifest:
             if str(version) not in manifest["versions"]:
                 known = sorted(map(int, manifest["versions"]))
-                raise UsageError(f"The store has no version {version}, only {known}")
+                raise UsageError(
+                    f"The store has no version {version}, only {known}",
+                    code="argument-value",
+                    argument="version",
+                    version=version,
+                    allowed=list(known),
+                )
             manifest["version"] = version
 
     def remove(self) -> None:

@@ -140,10 +140,11 @@ def decoded(text: str) -> tuple[str, dict[str, Any]]:
     try:
         content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise UsageError("The payload is not Base64") from None
+        raise UsageError("The payload is not Base64", code="request-invalid") from None
     if content.startswith(_JAVA):
         raise UsageError(
-            "The payload is a serialized object of Java, which is not read; send Arrow or JSON"
+            "The payload is a serialized object of Java, which is not read; send Arrow or JSON",
+            code="request-invalid",
         )
     if content[:1] == b"{":
         return JSON, _of_json(content)
@@ -151,7 +152,9 @@ def decoded(text: str) -> tuple[str, dict[str, Any]]:
         table = pa.ipc.open_stream(content).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UsageError(f"The payload is neither a stream of Arrow nor JSON: {error}") from None
+        raise UsageError(
+            f"The payload is neither a stream of Arrow nor JSON: {error}", code="request-invalid"
+        ) from None
     return ARROW, {name: table[name].combine_chunks() for name in table.column_names}
 
 
@@ -164,7 +167,9 @@ def _of_json(content: bytes) -> dict[str, Any]:
         if len({len(each) for each in arrays.values()}) > 1:
             raise ValueError("the columns have different lengths")
     except (ValueError, RecursionError, OverflowError, pa.ArrowException) as error:
-        raise UsageError(f"The payload is no JSON of columns: {error}") from None
+        raise UsageError(
+            f"The payload is no JSON of columns: {error}", code="request-invalid"
+        ) from None
     return arrays
 
 

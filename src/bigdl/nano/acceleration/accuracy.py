@@ -56,7 +56,10 @@ def score_function(
     if streaming is None and roles is None:
         return lambda model: as_number(metric(model) if data is None else metric(model, data))
     if data is None or (isinstance(data, tuple) and any(part is None for part in data[:2])):
-        raise UsageError("A metric of predictions and targets needs data that hold targets")
+        raise UsageError(
+            "A metric of predictions and targets needs data that hold targets",
+            code="data-structure",
+        )
 
     def score(model: Any) -> float:
         total, rows = 0.0, 0
@@ -66,7 +69,8 @@ def score_function(
             if target is None:
                 raise UsageError(
                     "The metric compares predictions with targets, but the data hold no targets; "
-                    "give batches of the form (input, target)"
+                    "give batches of the form (input, target)",
+                    code="data-structure",
                 )
             if streaming is not None:
                 streaming.update(predicted, target)
@@ -75,7 +79,9 @@ def score_function(
                 total += float(np.mean(np.asarray(as_array(result)))) * count
             rows += count
         if not rows:
-            raise UsageError("The data for the metric hold no batch; give at least one")
+            raise UsageError(
+                "The data for the metric hold no batch; give at least one", code="data-empty"
+            )
         return total / rows if streaming is None else as_number(streaming.compute())
 
     return score
@@ -86,7 +92,10 @@ def as_number(result: Any) -> float:
     try:
         return float(np.asarray(as_array(result)).item())
     except (TypeError, ValueError):
-        raise UsageError(f"The metric must return a number, but it returned {result!r}") from None
+        raise UsageError(
+            f"The metric must return a number, but it returned {result!r}",
+            code="metric-unsupported",
+        ) from None
 
 
 def _roles(metric: Callable[..., Any], target_words: Sequence[str]) -> tuple[str, str] | None:
@@ -160,7 +169,10 @@ class AccuracyGoal:
         if score is None:
             if criterion is not None:
                 raise UsageError(
-                    "accuracy_criterion needs a metric or an eval_func to measure the accuracy with"
+                    "accuracy_criterion needs a metric or an eval_func to measure the "
+                    "accuracy with",
+                    code="argument-missing",
+                    argument="metric",
                 )
             return None
         criterion = dict(criterion or {"relative": 0.01})
@@ -168,7 +180,9 @@ class AccuracyGoal:
         if set(criterion) not in ({"relative"}, {"absolute"}):
             raise UsageError(
                 "accuracy_criterion must be {'relative': 0.01} or {'absolute': 0.5}, with "
-                f"'higher_is_better' if you like, not {criterion}"
+                f"'higher_is_better' if you like, not {criterion}",
+                code="argument-value",
+                argument="accuracy_criterion",
             )
         relative, absolute = criterion.get("relative"), criterion.get("absolute")
         limits = keywords["max_trials"], keywords["timeout"]
@@ -267,7 +281,7 @@ def keep_accuracy(
             between = range(failed + 1, tried)
             bisect.bisect_left(between, True, key=lambda n: not may_go_on() or meets(layers[:n]))
     if refuse and not accepted:
-        raise UsageError(_refusal(goal, reference, best, count))
+        raise UsageError(_refusal(goal, reference, best, count), code="accuracy")
     return accepted[0] if accepted else best.model
 
 
@@ -317,5 +331,8 @@ def _refusal(goal: AccuracyGoal, original: float, best: _ScoredModel, count: int
 def _checked(score: Any, of: str) -> float:
     score = float(score)
     if math.isnan(score):
-        raise UsageError(f"The metric gives no number for {of}, but NaN; check metric and data")
+        raise UsageError(
+            f"The metric gives no number for {of}, but NaN; check metric and data",
+            code="metric-unsupported",
+        )
     return score

@@ -188,7 +188,9 @@ def check_agreement(
     for probe in probes:
         sentence = f"The model was converted by method {method.name!r} but does not run on"
         try:
-            with refusing(f"{sentence} {probe.words}"):
+            with refusing(
+                f"{sentence} {probe.words}", code="model-unsupported", method=method.name
+            ):
                 actual = source.run(model, probe.inputs)
         except UsageError:
             if probe.resized:  # sizes that are refused give no wrong results

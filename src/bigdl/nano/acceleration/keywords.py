@@ -55,7 +55,9 @@ def traced_method(framework: str, arguments: Mapping[str, Any]) -> Method:
     if "precision" in arguments["kwargs"]:
         raise UsageError(
             "Don't pass precision when call InferenceOptimizer.trace, otherwise you should "
-            "call InferenceOptimizer.quantize(precision=...)"
+            "call InferenceOptimizer.quantize(precision=...)",
+            code="argument-conflict",
+            argument="precision",
         )
     accelerator = arguments["accelerator"]
     _check_accelerator(framework, accelerator, arguments["device"])
@@ -63,7 +65,9 @@ def traced_method(framework: str, arguments: Mapping[str, Any]) -> Method:
         names = " or ".join(map(repr, filter(None, _accelerators(framework))))
         flags = ", or use_ipex=True or channels_last=True" if "use_ipex" in arguments else ""
         raise UsageError(
-            f"There is nothing to do without accelerator; pass accelerator={names}{flags}"
+            f"There is nothing to do without accelerator; pass accelerator={names}{flags}",
+            code="argument-missing",
+            argument="accelerator",
         )
     return _with_flags(_of_precision(framework, "fp32", accelerator), arguments)
 
@@ -85,18 +89,38 @@ def quantized_method(framework: str, arguments: Mapping[str, Any]) -> Method:
     precision, accelerator = arguments["precision"], arguments["accelerator"]
     device, approach = arguments["device"], arguments["approach"]
     if precision not in ("int8", "bf16", "fp16"):
-        raise UsageError(f"Only support 'int8', 'bf16', 'fp16' now, no support for {precision}.")
+        raise UsageError(
+            f"Only support 'int8', 'bf16', 'fp16' now, no support for {precision}.",
+            code="argument-value",
+            argument="precision",
+            allowed=["int8", "bf16", "fp16"],
+        )
     if approach not in ("static", "dynamic"):
-        raise UsageError(f"Approach should be 'static' or 'dynamic', {approach} is invalid.")
+        raise UsageError(
+            f"Approach should be 'static' or 'dynamic', {approach} is invalid.",
+            code="argument-value",
+            argument="approach",
+            allowed=["static", "dynamic"],
+        )
     if precision == "fp16" and accelerator is None:
         accelerator = "openvino"
     _check_accelerator(framework, accelerator, device)
     if precision == "fp16" and accelerator != "openvino":
-        raise UsageError(f"fp16 is not supported on {accelerator} accelerator.")
+        raise UsageError(
+            f"fp16 is not supported on {accelerator} accelerator.",
+            code="unsupported",
+            argument="precision",
+        )
     if precision == "bf16" and accelerator == "onnxruntime":
-        raise UsageError(f"Accelerator {accelerator} is invalid for BF16.")
+        raise UsageError(
+            f"Accelerator {accelerator} is invalid for BF16.",
+            code="unsupported",
+            argument="precision",
+        )
     if precision == "bf16" and device != "CPU":
-        raise UsageError(f"Device {device} don't support bfloat16.")
+        raise UsageError(
+            f"Device {device} don't support bfloat16.", code="unsupported", argument="device"
+        )
     candidates = _of_precision(framework, precision, accelerator)
     if precision == "int8":
         candidates = _of_variant(candidates, accelerator, approach, arguments["method"])
@@ -119,18 +143,27 @@ def _of_variant(
         names = ", ".join(repr(each) for each in known if each)
         raise UsageError(
             f"method {variant!r} is invalid for int8 with accelerator {accelerator!r}; leave "
-            f"it out{f' or choose one of {names}' if names else ''}"
+            f"it out{f' or choose one of {names}' if names else ''}",
+            code="argument-value",
+            argument="method",
+            allowed=list(known),
         )
     if approach == "static":
         return [method for method in candidates if variant in method.variants]
     if not any(method.dynamic for method in candidates):
         raise UsageError(
             f"Accelerator {accelerator!r} quantizes with approach 'static' only; the "
-            "dynamic approach is there for accelerator None and 'onnxruntime'"
+            "dynamic approach is there for accelerator None and 'onnxruntime'",
+            code="unsupported",
+            argument="approach",
         )
     chosen = [method for method in candidates if variant in method.dynamic]
     if not chosen:
-        raise UsageError(f"method {variant!r} does not go with approach 'dynamic'; leave it out")
+        raise UsageError(
+            f"method {variant!r} does not go with approach 'dynamic'; leave it out",
+            code="argument-conflict",
+            argument="method",
+        )
     return chosen
 
 
@@ -147,14 +180,22 @@ def _accelerators(framework: str) -> dict[str | None, None]:
 
 def _check_accelerator(framework: str, accelerator: str | None, device: str) -> None:
     if accelerator not in _accelerators(framework):
-        raise UsageError(f"Accelerator {accelerator} is invalid.")
+        raise UsageError(
+            f"Accelerator {accelerator} is invalid.", code="argument-value", argument="accelerator"
+        )
     name = str(device).partition(".")[0]
     if name not in ("CPU", "GPU", "VPUX", "NPU"):
-        raise UsageError(f"Now we only support CPU, GPU and VPUX, not {device}")
+        raise UsageError(
+            f"Now we only support CPU, GPU and VPUX, not {device}",
+            code="argument-value",
+            argument="device",
+        )
     if name != "CPU" and accelerator != "openvino":
         raise UsageError(
             f"Device {device} is there with accelerator 'openvino' only, not with "
-            f"{accelerator!r}; pass accelerator='openvino' or device='CPU'"
+            f"{accelerator!r}; pass accelerator='openvino' or device='CPU'",
+            code="argument-conflict",
+            argument="device",
         )
 
 
@@ -220,7 +261,10 @@ def refuse_inapplicable(name: str, arguments: Mapping[str, tuple[Any, Any]]) -> 
     for argument, (value, default) in arguments.items():
         if value is not default and value != default:
             raise UsageError(
-                f"{argument}={value!r} does not apply to method {name!r}; leave it out"
+                f"{argument}={value!r} does not apply to method {name!r}; leave it out",
+                code="argument-conflict",
+                argument=argument,
+                method=name,
             )
 
 

@@ -234,7 +234,11 @@ class Method(abc.ABC, Generic[SourceT]):
         """
         reason = self.missing()
         if reason:
-            raise UsageError(f"Method {self.name!r} cannot be used: {reason}")
+            raise UsageError(
+                f"Method {self.name!r} cannot be used: {reason}",
+                code="package-missing",
+                method=self.name,
+            )
 
     @abc.abstractmethod
     def build(self, source: SourceT, options: BuildOptions) -> Any:
@@ -311,7 +315,8 @@ def methods(framework: str = "torch") -> Mapping[str, Method]:
     if framework not in _registered:
         raise UsageError(
             f"No methods are registered for {framework!r}; import InferenceOptimizer from "
-            "bigdl.nano.pytorch or bigdl.nano.tf.keras first"
+            "bigdl.nano.pytorch or bigdl.nano.tf.keras first",
+            code="name-unknown",
         )
     return _registered[framework]
 
@@ -337,5 +342,10 @@ def find_method(name: str, framework: str = "torch") -> Method:
     """
     known = methods(framework)
     if name not in known:
-        raise UsageError(f"There is no method {name!r}; choose one of {', '.join(known)}")
+        raise UsageError(
+            f"There is no method {name!r}; choose one of {', '.join(known)}",
+            code="name-unknown",
+            method=name,
+            allowed=list(known),
+        )
     return known[name]

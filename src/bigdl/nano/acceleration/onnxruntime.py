@@ -92,7 +92,9 @@ class OnnxNetwork:
 
     def _open(self, names: Sequence[str] | None) -> None:
         ort = require("onnxruntime", "nano")
-        with refusing("ONNX Runtime cannot run the network", text=_reason):
+        with refusing(
+            "ONNX Runtime cannot run the network", text=_reason, code="model-unsupported"
+        ):
             self.session = ort.InferenceSession(
                 str(self.file.path), self.options, providers=["CPUExecutionProvider"]
             )
@@ -167,7 +169,9 @@ class OnnxNetwork:
             if array.size and array.min() < 0:
                 raise UsageError(
                     f"Input {name!r} holds {array.min()}, but the original model takes no negative "
-                    "integers there"
+                    "integers there",
+                    code="data-value",
+                    argument=name,
                 )
         return {
             name: _cast(array, dtype, name) if dtype.hasobject or array.dtype != dtype else array
@@ -232,7 +236,9 @@ def port_dtype(port: Any) -> np.dtype:
         advice = "; convert a classifier with zipmap=False" if "map(" in port.type else ""
         raise UsageError(
             f"{port.name!r} of the network is a {port.type}, which cannot be passed as an array; "
-            f"inputs and outputs are tensors of numbers, booleans or texts{advice}"
+            f"inputs and outputs are tensors of numbers, booleans or texts{advice}",
+            code="model-unsupported",
+            argument=port.name,
         )
     return np.dtype({"float": "float32"}.get(match[1], match[1]))
 
@@ -261,10 +267,11 @@ def runtime_error(error: Exception) -> Exception:
     if "invalid dimensions" in text or "Invalid rank" in text:
         return UsageError(
             f"The input has another shape than the network takes: {text}; give it in that shape, "
-            "or convert the model again with a sample of this shape or other dynamic_axes"
+            "or convert the model again with a sample of this shape or other dynamic_axes",
+            code="model-input",
         )
     if type(error).__module__.startswith("onnxruntime"):
-        return UsageError(f"ONNX Runtime cannot compute this input: {text}")
+        return UsageError(f"ONNX Runtime cannot compute this input: {text}", code="model-input")
     return error
 
 
@@ -279,7 +286,9 @@ def _session_options(ort, threads: int | None, options: Any):
     if options is not None and not isinstance(options, ort.SessionOptions):
         raise UsageError(
             "onnxruntime_session_options must be an onnxruntime.SessionOptions, not a "
-            f"{type(options).__name__}"
+            f"{type(options).__name__}",
+            code="argument-type",
+            argument="onnxruntime_session_options",
         )
     if options is None:
         options = ort.SessionOptions()
@@ -296,7 +305,9 @@ def _cast(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise UsageError(
             f"Input {name!r} must be of type {dtype}, but it is of type {array.dtype}; convert it "
-            "first"
+            "first",
+            code="model-input",
+            argument=name,
         )
     return cast_array(array, dtype, name)
 
@@ -400,7 +411,8 @@ class OnnxRuntimeMethod(Method[Source]):
         if len(network.output_names) != expected:
             raise UsageError(
                 f"The network of {type(source.model).__name__} in ONNX has "
-                f"{len(network.output_names)} outputs, but the model has {expected}"
+                f"{len(network.output_names)} outputs, but the model has {expected}",
+                code="model-unsupported",
             )
         return self.wrap(source, network, self.name, options)
 
@@ -439,7 +451,11 @@ class QuantizedMethod(OnnxRuntimeMethod):
             try:
                 self.quantize(graph, file.path, excluded)
             except Exception as error:
-                with refusing(f"The network cannot be quantized by method {self.name!r}"):
+                with refusing(
+                    f"The network cannot be quantized by method {self.name!r}",
+                    code="model-unsupported",
+                    method=self.name,
+                ):
                     raise runtime_error(error) from error
             return self.model_of(file, original.input_names, source, options)
 

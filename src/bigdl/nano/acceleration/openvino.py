@@ -83,7 +83,10 @@ def preprocessed(network, keywords: Mapping[str, Any]):
         if name not in _KEYWORDS:
             raise UsageError(
                 f"{name!r} is no keyword of the conversion to OpenVINO; it takes "
-                f"{', '.join(_KEYWORDS)}"
+                f"{', '.join(_KEYWORDS)}",
+                code="argument-unknown",
+                argument=name,
+                allowed=list(_KEYWORDS),
             )
     shapes = _shapes(keywords, network)
     if shapes is not None:
@@ -91,7 +94,12 @@ def preprocessed(network, keywords: Mapping[str, Any]):
     network = _with_steps(network, keywords)
     data_type = str(keywords.get("data_type", "FP32")).upper()
     if data_type not in _HALF + _SINGLE:
-        raise UsageError(f"data_type must be 'FP32' or 'FP16', not {keywords['data_type']!r}")
+        raise UsageError(
+            f"data_type must be 'FP32' or 'FP16', not {keywords['data_type']!r}",
+            code="argument-value",
+            argument="data_type",
+            allowed=["FP32", "FP16"],
+        )
     return half_weights(network) if data_type in _HALF else network
 
 
@@ -109,7 +117,11 @@ def _with_steps(network, keywords: Mapping[str, Any]):
     layouts = _by_input(layout, network, _layout)
     means, scales = (_by_input(each, network, _numbers) for each in (means, scales))
     steps = openvino.preprocess.PrePostProcessor(network)
-    with refusing("mean_value, scale_values or layout do not fit the network", text=reason):
+    with refusing(
+        "mean_value, scale_values or layout do not fit the network",
+        text=reason,
+        code="argument-value",
+    ):
         for position, port in enumerate(network.inputs):
             mean, scale = means.get(position), scales.get(position)
             names = layouts.get(position) or _USUAL_LAYOUTS.get(len(port.partial_shape))
@@ -147,7 +159,8 @@ def _numbers(value: Any) -> list[float]:
         return [float(each) for each in (value if isinstance(value, Sequence) else [value])]
     except (TypeError, ValueError):
         raise UsageError(
-            f"mean_value and scale_values are numbers such as [123.7, 116.3, 103.5], not {value!r}"
+            f"mean_value and scale_values are numbers such as [123.7, 116.3, 103.5], not {value!r}",
+            code="argument-value",
         ) from None
 
 
@@ -155,7 +168,11 @@ def _layout(value: Any) -> tuple[str, ...]:
     """Return the layout that the network was built for, and the one that it takes if it differs."""
     parts = tuple(part.strip().upper() for part in str(value).split("->"))
     if not all(parts) or len(parts) > 2:
-        raise UsageError(f"layout is text such as 'NCHW' or 'nchw->nhwc', not {value!r}")
+        raise UsageError(
+            f"layout is text such as 'NCHW' or 'nchw->nhwc', not {value!r}",
+            code="argument-value",
+            argument="layout",
+        )
     return parts
 
 
@@ -177,7 +194,9 @@ def _shapes(keywords: Mapping[str, Any], network: Any) -> Any:
         shapes = [shapes]
     if names and len(names) != len(shapes):
         raise UsageError(
-            f"input names {len(names)} inputs, but input_shape holds {len(shapes)} shapes"
+            f"input names {len(names)} inputs, but input_shape holds {len(shapes)} shapes",
+            code="argument-value",
+            argument="input_shape",
         )
     return dict(zip(names or range(len(shapes)), shapes, strict=True))
 
@@ -251,13 +270,17 @@ class OpenVINOMethod(Method[Source]):
         if on_npu and self.precision != "fp32" and "mean_value" not in options.conversion:
             raise UsageError(
                 f"If you want to quantize with openvino on {options.device} device, must specify "
-                "mean_value, e.g. mean_value=[123.7, 116.3, 103.5]"
+                "mean_value, e.g. mean_value=[123.7, 116.3, 103.5]",
+                code="argument-missing",
+                argument="mean_value",
             )
         device = checked_device(options.device)
         if device != "CPU" and options.dynamic_axes and "input_shape" not in options.conversion:
             raise UsageError(
                 "For model has dynamic axes, if you want to inference on non-CPU device, must "
-                "define input_shape, e.g. input_shape='[1,3,224,224]', or pass dynamic_axes=False"
+                "define input_shape, e.g. input_shape='[1,3,224,224]', or pass dynamic_axes=False",
+                code="argument-missing",
+                argument="input_shape",
             )
 
     def model_of(self, network: Any, source: Source, options: BuildOptions) -> Any:

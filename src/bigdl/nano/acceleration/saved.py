@@ -43,7 +43,12 @@ def write_directory(path: str | os.PathLike, write: Callable[[Path], Mapping[str
     """
     target = Path(path)
     aside = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-    with refusing(f"The model cannot be saved at {target}", text=attrgetter("strerror")):
+    with refusing(
+        f"The model cannot be saved at {target}",
+        text=attrgetter("strerror"),
+        code="path-unusable",
+        path=str(target),
+    ):
         aside.mkdir(parents=True)
     try:
         text = yaml.safe_dump(dict(write(aside)), sort_keys=False)
@@ -86,11 +91,17 @@ def opened(
         else:
             directory = Path(path)
             if not directory.exists():
-                raise UsageError(f"{directory} doesn't exist.")
+                raise UsageError(
+                    f"{directory} doesn't exist.", code="path-missing", path=str(directory)
+                )
         meta = _read_meta(directory / META_FILE)
         for key in _FILES:
             if meta.get(key) and not (directory / meta[key]).exists():
-                raise UsageError(f"File {meta[key]} is required to load model.")
+                raise UsageError(
+                    f"File {meta[key]} is required to load model.",
+                    code="path-missing",
+                    path=str(meta[key]),
+                )
         if thread_num is not None:
             meta |= dict.fromkeys(_THREADS, thread_num)
         yield directory, meta
@@ -143,18 +154,25 @@ def class_of(meta: Mapping, base: type, model: Any, framework: str) -> Any:
     if not issubclass(model_class, base):
         raise UsageError(
             f"ModelType {meta['ModelType']} or argument 'model={type(model).__name__}' is not "
-            f"acceptable for {framework} loading."
+            f"acceptable for {framework} loading.",
+            code="file-format",
         )
     return model_class
 
 
 def _read_meta(file: Path) -> dict[str, Any]:
     if not file.exists():
-        raise UsageError(f"File {META_FILE} is required to load model.")
-    with refusing(f"{file} cannot be read", text=str):
+        raise UsageError(
+            f"File {META_FILE} is required to load model.", code="path-missing", path=META_FILE
+        )
+    with refusing(f"{file} cannot be read", text=str, code="file-damaged", path=str(file)):
         meta = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(meta, dict) or "ModelType" not in meta:
-        raise UsageError(f"{file} does not say what the model is; save the model again")
+        raise UsageError(
+            f"{file} does not say what the model is; save the model again",
+            code="file-damaged",
+            path=str(file),
+        )
     return meta
 
 
@@ -165,7 +183,11 @@ def _put_in_place(aside: Path, target: Path) -> None:
             os.replace(file, target / file.name)
         return
     if target.exists() and not target.is_dir():
-        raise UsageError(f"The model cannot be saved at {target}: that is a file")
+        raise UsageError(
+            f"The model cannot be saved at {target}: that is a file",
+            code="path-unusable",
+            path=str(target),
+        )
     old = target.with_name(f"{aside.name}-old")
     if target.exists():
         os.replace(target, old)

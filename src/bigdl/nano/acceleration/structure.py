@@ -85,14 +85,18 @@ class Structure:
             if not is_tensor(value):
                 raise UsageError(
                     f"{name!r} was a tensor when the model was converted, but {value!r} was given; "
-                    "give a tensor, or convert the model again with a sample like this"
+                    "give a tensor, or convert the model again with a sample like this",
+                    code="model-input",
+                    argument=name,
                 )
             leaves.append(value)
         elif self.kind == "constant":
             if is_tensor(value) or value != self.value:
                 raise UsageError(
                     f"{name!r} was fixed at {self.value!r} when the model was converted, but "
-                    f"{_short(value)} was given; convert the model again with a sample that has it"
+                    f"{_short(value)} was given; convert the model again with a sample that has it",
+                    code="model-input",
+                    argument=name,
                 )
         else:
             for key, part, child in zip(
@@ -115,7 +119,9 @@ class Structure:
         expected = ", ".join(map(str, self.keys)) or f"{len(self.children)} values"
         raise UsageError(
             f"{name!r} was a {self.kind} of {expected} when the model was converted, but "
-            f"{_short(value)} was given; give it in the same form"
+            f"{_short(value)} was given; give it in the same form",
+            code="model-input",
+            argument=name,
         )
 
     def paths(self, prefix: str) -> list[str]:
@@ -142,7 +148,8 @@ class Structure:
                 raise UsageError(
                     f"The model has the constant {each!r} of type {type(each).__name__} among its "
                     "inputs or outputs, which cannot be saved; only None, bool, int, float and "
-                    "str can"
+                    "str can",
+                    code="model-unsupported",
                 )
         cls = self.cls
         return {
@@ -277,7 +284,8 @@ class CallInputs:
         if len(args) > len(positional) and self.star is None:
             raise UsageError(
                 f"The model takes {len(positional)} positional arguments "
-                f"({', '.join(positional)}), but {len(args)} were given"
+                f"({', '.join(positional)}), but {len(args)} were given",
+                code="model-input",
             )
         bound = dict(zip(positional, args, strict=False))
         rest = {}
@@ -286,7 +294,9 @@ class CallInputs:
                 # The spelling is the old interface's.
                 raise UsageError(
                     f"You shouldn't pass arguement {name} as it has been passed as a positional "
-                    "arguement."
+                    "arguement.",
+                    code="argument-conflict",
+                    argument=name,
                 )
             if name in self.parameters:
                 bound[name] = value
@@ -294,7 +304,10 @@ class CallInputs:
                 rest[name] = value
             else:
                 raise UsageError(
-                    f"The model has no argument {name!r}; it takes {', '.join(self.parameters)}"
+                    f"The model has no argument {name!r}; it takes {', '.join(self.parameters)}",
+                    code="argument-unknown",
+                    argument=name,
+                    allowed=list(self.parameters),
                 )
         if self.star is not None:
             bound[self.star] = tuple(args[len(positional) :])
@@ -307,7 +320,11 @@ class CallInputs:
             elif not structure.paths(name):
                 values[name] = structure.rebuild(())
             else:
-                raise UsageError(f"The model's argument {name!r} is missing; it was a tensor")
+                raise UsageError(
+                    f"The model's argument {name!r} is missing; it was a tensor",
+                    code="argument-missing",
+                    argument=name,
+                )
         return values
 
     def to_json(self) -> dict:
@@ -357,7 +374,8 @@ def refuse_objects(structure: Structure, who: str) -> None:
                 f"{who} an object of the class {kind}{place}, which would become a constant; "
                 "use tensors in tuples, lists, dicts or dataclasses instead, or leave it out "
                 "(use_cache=False for a cache of transformers, which decoders keep in OpenVINO and "
-                "ONNX Runtime)"
+                "ONNX Runtime)",
+                code="model-unsupported",
             )
 
 
@@ -403,11 +421,11 @@ def read(data: Iterable[BatchT], name: str = "The data") -> Iterator[BatchT]:
         If one cannot be read: it names the data, and not the model that was to have them.
     """
     advice = "; see that it can be iterated over without the model"
-    with refusing(f"{name} cannot be read", advice):
+    with refusing(f"{name} cannot be read", advice, code="data-type"):
         elements = iter(data)
     end = object()
     while True:
-        with refusing(f"{name} cannot be read", advice):
+        with refusing(f"{name} cannot be read", advice, code="data-type"):
             element: Any = next(elements, end)
         if element is end:
             return
@@ -445,7 +463,7 @@ def first_batches(
         if held >= rows and number >= least:
             return
     if not held:
-        raise UsageError(empty)
+        raise UsageError(empty, code="data-empty")
 
 
 def as_array(value: Any) -> Any:
@@ -473,7 +491,9 @@ def cast_array(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
             raise UsageError(
                 f"Input {name!r} is of {dtype}, which cannot hold "
                 f"{high if high > limits.max else low}; give integers from {limits.min} to "
-                f"{limits.max}"
+                f"{limits.max}",
+                code="data-value",
+                argument=name,
             )
     return array.astype(dtype)
 

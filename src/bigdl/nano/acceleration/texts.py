@@ -32,7 +32,11 @@ def as_strings(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind == "U":
         return array.astype(object)
     if array.dtype.kind not in "OS":
-        raise UsageError(f"Input {name!r} takes texts, but an array of {array.dtype} was given")
+        raise UsageError(
+            f"Input {name!r} takes texts, but an array of {array.dtype} was given",
+            code="model-input",
+            argument=name,
+        )
     strings = np.empty(array.size, object)
     strings[:] = [_string(each, name) for each in array.flat]
     return strings.reshape(array.shape)
@@ -43,11 +47,15 @@ def _string(value: object, name: str) -> str:
         return value
     if not isinstance(value, bytes | bytearray | memoryview):
         raise UsageError(
-            f"Input {name!r} takes texts, but holds {value!r} of type {type(value).__name__}"
+            f"Input {name!r} takes texts, but holds {value!r} of type {type(value).__name__}",
+            code="model-input",
+            argument=name,
         )
     try:
         return str(value, "utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"Input {name!r} takes texts in UTF-8, but holds {bytes(value)[:40]!r}: {error.reason}"
+            f"Input {name!r} takes texts in UTF-8, but holds {bytes(value)[:40]!r}: {error.reason}",
+            code="data-value",
+            argument=name,
         ) from None

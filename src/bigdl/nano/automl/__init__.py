@@ -31,7 +31,9 @@ class HPOConfig:
         if not name.startswith("_"):
             raise UsageError(
                 f"Directly set {name} value is not permitted. Please use enable_{name}() or "
-                f"disable_{name}()"
+                f"disable_{name}()",
+                code="unsupported",
+                argument=name,
             )
         super().__setattr__(name, value)
 

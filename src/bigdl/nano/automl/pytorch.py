@@ -78,7 +78,9 @@ class HPOSearcher(Searcher):
         if not hasattr(trainer, "hpo_arguments"):
             raise UsageError(
                 f"HPOSearcher needs a Trainer of bigdl.nano.pytorch, got {type(trainer).__name__} "
-                f"of {type(trainer).__module__}"
+                f"of {type(trainer).__module__}",
+                code="argument-type",
+                argument="trainer",
             )
         self._arguments = trial_arguments(trainer.hpo_arguments)
         self._trainer_class = trainer.trial_class
@@ -127,18 +129,30 @@ class HPOSearcher(Searcher):
         if n_parallels != 1 and options.get("storage") is None:
             raise UsageError(
                 "parallel search is not supported when in-mem storage is used (n_parallels must be "
-                "1); give a storage such as 'sqlite:///search.db'"
+                "1); give a storage such as 'sqlite:///search.db'",
+                code="argument-conflict",
+                argument="n_parallels",
             )
         if options.get("pruner") is None:
             return
         if len(metrics) > 1:
-            raise UsageError("Trials with several metrics cannot be pruned; leave out pruner")
+            raise UsageError(
+                "Trials with several metrics cannot be pruned; leave out pruner",
+                code="argument-conflict",
+                argument="pruner",
+            )
         if metrics == [_LATENCY]:
-            raise UsageError("Trials that are compared by latency have no epochs to prune by")
+            raise UsageError(
+                "Trials that are compared by latency have no epochs to prune by",
+                code="argument-conflict",
+                argument="pruner",
+            )
         if (self._arguments.get("num_processes") or 1) > 1:
             raise UsageError(
                 "Trials that are trained by several processes cannot be pruned; leave out pruner, "
-                "or search with n_parallels processes and num_processes=1"
+                "or search with n_parallels processes and num_processes=1",
+                code="argument-conflict",
+                argument="pruner",
             )
 
 
@@ -147,10 +161,16 @@ def _metrics(target_metric: Any) -> list[str]:
     if not metrics or not all(isinstance(metric, str) for metric in metrics):
         raise UsageError(
             "target_metric must be the name of a figure that the model logs, or a list of names, "
-            f"not {target_metric!r}"
+            f"not {target_metric!r}",
+            code="argument-type",
+            argument="target_metric",
         )
     if len(set(metrics)) < len(metrics):
-        raise UsageError(f"target_metric names a metric twice: {metrics}")
+        raise UsageError(
+            f"target_metric names a metric twice: {metrics}",
+            code="argument-value",
+            argument="target_metric",
+        )
     return metrics
 
 
@@ -231,7 +251,10 @@ class _Objective:
             known = ", ".join(map(repr, trainer.callback_metrics)) or "nothing"
             raise UsageError(
                 f"The model does not log {', '.join(map(repr, missing))}, which target_metric asks "
-                f"for; it logs {known}"
+                f"for; it logs {known}",
+                code="name-unknown",
+                metric=missing[0],
+                allowed=list(trainer.callback_metrics),
             )
         return {metric: float(trainer.callback_metrics[metric]) for metric in logged}
 
@@ -330,7 +353,7 @@ def trial_arguments(trainer: Mapping[str, Any]) -> dict[str, Any]:
     if not any(isinstance(each, Checkpoint) for each in _callbacks(trainer)):
         quiet["enable_checkpointing"] = False
     sentence = "Each trial has copies of the Trainer's arguments, but one cannot be copied"
-    with refusing(sentence, text=str):
+    with refusing(sentence, text=str, code="model-copy"):
         return quiet | copy.deepcopy(dict(trainer))
 
 
@@ -403,7 +426,9 @@ def _sample(
         if batch is not None:
             return batch
     raise UsageError(
-        "The latency of a model is measured with a sample of its input; pass input_sample"
+        "The latency of a model is measured with a sample of its input; pass input_sample",
+        code="argument-missing",
+        argument="input_sample",
     )
 
 
@@ -490,7 +515,9 @@ def _made_later(name: str, part: Any, first: Any) -> Any:
     raise UsageError(
         f"The model is made anew in each trial, so its {name} must be, too: give a "
         "bigdl.nano.automl.hpo.space.AutoObject, such as AutoObject(torch.optim.Adam, lr=0.01), "
-        f"not a {type(part).__name__}"
+        f"not a {type(part).__name__}",
+        code="argument-type",
+        argument=name,
     )
 
 

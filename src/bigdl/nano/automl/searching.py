@@ -38,7 +38,10 @@ def split_arguments(
     if unknown:
         raise UsageError(
             f"Invalid Arguments found for 'search': {', '.join(unknown)}; it takes "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(known))}",
+            code="argument-unknown",
+            argument=unknown[0],
+            allowed=list(known),
         )
     training = {name: value for name, value in keywords.items() if name in of_training}
     return {k: v for k, v in keywords.items() if k not in training}, training
@@ -54,14 +57,20 @@ def directions_of(options: Mapping[str, Any], metrics: Sequence[str]) -> dict[st
     """
     single, several = options.get("direction"), options.get("directions")
     if single is not None and several is not None:
-        raise UsageError("Give direction for one metric or directions for several, not both")
+        raise UsageError(
+            "Give direction for one metric or directions for several, not both",
+            code="argument-conflict",
+            argument="direction",
+        )
     if several is None:
         several = ["minimize" if single is None else single] if len(metrics) == 1 else []
     if len(several) != len(metrics):
         raise UsageError(
             "In multi-objective optimization, you must explicitly specify the direction for "
             f"each metric: {list(metrics)} need {len(metrics)} directions, but there are "
-            f"{list(several)}"
+            f"{list(several)}",
+            code="argument-missing",
+            argument="directions",
         )
     return dict(zip(metrics, several, strict=True))
 
@@ -144,7 +153,8 @@ class Searcher(abc.ABC):
         if not spaces:
             raise UsageError(
                 "There is no search space in the arguments of the model: give it some of "
-                "bigdl.nano.automl.hpo.space, for example space.Int(8, 64) as the size of a layer"
+                "bigdl.nano.automl.hpo.space, for example space.Int(8, 64) as the size of a layer",
+                code="search-space",
             )
         sampler, pruner = options.get("sampler"), options.get("pruner")
         sampler_options = dict(options.get("sampler_kwargs") or {})
@@ -182,7 +192,7 @@ class Searcher(abc.ABC):
 
     def _searched(self) -> Study:
         if self.study is None:
-            raise UsageError("Nothing was searched yet; call search first")
+            raise UsageError("Nothing was searched yet; call search first", code="not-fitted")
         return self.study
 
     def _trial(self, trial_id: int) -> FrozenTrial:
@@ -191,16 +201,20 @@ class Searcher(abc.ABC):
         if trial_id != -1:
             if not 0 <= trial_id < len(trials):
                 raise UsageError(
-                    f"There is no trial {trial_id}; the search has trials 0 to {len(trials) - 1}"
+                    f"There is no trial {trial_id}; the search has trials 0 to {len(trials) - 1}",
+                    code="argument-value",
+                    argument="trial_id",
                 )
             return trials[trial_id]
         if len(study.directions) > 1:
             raise UsageError(
                 "A search for several metrics has no single best trial; choose one of "
-                "study.best_trials and pass its number as use_trial_id"
+                "study.best_trials and pass its number as use_trial_id",
+                code="argument-missing",
+                argument="use_trial_id",
             )
         if not any(trial.state.name == "COMPLETE" for trial in trials):
-            raise UsageError("No trial has finished, so there is no best one")
+            raise UsageError("No trial has finished, so there is no best one", code="search-failed")
         return study.best_trial
 
 
@@ -224,7 +238,9 @@ def _grid(spaces: Mapping[str, Any], given: Any) -> dict[str, list[Any]]:
         listed = sorted(given) if isinstance(given, Mapping) else repr(given)
         raise UsageError(
             f"search_space of the Grid sampler must hold a list of values for each of "
-            f"{sorted(spaces)}, got {listed}"
+            f"{sorted(spaces)}, got {listed}",
+            code="search-space",
+            argument="search_space",
         )
     return {name: list(values) for name, values in given.items()}
 

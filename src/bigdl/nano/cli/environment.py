@@ -36,7 +36,7 @@ _HOW_TO_INSTALL = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} -h")
+        raise UsageError(f"{message}; see {self.prog} -h", code="argument-value")
 
 
 def make_parser(prog: str, usage: str, description: str) -> argparse.ArgumentParser:

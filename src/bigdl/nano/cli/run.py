@@ -66,7 +66,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _command(program: list[str]) -> list[str]:
     """The command line of the program, with the path of its executable."""
     if not program or program == ["-m"]:
-        raise UsageError(f"there is no program to run; see {_NAME} -h")
+        raise UsageError(f"there is no program to run; see {_NAME} -h", code="argument-missing")
     first = program[0]
     if first == "-m" or first.endswith((".py", ".pyz")) or os.path.isdir(first):
         return [sys.executable, *program]
@@ -75,7 +75,11 @@ def _command(program: list[str]) -> list[str]:
         return [executable, *program[1:]]
     if os.path.exists(first):
         return [sys.executable, *program]
-    raise UsageError(f"{first} is neither a Python program nor a command on PATH")
+    raise UsageError(
+        f"{first} is neither a Python program nor a command on PATH",
+        code="path-missing",
+        path=first,
+    )
 
 
 if __name__ == "__main__":

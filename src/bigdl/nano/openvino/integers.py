@@ -200,7 +200,9 @@ class IntegerGuard:
             if boxes[position][0] < 0:
                 raise UsageError(
                     f"Input {self._names[position]!r} holds {boxes[position][0]}, but the original "
-                    "model takes no negative integers there"
+                    "model takes no negative integers there",
+                    code="data-value",
+                    argument=self._names[position],
                 )
         for position, lookup in self._graph.direct():
             self._check_lookup(lookup, boxes.get(position), self._names[position])
@@ -215,7 +217,9 @@ class IntegerGuard:
         wrong = box[1] if box[1] >= lookup.rows else box[0]
         raise UsageError(
             f"Input {name!r} leads to row {wrong} of a table that has the rows {lowest} to "
-            f"{lookup.rows - 1}; map ids that the model does not know to one that it knows"
+            f"{lookup.rows - 1}; map ids that the model does not know to one that it knows",
+            code="data-value",
+            argument=name,
         )
 
     def _exactly(self, arrays, boxes) -> tuple[Any, list[np.ndarray]]:
@@ -228,7 +232,9 @@ class IntegerGuard:
         advice = "; use accelerator='onnxruntime' or 'jit', or map the ids to smaller ones first"
         split = self._split
         if isinstance(split, str):
-            raise UsageError(f"{sentence} ({split}){advice}")
+            raise UsageError(
+                f"{sentence} ({split}){advice}", code="data-value", argument=self._names[largest]
+            )
         values = split.evaluate(arrays)
         for place, lookup in split.lookups:
             value = values[place]
@@ -241,7 +247,7 @@ class IntegerGuard:
             if values[place].size
         }
         if split.rest.problem(left) is not None:
-            raise UsageError(sentence + advice)
+            raise UsageError(sentence + advice, code="data-value", argument=self._names[largest])
         return split.compiled, [
             values[place] if kind == "value" else arrays[place] for kind, place in split.inputs
         ]
@@ -342,7 +348,8 @@ class _Integers:
                 raise UsageError(
                     "The network holds integers beyond 32 bits, which OpenVINO would cut "
                     f"({node.get_friendly_name()}); use accelerator='onnxruntime' or 'jit', or "
-                    "return positions and look the integers up outside of the model"
+                    "return positions and look the integers up outside of the model",
+                    code="model-unsupported",
                 )
 
     def problem(self, boxes: Mapping[int, tuple[int, int]]) -> str | None:

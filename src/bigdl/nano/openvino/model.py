@@ -395,7 +395,10 @@ class OpenVINOModel(OpenVINOFacade):
                 break
             labelled.append((inputs, target))
         if not calibration:
-            raise UsageError("Quantizing needs samples to calibrate with, but the data is empty")
+            raise UsageError(
+                "Quantizing needs samples to calibrate with, but the data is empty",
+                code="data-empty",
+            )
         chosen = {name: options.pop(name) for name in {"smooth", "weights_only"} & options.keys()}
         quantizer = Quantizer(self.ie_network, calibration, **chosen, options=options)
         goal = None

@@ -78,7 +78,10 @@ def checked_device(device: str) -> str:
         if not any(have == each or have.startswith(f"{each}.") for have in present):
             raise UsageError(
                 f"Your machine don't have {each} device (only have {','.join(present)}), "
-                "please modify the incoming device value."
+                "please modify the incoming device value.",
+                code="processor-unsupported",
+                argument="device",
+                allowed=list(present),
             )
     return name
 
@@ -117,21 +120,28 @@ def read_network(source: Any):
     if isinstance(source, openvino.Model):
         return source
     if isinstance(source, tuple) and len(source) == 2:
-        with refusing("OpenVINO cannot read the given bytes", text=reason):
+        with refusing("OpenVINO cannot read the given bytes", text=reason, code="file-damaged"):
             return core().read_model(*source)
     if not isinstance(source, str | os.PathLike):
         raise UsageError(
             "A network is the path of an .xml or .onnx file or an openvino.Model, "
-            f"not {type(source).__name__}"
+            f"not {type(source).__name__}",
+            code="argument-type",
         )
     path = Path(source)
     if path.is_dir():
         path = path / f"{SAVED_NAME}.xml"
     if path.suffix not in _READABLE:
-        raise UsageError(f"A network is read from an .xml or .onnx file, not from {str(source)!r}")
+        raise UsageError(
+            f"A network is read from an .xml or .onnx file, not from {str(source)!r}",
+            code="file-format",
+            path=str(source),
+        )
     if not path.is_file():
-        raise UsageError(f"{str(path)!r} doesn't exist.")
-    with refusing(f"OpenVINO cannot read {str(path)!r}", text=reason):
+        raise UsageError(f"{str(path)!r} doesn't exist.", code="path-missing", path=str(path))
+    with refusing(
+        f"OpenVINO cannot read {str(path)!r}", text=reason, code="file-damaged", path=str(path)
+    ):
         return core().read_model(path)
 
 
@@ -236,7 +246,7 @@ def reshaped(network, shapes: Any):
     if all(network.inputs[i].partial_shape == shape for i, shape in wanted.items()):
         return network
     twin = network.clone()
-    with refusing(f"The network cannot have inputs {shapes}", text=reason):
+    with refusing(f"The network cannot have inputs {shapes}", text=reason, code="argument-value"):
         twin.reshape(wanted)
     return twin
 
@@ -264,7 +274,8 @@ def named_values(text: str) -> dict[str, str]:
         match = _NAMED_VALUE.match(text, end)
         if match is None:
             raise UsageError(
-                f"Shapes are written as '[1,3,224,224]' or 'x[1,3],y[1,4]', not as {text!r}"
+                f"Shapes are written as '[1,3,224,224]' or 'x[1,3],y[1,4]', not as {text!r}",
+                code="argument-value",
             )
         values[match["name"]] = match["value"]
         end = match.end()
@@ -286,11 +297,13 @@ def positions(key: str | int, network: Any) -> list[int]:
         if key == position or key in port.get_names() or key == port_name(port):
             return [position]
     names = ", ".join(map(port_name, ports))
-    raise UsageError(f"The network has no input {key!r}; it has {names}")
+    raise UsageError(
+        f"The network has no input {key!r}; it has {names}", code="argument-unknown", argument=key
+    )
 
 
 def _partial_shape(shape: Any):
-    with refusing(f"{shape!r} is not a shape", text=reason):
+    with refusing(f"{shape!r} is not a shape", text=reason, code="argument-value"):
         if isinstance(shape, str):
             shape = f"[{shape.strip().strip('[]')}]"
         return openvino.PartialShape(shape)
@@ -334,7 +347,7 @@ class _Compilation:
     def __init__(self, network, device: str, config: dict[str, Any]):
         self.network = network
         sentence = f"OpenVINO cannot compile the network for {device} with {config}"
-        with refusing(sentence, text=reason):
+        with refusing(sentence, text=reason, code="model-unsupported"):
             self.compiled = core().compile_model(_numpy_ports(network), device, config)
         self.names = [port_name(port) for port in self.compiled.inputs]
         types = [port.get_element_type() for port in self.compiled.inputs]
@@ -678,12 +691,17 @@ class CompiledNetwork:
         check_choice("precision", self.precision, _CPU_HINTS)
         on_cpu = self.device == "CPU"
         if self.precision == "bf16" and not on_cpu:
-            raise UsageError(f"Device {self.device} don't support bfloat16.")
+            raise UsageError(
+                f"Device {self.device} don't support bfloat16.",
+                code="unsupported",
+                argument="device",
+            )
         if self.precision == "bf16" and not supports_bf16():
             able = core().get_property(self.device, "OPTIMIZATION_CAPABILITIES")
             raise UsageError(
                 "Platform doesn't support BF16 format: OpenVINO can use "
-                f"{', '.join(sorted(able))} on this machine"
+                f"{', '.join(sorted(able))} on this machine",
+                code="processor-unsupported",
             )
         meant: dict[str, Any] = {}
         defaults: dict[str, Any] = {}
@@ -718,7 +736,8 @@ def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
     if len(inputs) != len(now.names):
         raise UsageError(
             f"The network has {len(now.names)} inputs ({', '.join(now.names)}), "
-            f"but {len(inputs)} were given"
+            f"but {len(inputs)} were given",
+            code="model-input",
         )
     arrays = {}
     for position, (value, dtype) in enumerate(zip(inputs, now.dtypes, strict=True)):
@@ -729,7 +748,9 @@ def _fitting(inputs: Sequence[Any], now: _Compilation) -> dict[int, np.ndarray]:
             if not np.can_cast(array.dtype, dtype, "same_kind"):
                 raise UsageError(
                     f"Input {now.names[position]} is of {dtype}, and {array.dtype} cannot be made "
-                    "that without loss"
+                    "that without loss",
+                    code="model-input",
+                    argument=now.names[position],
                 )
             array = cast_array(array, dtype, now.names[position])
         arrays[position] = array
@@ -743,7 +764,10 @@ def _fixed_width(array: np.ndarray, name: str) -> np.ndarray:
     strings = as_strings(array, name)
     if any(each.endswith("\0") for each in strings.flat):
         raise UsageError(
-            f"Input {name!r} holds a text that ends with a null character, which OpenVINO would cut"
+            f"Input {name!r} holds a text that ends with a null character, which "
+            "OpenVINO would cut",
+            code="data-value",
+            argument=name,
         )
     return strings.astype(str)
 
@@ -754,7 +778,9 @@ def _misfit(arrays: dict[int, np.ndarray], now: _Compilation, error: Exception) 
         f"{name}{port.partial_shape}"
         for name, port in zip(now.names, now.compiled.inputs, strict=True)
     )
-    return UsageError(f"The network takes {taken} and was given {shapes}: {reason(error)}")
+    return UsageError(
+        f"The network takes {taken} and was given {shapes}: {reason(error)}", code="model-input"
+    )
 
 
 def _numpy_ports(network):

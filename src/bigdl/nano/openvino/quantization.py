@@ -45,7 +45,9 @@ RECURRENT = ("GRUSequence", "LSTMSequence", "RNNSequence", "GRUCell", "LSTMCell"
 def figure_of(network: Any, metric: Any, batches: list[tuple[list, np.ndarray | None]]) -> float:
     """Return a metric of a network's first output."""
     if any(target is None for _, target in batches):
-        raise UsageError("A metric compares with targets, but a batch has inputs only")
+        raise UsageError(
+            "A metric compares with targets, but a batch has inputs only", code="data-structure"
+        )
     runner = CompiledNetwork(network)
     pairs = [(runner.infer(inputs)[0], target) for inputs, target in batches]
     both = map(np.concatenate, zip(*pairs, strict=True))
@@ -69,12 +71,17 @@ def split_batch(batch: Any, names: list[str]) -> tuple[list[np.ndarray], np.ndar
     if isinstance(inputs, Mapping):
         missing = [name for name in names if name not in inputs]
         if missing:
-            raise UsageError(f"A batch lacks the input {', '.join(missing)} of the network")
+            raise UsageError(
+                f"A batch lacks the input {', '.join(missing)} of the network",
+                code="model-input",
+                argument=missing[0],
+            )
         inputs = [inputs[name] for name in names]
     if len(inputs) != len(names):
         raise UsageError(
             f"The network has {len(names)} inputs ({', '.join(names)}), but a batch has "
-            f"{len(inputs)}"
+            f"{len(inputs)}",
+            code="model-input",
         )
     arrays = [np.asarray(as_array(value)) for value in inputs]
     return arrays, np.asarray(as_array(rest[0])) if rest else None
@@ -191,7 +198,11 @@ class Quantizer:
         names = [port_name(port) for port in twin.inputs]
         data = nncf.Dataset([dict(zip(names, batch, strict=True)) for batch in self.batches])
         sentence = "NNCF cannot quantize the network with these data"
-        with refusing(sentence, text=reason), quiet(), kept_signal_stack():
+        with (
+            refusing(sentence, text=reason, code="model-unsupported"),
+            quiet(),
+            kept_signal_stack(),
+        ):
             made = nncf.quantize(twin, data, subset_size=len(self.batches), **keywords)
         made.reshape(shapes)
         return made

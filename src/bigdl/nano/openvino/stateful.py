@@ -57,7 +57,7 @@ def stateful(network: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         for reader in readers:
             reader.replace_source_output(selected.output(0))
     twin.add_parameters([rows])
-    with refusing("The network cannot keep its cache", text=reason):
+    with refusing("The network cannot keep its cache", text=reason, code="model-unsupported"):
         listed = [(parameters[before], results[after]) for before, after in pairs]
         apply_make_stateful_transformation(twin, listed)
         count = opset13.gather(

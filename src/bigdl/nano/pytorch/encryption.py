@@ -103,7 +103,11 @@ def load(f: Any, *args: Any, decryption_key: str | bytes | None = None, **kwargs
         f.seek(0)
     if decryption_key is None:
         if _is_encrypted(f):
-            raise UsageError("The file is encrypted; pass its key as decryption_key")
+            raise UsageError(
+                "The file is encrypted; pass its key as decryption_key",
+                code="argument-missing",
+                argument="decryption_key",
+            )
         return _torch_load(f, *args, **kwargs)
     from cryptography.fernet import InvalidToken
 
@@ -111,14 +115,20 @@ def load(f: Any, *args: Any, decryption_key: str | bytes | None = None, **kwargs
     with _opened(f, "rb") as file:
         size = _token_size(file)
         if size is None:
-            raise UsageError("The file is not encrypted; load it without decryption_key")
+            raise UsageError(
+                "The file is not encrypted; load it without decryption_key",
+                code="argument-conflict",
+                argument="decryption_key",
+            )
         token = file.read(size)
     try:
         content = fernet.decrypt(token)
     except InvalidToken as error:
         raise UsageError(
             "The file cannot be decrypted: the key is not the one it was saved with, or the file "
-            "was changed"
+            "was changed",
+            code="argument-value",
+            argument="decryption_key",
         ) from error
     return _torch_load(io.BytesIO(content), *args, **kwargs)
 
@@ -139,7 +149,9 @@ def _offsets(path: str | os.PathLike) -> list[int]:
             if size is None:
                 raise UsageError(
                     f"{path} is no encrypted file; write it by torch.save(…, encryption_key=…) "
-                    "after patch_encryption()"
+                    "after patch_encryption()",
+                    code="file-format",
+                    path=str(path),
                 )
             file.seek(size, os.SEEK_CUR)
     return offsets
@@ -158,7 +170,9 @@ def _fernet(key: str | bytes) -> Any:
     except (ValueError, TypeError) as error:
         raise UsageError(
             "The key must be 32 bytes in URL-safe base64; make one by "
-            "cryptography.fernet.Fernet.generate_key()"
+            "cryptography.fernet.Fernet.generate_key()",
+            code="argument-value",
+            argument="key",
         ) from error
 
 
@@ -223,7 +237,11 @@ class EncryptedDataset(Dataset):
         path = Path(data_path)
         self._places = [(file, place) for file in _files(path) for place in _offsets(file)]
         if not self._places:
-            raise UsageError(f"{path} holds no encrypted object; save some to it first")
+            raise UsageError(
+                f"{path} holds no encrypted object; save some to it first",
+                code="data-empty",
+                path=str(path),
+            )
         first = self._read(0)  # a key that is wrong is refused now
         is_list = path.is_file() and len(self._places) == 1 and isinstance(first, list)
         self._list = first if is_list else None
@@ -247,7 +265,9 @@ class EncryptedDataset(Dataset):
         except (pickle.UnpicklingError, RuntimeError) as error:
             raise UsageError(
                 f"{path} holds an object that cannot be read safely; save tensors, numbers, texts, "
-                "and lists, tuples and dicts of them"
+                "and lists, tuples and dicts of them",
+                code="file-untrusted",
+                path=str(path),
             ) from error
 
 
@@ -256,5 +276,9 @@ def _files(path: Path) -> list[Path]:
         files = (file for file in path.iterdir() if file.is_file())
         return sorted(file for file in files if not file.name.startswith("."))
     if not path.is_file():
-        raise UsageError(f"There is no file or folder {path}; give the place of encrypted objects")
+        raise UsageError(
+            f"There is no file or folder {path}; give the place of encrypted objects",
+            code="path-missing",
+            path=str(path),
+        )
     return [path]

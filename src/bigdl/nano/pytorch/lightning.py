@@ -68,7 +68,10 @@ class LightningModule(pl.LightningModule):
     ):
         super().__init__()
         if not isinstance(model, nn.Module):
-            raise UsageError(f"The model must be a torch.nn.Module, not a {type(model).__name__}")
+            raise UsageError(
+                f"The model must be a torch.nn.Module, not a {type(model).__name__}",
+                code="model-type",
+            )
         self.model = model
         #: Names of the inputs, taken from the module's forward; may be set.
         self.forward_args = get_forward_args(model)
@@ -84,14 +87,22 @@ class LightningModule(pl.LightningModule):
         """Replace loss, optimizer, scheduler and metrics; parameters as for the class."""
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
-                f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}"
+                f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}",
+                code="argument-type",
+                argument="optimizer",
             )
         if loss is not None and not callable(loss):
-            raise UsageError(f"loss must be callable, but it is {loss!r}")
+            raise UsageError(
+                f"loss must be callable, but it is {loss!r}", code="argument-type", argument="loss"
+            )
         metrics = [] if metrics is None else list(metrics)
         wrong = [type(metric).__name__ for metric in metrics if not isinstance(metric, Metric)]
         if wrong:
-            raise UsageError(f"metrics must be metrics of torchmetrics, not {', '.join(wrong)}")
+            raise UsageError(
+                f"metrics must be metrics of torchmetrics, not {', '.join(wrong)}",
+                code="argument-type",
+                argument="metrics",
+            )
         self.loss = loss
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -113,9 +124,15 @@ class LightningModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """Refuse what cannot be trained."""
         if self.loss is None:
-            raise UsageError("Loss must not be None for training.")
+            raise UsageError(
+                "Loss must not be None for training.", code="argument-missing", argument="loss"
+            )
         if self.optimizer is None:
-            raise UsageError("Optimizer must not be None for training.")
+            raise UsageError(
+                "Optimizer must not be None for training.",
+                code="argument-missing",
+                argument="optimizer",
+            )
 
     def training_step(self, batch: Sequence, batch_idx: int) -> torch.Tensor:
         loss = cast("torch.Tensor", self._evaluated(batch)[1])

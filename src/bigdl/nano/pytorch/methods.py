@@ -198,7 +198,10 @@ class InductorMethod(_CompiledMethod, _GraphMethod):
         with source.flat_module() as module, self.lowered():
             try:
                 if "torch.export" in options.refused_ways:
-                    raise UsageError(f"{type(source.model).__name__} gave other results as a graph")
+                    raise UsageError(
+                        f"{type(source.model).__name__} gave other results as a graph",
+                        code="accuracy",
+                    )
                 program = graphs.export_flat(module, source, options.dynamic_axes)
             except UsageError as error:
                 _log.info("%s; its parts are compiled instead", error)
@@ -257,7 +260,7 @@ class StaticInt8Method(_Int8Method):
         with source.flat_module() as module, quiet():
             program = graphs.export_flat(module, source, options.dynamic_axes)
             sentence = f"{type(source.model).__name__} cannot be quantized"
-            with refusing(sentence, text=first_line):
+            with refusing(sentence, text=first_line, code="model-unsupported"):
                 converted = self._quantized(_calls_apart(program), batches, excluded)
             return graphs.export_flat(converted, source, options.dynamic_axes)
 
@@ -311,7 +314,9 @@ class TorchaoMethod(_Int8Method):
         if not any(isinstance(part, torch.nn.Linear) for part in module.modules()):
             raise UsageError(
                 f"{type(source.model).__name__} has no linear layer, and method {self.name!r} "
-                "quantizes no other; use a static method instead"
+                "quantizes no other; use a static method instead",
+                code="model-unsupported",
+                method=self.name,
             )
         if not source.has_sample:
             compiled = graphs.CompiledInt8Model(
@@ -384,7 +389,8 @@ def _check_compiled(compiled, exported, tensors: list[torch.Tensor], source: Tor
     if error > _LARGEST_ERROR:
         raise UsageError(
             f"TorchInductor compiles the quantized {type(source.model).__name__} into something "
-            f"else (relative error {error:.2g}); use accelerator='openvino' or 'onnxruntime'"
+            f"else (relative error {error:.2g}); use accelerator='openvino' or 'onnxruntime'",
+            code="accuracy",
         )
 
 

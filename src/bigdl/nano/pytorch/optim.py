@@ -104,7 +104,8 @@ class SparseAdam(torch.optim.Optimizer):
         if gradient.sparse_dim() != 1:
             raise UsageError(
                 "SparseAdam takes gradients that are sparse in their rows, but one is sparse in "
-                f"{gradient.sparse_dim()} dimensions"
+                f"{gradient.sparse_dim()} dimensions",
+                code="optimizer-unsupported",
             )
         state = self._moments(parameter)
         state["step"] += 1

@@ -377,10 +377,12 @@ def patch_dtype(from_dtype: Any = "fp64", to_dtype: Any = "fp32") -> None:
     for value in (from_dtype, to_dtype):
         if value not in _TYPES:
             raise UsageError(
-                f"There is no type {value!r} to replace; choose 'fp64', 'fp32', 'bf16' or 'fp16'"
+                f"There is no type {value!r} to replace; choose 'fp64', 'fp32', 'bf16' or 'fp16'",
+                code="argument-value",
+                allowed=["fp64", "fp32", "bf16", "fp16"],
             )
     if _dtype.active:
-        raise UsageError("A type is replaced already; call unpatch_dtype first")
+        raise UsageError("A type is replaced already; call unpatch_dtype first", code="state")
     _dtype.call = (patch_dtype, (from_dtype, to_dtype))
     _show_torch_to_dynamo()
     old, new = _TYPES[from_dtype], _TYPES[to_dtype]

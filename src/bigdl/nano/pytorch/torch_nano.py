@@ -157,7 +157,9 @@ class TorchNano(ABC):
         if self._options.inductor == "auto":
             raise UsageError(
                 "inductor='auto' compares the steps of a fit, which a loop of one's own does not "
-                "show; pass True or False, or use Trainer"
+                "show; pass True or False, or use Trainer",
+                code="unsupported",
+                argument="inductor",
             )
         check_lightning_arguments(kwargs, self._options.count)
         self._auto_lr, self._fabric_keywords = auto_lr, kwargs
@@ -282,7 +284,8 @@ class TorchNano(ABC):
         if self._fabric is None:
             raise UsageError(
                 f"{type(self).__name__}.setup belongs in its train method, which starts the "
-                "processes; call it there"
+                "processes; call it there",
+                code="state",
             )
         return self._fabric
 
@@ -315,7 +318,8 @@ class TorchNano(ABC):
         except Exception as error:
             raise UsageError(
                 f"What train returned, a {type(result).__name__}, cannot be brought back from its "
-                f"process: {error}"
+                f"process: {error}",
+                code="model-copy",
             ) from error
 
     def _run(
@@ -455,13 +459,15 @@ auto_lr
     _check_no_more(args)
     if distributed_backend == "spawn":
         raise UsageError(
-            "bigdl.nano.pytorch.nano do not support spawn; use distributed_backend='subprocess'"
+            "bigdl.nano.pytorch.nano do not support spawn; use distributed_backend='subprocess'",
+            code="unsupported",
         )
     strategy = kwargs.get("strategy", distributed_backend)
     if "deepspeed" in str(strategy).lower():
         raise UsageError(
             "bigdl.nano.pytorch.nano do not support deepspeed, whose backward is another; use "
-            "TorchNano"
+            "TorchNano",
+            code="unsupported",
         )
     if callable(num_processes):  # @nano without parentheses
         return nano()(num_processes)
@@ -476,7 +482,8 @@ auto_lr
             if models != 1:
                 raise UsageError(
                     "there should be only one nn.Module in the function parameter list, but got "
-                    f"{models}"
+                    f"{models}",
+                    code="argument-value",
                 )
             return loop.train(*inputs, **keywords)
 
@@ -511,7 +518,8 @@ def _check_no_more(args: tuple) -> None:
     if args:
         raise UsageError(
             f"TorchNano takes Fabric's arguments by keyword, but it got {len(args)} more "
-            "positional ones"
+            "positional ones",
+            code="argument-unknown",
         )
 
 

@@ -174,7 +174,9 @@ class Trainer(pl.Trainer):
             if not is_list or not all(isinstance(each, pl.Callback) for each in algorithms):
                 raise UsageError(
                     "algorithms must be a list of callbacks such as [SelectiveBackprop()], not "
-                    f"{algorithms!r}"
+                    f"{algorithms!r}",
+                    code="argument-type",
+                    argument="algorithms",
                 )
             callbacks = kwargs.get("callbacks") or []
             callbacks = [callbacks] if not isinstance(callbacks, (list, tuple)) else callbacks
@@ -231,7 +233,8 @@ class Trainer(pl.Trainer):
         if holds_lazy([args, kwargs]):
             raise UsageError(
                 "The model, or the data, has search spaces; call search first, and fit what it "
-                "returns"
+                "returns",
+                code="state",
             )
         data = inspect.signature(pl.Trainer.fit).bind(self, *args, **kwargs).arguments
         sources = map(data.get, ("train_dataloaders", "datamodule", "model"))
@@ -422,7 +425,10 @@ class Trainer(pl.Trainer):
             )
             return compiled  # search makes modules of it
         if not isinstance(model, torch.nn.Module):
-            raise UsageError(f"Model must be instance of nn.Module but got {type(model).__name__}")
+            raise UsageError(
+                f"Model must be instance of nn.Module but got {type(model).__name__}",
+                code="model-type",
+            )
         if not isinstance(model, pl.LightningModule):
             return LightningModule(model, loss, optimizer, scheduler, metrics)
         parts = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
@@ -430,7 +436,9 @@ class Trainer(pl.Trainer):
         if extra:
             raise UsageError(
                 f"The model is a LightningModule, which has its own {' and '.join(extra)}; "
-                "leave the argument out"
+                "leave the argument out",
+                code="argument-conflict",
+                argument=extra[0],
             )
         return model
 
@@ -498,7 +506,8 @@ def _with_steps(model: Any, trainer: Trainer) -> Any:
         raise UsageError(
             f"The accelerated model was not made from a LightningModule, but from a {name}, so "
             "the trainer knows no steps; wrap the original by Trainer.compile before it is "
-            "accelerated, or pass it as model when it is loaded, or fit it by this trainer first"
+            "accelerated, or pass it as model when it is loaded, or fit it by this trainer first",
+            code="model-type",
         )
     steps = copy.copy(source)
     # as in the forward of what compile returns, targets after the inputs are left out

@@ -45,9 +45,13 @@ def read_token(path: str | os.PathLike) -> str:
     try:
         token = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The token cannot be read from {str(path)!r}: {error}") from None
+        raise UsageError(
+            f"The token cannot be read from {str(path)!r}: {error}",
+            code="path-unusable",
+            path=str(path),
+        ) from None
     if not token:
-        raise UsageError(f"There is no token in {str(path)!r}")
+        raise UsageError(f"There is no token in {str(path)!r}", code="data-empty", path=str(path))
     return token
 
 
@@ -61,7 +65,11 @@ def tls_files(certificate: str | os.PathLike, key: str | os.PathLike) -> tuple[P
     """
     for file in (certificate, key):
         if not Path(file).is_file():
-            raise UsageError(f"There is no file {str(file)!r}, which TLS needs")
+            raise UsageError(
+                f"There is no file {str(file)!r}, which TLS needs",
+                code="path-missing",
+                path=str(file),
+            )
     return Path(certificate), Path(key)
 
 

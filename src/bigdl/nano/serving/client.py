@@ -97,7 +97,9 @@ class Client:
         if parts.scheme not in _SCHEMES or not parts.hostname:
             raise UsageError(
                 f"The address of a server begins with http://, https://, grpc:// or grpcs://, got "
-                f"{url!r}"
+                f"{url!r}",
+                code="argument-value",
+                argument="url",
             )
         check_number("timeout", timeout, above=0)
         self.url, self.timeout = url, timeout
@@ -204,7 +206,10 @@ class Client:
             known = self._signatures[model, version] = self.signature(model, version)
         if len(known.inputs) != 1:
             names = ", ".join(spec.name for spec in known.inputs)
-            raise UsageError(f"Model {model!r} takes the inputs {names}; give them by their names")
+            raise UsageError(
+                f"Model {model!r} takes the inputs {names}; give them by their names",
+                code="model-input",
+            )
         return known.inputs[0].name
 
     def models(self) -> list[dict[str, str]]:
@@ -369,7 +374,10 @@ class _Http:
 def _json_list(array: np.ndarray, name: str) -> list:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise UsageError(
-            f"Input {name!r} holds numbers that are not finite, which JSON lacks; leave binary=True"
+            f"Input {name!r} holds numbers that are not finite, which JSON lacks; "
+            "leave binary=True",
+            code="data-value",
+            argument=name,
         )
     return list(json_values(array, name)) if array.dtype.kind in "OSU" else array.ravel().tolist()
 
@@ -416,7 +424,11 @@ class _Grpc:
         self._timeout = timeout
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         if parts.port is None:
-            raise UsageError("The address of a server for gRPC needs a port")
+            raise UsageError(
+                "The address of a server for gRPC needs a port",
+                code="argument-value",
+                argument="url",
+            )
         target = parts.netloc.rpartition("@")[2]
         options = [
             ("grpc.max_receive_message_length", -1),

@@ -94,10 +94,16 @@ class GrpcPort:
                 self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise UsageError(
-                f"gRPC cannot listen on {address}: {_first_reason(host, port, error)}"
+                f"gRPC cannot listen on {address}: {_first_reason(host, port, error)}",
+                code="address-unusable",
+                address=address,
             ) from error
         if not self.port:
-            raise UsageError(f"gRPC cannot listen on {address}; is the port in use?")
+            raise UsageError(
+                f"gRPC cannot listen on {address}; is the port in use?",
+                code="address-unusable",
+                address=address,
+            )
 
     def start(self) -> None:
         """Answer requests from now on."""

@@ -344,7 +344,8 @@ class HttpApp:
         if not isinstance(shares, dict) or not isinstance(shadow, str | None):
             raise UsageError(
                 'Traffic is given as {"shares": {"1": 90, "2": 10}, "shadow": "3"}, where both '
-                "may be left out"
+                "may be left out",
+                code="request-invalid",
             )
         await asyncio.to_thread(self.service.change, "set_traffic", model, shares, shadow)
         return HttpAnswer()
@@ -423,7 +424,8 @@ def _header_length(value: str | None) -> int | None:
         return None
     if not value.isdecimal() or len(value) > 15:
         raise UsageError(
-            f"The header Inference-Header-Content-Length is a number of bytes, got {value[:60]!r}"
+            f"The header Inference-Header-Content-Length is a number of bytes, got {value[:60]!r}",
+            code="request-invalid",
         )
     return int(value)
 
@@ -443,7 +445,9 @@ def _unpacked(body: bytes, encoding: str, most: int) -> bytes:
         else:
             raise _Refused(415, f"Content-Encoding may be gzip or deflate, not {encoding[:60]!r}")
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"The body is not in the encoding {encoding}: {error}") from None
+        raise UsageError(
+            f"The body is not in the encoding {encoding}: {error}", code="request-invalid"
+        ) from None
     if len(content) > most:
         raise _too_large(most)
     return content

@@ -66,7 +66,11 @@ class HttpThread:
             self._socket.listen(2048)
         except (OSError, OverflowError) as error:
             self._socket.close()
-            raise UsageError(f"HTTP cannot listen on {host}:{port}: {error}") from None
+            raise UsageError(
+                f"HTTP cannot listen on {host}:{port}: {error}",
+                code="address-unusable",
+                address=host,
+            ) from None
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
@@ -85,7 +89,9 @@ class HttpThread:
             config.load()
         except Exception as error:
             self._socket.close()
-            raise UsageError(f"The certificate or its key cannot be used: {error}") from None
+            raise UsageError(
+                f"The certificate or its key cannot be used: {error}", code="file-damaged"
+            ) from None
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="bigdl-serving-http", daemon=True)
 

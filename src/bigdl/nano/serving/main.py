@@ -28,7 +28,7 @@ _PORTS = {"http": "--http-port", "grpc": "--grpc-port"}
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {_NAME} -h")
+        raise UsageError(f"{message}; see {_NAME} -h", code="argument-value")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -165,7 +165,11 @@ def _serve_by_workers(
     wanted = {_PORTS["http"]: options.http_port, _PORTS["grpc"]: options.grpc_port}
     ports = {name: port for name, port in wanted.items() if port >= 0}
     if not ports:
-        raise UsageError("Give a port for HTTP or for gRPC; a server without one is of no use")
+        raise UsageError(
+            "Give a port for HTTP or for gRPC; a server without one is of no use",
+            code="argument-missing",
+            argument="--http-port",
+        )
     grace = options.drain_seconds + STOP_SECONDS
     command = [sys.executable, "-m", "bigdl.nano.serving.main", *given]
     with Workers(command, options.workers, options.host, ports, grace) as workers:
@@ -183,7 +187,7 @@ def _addresses(host: str, ports: Mapping[str, int | None]) -> str:
 
 def _started(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
     if (options.tls_cert is None) != (options.tls_key is None):
-        raise UsageError("TLS needs both --tls-cert and --tls-key")
+        raise UsageError("TLS needs both --tls-cert and --tls-key", code="argument-missing")
     repository = ModelRepository(
         options.directory,
         name=options.name,
@@ -225,7 +229,9 @@ def _token(file: str | None) -> str | None:
 def _assignment(option: str, text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     if not name or not value:
-        raise UsageError(f"{option} is given as MODEL=…, got {text!r}")
+        raise UsageError(
+            f"{option} is given as MODEL=…, got {text!r}", code="argument-value", argument=option
+        )
     return name, value
 
 
@@ -236,7 +242,11 @@ def _shares(text: str) -> dict[str, float]:
         try:
             shares[version.strip()] = float(share)
         except ValueError:
-            raise UsageError(f"--traffic is given as MODEL=1:90,2:10, got {text!r}") from None
+            raise UsageError(
+                f"--traffic is given as MODEL=1:90,2:10, got {text!r}",
+                code="argument-value",
+                argument="--traffic",
+            ) from None
     return shares
 
 

@@ -105,25 +105,38 @@ def read_tensors(tensors: Any, raw: Any) -> dict[str, np.ndarray]:
     if raw and len(raw) != len(tensors):
         raise UsageError(
             f"There are {len(tensors)} tensors but {len(raw)} raw contents; give one for each, or "
-            "none"
+            "none",
+            code="request-invalid",
         )
     arrays: dict[str, np.ndarray] = {}
     for position, tensor in enumerate(tensors):
         name, datatype, shape = tensor.name, tensor.datatype, list(tensor.shape)
         if name in arrays:
-            raise UsageError(f"Tensor {name!r} is given twice")
+            raise UsageError(
+                f"Tensor {name!r} is given twice", code="request-invalid", argument=name
+            )
         if "shared_memory_region" in tensor.parameters:
-            raise UsageError(f"Tensor {name!r} is in shared memory, which is not supported")
+            raise UsageError(
+                f"Tensor {name!r} is in shared memory, which is not supported",
+                code="request-invalid",
+                argument=name,
+            )
         count_of(shape, name)
         if raw:
             if tensor.HasField("contents"):
-                raise UsageError(f"Tensor {name!r} has both contents and raw contents")
+                raise UsageError(
+                    f"Tensor {name!r} has both contents and raw contents",
+                    code="request-invalid",
+                    argument=name,
+                )
             arrays[name] = from_bytes(raw[position], datatype, shape, name)
             continue
         if datatype not in _CONTENTS:
             raise UsageError(
                 f"Tensor {name!r} of {datatype} has to be given as raw contents, as this datatype "
-                "has no field"
+                "has no field",
+                code="request-invalid",
+                argument=name,
             )
         values = getattr(tensor.contents, _CONTENTS[datatype])
         if datatype == "BYTES":
@@ -136,7 +149,11 @@ def read_tensors(tensors: Any, raw: Any) -> dict[str, np.ndarray]:
 def _texts(values: Any, shape: list[int], name: str) -> np.ndarray:
     count = count_of(shape, name)
     if len(values) != count:
-        raise UsageError(f"Tensor {name!r} has to hold {count} texts, but holds {len(values)}")
+        raise UsageError(
+            f"Tensor {name!r} has to hold {count} texts, but holds {len(values)}",
+            code="request-invalid",
+            argument=name,
+        )
     array = np.empty(count, object)
     array[:] = list(values)
     return array.reshape(shape)

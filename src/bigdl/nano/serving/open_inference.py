@@ -68,7 +68,9 @@ class InferRequest:
         for each in self.outputs:
             if each.name not in names:
                 raise UsageError(
-                    f"The model has no output {each.name!r}; it has {', '.join(names)}"
+                    f"The model has no output {each.name!r}; it has {', '.join(names)}",
+                    code="request-invalid",
+                    allowed=list(names),
                 )
         return [(names.index(each.name), each) for each in self.outputs]
 
@@ -88,7 +90,9 @@ def strict_inputs(
         if array is not None and array.dtype != spec.dtype:
             raise UsageError(
                 f"Input {spec.name!r} has the datatype {spec.datatype}, but "
-                f"{datatype_of(array.dtype)} was given"
+                f"{datatype_of(array.dtype)} was given",
+                code="request-invalid",
+                argument=spec.name,
             )
     return signature.arrays(inputs, most_rows)
 
@@ -108,7 +112,9 @@ def count_of(shape: Any, name: str) -> int:
     ):
         raise UsageError(
             f"The shape of tensor {name!r} has to be a list of at most {_MOST_DIMENSIONS} sizes, "
-            f"got {_short(shape)}"
+            f"got {_short(shape)}",
+            code="request-invalid",
+            argument=name,
         )
     return math.prod(shape)
 
@@ -131,7 +137,9 @@ def from_bytes(data: Any, datatype: str, shape: Sequence[int], name: str) -> np.
     if len(data) != size:
         raise UsageError(
             f"Tensor {name!r} of {datatype}{list(shape)} needs {size} bytes, but {len(data)} were "
-            "given"
+            "given",
+            code="request-invalid",
+            argument=name,
         )
     if is_bfloat16:  # the upper halves of numbers of float32
         return (np.frombuffer(data, "<u2").astype("u4") << 16).view("f4").reshape(shape)
@@ -140,19 +148,27 @@ def from_bytes(data: Any, datatype: str, shape: Sequence[int], name: str) -> np.
 
 def _texts(data: Any, count: int, name: str) -> np.ndarray:
     if len(data) < 4 * count:  # before as many objects are allocated as a shape can name
-        raise UsageError(f"Tensor {name!r} holds fewer than {count} texts")
+        raise UsageError(
+            f"Tensor {name!r} holds fewer than {count} texts", code="request-invalid", argument=name
+        )
     texts = np.empty(count, object)
     view, begin = memoryview(data), 0
     for number in range(count):
         length = int.from_bytes(view[begin : begin + 4], "little")
         begin += 4
         if begin + length > len(view):
-            raise UsageError(f"Text {number} of tensor {name!r} goes beyond its end")
+            raise UsageError(
+                f"Text {number} of tensor {name!r} goes beyond its end",
+                code="request-invalid",
+                argument=name,
+            )
         texts[number] = bytes(view[begin : begin + length])
         begin += length
     if begin != len(view):
         raise UsageError(
-            f"Tensor {name!r} has {len(view) - begin} bytes after its last of {count} texts"
+            f"Tensor {name!r} has {len(view) - begin} bytes after its last of {count} texts",
+            code="request-invalid",
+            argument=name,
         )
     return texts
 
@@ -181,29 +197,41 @@ def from_values(values: Any, datatype: str, shape: Sequence[int], name: str) -> 
     if dtype.kind == "O":
         texts = _flat_texts(values, problem)
         if len(texts) != count:
-            raise UsageError(f"{problem}, but holds {len(texts)}")
+            raise UsageError(
+                f"{problem}, but holds {len(texts)}", code="request-invalid", argument=name
+            )
         array = np.empty(count, object)
         array[:] = texts
         return array.reshape(shape)
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError):
-        raise UsageError(f"{problem}, but its lists have different lengths") from None
+        raise UsageError(
+            f"{problem}, but its lists have different lengths",
+            code="request-invalid",
+            argument=name,
+        ) from None
     kinds = {"f": "fiu", "b": "b", "i": "iu", "u": "iu"}[dtype.kind]
     if array.size != count:
-        raise UsageError(f"{problem}, but holds {array.size}")
+        raise UsageError(
+            f"{problem}, but holds {array.size}", code="request-invalid", argument=name
+        )
     if count and array.dtype.kind not in kinds:
-        raise UsageError(f"{problem}, but holds other values")
+        raise UsageError(
+            f"{problem}, but holds other values", code="request-invalid", argument=name
+        )
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(cast, array):
-        raise UsageError(f"{problem}, but one is out of its range")
+        raise UsageError(
+            f"{problem}, but one is out of its range", code="request-invalid", argument=name
+        )
     return cast.reshape(shape)
 
 
 def _flat_texts(values: Any, problem: str) -> list[bytes]:
     if not isinstance(values, list):
-        raise UsageError(f"{problem} in a list")
+        raise UsageError(f"{problem} in a list", code="request-invalid")
     texts: list[bytes] = []
     waiting = [iter(values)]
     while waiting:
@@ -212,7 +240,7 @@ def _flat_texts(values: Any, problem: str) -> list[bytes]:
                 waiting.append(iter(each))
                 break
             if not isinstance(each, str):
-                raise UsageError(f"{problem}, but holds {_short(each)}")
+                raise UsageError(f"{problem}, but holds {_short(each)}", code="request-invalid")
             texts.append(each.encode())
         else:
             waiting.pop()
@@ -230,9 +258,11 @@ def parse_json(body: Any) -> dict[str, Any]:
     try:
         parsed = orjson.loads(body)
     except ValueError as error:
-        raise UsageError(f"The request is no JSON: {error}") from None
+        raise UsageError(f"The request is no JSON: {error}", code="request-invalid") from None
     if not isinstance(parsed, dict):
-        raise UsageError(f"The request has to be an object of JSON, got {_short(parsed)}")
+        raise UsageError(
+            f"The request has to be an object of JSON, got {_short(parsed)}", code="request-invalid"
+        )
     return parsed
 
 
@@ -255,7 +285,8 @@ def read_request(body: bytes, header_length: int | None = None) -> InferRequest:
     if not 0 <= length <= len(view):
         raise UsageError(
             f"The header Inference-Header-Content-Length says {length}, but the request has "
-            f"{len(view)} bytes"
+            f"{len(view)} bytes",
+            code="request-invalid",
         )
     parsed = parse_json(view[:length])
     inputs: dict[str, np.ndarray] = {}
@@ -263,23 +294,38 @@ def read_request(body: bytes, header_length: int | None = None) -> InferRequest:
     for tensor in _objects(parsed, "inputs"):
         name, datatype, shape = _facts(tensor)
         if name in inputs:
-            raise UsageError(f"Input {name!r} is given twice")
+            raise UsageError(
+                f"Input {name!r} is given twice", code="request-invalid", argument=name
+            )
         parameters = _parameters(tensor)
         size = parameters.get("binary_data_size")
         if size is None:
             if "data" not in tensor:
-                raise UsageError(f"Input {name!r} has neither data nor binary_data_size")
+                raise UsageError(
+                    f"Input {name!r} has neither data nor binary_data_size",
+                    code="request-invalid",
+                    argument=name,
+                )
             inputs[name] = from_values(tensor["data"], datatype, shape, name)
             continue
         if isinstance(size, bool) or not isinstance(size, int) or not size >= 0:
-            raise UsageError(f"binary_data_size of input {name!r} is a number of bytes")
+            raise UsageError(
+                f"binary_data_size of input {name!r} is a number of bytes",
+                code="request-invalid",
+                argument=name,
+            )
         if begin + size > len(view):
-            raise UsageError(f"The binary data of input {name!r} go beyond the end of the request")
+            raise UsageError(
+                f"The binary data of input {name!r} go beyond the end of the request",
+                code="request-invalid",
+                argument=name,
+            )
         inputs[name] = from_bytes(view[begin : begin + size], datatype, shape, name)
         begin += size
     if begin != len(view):
         raise UsageError(
-            f"{len(view) - begin} bytes after the JSON belong to no input; give binary_data_size"
+            f"{len(view) - begin} bytes after the JSON belong to no input; give binary_data_size",
+            code="request-invalid",
         )
     outputs = None
     if parsed.get("outputs") is not None:
@@ -287,7 +333,11 @@ def read_request(body: bytes, header_length: int | None = None) -> InferRequest:
     options = _parameters(parsed)
     identity = parsed.get("id", "")
     if not isinstance(identity, str):
-        raise UsageError(f"The id of a request is a text, got {_short(identity)}")
+        raise UsageError(
+            f"The id of a request is a text, got {_short(identity)}",
+            code="request-invalid",
+            argument="id",
+        )
     binary = options.get("binary_data_output", False) is True
     return InferRequest(inputs, outputs, binary, identity, timeout_of(options))
 
@@ -304,26 +354,36 @@ def timeout_of(parameters: Mapping[str, Any]) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e15:
-        raise UsageError(f"timeout is a number of microseconds above 0, got {_short(timeout)}")
+        raise UsageError(
+            f"timeout is a number of microseconds above 0, got {_short(timeout)}",
+            code="request-invalid",
+            argument="timeout",
+        )
     return timeout / 1e6
 
 
 def _objects(parsed: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     listed = parsed.get(key)
     if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-        raise UsageError(f"The request needs {key!r}, a list of tensors")
+        raise UsageError(
+            f"The request needs {key!r}, a list of tensors", code="request-invalid", argument=key
+        )
     return listed
 
 
 def _facts(tensor: Mapping[str, Any]) -> tuple[str, str, list[int]]:
     name, datatype = tensor.get("name"), tensor.get("datatype")
     if not isinstance(name, str) or not isinstance(datatype, str):
-        raise UsageError("Each input needs a name, a datatype and a shape")
+        raise UsageError("Each input needs a name, a datatype and a shape", code="request-invalid")
     shape = tensor.get("shape")
     count_of(shape, name)
     assert isinstance(shape, list)
     if "shared_memory_region" in _parameters(tensor):
-        raise UsageError(f"Input {name!r} is in shared memory, which this server does not read")
+        raise UsageError(
+            f"Input {name!r} is in shared memory, which this server does not read",
+            code="request-invalid",
+            argument=name,
+        )
     return name, datatype, shape
 
 
@@ -332,14 +392,18 @@ def _parameters(tensor: Mapping[str, Any]) -> Mapping[str, Any]:
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
-        raise UsageError(f"parameters have to be an object, got {_short(parameters)}")
+        raise UsageError(
+            f"parameters have to be an object, got {_short(parameters)}",
+            code="request-invalid",
+            argument="parameters",
+        )
     return parameters
 
 
 def _requested(tensor: Mapping[str, Any]) -> RequestedOutput:
     name, parameters = tensor.get("name"), _parameters(tensor)
     if not isinstance(name, str):
-        raise UsageError("Each output that is asked for needs a name")
+        raise UsageError("Each output that is asked for needs a name", code="request-invalid")
     refuse_output_parameters(name, parameters)
     return RequestedOutput(name, parameters.get("binary_data", False) is True)
 
@@ -353,7 +417,11 @@ def refuse_output_parameters(name: str, parameters: Iterable[str]) -> None:
     """
     for each in ("classification", "shared_memory_region"):
         if each in parameters:
-            raise UsageError(f"Output {name!r} asks for {each}, which this server does not offer")
+            raise UsageError(
+                f"Output {name!r} asks for {each}, which this server does not offer",
+                code="request-invalid",
+                argument=each,
+            )
 
 
 def _short(value: Any) -> str:
@@ -427,7 +495,9 @@ def json_values(array: np.ndarray, name: str) -> Any:
     except UnicodeDecodeError:
         raise UsageError(
             f"Tensor {name!r} holds bytes that are no text, which JSON cannot hold; send or ask "
-            "for it as binary data"
+            "for it as binary data",
+            code="request-invalid",
+            argument=name,
         ) from None
 
 

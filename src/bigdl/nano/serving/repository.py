@@ -319,12 +319,17 @@ class ModelRepository:
         for version, share in shares.items():
             check_number(f"The share of version {version}", share, 0)
         if shares and not sum(shares.values()) > 0:
-            raise UsageError(f"At least one share of {name!r} has to be above 0, got {shares}")
+            raise UsageError(
+                f"At least one share of {name!r} has to be above 0, got {shares}",
+                code="argument-value",
+                argument="shares",
+            )
         named = [self.find(name, each) for each in (*shares, *([shadow] if shadow else []))]
         if len({each.model.signature.inputs for each in (*named, self.find(name))}) > 1:
             raise UsageError(
                 f"The versions {', '.join(each.version for each in named)} of {name!r} take "
-                "different inputs, so they cannot share requests"
+                "different inputs, so they cannot share requests",
+                code="argument-conflict",
             )
         with self._changed:
             self._traffic[name] = Traffic(shares, shadow)
@@ -363,16 +368,18 @@ class ModelRepository:
         if not models:
             raise UsageError(
                 f"{str(self.root)!r} holds no model; give a directory that InferenceOptimizer.save "
-                "wrote, or one of such directories"
+                "wrote, or one of such directories",
+                code="file-format",
+                path=str(self.root),
             )
         problems = []
         for name in models:
             try:
                 self.load(name, force=False)
             except UsageError as error:
-                problems.append(str(error))
+                problems.append(error)
         if problems and not (keep_going and self._models):
-            raise UsageError("; ".join(problems))
+            raise _joined(problems)
         for problem in problems:
             _log.error("%s; the other models are served", problem)
 
@@ -403,7 +410,9 @@ class ModelRepository:
                 try:
                     self._load(name, version, path, force)
                 except UsageError as error:
-                    problems.append(f"Version {version} of model {name!r}: {error}")
+                    problems.append(
+                        error.with_message(f"Version {version} of model {name!r}: {error}")
+                    )
             for deployed in list(self._models.get(name, {}).values()):
                 if deployed.path is not None and deployed.version not in versions:
                     self._remove(name, deployed.version)
@@ -411,7 +420,7 @@ class ModelRepository:
                 if known[1] not in versions:
                     self._failures.pop(known, None)
             if problems:
-                raise UsageError("; ".join(problems))
+                raise _joined(problems)
 
     def _load(self, name: str, version: str, path: Path, force: bool) -> None:
         fingerprint = _fingerprint(path)
@@ -429,7 +438,8 @@ class ModelRepository:
             reason = str(error) if isinstance(error, UsageError) else first_line(error)
             self._failures[name, version] = (fingerprint, reason)
             self.on_reload(name, False)
-            raise UsageError(reason) from error
+            code = error.code if isinstance(error, UsageError) else "file-damaged"
+            raise UsageError(reason, code=code) from error
         self._failures.pop((name, version), None)
         self._put(Deployment(name, version, model, path, fingerprint))
         self.on_reload(name, True)
@@ -483,7 +493,11 @@ class ModelRepository:
         if self.root is None:
             return {}
         if not self.root.is_dir():
-            raise UsageError(f"There is no directory {str(self.root)!r}")
+            raise UsageError(
+                f"There is no directory {str(self.root)!r}",
+                code="path-missing",
+                path=str(self.root),
+            )
         if _is_model(self.root):
             return {self._name or self.root.resolve().name: {"1": self.root}}
         versions = _versions_in(self.root)
@@ -567,6 +581,11 @@ def _versions_in(path: Path) -> dict[str, Path]:
         for each in sorted(path.iterdir())
         if each.name.isdecimal() and each.is_dir() and _is_model(each)
     }
+
+
+def _joined(problems: list[UsageError]) -> UsageError:
+    """Return one error with the messages of several and the code of the first."""
+    return problems[0].with_message("; ".join(map(str, problems)))
 
 
 def _fingerprint(path: Path) -> tuple:

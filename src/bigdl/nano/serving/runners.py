@@ -93,11 +93,15 @@ class ModelRunner:
         UsageError
             If the model does not run, or gives no finite number.
         """
-        with refusing("The model does not run on arrays of its own signature"):
+        with refusing(
+            "The model does not run on arrays of its own signature", code="model-unsupported"
+        ):
             one, two = (self.run(self.arrays_of(rows)) for rows in (1, 2))
         floats = [each for each in two if each.dtype.kind == "f" and each.size]
         if floats and not any(np.isfinite(each).any() for each in floats):
-            raise UsageError("The model gives no finite number; its weights may be damaged")
+            raise UsageError(
+                "The model gives no finite number; its weights may be damaged", code="model-output"
+            )
         signature = replace(self.signature, outputs=tuple(self._outputs(one, two)))
         joins = signature.has_rows and self._separate(two)
         return replace(self, signature=signature, joins=joins)
@@ -183,7 +187,9 @@ def make_runner(
         if method is not None or arguments:
             raise UsageError(
                 "A saved model runs as it was saved; method, calib_data and the like are of models "
-                "in memory"
+                "in memory",
+                code="argument-conflict",
+                argument="method",
             )
         runner = _of_path(Path(model), sample, inputs, thread_num, device)
     else:
@@ -208,13 +214,15 @@ def _of_path(
     path: Path, sample: Any, inputs: str | None, thread_num: int | None, device: str | None
 ) -> ModelRunner:
     if not path.exists():
-        raise UsageError(f"There is no model at {str(path)!r}")
+        raise UsageError(f"There is no model at {str(path)!r}", code="path-missing", path=str(path))
     if path.is_dir() and not (path / META_FILE).exists():
         present = [path / name for name in MODEL_FILES if (path / name).exists()]
         if not present:
             raise UsageError(
                 f"{str(path)!r} holds no model: neither {META_FILE}, which InferenceOptimizer.save "
-                f"writes, nor {', '.join(MODEL_FILES)}"
+                f"writes, nor {', '.join(MODEL_FILES)}",
+                code="file-format",
+                path=str(path),
             )
         path = present[0]
     if path.is_file():
@@ -234,7 +242,7 @@ def _of_path(
     from bigdl.nano.pytorch import InferenceOptimizer
 
     _rewind(files)
-    with refusing(f"{str(path)!r} cannot be served"):
+    with refusing(f"{str(path)!r} cannot be served", code="file-damaged", path=str(path)):
         loaded = InferenceOptimizer.load(files, thread_num=thread_num)
     return _of_module(loaded, sample, inputs, str(meta.get("method") or ""), _graph_specs(meta))
 
@@ -252,7 +260,11 @@ def _of_file(path: Path, thread_num: int | None, device: str | None) -> ModelRun
     if path.suffix == ".xml":
         weights = path.with_suffix(".bin")
         if not weights.exists():
-            raise UsageError(f"There are no weights {weights.name} beside {str(path)!r}")
+            raise UsageError(
+                f"There are no weights {weights.name} beside {str(path)!r}",
+                code="path-missing",
+                path=str(weights),
+            )
         content = (path.read_bytes(), weights.read_bytes())
         return _of_openvino(ShapedNetwork(content, device or "CPU", thread_num=thread_num))
     if path.suffix == ".keras":
@@ -260,11 +272,13 @@ def _of_file(path: Path, thread_num: int | None, device: str | None) -> ModelRun
         with scratch_folder("serving") as folder:
             copy = Path(folder, path.name)
             copy.write_bytes(path.read_bytes())
-            with refusing(f"Keras cannot load {str(path)!r}"):
+            with refusing(f"Keras cannot load {str(path)!r}", code="file-damaged", path=str(path)):
                 return _of_keras(keras.saving.load_model(copy, compile=False), "KerasModel")
     raise UsageError(
         f"{str(path)!r} cannot be served; give a directory that InferenceOptimizer.save wrote, or "
-        "a file that ends in .onnx, .xml or .keras"
+        "a file that ends in .onnx, .xml or .keras",
+        code="file-format",
+        path=str(path),
     )
 
 
@@ -365,7 +379,10 @@ def _of_model(
     if accelerated and (method is not None or arguments):
         raise UsageError(
             f"The model is accelerated already, by {model.nano_method}; pass the original, or "
-            "leave method and its arguments out"
+            "leave method and its arguments out",
+            code="argument-conflict",
+            argument="method",
+            method=model.nano_method,
         )
     method = method or "openvino_fp32"
     threads: dict[str, Any] = {} if thread_num is None else {"thread_num": thread_num}
@@ -387,7 +404,9 @@ def _of_model(
         if sample is None:
             raise UsageError(
                 f"A sample of the input of {type(model).__name__} is needed to serve it; pass "
-                "sample"
+                "sample",
+                code="argument-missing",
+                argument="sample",
             )
         if method != "original":
             model = InferenceOptimizer.build(
@@ -404,7 +423,8 @@ def _framework_of(model: Any) -> str:
         return "torch"
     raise UsageError(
         "A model to serve is a path, a module of PyTorch or a model of Keras, not "
-        f"{type(model).__name__}"
+        f"{type(model).__name__}",
+        code="model-type",
     )
 
 
@@ -433,7 +453,10 @@ def _of_module(
     if specs is None and arrays is None:
         raise UsageError(
             f"A saved graph of {method} does not say the types and shapes of its inputs "
-            f"{', '.join(calls.names)}; give them, e.g. as inputs='x: FP32[-1,4]', or a sample"
+            f"{', '.join(calls.names)}; give them, e.g. as inputs='x: FP32[-1,4]', or a sample",
+            code="argument-missing",
+            argument="inputs",
+            method=method,
         )
     if specs is None:
         assert arrays is not None
@@ -457,7 +480,7 @@ def _of_module(
         return [np.asarray(as_array(leaf)) for leaf in leaves]
 
     runner = ModelRunner(run, Signature(tuple(specs), ()), "pytorch", method, arrays)
-    with refusing("The model does not run on a sample of its input"):
+    with refusing("The model does not run on a sample of its input", code="model-input"):
         results = run(runner.arrays_of(1))
     outputs = tuple(
         TensorSpec(name, each.dtype, (-1,) * each.ndim)

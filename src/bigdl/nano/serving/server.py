@@ -102,10 +102,17 @@ class ModelServer:
         shares_port: bool = False,
     ):
         if http_port is None and grpc_port is None:
-            raise UsageError("Give a port for HTTP or for gRPC; a server without one is of no use")
+            raise UsageError(
+                "Give a port for HTTP or for gRPC; a server without one is of no use",
+                code="argument-missing",
+            )
         check_positive("grpc_threads", grpc_threads)
         if token is not None and not token.strip():
-            raise UsageError("The token is empty; leave it out, or give one")
+            raise UsageError(
+                "The token is empty; leave it out, or give one",
+                code="argument-value",
+                argument="token",
+            )
         if reload_seconds is not None:
             check_number("reload_seconds", reload_seconds, above=0)
         local = is_loopback(host)
@@ -197,7 +204,11 @@ class ModelServer:
 
 def _tls_files(tls: Any) -> tuple[Path, Path]:
     if not isinstance(tls, Sequence) or len(tls) != 2:
-        raise UsageError("tls is a pair: the file of a certificate and that of its key")
+        raise UsageError(
+            "tls is a pair: the file of a certificate and that of its key",
+            code="argument-type",
+            argument="tls",
+        )
     return tls_files(*tls)
 
 

@@ -38,7 +38,11 @@ def dtype_of(datatype: str) -> np.dtype:
         If there is none.
     """
     if datatype not in _DATATYPES:
-        raise UsageError(f"There is no datatype {datatype!r}; use one of {', '.join(_DATATYPES)}")
+        raise UsageError(
+            f"There is no datatype {datatype!r}; use one of {', '.join(_DATATYPES)}",
+            code="argument-value",
+            allowed=list(_DATATYPES),
+        )
     return _DATATYPES[datatype]
 
 
@@ -55,7 +59,8 @@ def datatype_of(dtype: np.dtype) -> str:
     if dtype not in _NAMES:
         raise UsageError(
             f"Tensors of {dtype} cannot be sent; convert them to one of "
-            f"{', '.join(_NAMES.values())}"
+            f"{', '.join(_NAMES.values())}",
+            code="data-dtype",
         )
     return _NAMES[dtype]
 
@@ -106,7 +111,9 @@ class TensorSpec:
             match = _SPEC.match(text, end)
             if match is None:
                 raise UsageError(
-                    f"Tensors are described as 'x: FP32[-1,4]; mask: BOOL[-1]', not as {text!r}"
+                    f"Tensors are described as 'x: FP32[-1,4]; mask: BOOL[-1]', not as {text!r}",
+                    code="argument-value",
+                    argument="inputs",
                 )
             sizes = [size.strip() for size in match[3].split(",") if size.strip()]
             shape = tuple(-1 if size == "?" else int(size) for size in sizes)
@@ -134,7 +141,9 @@ class TensorSpec:
         if not self.fits(array.shape):
             raise UsageError(
                 f"Input {self.name!r} has the shape {list(self.shape)}, where -1 is any size, but "
-                f"{list(array.shape)} was given"
+                f"{list(array.shape)} was given",
+                code="model-input",
+                argument=self.name,
             )
         return array
 
@@ -146,7 +155,9 @@ class TensorSpec:
                 return cast
         raise UsageError(
             f"Input {self.name!r} is of type {self.datatype}, and {array.dtype} cannot be made "
-            "that without loss"
+            "that without loss",
+            code="model-input",
+            argument=self.name,
         )
 
 
@@ -190,7 +201,8 @@ class Signature:
         if len(names) != len(self.inputs) or len(set(names)) < len(names):
             raise UsageError(
                 f"The model has {len(self.inputs)} inputs, which need as many different names, "
-                f"but got {names}"
+                f"but got {names}",
+                code="argument-value",
             )
         pairs = zip(names, self.inputs, strict=True)
         inputs = tuple(TensorSpec(name, spec.dtype, spec.shape) for name, spec in pairs)
@@ -216,7 +228,9 @@ class Signature:
         if len(inputs) != len(self.inputs) or any(s.name not in inputs for s in self.inputs):
             expected = ", ".join(spec.name for spec in self.inputs)
             listed = ", ".join(map(str, inputs)) or "none by name"
-            raise UsageError(f"The model takes the inputs {expected}, but got {listed}")
+            raise UsageError(
+                f"The model takes the inputs {expected}, but got {listed}", code="model-input"
+            )
         arrays = [spec.checked(inputs[spec.name]) for spec in self.inputs]
         if self.has_rows:
             counts = {len(each) for each in arrays}
@@ -225,12 +239,16 @@ class Signature:
                     f"{spec.name} {len(each)}"
                     for spec, each in zip(self.inputs, arrays, strict=True)
                 )
-                raise UsageError(f"All inputs must have the same number of rows, but got {listed}")
+                raise UsageError(
+                    f"All inputs must have the same number of rows, but got {listed}",
+                    code="data-shape",
+                )
             rows = counts.pop()
             if not rows:
-                raise UsageError("The inputs hold no row; give at least one")
+                raise UsageError("The inputs hold no row; give at least one", code="data-empty")
             if most_rows is not None and rows > most_rows:
                 raise UsageError(
-                    f"The inputs hold {rows} rows, but a request may have {most_rows} at most"
+                    f"The inputs hold {rows} rows, but a request may have {most_rows} at most",
+                    code="request-limit",
                 )
         return arrays

@@ -352,5 +352,7 @@ def _reserved(host: str, port: int, name: str) -> socket.socket:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind((host, port))
     except OSError as error:
-        raise UsageError(f"{name}: {host}:{port} cannot be used: {error}") from None
+        raise UsageError(
+            f"{name}: {host}:{port} cannot be used: {error}", code="address-unusable", address=host
+        ) from None
     return holder

@@ -76,7 +76,9 @@ def packed(model: Any, compiled: bool = True) -> PackedModel:
         If something cannot be written or pickled.
     """
     advice = "; give its classes a get_config that Keras can rebuild them from"
-    with refusing(f"{type(model).__name__} cannot be sent to another process", advice):
+    with refusing(
+        f"{type(model).__name__} cannot be sent to another process", advice, code="model-copy"
+    ):
         return PackedModel(dumps_by_value(KerasArchive.of(model, compiled=compiled)))
 
 
@@ -90,7 +92,7 @@ def unpacked(content: PackedModel) -> Any:
     """
     sentence = "Keras cannot rebuild the model from its configuration"
     advice = "; give its classes a get_config that they can be rebuilt from"
-    with refusing(sentence, advice):
+    with refusing(sentence, advice, code="model-copy"):
         return pickle.loads(content.content).made()
 
 

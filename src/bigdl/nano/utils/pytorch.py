@@ -172,7 +172,9 @@ def get_input_example(
     if isinstance(data, torch.utils.data.DataLoader):
         batch = next(batches_of(model, data), None)
         if batch is None:
-            raise UsageError("The data hold no batch, so there is no sample of the input")
+            raise UsageError(
+                "The data hold no batch, so there is no sample of the input", code="data-empty"
+            )
     else:
         batch = Batch(*sample_arguments(model, data))
     if batch.kwargs:
@@ -219,7 +221,9 @@ def complement_input_sample(model: torch.nn.Module, input_sample: Any) -> tuple:
         if value is parameter.empty:
             raise UsageError(
                 f"The sample has no value for {parameter.name!r}, which has no default; give "
-                f"one for each of {', '.join(get_forward_args(model))}"
+                f"one for each of {', '.join(get_forward_args(model))}",
+                code="argument-missing",
+                argument=parameter.name,
             )
         values.append(value)
     return tuple(values)
@@ -300,7 +304,12 @@ def jit_convert(
     tensor([[0., 2.]])
     """
     if jit_method not in (None, "trace", "script"):
-        raise UsageError(f"jit_method {jit_method} is invalid.")
+        raise UsageError(
+            f"jit_method {jit_method} is invalid.",
+            code="argument-value",
+            argument="jit_method",
+            allowed=[None, "trace", "script"],
+        )
     attempts = [jit_method] if jit_method else ["trace", "script"]
     reasons = []
     for method in attempts:
@@ -312,7 +321,8 @@ def jit_convert(
         except Exception as error:
             reasons.append(f"{method}: {one_line(error)}")
     raise UsageError(
-        f"{type(model).__name__} cannot be converted to TorchScript: {'; '.join(reasons)}"
+        f"{type(model).__name__} cannot be converted to TorchScript: {'; '.join(reasons)}",
+        code="model-unsupported",
     )
 
 
@@ -321,7 +331,9 @@ def _traced(
 ) -> torch.jit.ScriptModule:
     args, kwargs = sample_arguments(model, () if sample is None else sample, example_kwargs)
     if not args and not kwargs:
-        raise UsageError("tracing needs input_sample")
+        raise UsageError(
+            "tracing needs input_sample", code="argument-missing", argument="input_sample"
+        )
     inputs: dict[str, Any] = {"example_inputs": args}
     if kwargs:  # a trace takes all by position or all by name
         named = dict(zip(get_forward_args(model), args, strict=False))

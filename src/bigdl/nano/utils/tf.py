@@ -143,7 +143,11 @@ class MultiprocessingBackend:
             If `target` raised.
         """
         if envs is not None and len(envs) != nprocs:
-            raise UsageError(f"envs must be one for each of {nprocs} processes, got {len(envs)}")
+            raise UsageError(
+                f"envs must be one for each of {nprocs} processes, got {len(envs)}",
+                code="argument-value",
+                argument="envs",
+            )
         return launch(_call, nprocs, (target, tuple(args), envs))
 
     def shutdown(self) -> None:
@@ -188,13 +192,17 @@ def as_dataset(x: Any, y: Any = None, batch_size: int | None = None) -> tf.data.
     are_datasets = [isinstance(each, tf.data.Dataset) for each in both]
     if len(set(are_datasets)) > 1:
         kinds = " and ".join(type(each).__name__ for each in both)
-        raise UsageError(f"x and y must both be arrays or both be datasets, got {kinds}")
+        raise UsageError(
+            f"x and y must both be arrays or both be datasets, got {kinds}",
+            code="argument-conflict",
+            argument="y",
+        )
     if are_datasets[0]:
         dataset = x if y is None else tf.data.Dataset.zip((x, y))
     else:
         rows = sorted({len(leaf) for leaf in tf.nest.flatten(both)})
         if len(rows) > 1:
-            raise UsageError(f"x and y must have as many rows, got {rows}")
+            raise UsageError(f"x and y must have as many rows, got {rows}", code="data-shape")
         dataset = tf.data.Dataset.from_tensor_slices(both if y is not None else x)
     return dataset if batch_size is None else dataset.batch(batch_size)
 

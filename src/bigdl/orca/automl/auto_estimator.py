@@ -110,12 +110,18 @@ class AutoEstimator:
         if not isinstance(model_builder, Builder):
             raise UsageError(
                 "AutoEstimator is made by from_torch or from_keras, got "
-                f"{type(model_builder).__name__}"
+                f"{type(model_builder).__name__}",
+                code="argument-type",
+                argument="model_builder",
             )
         check_choice("backend", backend or "local", ("ray", "local"))
         name = name or "auto_estimator"
         if not isinstance(name, str) or Path(name).name != name:
-            raise UsageError(f"name must be the name of a folder, got {name!r}")
+            raise UsageError(
+                f"name must be the name of a folder, got {name!r}",
+                code="argument-value",
+                argument="name",
+            )
         self.model_builder = model_builder
         self.name = name
         self.logs_dir = Path(logs_dir).expanduser().absolute()  # Ray Tune takes no other
@@ -123,7 +129,9 @@ class AutoEstimator:
         if workers_per_trial > 1 and not model_builder.takes_workers:
             raise UsageError(
                 f"workers_per_trial={workers_per_trial} is for models of PyTorch and Keras; those "
-                "of XGBoost have one worker in each trial, whose threads are cpus_per_trial"
+                "of XGBoost have one worker in each trial, whose threads are cpus_per_trial",
+                code="unsupported",
+                argument="workers_per_trial",
             )
         self._bundles = shared_resources(resources_per_trial, workers_per_trial)
         self.remote_dir = remote_dir
@@ -272,7 +280,9 @@ class AutoEstimator:
             If an argument is wrong, this object was fitted before, or all trials have failed.
         """
         if self._records is not None:
-            raise UsageError("This AutoEstimator has already been fitted and cannot fit again.")
+            raise UsageError(
+                "This AutoEstimator has already been fitted and cannot fit again.", code="state"
+            )
         check_positive("epochs", epochs)
         check_positive("n_sampling", n_sampling)
         check_positive("concurrency", 1 if concurrency is None else concurrency)
@@ -292,7 +302,9 @@ class AutoEstimator:
         elif workers > 1:
             raise UsageError(
                 f"workers_per_trial={workers} needs backend='ray'; on this machine alone a "
-                f"trial has threads, such as resources_per_trial={{'cpu': {workers}}}"
+                f"trial has threads, such as resources_per_trial={{'cpu': {workers}}}",
+                code="unsupported",
+                argument="workers_per_trial",
             )
         pruner: Any = strategy.ray_scheduler(epochs) if on_ray else strategy.pruner(epochs)
         trials = n_sampling * space.grid_size
@@ -403,7 +415,12 @@ class AutoEstimator:
         trials = [each for each in records.finished() if each.number == number]
         if not trials:
             known = sorted(each.number for each in records.finished())
-            raise UsageError(f"There is no finished trial {trial!r}; there are {known}")
+            raise UsageError(
+                f"There is no finished trial {trial!r}; there are {known}",
+                code="argument-value",
+                argument="trial",
+                allowed=known,
+            )
         weights = records.weights_file(trials[0].number).read_bytes()
         with random_numbers_kept():  # its first weights are drawn, and replaced
             return self.model_builder.load(records.config_of(trials[0]), weights)
@@ -443,7 +460,9 @@ class AutoEstimator:
 
     def _fitted(self) -> TrialRecords:
         if self._records is None:
-            raise UsageError("You must call fit() before asking for what came of it")
+            raise UsageError(
+                "You must call fit() before asking for what came of it", code="not-fitted"
+            )
         return self._records
 
     def _best(self) -> FrozenTrial:
@@ -451,6 +470,8 @@ class AutoEstimator:
         if not records.goal.is_single:
             raise UsageError(
                 "A search by several metrics has several best models; choose one of "
-                "get_best_trials() and call get_model(trial)"
+                "get_best_trials() and call get_model(trial)",
+                code="argument-missing",
+                argument="trial",
             )
         return records.ranked()[0]

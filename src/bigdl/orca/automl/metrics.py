@@ -33,7 +33,11 @@ _EPSILON = 1e-10
 
 def _msle(y, p):
     if (y < 0).any() or (p < 0).any():
-        raise UsageError("msle takes the logarithm of 1 + y, so no value may be negative")
+        raise UsageError(
+            "msle takes the logarithm of 1 + y, so no value may be negative",
+            code="data-value",
+            metric="msle",
+        )
     return np.mean((np.log1p(y) - np.log1p(p)) ** 2, axis=0)
 
 
@@ -161,7 +165,10 @@ class Evaluator:
         name = metric.lower() if isinstance(metric, str) else ""
         if name not in _METRICS:
             raise UsageError(
-                f"metric {metric} is not supported; there are {', '.join(sorted(_METRICS))}"
+                f"metric {metric} is not supported; there are {', '.join(sorted(_METRICS))}",
+                code="name-unknown",
+                metric=metric,
+                allowed=list(_METRICS),
             )
         return name
 
@@ -179,19 +186,27 @@ class Evaluator:
         except UsageError:
             raise UsageError(
                 f"We cannot infer the metric mode of {metric}; please specify the `metric_mode` "
-                "parameter in AutoEstimator.fit()"
+                "parameter in AutoEstimator.fit()",
+                code="argument-missing",
+                argument="metric_mode",
+                metric=metric,
             ) from None
 
 
 def _check_shapes(name, y_true, y_pred):
     if not y_true.ndim or not len(y_true):
-        raise UsageError(f"{name} needs at least one sample, y_true is of shape {y_true.shape}")
+        raise UsageError(
+            f"{name} needs at least one sample, y_true is of shape {y_true.shape}",
+            code="data-empty",
+            metric=name,
+        )
     same = y_true.shape == y_pred.shape
     if name == "accuracy":
         same = same or (y_pred.shape[:1] == y_true.shape[:1] and _is_scores(y_true, y_pred))
     if not same:
         raise UsageError(
-            f"y_true and y_pred must be of equal shapes, got {y_true.shape} and {y_pred.shape}"
+            f"y_true and y_pred must be of equal shapes, got {y_true.shape} and {y_pred.shape}",
+            code="data-shape",
         )
 
 

@@ -36,7 +36,9 @@ def optimizer_creator(optimizer: str | Callable) -> Callable:
     if isinstance(optimizer, type) or not callable(optimizer):
         raise UsageError(
             "optimizer must be a valid torch optimizer name or a function (model, config) that "
-            f"returns an optimizer, got {optimizer!r}"
+            f"returns an optimizer, got {optimizer!r}",
+            code="argument-type",
+            argument="optimizer",
         )
     return optimizer
 
@@ -69,7 +71,9 @@ def validate_pytorch_loss(loss) -> Callable:
     if isinstance(loss, type) or not callable(loss):
         raise UsageError(
             "loss must be a valid torch loss name, an instance of a loss or a function of the "
-            f"configuration that returns one, got {loss!r}"
+            f"configuration that returns one, got {loss!r}",
+            code="argument-type",
+            argument="loss",
         )
     return loss
 
@@ -79,6 +83,8 @@ def _named(what: str, module: Any, name: str, base: type, example: str) -> Calla
     named = getattr(module, name, None)
     if not (isinstance(named, type) and issubclass(named, base)) or named is base:
         raise UsageError(
-            f"Must provide a valid torch {what} name, such as {example!r}, got {name!r}"
+            f"Must provide a valid torch {what} name, such as {example!r}, got {name!r}",
+            code="name-unknown",
+            argument=what,
         )
     return named

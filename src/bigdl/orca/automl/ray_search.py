@@ -115,7 +115,9 @@ def run_on_ray(
         try:
             tuner.fit()
         except tune.TuneError as error:
-            raise UsageError(f"Ray Tune ended the search: {first_line(error)}") from error
+            raise UsageError(
+                f"Ray Tune ended the search: {first_line(error)}", code="search-failed"
+            ) from error
         finally:
             if remote_dir is None:
                 shutil.rmtree(Path(storage) / _FOLDER, ignore_errors=True)
@@ -152,7 +154,9 @@ def check_room(bundles: Sequence[Mapping[str, float]]) -> None:
         advice = ", or for fewer workers in workers_per_trial"
     raise UsageError(
         f"{problem}; the most that a node has is {largest}; ask for less in "
-        f"resources_per_trial{advice}"
+        f"resources_per_trial{advice}",
+        code="resource-limit",
+        argument="resources_per_trial",
     )
 
 

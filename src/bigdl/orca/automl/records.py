@@ -138,7 +138,10 @@ class TrialRecords:
                 raise UsageError(
                     f"The search in {self.folder} has {key} {before.get(key)!r}, this one has "
                     f"{value!r}; go on with the same arguments, or start a new search without "
-                    "resume"
+                    "resume",
+                    code="checkpoint-mismatch",
+                    path=str(self.folder),
+                    argument=key,
                 )
 
     # The plan -----------------------------------------------------------------------------------
@@ -217,7 +220,9 @@ class TrialRecords:
         trial.set_user_attr("result", result)
         for name, value in zip(self.goal.names, best, strict=True):
             if value != value:
-                raise UsageError(f"The metric {name} is nan after each epoch")
+                raise UsageError(
+                    f"The metric {name} is nan after each epoch", code="search-failed", metric=name
+                )
         return best
 
     def end(self, trial: Trial, step: EpochResult) -> None:

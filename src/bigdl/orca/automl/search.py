@@ -51,13 +51,17 @@ def shared_resources(resources: Mapping[str, float] | None, workers: int) -> lis
     if amounts is None or not all(_is_amount(value) for value in amounts.values()):
         raise UsageError(
             "resources_per_trial must be a dict of resources and amounts, such as {'cpu': 2}, got "
-            f"{resources!r}"
+            f"{resources!r}",
+            code="argument-type",
+            argument="resources_per_trial",
         )
     for name, amount in amounts.items():
         if workers > 1 and amount > workers and amount % workers:
             raise UsageError(
                 f"resources_per_trial has {amount:g} {name}, which {workers} workers of a "
-                "trial cannot share evenly; pass a multiple of workers_per_trial"
+                "trial cannot share evenly; pass a multiple of workers_per_trial",
+                code="argument-value",
+                argument="resources_per_trial",
             )
     return [{name: amount / workers for name, amount in amounts.items()}] * workers
 
@@ -69,12 +73,19 @@ def _is_amount(value: Any) -> bool:
 def search_folder(folder: Path, resume: bool | str) -> Path:
     """Return the directory of a new search below a folder, or of the one that is to go on."""
     if resume not in (True, False, "auto"):
-        raise UsageError(f"resume must be True, False or 'auto', got {resume!r}")
+        raise UsageError(
+            f"resume must be True, False or 'auto', got {resume!r}",
+            code="argument-value",
+            argument="resume",
+            allowed=[True, False, "auto"],
+        )
     latest = latest_search(folder) if resume else None
     if resume is True and latest is None:
         raise UsageError(
             f"There is no search in {folder} to go on with; check logs_dir and name, or pass "
-            "resume='auto'"
+            "resume='auto'",
+            code="checkpoint-missing",
+            path=str(folder),
         )
     return latest or new_search(folder)
 
@@ -85,10 +96,13 @@ def check_that_one_is_finished(records: TrialRecords) -> None:
         return
     failed = records.failed()
     if not failed:
-        raise UsageError("No trial has finished; the processes of all of them were lost")
+        raise UsageError(
+            "No trial has finished; the processes of all of them were lost", code="search-failed"
+        )
     error = failed[0].user_attrs["error"].strip()
     problem = UsageError(
-        f"All {len(failed)} trials have failed, the first one by: {error.rpartition(chr(10))[2]}"
+        f"All {len(failed)} trials have failed, the first one by: {error.rpartition(chr(10))[2]}",
+        code="search-failed",
     )
     problem.add_note(f"In trial {failed[0].number}:\n{error}")
     raise problem

@@ -117,7 +117,9 @@ class Strategy:
             if params:
                 raise UsageError(
                     f"search_alg_params {sorted(params)} have no effect without search_alg; name "
-                    "one, such as 'optuna'"
+                    "one, such as 'optuna'",
+                    code="argument-conflict",
+                    argument="search_alg_params",
                 )
             return create_sampler("Random", seed=seed)
         if _is_of(self.search_alg, "optuna"):
@@ -129,7 +131,9 @@ class Strategy:
             return None
         raise UsageError(
             f"search_alg {self.algorithm!r} needs backend='ray'; backend='local' has "
-            "'random', 'optuna', 'cmaes', 'nsga2' and the samplers of Optuna"
+            "'random', 'optuna', 'cmaes', 'nsga2' and the samplers of Optuna",
+            code="unsupported",
+            argument="search_alg",
         )
 
     def pruner(self, epochs: int) -> BasePruner:
@@ -146,7 +150,9 @@ class Strategy:
         if name not in _SCHEDULERS:
             raise UsageError(
                 f"scheduler {_describe(self.scheduler)} needs backend='ray'; backend='local' has "
-                f"{', '.join(sorted(_SCHEDULERS))} and the pruners of Optuna"
+                f"{', '.join(sorted(_SCHEDULERS))} and the pruners of Optuna",
+                code="unsupported",
+                argument="scheduler",
             )
         pruner, names = _SCHEDULERS[name]
         params, defaults = self._params(epochs)
@@ -155,7 +161,9 @@ class Strategy:
             raise UsageError(
                 f"scheduler_params of backend='local' has no {', '.join(map(repr, unknown))}; it "
                 "has grace_period, reduction_factor, max_t and min_samples_required, where the "
-                "scheduler uses them"
+                "scheduler uses them",
+                code="argument-unknown",
+                argument="scheduler_params",
             )
         values = {**defaults, **params}
         return create_pruner(pruner, **{optunas: values[ours] for ours, optunas in names.items()})
@@ -197,14 +205,19 @@ class Strategy:
             if params:
                 raise UsageError(
                     f"scheduler_params {sorted(params)} have no effect without the name of a "
-                    "scheduler, such as 'AsyncHyperBand'"
+                    "scheduler, such as 'AsyncHyperBand'",
+                    code="argument-conflict",
+                    argument="scheduler_params",
                 )
             return scheduler
         name = {"asha": "asynchyperband"}.get(_lower(scheduler), _lower(scheduler))
         if name not in SCHEDULER_IMPORT:
             raise UsageError(
                 f"scheduler must be one of {', '.join(sorted(SCHEDULER_IMPORT))}, or an object of "
-                f"ray.tune, got {_describe(scheduler)}"
+                f"ray.tune, got {_describe(scheduler)}",
+                code="name-unknown",
+                argument="scheduler",
+                allowed=list(SCHEDULER_IMPORT),
             )
         for common in ("metric", "mode"):  # of the search, which Tune tells the scheduler itself
             params.pop(common, None)
@@ -213,14 +226,18 @@ class Strategy:
         if unknown:
             raise UsageError(
                 f"scheduler {scheduler!r} has no parameter {', '.join(map(repr, unknown))}; it has "
-                f"{', '.join(sorted(set(accepted) - {'self', 'metric', 'mode'}))}"
+                f"{', '.join(sorted(set(accepted) - {'self', 'metric', 'mode'}))}",
+                code="argument-unknown",
+                argument="scheduler_params",
             )
         params = {**{key: value for key, value in defaults.items() if key in accepted}, **params}
         try:
             return tune.create_scheduler(name, **params)
         except (AssertionError, TypeError, ValueError, tune.TuneError) as error:
             raise UsageError(
-                f"scheduler {scheduler!r} cannot be made of {params!r}: {error}"
+                f"scheduler {scheduler!r} cannot be made of {params!r}: {error}",
+                code="argument-value",
+                argument="scheduler_params",
             ) from error
 
     def ray_searcher(self, space: SearchSpace, goal: SearchGoal) -> Searcher | None:
@@ -239,12 +256,16 @@ class Strategy:
         search_alg, text = self.search_alg, _describe(self.search_alg)
         if not goal.is_single:
             raise UsageError(
-                f"search_alg {text} has one metric; for several use 'nsga2' or 'optuna'"
+                f"search_alg {text} has one metric; for several use 'nsga2' or 'optuna'",
+                code="argument-conflict",
+                argument="search_alg",
             )
         if space.grids:
             raise UsageError(
                 f"search_alg {text} cannot use hp.grid_search; use hp.choice, or leave search_alg "
-                "out"
+                "out",
+                code="argument-conflict",
+                argument="search_alg",
             )
         drawn = space.drawn_parameters.items()
         domains = {_ray_name(name): _to_ray(distribution) for name, distribution in drawn}
@@ -256,7 +277,10 @@ class Strategy:
             names = sorted({*SEARCH_ALG_IMPORT, *_SAMPLERS})
             raise UsageError(
                 f"search_alg must be one of {', '.join(names)}, or an object of ray.tune or "
-                f"Optuna, got {text}"
+                f"Optuna, got {text}",
+                code="name-unknown",
+                argument="search_alg",
+                allowed=list(names),
             )
         try:
             searcher = tune.create_searcher(name, **(self.search_alg_params or {}))
@@ -265,7 +289,9 @@ class Strategy:
         except (AssertionError, ImportError, TypeError, ValueError) as error:
             raise UsageError(
                 f"search_alg {search_alg!r} cannot be used: {error}; 'optuna' needs no further "
-                "package"
+                "package",
+                code="package-missing",
+                argument="search_alg",
             ) from error
 
 
@@ -316,7 +342,8 @@ def from_ray(value: Any) -> Any:
     if isinstance(value, sample.Float) and isinstance(sampler, sample.Uniform | sample.LogUniform):
         return Number(value.lower, value.upper, q=q, log=log)
     raise UsageError(
-        f"search_space holds {value!r}, which cannot be used; see bigdl.orca.automl.hp"
+        f"search_space holds {value!r}, which cannot be used; see bigdl.orca.automl.hp",
+        code="search-space",
     )
 
 

@@ -49,7 +49,9 @@ class SearchMetric:
             if value.size != 1:
                 raise UsageError(
                     f"The metric {self.name} must be a number, the function returned shape "
-                    f"{value.shape}"
+                    f"{value.shape}",
+                    code="metric-unsupported",
+                    metric=self.name,
                 )
             return float(value.reshape(()))
         if isinstance(y_true, list):
@@ -129,12 +131,19 @@ class SearchGoal:
         if not metrics or len(modes) != len(metrics):
             raise UsageError(
                 "metric_mode must be one of 'min' and 'max' for every metric, got metrics "
-                f"{[_name(each) for each in metrics]} and modes {modes}"
+                f"{[_name(each) for each in metrics]} and modes {modes}",
+                code="argument-value",
+                argument="metric_mode",
+                allowed=["min", "max"],
             )
         goal = [_metric(each, mode, known) for each, mode in zip(metrics, modes, strict=True)]
         names = [each.name for each in goal]
         if len(set(names)) < len(names):
-            raise UsageError(f"Two of the metrics have the same name: {names}")
+            raise UsageError(
+                f"Two of the metrics have the same name: {names}",
+                code="argument-value",
+                argument="metric",
+            )
         if metric_threshold is not None:
             check_number("metric_threshold", metric_threshold)
         return cls(goal, metric_threshold)
@@ -144,17 +153,28 @@ def _metric(
     metric: Any, mode: Any, known: Callable[[str], tuple[bool, str | None]]
 ) -> SearchMetric:
     if mode not in (None, "min", "max"):
-        raise UsageError(f"metric_mode must be 'min' or 'max', got {mode!r}")
+        raise UsageError(
+            f"metric_mode must be 'min' or 'max', got {mode!r}",
+            code="argument-value",
+            argument="metric_mode",
+            allowed=["min", "max"],
+        )
     if isinstance(metric, str):
         is_of_model, model_mode = known(metric)
         mode = mode or model_mode or Evaluator.get_metric_mode(metric)
         return SearchMetric(metric if is_of_model else Evaluator.check_metric(metric), mode)
     if not callable(metric) or isinstance(metric, type):
-        raise UsageError(f"metric must be a name or a function of (y_true, y_pred), got {metric!r}")
+        raise UsageError(
+            f"metric must be a name or a function of (y_true, y_pred), got {metric!r}",
+            code="argument-type",
+            argument="metric",
+        )
     if mode is None:
         raise UsageError(
             "You must specify `metric_mode` for your metric function; pass metric_mode='min' or "
-            "'max' to AutoEstimator.fit()"
+            "'max' to AutoEstimator.fit()",
+            code="argument-missing",
+            argument="metric_mode",
         )
     return SearchMetric(_name(metric), mode, metric)
 

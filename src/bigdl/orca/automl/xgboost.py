@@ -136,7 +136,9 @@ class _XGBoostModel(TrialModel):
         if self._stops_early and self._validation is None:
             raise UsageError(
                 "early_stopping_rounds needs validation_data, whose score stops the growth; pass "
-                "it to fit"
+                "it to fit",
+                code="argument-missing",
+                argument="validation_data",
             )
         trees = check_positive("n_estimators", parameters.pop("n_estimators"))
         self._parts = [len(part) for part in np.array_split(range(int(trees)), job.epochs)]
@@ -268,7 +270,9 @@ def _with_categories_of(train: Any, x: Any) -> Any:
     if known.keys() != given.keys():
         raise UsageError(
             "The columns that are categories of pandas must be the same ones in data and "
-            f"validation_data, they are {list(known)} and {list(given)}"
+            f"validation_data, they are {list(known)} and {list(given)}",
+            code="data-schema",
+            columns=list(given),
         )
     if not known:
         return x
@@ -279,7 +283,9 @@ def _with_categories_of(train: Any, x: Any) -> Any:
             raise UsageError(
                 f"The column {name!r} of validation_data has categories that data does not have: "
                 f"{unknown[:5]}; give both the same categories, such as by astype(data"
-                f"[{name!r}].dtype), which makes the others missing values"
+                f"[{name!r}].dtype), which makes the others missing values",
+                code="data-value",
+                column=name,
             )
         x[name] = x[name].cat.set_categories(categories)
     return x
@@ -291,19 +297,22 @@ def _matrix_of_batches(loader: Any) -> tuple[np.ndarray, np.ndarray]:
         raise UsageError(
             "The data of AutoXGBoost must be arrays, DataFrames, XShards, Parquet files, a "
             "DataLoader of (x, y), or a function of the configuration that returns (x, y) or such "
-            f"a loader, got {type(loader).__name__}"
+            f"a loader, got {type(loader).__name__}",
+            code="data-type",
+            argument="data",
         )
     parts: list[tuple[np.ndarray, np.ndarray]] = []
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise UsageError(
                 "The batches of a DataLoader for AutoXGBoost must be (x, y), got "
-                f"{type(batch).__name__} of {len(batch)}"
+                f"{type(batch).__name__} of {len(batch)}",
+                code="data-structure",
             )
         x, y = (np.asarray(each) for each in batch)
         parts.append((x.reshape(len(x), -1), y))
     if not parts:
-        raise UsageError("The DataLoader given to AutoXGBoost has no batches")
+        raise UsageError("The DataLoader given to AutoXGBoost has no batches", code="data-empty")
     x, y = (np.concatenate(each) for each in zip(*parts, strict=True))
     return x, y[:, 0] if y.shape[1:] == (1,) else y
 

@@ -154,7 +154,9 @@ def make_class_archive() -> Path:
             command += [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={made}"]
             _run([*command, "-cp", class_path], {})
             if not made.exists():
-                raise UsageError(f"Java at {java.home} made no archive of Spark's classes")
+                raise UsageError(
+                    f"Java at {java.home} made no archive of Spark's classes", code="program-failed"
+                )
             made.replace(archive)
     return archive
 
@@ -170,7 +172,9 @@ def _run(command: list[str], variables: dict[str, str]) -> str:
     )
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["nothing was printed"]
-        raise UsageError(f"an archive of Spark's classes cannot be made: {lines[-1]}")
+        raise UsageError(
+            f"an archive of Spark's classes cannot be made: {lines[-1]}", code="program-failed"
+        )
     return done.stdout
 
 

@@ -89,7 +89,7 @@ class ConnectCluster(SparkCluster):
     @property
     def sc(self) -> SparkContext:  # type: ignore[override]
         """Refused: there is none."""
-        raise UsageError(NEEDS_CONTEXT)
+        raise UsageError(NEEDS_CONTEXT, code="unsupported")
 
     def __repr__(self) -> str:
         return f"ConnectCluster({self.host!r}, {self.nodes} nodes × {self.cores_per_node} cores)"
@@ -287,7 +287,10 @@ class ConnectCluster(SparkCluster):
                 if missing - {"bigdl"}:
                     raise UsageError(
                         f"The Python of the executors behind {self.host} has no "
-                        f"{', '.join(sorted(missing - {'bigdl'}))}; install what is missing there"
+                        f"{', '.join(sorted(missing - {'bigdl'}))}; install what is missing there",
+                        code="package-missing",
+                        package=list(missing - {"bigdl"}),
+                        address=self.host,
                     )
                 if missing:
                     logger.info("The executors have no BigDL: its modules are sent to them")
@@ -385,7 +388,9 @@ class ConnectedSession:
         if not url or not url.startswith("sc://"):
             raise UsageError(
                 'cluster_mode="spark-connect" needs master, the address of a Spark Connect server '
-                f'such as "sc://host:15002", but got {url!r}'
+                f'such as "sc://host:15002", but got {url!r}',
+                code="argument-value",
+                argument="master",
             )
         for package in ("grpc", "grpc_status", "google.rpc", "zstandard"):
             require(package, "connect")
@@ -399,7 +404,9 @@ class ConnectedSession:
         if not _listens(host, port):
             raise UsageError(
                 f"No Spark Connect server answers at {host}:{port}; start it with Spark's "
-                "sbin/start-connect-server.sh, and pass its address as master"
+                "sbin/start-connect-server.sh, and pass its address as master",
+                code="cluster-unreachable",
+                address=host + ":" + str(port),
             )
         try:
             session = SparkSession.builder.remote(url).getOrCreate()
@@ -409,7 +416,9 @@ class ConnectedSession:
             logger.info("Connected to Spark %s at %s:%d", session.version, host, port)
         except PySparkException as error:
             raise UsageError(
-                f"The Spark Connect server at {host}:{port} refuses: {first_line(error)}"
+                f"The Spark Connect server at {host}:{port} refuses: {first_line(error)}",
+                code="cluster-refused",
+                address=host + ":" + str(port),
             ) from error
         return cls(session, environment)
 
@@ -443,7 +452,11 @@ def _endpoint(url: str) -> tuple[str, int]:
         parts = urlsplit(url.partition("/;")[0])
         return parts.hostname or "localhost", parts.port or 15002
     except ValueError as error:
-        raise UsageError(f'master must be like "sc://host:15002", but got {url!r}') from error
+        raise UsageError(
+            f'master must be like "sc://host:15002", but got {url!r}',
+            code="argument-value",
+            argument="master",
+        ) from error
 
 
 def has_server(session: Any) -> bool:
@@ -600,4 +613,6 @@ def _connector(host: str, port: int) -> Callable[[], bool]:
 
 def refuse(what: str, instead: str) -> NoReturn:
     """Raise the error of what Spark Connect cannot do."""
-    raise UsageError(f"{what} does not work over Spark Connect; {instead}")
+    raise UsageError(
+        f"{what} does not work over Spark Connect; {instead}", code="unsupported", method=what
+    )

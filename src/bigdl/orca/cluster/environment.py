@@ -117,7 +117,10 @@ def conda_prefix(name: str | None) -> str | None:
             return str(each)
     raise UsageError(
         f"conda_name={name!r} is not a conda environment in {root}: activate it, or pass "
-        "penv_archive, an archive made by conda pack"
+        "penv_archive, an archive made by conda pack",
+        code="argument-value",
+        argument="conda_name",
+        path=str(root),
     )
 
 
@@ -194,7 +197,10 @@ def _kind(root: Path) -> str:
         return "venv"
     raise UsageError(
         f"the Python at {root} is neither a conda nor a virtual environment and cannot be shipped "
-        "to the cluster: pass penv_archive, or python_location if the nodes have their own Python"
+        "to the cluster: pass penv_archive, or python_location if the nodes have their own Python",
+        code="cluster-config",
+        argument="penv_archive",
+        path=str(root),
     )
 
 
@@ -214,7 +220,10 @@ def _pack(kind: str, root: Path, output: str) -> None:
     except Exception as error:
         raise UsageError(
             f"{kind}-pack cannot pack {root} ({error}): pass penv_archive, an archive of the "
-            "environment made in another way"
+            "environment made in another way",
+            code="cluster-config",
+            argument="penv_archive",
+            path=str(root),
         ) from error
 
 

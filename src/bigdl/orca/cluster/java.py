@@ -98,7 +98,11 @@ def find_java() -> JavaHome:
                 logger.warning("%s: not usable for Spark, using %s instead.", reason, java)
             return _home(origin, java, *probe)
     problem = "; ".join(rejected) if rejected else "JAVA_HOME is not set and PATH has no java"
-    raise UsageError(f"Spark needs Java {OLDEST_JAVA} or newer, but {problem}: {_CURE}")
+    raise UsageError(
+        f"Spark needs Java {OLDEST_JAVA} or newer, but {problem}: {_CURE}",
+        code="version-unsupported",
+        package="java",
+    )
 
 
 def _candidates():
@@ -198,6 +202,7 @@ def _wrap(java: Path) -> tempfile.TemporaryDirectory:
         raise UsageError(
             f"the Java at {java} needs a start script, but programs cannot be run from "
             f"{tempfile.gettempdir()} (mounted noexec): let TMPDIR point to another directory,"
-            " or let JAVA_HOME point to a full JDK"
+            " or let JAVA_HOME point to a full JDK",
+            code="path-unusable",
         )
     return private

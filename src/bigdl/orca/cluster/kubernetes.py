@@ -63,7 +63,8 @@ def await_executors(sc: "SparkContext", number: int) -> None:
             if reasons := pods.reasons(waited, patience):
                 raise UsageError(
                     f"None of {number} executors has started in the namespace {pods.namespace} of "
-                    f"Kubernetes: {reasons}"
+                    f"Kubernetes: {reasons}",
+                    code="cluster-refused",
                 )
 
 
@@ -122,7 +123,9 @@ def follow_driver(jvm: Any, properties: Mapping[str, str], label: str) -> int:
             if reasons := pods.reasons(waited, patience):
                 for pod in described or []:
                     pods.remove(pod["name"])
-                raise UsageError(f"The driver has not started {where}: {reasons}")
+                raise UsageError(
+                    f"The driver has not started {where}: {reasons}", code="cluster-refused"
+                )
         name, lines = described[0]["name"], 0
         logger.info("The program runs in the pod %s %s", name, where)
         while described is None or described[0]["phase"] == "Running":
@@ -130,7 +133,9 @@ def follow_driver(jvm: Any, properties: Mapping[str, str], label: str) -> int:
             time.sleep(_LOOK_S)  # a log ends a moment before its pod
             described = pods.described()
             if described == [] or (described and described[0]["lost"]):
-                raise UsageError(f"The pod {name} of the driver went away {where}")
+                raise UsageError(
+                    f"The pod {name} of the driver went away {where}", code="worker-lost"
+                )
         pods.print_log(name, lines)
         code = described[0].get("code")
         return int(described[0]["phase"] != "Succeeded") if code is None else code

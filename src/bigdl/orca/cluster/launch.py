@@ -247,7 +247,12 @@ def use_this_python(sc: SparkContext) -> None:
     elif os.path.realpath(sc.pythonExec) != os.path.realpath(sys.executable):
         version = _python_version(sc.pythonExec)
         if version not in (None, "{}.{}".format(*sys.version_info)):
-            raise UsageError(another_python(cast("str", version)))
+            raise UsageError(
+                another_python(cast("str", version)),
+                code="version-unsupported",
+                package="python",
+                version=version,
+            )
 
 
 @functools.lru_cache
@@ -458,7 +463,8 @@ def _launch_gateway(conf: Any, cleanup: contextlib.ExitStack, log_output: bool =
     except PySparkRuntimeError as error:
         raise UsageError(
             "the Java process of Spark ended at once, and standard error shows why; "
-            f"memory was {conf.get('spark.driver.memory')!r}"
+            f"memory was {conf.get('spark.driver.memory')!r}",
+            code="program-failed",
         ) from error
     finally:
         for pipe in pipes.values():
@@ -474,7 +480,11 @@ def _check_spark_home() -> None:
     if cores and not any(each.startswith(f"{wanted.rpartition('.')[0]}.") for each in cores):
         raise UsageError(
             f"SPARK_HOME={home} holds Spark {cores[0]}, but the installed PySpark is {wanted}: "
-            "unset SPARK_HOME, or let it name the same Spark"
+            "unset SPARK_HOME, or let it name the same Spark",
+            code="version-unsupported",
+            package="spark",
+            path=str(home),
+            version=cores[0],
         )
 
 
@@ -497,7 +507,7 @@ def _new_context(conf: Any, gateway: Any = None) -> SparkContext:
         logger.warning("Two threads of Spark's UI met at its start; Spark is started again.")
     if "waiting for backend" in reason:  # so Spark says that no executor stayed
         reason += "; the cluster has given up the executors, whose own logs say why they ended"
-    raise UsageError(f"Spark refused to start: {reason}")
+    raise UsageError(f"Spark refused to start: {reason}", code="cluster-refused")
 
 
 def _stop_context(sc: SparkContext) -> None:

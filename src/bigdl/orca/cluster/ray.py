@@ -75,7 +75,7 @@ class RayCluster:
             If it is connected to none.
         """
         if not is_connected():
-            raise UsageError(NO_RAY)
+            raise UsageError(NO_RAY, code="context-missing")
         return cls()
 
     @classmethod
@@ -339,7 +339,8 @@ class OrcaRayContext:
         if is_connected():
             raise UsageError(
                 "Ray is initialized in this process already; call ray.shutdown(), or leave it to "
-                "init_orca_context to connect with address="
+                "init_orca_context to connect with address=",
+                code="state",
             )
         options = dict(self._options)
         memory = resource_to_bytes(options.pop("object_store_memory", None))
@@ -381,7 +382,8 @@ class OrcaRayContext:
             context = cls._active or cls._for_program()
             if context is None:
                 raise UsageError(
-                    "No active RayContext. Please call init_orca_context to create a RayContext"
+                    "No active RayContext. Please call init_orca_context to create a RayContext",
+                    code="context-missing",
                 )
         if initialize:
             context.init()
@@ -400,7 +402,9 @@ class OrcaRayContext:
         with cls._lock:
             context = cls._for_program()
             if context is None:
-                raise UsageError(NO_RAY if connect_session() is None else connect.NO_RAY)
+                raise UsageError(
+                    NO_RAY if connect_session() is None else connect.NO_RAY, code="context-missing"
+                )
             context.init()
             return context
 
@@ -458,6 +462,8 @@ def resource_to_bytes(resource_str: str | int | None) -> int | None:
     if match is None:
         raise UsageError(
             "object_store_memory can be either b, k, m, g for bytes, kilobytes, megabytes and "
-            f'gigabytes, such as "10g", got {resource_str!r}'
+            f'gigabytes, such as "10g", got {resource_str!r}',
+            code="argument-value",
+            argument="object_store_memory",
         )
     return int(match[1]) * _UNITS[match[2]]

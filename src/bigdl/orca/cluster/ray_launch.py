@@ -120,7 +120,9 @@ def connect_ray(cleanup: contextlib.ExitStack, **options: Any) -> dict[str, Any]
     except Exception as error:
         where = f" at {options['address']}" if options.get("address") else ""
         reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"Ray{where} cannot be started or reached: {reason}") from error
+        raise UsageError(
+            f"Ray{where} cannot be started or reached: {reason}", code="cluster-unreachable"
+        ) from error
     cleanup.callback(_disconnect)
     address = ray.get_runtime_context().gcs_address
     return {
@@ -157,7 +159,9 @@ def _check_answer(address: str) -> None:
         if address != "auto" and "://" not in address:
             raise UsageError(
                 f'address should be "auto" or the host:port of a Ray, such as "10.0.0.1:6379", '
-                f"got {address!r}"
+                f"got {address!r}",
+                code="argument-value",
+                argument="address",
             )
         return  # for Ray to judge
     try:
@@ -168,7 +172,9 @@ def _check_answer(address: str) -> None:
         start = "ray start --head" + (" --ray-client-server-port=" + port if is_client else "")
         raise UsageError(
             f"No Ray answers at {where} ({error.strerror or error}); start one there ({start}), "
-            "correct address=, or leave it out for a Ray on this machine"
+            "correct address=, or leave it out for a Ray on this machine",
+            code="cluster-unreachable",
+            address=where,
         ) from error
 
 
@@ -237,7 +243,9 @@ def check_ray_arguments(options: Mapping[str, Any]) -> None:
         if name not in known and name not in private:
             raise UsageError(
                 f'init_orca_context has no argument {name!r} with runtime="ray"; besides cores, '
-                "num_nodes, address and object_store_memory it takes those of ray.init"
+                "num_nodes, address and object_store_memory it takes those of ray.init",
+                code="argument-unknown",
+                argument=name,
             )
 
 
@@ -333,7 +341,7 @@ def start_on_spark(
             logger.info("%s: no effect, since %s", name, reason)
     sc = options.get("sc")
     if sc is None and connect_session() is not None:
-        raise UsageError(connect.NO_RAY)
+        raise UsageError(connect.NO_RAY, code="unsupported")
     cluster = SparkCluster(sc) if sc is not None else SparkCluster.from_active()
     cores = options.get("ray_node_cpu_cores") or cluster.cores_per_node
     system_config = options.get("system_config")
@@ -344,12 +352,15 @@ def start_on_spark(
     if cluster.dynamic_allocation:
         raise UsageError(
             "Ray needs executors that stay, but Spark may end them by dynamic allocation; set "
-            "spark.dynamicAllocation.enabled=false"
+            "spark.dynamicAllocation.enabled=false",
+            code="cluster-config",
         )
     if nodes > cluster.nodes:
         raise UsageError(
             f"{nodes} Ray nodes were asked for (num_ray_nodes) but Spark has {cluster.nodes} "
-            "executors; ask for as many nodes or fewer"
+            "executors; ask for as many nodes or fewer",
+            code="resource-limit",
+            argument="num_ray_nodes",
         )
     host = cluster.driver_host  # `ray start` refuses to join one on the loopback interface
     info = start_ray(
@@ -422,7 +433,9 @@ def _await_slots(cluster: SparkCluster, nodes: int) -> int:
     wanted = nodes * max(1, cluster.cores_per_node // cluster.threads_per_task)
     slots = cluster.await_slots(wanted)
     if not slots:
-        raise UsageError(f"No executor of Spark has registered within {_START_S:g} s")
+        raise UsageError(
+            f"No executor of Spark has registered within {_START_S:g} s", code="timeout"
+        )
     return slots
 
 
@@ -471,5 +484,6 @@ def _await_nodes(nodes: int) -> None:
 def _not_started(reason: str) -> UsageError:
     return UsageError(
         f"Ray's nodes could not be started on Spark's executors: {reason}; look at "
-        "bigdl-ray-node-*.log in the executors' local directories"
+        "bigdl-ray-node-*.log in the executors' local directories",
+        code="cluster-refused",
     )

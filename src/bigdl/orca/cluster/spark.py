@@ -87,7 +87,9 @@ class SparkCluster:
         """
         sc = active_context()
         if sc is None:
-            raise UsageError(NO_CONTEXT if connect_session() is None else NEEDS_CONTEXT)
+            raise UsageError(
+                NO_CONTEXT if connect_session() is None else NEEDS_CONTEXT, code="context-missing"
+            )
         return cls(sc)
 
     @classmethod

@@ -73,7 +73,8 @@ def check_alive(owner: Any, what: str = "data") -> None:
     if getattr(owner, "_jsc", owner) is None or getattr(owner, "is_stopped", False) is True:
         raise UsageError(
             f"This {what} belongs to a Spark context that has been stopped, and ended with it; "
-            "make it again in the context that is active"
+            "make it again in the context that is active",
+            code="context-stopped",
         )
 
 
@@ -290,7 +291,9 @@ def error_of(cause: str, place: str, rank: int = -1) -> BigDLError:
     if kind == UsageError.__name__:
         return UsageError(message)
     if "PYTHON_VERSION_MISMATCH" in cause:
-        return UsageError(versions.another_python(cause))
+        return UsageError(
+            versions.another_python(cause), code="version-unsupported", package="python"
+        )
     return WorkerError(rank, kind, cause, place=place)
 
 

@@ -105,7 +105,9 @@ class StandaloneCluster:
             reply = json.loads(output.readline() or b"{}")
             if "master" not in reply:
                 reason = reply.get("error", "its supervisor was killed")
-                raise UsageError(f"The standalone cluster did not start: {reason}")
+                raise UsageError(
+                    f"The standalone cluster did not start: {reason}", code="cluster-refused"
+                )
             return cls(reply["master"], secret, folder, process, cleanup.pop_all())
 
     def stop(self) -> None:
@@ -127,13 +129,17 @@ def numa_prefixes(executors: int) -> list[list[str]]:
     if numactl is None:
         raise UsageError(
             "enable_numa_binding=True needs the program numactl, which is not on PATH: "
-            "install it (apt-get install numactl), or leave enable_numa_binding out"
+            "install it (apt-get install numactl), or leave enable_numa_binding out",
+            code="package-missing",
+            package="numactl",
         )
     nodes = _numa_nodes(topology().numa_nodes)
     if executors % len(nodes):
         raise UsageError(
             f"enable_numa_binding=True needs num_nodes to be a multiple of this machine's "
-            f"{len(nodes)} NUMA nodes, but got num_nodes={executors}"
+            f"{len(nodes)} NUMA nodes, but got num_nodes={executors}",
+            code="argument-value",
+            argument="num_nodes",
         )
     return [
         [numactl, "-m", str(node), "-C", ",".join(map(str, cores))] for node, cores in nodes.items()

@@ -278,7 +278,9 @@ def hadoop_conf(request: ContextRequest, environ: Mapping[str, str]) -> str:
     if not directory:
         raise UsageError(
             f'cluster_mode="{request.mode}" needs the directory of Hadoop\'s configuration files, '
-            "which is not known: set HADOOP_CONF_DIR, or pass hadoop_conf"
+            "which is not known: set HADOOP_CONF_DIR, or pass hadoop_conf",
+            code="cluster-config",
+            argument="hadoop_conf",
         )
     return directory
 
@@ -289,12 +291,16 @@ def _kubernetes(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
     if not master or not master.startswith("k8s://"):
         raise UsageError(
             f'cluster_mode="{request.mode}" needs master="k8s://https://host:port", the address of '
-            f"the Kubernetes API server, but got {master!r}"
+            f"the Kubernetes API server, but got {master!r}",
+            code="argument-value",
+            argument="master",
         )
     if not image:
         raise UsageError(
             f'cluster_mode="{request.mode}" needs container_image, the image of the executors, '
-            "but got None"
+            "but got None",
+            code="argument-missing",
+            argument="container_image",
         )
     archive = request.get("penv_archive")
     # The image has its own Python, wherever this program's may be.
@@ -335,7 +341,9 @@ def _command(
         raise UsageError(
             f'cluster_mode="{request.mode}" runs the program\'s file again on the cluster, but '
             f"this program is {script or 'an interactive one'!r}: start it as a .py file, or use "
-            f'cluster_mode="{family(request.mode)}-client"'
+            f'cluster_mode="{family(request.mode)}-client"',
+            code="unsupported",
+            argument="cluster_mode",
         )
     if not script.startswith(_SCRIPT_ELSEWHERE):
         script = str(Path(script).absolute())
@@ -384,7 +392,9 @@ def check_reachable(addresses: Sequence[Address], what: str, advice: str) -> Add
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             reasons.append(f"{host}:{port} ({reason})")
-    raise UsageError(f"{what} cannot be reached at {', '.join(reasons)}: {advice}")
+    raise UsageError(
+        f"{what} cannot be reached at {', '.join(reasons)}: {advice}", code="cluster-unreachable"
+    )
 
 
 def resource_managers(directory: str) -> list[Address]:
@@ -402,7 +412,9 @@ def resource_managers(directory: str) -> list[Address]:
         raise UsageError(
             f"YARN is described by yarn-site.xml, which cannot be read in {directory} ({error}): "
             "set HADOOP_CONF_DIR, or pass hadoop_conf, to the directory of Hadoop's configuration "
-            "files"
+            "files",
+            code="cluster-config",
+            path=str(directory),
         ) from None
     ids = [each.strip() for each in properties.get("yarn.resourcemanager.ha.rm-ids", "").split(",")]
     addresses = []
@@ -425,7 +437,9 @@ def kubernetes_address(master: str) -> Address:
         port = None
     if not parts.hostname or port is None:
         raise UsageError(
-            f'master must be of the form "k8s://https://host:port", but got {master!r}'
+            f'master must be of the form "k8s://https://host:port", but got {master!r}',
+            code="argument-value",
+            argument="master",
         )
     return parts.hostname, port
 
@@ -446,7 +460,9 @@ def standalone_masters(master: str) -> list[Address]:
     if not masters:
         raise UsageError(
             f'master of a standalone cluster must be of the form "spark://host:port", '
-            f"but got {master!r}"
+            f"but got {master!r}",
+            code="argument-value",
+            argument="master",
         )
     return masters
 
@@ -632,6 +648,8 @@ def _local_directory(request: ContextRequest) -> str | None:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"The directory {directory} for local files cannot be made: {error}"
+            f"The directory {directory} for local files cannot be made: {error}",
+            code="path-unusable",
+            path=str(directory),
         ) from None
     return directory

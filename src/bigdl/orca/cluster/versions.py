@@ -47,7 +47,10 @@ def check_version(version: str) -> None:
         oldest = ".".join(map(str, OLDEST))
         raise UsageError(
             f"Orca needs Spark {oldest} or newer, but the PySpark that is installed is {version}; "
-            "use a newer release of your platform, or run: pip install 'bigdl[orca]'"
+            "use a newer release of your platform, or run: pip install 'bigdl[orca]'",
+            code="version-unsupported",
+            package="pyspark",
+            version=str(version),
         )
 
 
@@ -462,7 +465,8 @@ def _of_type(array: Any, kind: str) -> Any:
         if largest is not None and largest >= _EXACT:
             raise UsageError(
                 f"Whole numbers from 2**53 on beside nulls, here of type {kind}, need Spark 4.1 or "
-                "newer; fill the nulls first"
+                "newer; fill the nulls first",
+                code="data-null",
             )
     return array.cast(wanted)
 

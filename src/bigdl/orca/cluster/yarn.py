@@ -54,7 +54,8 @@ def kept_on_cluster(jvm: Any, properties: Mapping[str, str], packed: str | None)
         said = str(error.java_exception.getMessage()).partition("\n")[0]
         raise UsageError(
             f"the file system of the YARN cluster cannot be used: {said}; check that its name node "
-            "runs and that hadoop_conf names it"
+            "runs and that hadoop_conf names it",
+            code="cluster-unreachable",
         ) from error
 
 

@@ -209,15 +209,25 @@ def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> Non
     operations = ["index", "create", "update", "upsert", "delete"]
     check_choice("es.write.operation", operation, operations)
     if operation in operations[2:] and not settings["es.mapping.id"]:
-        raise UsageError(f"es.write.operation={operation} needs es.mapping.id, the column of ids")
+        raise UsageError(
+            f"es.write.operation={operation} needs es.mapping.id, the column of ids",
+            code="argument-missing",
+            argument="es.mapping.id",
+        )
     with settings.client() as client:
         is_there = client.indices.exists(index=index)
         if not is_there and not settings.flag("es.index.auto.create"):
-            raise UsageError(f"There is no index {index!r}, and es.index.auto.create=false")
+            raise UsageError(
+                f"There is no index {index!r}, and es.index.auto.create=false",
+                code="path-missing",
+                path=index,
+            )
         if is_there and operation == "index" and client.count(index=index)["count"]:
             raise UsageError(
                 f"Index {index!r} holds documents already: delete it, write to another one, or add "
-                'to it by es.write.operation "create", or "upsert" for the ids of es.mapping.id'
+                'to it by es.write.operation "create", or "upsert" for the ids of es.mapping.id',
+                code="path-exists",
+                path=index,
             )
     fields = df.drop(*settings.names("es.mapping.exclude")).columns
     ids = F.col(settings["es.mapping.id"]) if settings["es.mapping.id"] else F.lit(None)
@@ -228,7 +238,9 @@ def write_df(esConfig: Mapping[str, Any], esResource: str, df: DataFrame) -> Non
     if why := [each["why"] for each in outcomes if each["why"]]:
         raise UsageError(
             f"{written:,} documents were written to index {index!r}, {refused:,} were refused and "
-            f"the rest was not sent: {why[0]}"
+            f"the rest was not sent: {why[0]}",
+            code="cluster-refused",
+            path=index,
         )
     if settings.flag("es.batch.write.refresh") and written:
         with settings.client() as client:
@@ -273,13 +285,20 @@ class _Settings(dict[str, str]):
 
     def __init__(self, config: Mapping[str, Any], resource: str | None, use: str):
         if not isinstance(config, Mapping):
-            raise UsageError(f'esConfig should be a dict such as {{"es.nodes": …}}, got {config!r}')
+            raise UsageError(
+                f'esConfig should be a dict such as {{"es.nodes": …}}, got {config!r}',
+                code="argument-type",
+                argument="esConfig",
+            )
         super().__init__(each.split("=") for each in _DEFAULTS.split())
         given = {str(key): str(value) for key, value in config.items() if value is not None}
         if unknown := [key for key in given if key not in self and not key.startswith(_HEADER)]:
             raise UsageError(
                 f"esConfig has no setting {', '.join(map(repr, unknown))}; it has "
-                f"{', '.join(sorted(self))} and {_HEADER}<name>"
+                f"{', '.join(sorted(self))} and {_HEADER}<name>",
+                code="argument-unknown",
+                argument="esConfig",
+                allowed=list(self),
             )
         numbers = [key for key, value in self.items() if value[:1].isdigit()]
         self.update(given)
@@ -287,7 +306,11 @@ class _Settings(dict[str, str]):
             self.number(key)
         resource = resource or self[f"es.resource.{use}"] or self["es.resource"]
         if not resource or "{" in resource:
-            raise UsageError(f"esResource should be the name of an index, got {resource!r}")
+            raise UsageError(
+                f"esResource should be the name of an index, got {resource!r}",
+                code="argument-value",
+                argument="esResource",
+            )
         self["index"] = resource.strip("/").partition("/")[0]  # a type follows in old programs
 
     def flag(self, key: str) -> bool:
@@ -306,7 +329,11 @@ class _Settings(dict[str, str]):
         """A number, a size such as 1mb in bytes, or a time such as 10s in seconds."""
         match = re.fullmatch(r"(\d+)([a-z]*)", self[key].strip().lower())
         if match is None or (match[2] or unit) not in _UNITS:
-            raise UsageError(f"{key} should be a number, such as 10, 10s or 10mb, got {self[key]}")
+            raise UsageError(
+                f"{key} should be a number, such as 10, 10s or 10mb, got {self[key]}",
+                code="argument-value",
+                argument=key,
+            )
         return int(match[1]) * _UNITS[match[2] or unit]
 
     def query(self) -> dict[str, Any] | None:
@@ -314,7 +341,11 @@ class _Settings(dict[str, str]):
         text = self["es.query"].strip()
         if not text or text.startswith("?q="):
             return {"query_string": {"query": text[3:]}} if text else None
-        with refusing(f'es.query should be ?q=… or JSON such as {{"query": …}}, got {text}'):
+        with refusing(
+            f'es.query should be ?q=… or JSON such as {{"query": …}}, got {text}',
+            code="argument-value",
+            argument="es.query",
+        ):
             (query,) = {"query": None, **json.loads(text)}.values()
         return query
 
@@ -323,9 +354,17 @@ class _Settings(dict[str, str]):
         scheme = "https" if self.flag("es.net.ssl") else "http"
         path = self["es.nodes.path.prefix"].strip("/")
         if "@" in self["es.nodes"]:
-            raise UsageError("es.nodes names a user; give es.net.http.auth.user and .pass instead")
+            raise UsageError(
+                "es.nodes names a user; give es.net.http.auth.user and .pass instead",
+                code="argument-value",
+                argument="es.nodes",
+            )
         urls = []
-        with refusing(f"es.nodes should be names of hosts, got {self['es.nodes']!r}"):
+        with refusing(
+            f"es.nodes should be names of hosts, got {self['es.nodes']!r}",
+            code="argument-value",
+            argument="es.nodes",
+        ):
             for node in self["es.nodes"].split(","):
                 parts = urlsplit(node.strip() if "://" in node else f"{scheme}://{node.strip()}")
                 port = parts.port or self["es.port"]
@@ -355,7 +394,11 @@ class _Settings(dict[str, str]):
             status = 410 if is_expired else getattr(error, "status_code", None)
             sentence = _SENTENCES.get(status, "refuses what it was asked")
             reason = error if status else error.message
-            raise UsageError(f"Elasticsearch at {', '.join(urls)} {sentence} ({reason})") from None
+            raise UsageError(
+                f"Elasticsearch at {', '.join(urls)} {sentence} ({reason})",
+                code="cluster-unreachable",
+                address=list(urls),
+            ) from None
 
 
 # reading ----------------------------------------------------------------------------------------
@@ -405,7 +448,9 @@ def _schema_of_mapping(settings: _Settings) -> StructType:
     if not fields or any(fields[field.name] != field for schema in schemas for field in schema):
         raise UsageError(
             f"Index {index!r} has {'fields of several types' if fields else 'no such fields'}: "
-            "choose others by es.read.field.include, or give schema="
+            "choose others by es.read.field.include, or give schema=",
+            code="data-schema",
+            path=index,
         )
     return StructType(list(fields.values()))
 
@@ -453,11 +498,15 @@ def _parsed(value: Any, data_type: Any, path: str) -> Any:
     if isinstance(value, list) and name != "array":
         raise UsageError(
             f"The field {path} of a document has several values: name it in "
-            "es.read.field.as.array.include, or give schema= with an array"
+            "es.read.field.as.array.include, or give schema= with an array",
+            code="data-structure",
+            column=path,
         )
     with refusing(
         f"The field {path} of a document is {value!r}, which is no {name}",
         "; give schema= with another type, such as string",
+        code="data-dtype",
+        column=path,
     ):
         if name == "struct":
             return {
@@ -541,7 +590,11 @@ def _actions(settings: _Settings, batches: Iterator[Any]) -> Iterator[tuple[dict
     for batch in batches:
         for text, key in zip(*(column.to_pylist() for column in batch), strict=True):
             if key is None and settings["es.mapping.id"]:
-                raise UsageError(f"es.mapping.id={settings['es.mapping.id']} is null in a row")
+                raise UsageError(
+                    f"es.mapping.id={settings['es.mapping.id']} is null in a row",
+                    code="data-null",
+                    column=settings["es.mapping.id"],
+                )
             command = {"_index": settings["index"]} | ({} if key is None else {"_id": key})
             if operation in is_update:
                 text = f'{{"doc": {text}, "doc_as_upsert": {is_update[operation]}}}'

@@ -117,12 +117,16 @@ def decode_image(data: bytes, name: str) -> PIL.Image.Image:
     """
     pil = require("PIL.Image", "orca")
     if not data:
-        raise UsageError(f"{name!r} is not an image: the file is empty")
+        raise UsageError(
+            f"{name!r} is not an image: the file is empty", code="file-damaged", path=name
+        )
     try:
         with pil.open(io.BytesIO(data)) as image:
             return image.copy()  # of the class Image: pixels without the file
     except (OSError, SyntaxError, ValueError, pil.DecompressionBombError) as error:
-        raise UsageError(f"{name!r} is not an image that Pillow can read: {error}") from error
+        raise UsageError(
+            f"{name!r} is not an image that Pillow can read: {error}", code="file-format", path=name
+        ) from error
 
 
 def load_numpy(path: str) -> np.ndarray:
@@ -148,7 +152,9 @@ def load_numpy(path: str) -> np.ndarray:
     except ValueError as error:
         raise UsageError(
             f"{path!r} is no numpy file of plain numbers or strings ({error}); save it by "
-            "numpy.save or numpy.savez from arrays that have no dtype object"
+            "numpy.save or numpy.savez from arrays that have no dtype object",
+            code="file-format",
+            path=path,
         ) from error
 
 
@@ -280,7 +286,7 @@ def files_of(path: str, *, nested: bool = False) -> list[str]:
             if not any(name.startswith(("_", ".")) for name in names) and fs.isfile(each):
                 files.append(each)
     if not files:
-        raise UsageError(f"There is no file at {path!r}")
+        raise UsageError(f"There is no file at {path!r}", code="path-missing", path=path)
     return sorted(files if is_local_path(path) else map(fs.unstrip_protocol, files))
 
 
@@ -616,7 +622,11 @@ def _copied_from(path: str, overwrite: bool) -> Iterator[str]:
 def _copied_to(path: str, overwrite: bool) -> Iterator[str]:
     """Yield a temporary local path that is copied to another storage at the end."""
     if not overwrite and exists(path):
-        raise UsageError(f"{path!r} exists already; pass overwrite=True to replace it")
+        raise UsageError(
+            f"{path!r} exists already; pass overwrite=True to replace it",
+            code="path-exists",
+            path=path,
+        )
     with _temporary(path) as copy:
         yield copy
         put = put_local_dir_to_remote if os.path.isdir(copy) else put_local_file_to_remote
@@ -635,7 +645,11 @@ def _temporary(path: str) -> Iterator[str]:
 
 def _local(path: str) -> tuple[Any, str]:
     if not is_local_path(path):
-        raise UsageError(f"{path!r} must be a local path; a remote one is the other argument")
+        raise UsageError(
+            f"{path!r} must be a local path; a remote one is the other argument",
+            code="argument-value",
+            path=path,
+        )
     return open_file_system(path)
 
 

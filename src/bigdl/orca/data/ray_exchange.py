@@ -97,7 +97,9 @@ class RayAddress:
                 raise UsageError(
                     f"The Spark task on {os.uname().nodename} cannot connect to Ray at "
                     f"{self.address} ({error}); start Ray on Spark's nodes by "
-                    "init_orca_context(init_ray_on_spark=True)"
+                    "init_orca_context(init_ray_on_spark=True)",
+                    code="cluster-unreachable",
+                    address=self.address,
                 ) from None
         node = ray.get_runtime_context().get_node_id()
         return ray.get_actor(_STORE.format(node), namespace=self.namespace)
@@ -280,7 +282,9 @@ def spark_df_to_ray_dataset(df):
 
     if not isinstance(df, DataFrame) or is_connect(df):
         raise UsageError(
-            f"spark_df_to_ray_dataset takes a classic Spark DataFrame, got {type(df).__name__}"
+            f"spark_df_to_ray_dataset takes a classic Spark DataFrame, got {type(df).__name__}",
+            code="data-type",
+            argument="df",
         )
     return ray.data.from_arrow_refs(arrow_to_ray(without_vectors(df), RayCluster.of_program()))
 

@@ -105,7 +105,11 @@ def partition_get_data_label(
     (array([1, 2, 3]), array([0, 1, 1]))
     """
     if not partition_data or not isinstance(partition_data[0], dict):
-        raise UsageError("partition_data must be a list of dicts with the key 'x', and 'y' if any")
+        raise UsageError(
+            "partition_data must be a list of dicts with the key 'x', and 'y' if any",
+            code="data-structure",
+            argument="partition_data",
+        )
 
     def joined(key):
         value = join_shards([shard[key] for shard in partition_data])

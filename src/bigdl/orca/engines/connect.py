@@ -71,7 +71,8 @@ class ConnectEngine(SparkEngine):
         if session is None:
             raise UsageError(
                 "There is no active session of Spark Connect; start one with "
-                'init_orca_context("spark-connect", master="sc://host:15002")'
+                'init_orca_context("spark-connect", master="sc://host:15002")',
+                code="context-missing",
             )
         super().__init__(cluster or ConnectCluster(session), **options)
         self._job_class = ConnectJob
@@ -118,7 +119,8 @@ class ConnectEngine(SparkEngine):
             raise UsageError(
                 "Distributed training over Spark Connect needs all its workers at once, which the "
                 "server's dynamic allocation refuses; start the server with "
-                "spark.dynamicAllocation.enabled=false"
+                "spark.dynamicAllocation.enabled=false",
+                code="cluster-config",
             )
         return super()._slots(num_workers)
 

@@ -153,7 +153,9 @@ class Gang(StageWatch):
                 "; the cluster has no room for more executors now: ask for fewer workers "
                 "(workers_per_node, spark.dynamicAllocation.maxExecutors), or try later"
             )
-            self._end(UsageError(few + cure) if self._is_first else WorkerLost(few))
+            self._end(
+                UsageError(few + cure, code="resource-limit") if self._is_first else WorkerLost(few)
+            )
 
     def _look_for_losses(self) -> None:
         lost = disconnected(self._line, self._world_size)

@@ -103,7 +103,8 @@ def _meet(spec, context, place, hosted):
     except Unreachable as error:
         failure = UsageError(
             f"The worker on {os.uname().nodename} cannot connect to worker 0 at {error}; the "
-            "workers must be able to open connections to each other"
+            "workers must be able to open connections to each other",
+            code="cluster-unreachable",
         )
         raise reported(describe(failure)) from None
     except UsageError as error:

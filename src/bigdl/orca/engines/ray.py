@@ -200,7 +200,8 @@ def _reserved(number: int, cores: int, patience: float) -> Iterator[list[str]]:
                 raise InsufficientResources(room)
             raise UsageError(
                 f"{number} workers of {cores} CPUs were asked for, but others use too many of "
-                f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers"
+                f"Ray's {cluster.slots()} CPUs; wait for them, or ask for fewer workers",
+                code="resource-limit",
             )
         places = placement_group_table(group)["bundles_to_node_id"]
         nodes = [places[index] for index in range(number)]

@@ -167,7 +167,8 @@ class SparkEngine(Engine):
                 raise UsageError(
                     'rendezvous="rank0" needs a barrier stage, which Spark refuses with dynamic '
                     "allocation; set spark.dynamicAllocation.enabled=false, or let executors "
-                    "connect to the driver"
+                    "connect to the driver",
+                    code="cluster-config",
                 )
             most = cluster.most_executors
             per_node = max(1, cluster.cores_per_node // cluster.threads_per_task)
@@ -185,7 +186,8 @@ class SparkEngine(Engine):
                 if reasons:
                     raise UsageError(
                         f"{num_workers} workers were asked for but the cluster can run {slots} "
-                        f"tasks at once{reasons}"
+                        f"tasks at once{reasons}",
+                        code="resource-limit",
                     )
         return slots
 

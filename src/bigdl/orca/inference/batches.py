@@ -124,31 +124,47 @@ def map_batches(
     from bigdl.orca.data.tables.scans import map_in_arrow  # which needs pyarrow
 
     if not callable(function):
-        raise UsageError(f"function must be callable, got {type(function).__name__}")
+        raise UsageError(
+            f"function must be callable, got {type(function).__name__}",
+            code="argument-type",
+            argument="function",
+        )
     check_positive("batch_size", batch_size)
     check_choice("damaged", damaged, ("raise", "null"))
     sizes = {name: _size(name, value) for name, value in (images or {}).items()}
     given = [*sizes, *_names(columns)]
     if not given:
-        raise UsageError("The function would get no column; name some in images= or columns=")
+        raise UsageError(
+            "The function would get no column; name some in images= or columns=",
+            code="argument-missing",
+            argument="columns",
+        )
     kept = [n for n in data.columns if n not in sizes] if keep is None else _names(keep)
     types = check_columns(data, [*given, *kept])
     for name in sizes:
         if types[name].typeName() != "binary":
             raise UsageError(
                 f"Column '{name}' of images must be binary, the content of a file; it is "
-                f"{types[name].simpleString()}"
+                f"{types[name].simpleString()}",
+                code="data-dtype",
+                column=name,
             )
     for name in dict.fromkeys([*kept, *given]):
         if not is_carried(types[name]):
             raise UsageError(
                 f"Column '{name}' is {types[name].simpleString()}, which Arrow cannot carry to "
-                "Python; leave it out with keep=, or cast it"
+                "Python; leave it out with keep=, or cast it",
+                code="data-dtype",
+                column=name,
             )
     added = _schema(returns)
     for name in added.names:
         if name.lower() in [each.lower() for each in kept]:
-            raise UsageError(f"The result would have two columns '{name}'; leave one out of keep=")
+            raise UsageError(
+                f"The result would have two columns '{name}'; leave one out of keep=",
+                code="column-duplicate",
+                column=name,
+            )
     cluster = active_spark()
     threads = cluster.threads_per_task
     origins = _origins(models or {})
@@ -174,7 +190,12 @@ def _names(columns: str | Sequence[str] | None) -> list[str]:
 
 def _size(name: str, size: Any) -> tuple[int, int]:
     if not isinstance(size, list | tuple) or len(size) != 2:
-        raise UsageError(f"images= needs (height, width) for column '{name}', got {size!r}")
+        raise UsageError(
+            f"images= needs (height, width) for column '{name}', got {size!r}",
+            code="argument-value",
+            argument="images",
+            column=name,
+        )
     height, width = (check_positive(f"images[{name!r}]", side) for side in size)
     return height, width
 
@@ -183,12 +204,18 @@ def _schema(returns: str) -> Any:
     if not isinstance(returns, str) or not returns.strip():
         raise UsageError(
             "returns must name the new columns and their types, such as 'score float', got "
-            f"{returns!r}"
+            f"{returns!r}",
+            code="argument-value",
+            argument="returns",
         )
     try:
         return data_type(returns)
     except Exception as error:  # each Spark has a class of its own for it
-        raise UsageError(f"returns={returns!r} is no schema of Spark: {error}") from error
+        raise UsageError(
+            f"returns={returns!r} is no schema of Spark: {error}",
+            code="argument-value",
+            argument="returns",
+        ) from error
 
 
 def _origins(models: Mapping[str, InferenceModel]) -> dict[str, tuple]:
@@ -196,7 +223,9 @@ def _origins(models: Mapping[str, InferenceModel]) -> dict[str, tuple]:
         if not isinstance(model, InferenceModel):
             raise UsageError(
                 f"models[{name!r}] must be an InferenceModel, got {type(model).__name__}; use "
-                "InferenceModel().load_module(model)"
+                "InferenceModel().load_module(model)",
+                code="model-type",
+                argument="models",
             )
     return {name: model.origin for name, model in models.items()}
 
@@ -358,14 +387,18 @@ def _called(worker: _Worker, taken: _Taken, names: list[str], schema: Any) -> li
     made = worker([columns])
     if not isinstance(made, Mapping) or set(made) != set(names):
         has = sorted(made) if isinstance(made, Mapping) else type(made).__name__
-        raise UsageError(f"The function must return a dict of {names}, got {has}")
+        raise UsageError(
+            f"The function must return a dict of {names}, got {has}", code="function-result"
+        )
     arrays = []
     for each in schema:
         values = made[each.name]
         if len(values) != count:
             raise UsageError(
                 f"The function must return a value for each row: column '{each.name}' has "
-                f"{len(values)} for {count} rows"
+                f"{len(values)} for {count} rows",
+                code="data-shape",
+                column=each.name,
             )
         arrays.append(_array(each.name, values, each.type))
     if rows is None:
@@ -411,7 +444,9 @@ def _array(name: str, values: Any, kind: Any) -> Any:
         return pa.array(list(values), kind)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UsageError(
-            f"Column '{name}' cannot be {kind}, as returns= says: the function returned {error}"
+            f"Column '{name}' cannot be {kind}, as returns= says: the function returned {error}",
+            code="data-dtype",
+            column=name,
         ) from error
 
 

@@ -47,11 +47,13 @@ def decode_images(
         data = contents[row].as_py()
         try:
             if data is None:
-                raise UsageError("it is null")
+                raise UsageError("it is null", code="data-null")
             decode(data, pixels[row])
         except UsageError as error:
             if not skips:
-                raise error.with_message(f"An image of the batch cannot be decoded: {error}") from error
+                raise error.with_message(
+                    f"An image of the batch cannot be decoded: {error}"
+                ) from error
             return False
         return True
 

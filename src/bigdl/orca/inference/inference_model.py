@@ -122,11 +122,18 @@ class InferenceModel:
         if accelerate not in METHODS:
             raise UsageError(
                 f"accelerate should be the name of a method ({', '.join(METHODS)}), got "
-                f"{accelerate!r}"
+                f"{accelerate!r}",
+                code="name-unknown",
+                argument="accelerate",
+                allowed=list(METHODS),
             )
         if sample is None:
             raise UsageError(
-                f"accelerate={accelerate!r} needs some rows to convert the model with; pass sample="
+                f"accelerate={accelerate!r} needs some rows to convert the model with; "
+                "pass sample=",
+                code="argument-missing",
+                argument="sample",
+                method=accelerate,
             )
         torch = require("torch", "orca")
         arguments = tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in _as_arrays(sample))
@@ -279,7 +286,8 @@ class InferenceModel:
         if self._idle is None:
             raise UsageError(
                 "There is no model yet; call load_torch, load_onnx, load_openvino or load_nano "
-                "first"
+                "first",
+                code="not-fitted",
             )
 
 
@@ -306,21 +314,33 @@ class _Ready:
 
 
 def _refuse(models: str, advice: str, path: str) -> NoReturn:
-    raise UsageError(f"{models} cannot be read; {advice} instead of loading {path!r}")
+    raise UsageError(
+        f"{models} cannot be read; {advice} instead of loading {path!r}",
+        code="name-dropped",
+        path=path,
+    )
 
 
 def _as_arrays(inputs: Any) -> list[np.ndarray]:
     given: Sequence[Any] = inputs if isinstance(inputs, list | tuple) else [inputs]
     if not given:
-        raise UsageError("predict needs an array, or one for each input of the model; got none")
+        raise UsageError(
+            "predict needs an array, or one for each input of the model; got none",
+            code="argument-missing",
+            argument="inputs",
+        )
     arrays = [np.asarray(each) for each in given]
     if any(a.ndim == 0 or a.dtype == object for a in arrays):
         raise UsageError(
             "predict takes an array of rows, or a list of them for several inputs of the model, "
-            f"got {type(inputs).__name__}"
+            f"got {type(inputs).__name__}",
+            code="data-type",
+            argument="inputs",
         )
     if len({len(a) for a in arrays}) > 1:
         raise UsageError(
-            f"All inputs must have the same number of rows, got {[len(a) for a in arrays]}"
+            f"All inputs must have the same number of rows, got {[len(a) for a in arrays]}",
+            code="data-shape",
+            argument="inputs",
         )
     return arrays

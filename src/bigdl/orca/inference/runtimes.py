@@ -54,7 +54,9 @@ def network_copies(count: int, run: Copy, names: Sequence[str]) -> list[Copy]:
     def checked(inputs: list[np.ndarray]) -> list[np.ndarray]:
         if len(inputs) != len(names):
             raise UsageError(
-                f"The model has {len(names)} inputs ({', '.join(names)}), got {len(inputs)} arrays"
+                f"The model has {len(names)} inputs ({', '.join(names)}), got {len(inputs)} arrays",
+                code="model-input",
+                columns=names,
             )
         return run(inputs)
 
@@ -75,7 +77,9 @@ def need_module(module: Any) -> None:
     """Refuse what is no module of PyTorch."""
     torch = require("torch", "orca")
     if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"A module of PyTorch is expected, got {type(module).__name__}")
+        raise UsageError(
+            f"A module of PyTorch is expected, got {type(module).__name__}", code="model-type"
+        )
 
 
 def file_copies(
@@ -188,7 +192,9 @@ def nano_files(path: str | os.PathLike) -> dict[str, bytes]:
     if not (directory / META_FILE).exists():
         raise UsageError(
             f"{str(path)!r} holds no model that InferenceOptimizer.save wrote: there is no "
-            f"{META_FILE} in it"
+            f"{META_FILE} in it",
+            code="path-missing",
+            path=str(path),
         )
     return {p.name: p.read_bytes() for p in sorted(directory.iterdir()) if p.is_file()}
 
@@ -204,7 +210,9 @@ def read_model(path: str) -> bytes:
     try:
         return read_bytes(path)
     except (OSError, ValueError, ImportError) as error:
-        raise UsageError(f"The model {path!r} cannot be read: {error}") from error
+        raise UsageError(
+            f"The model {path!r} cannot be read: {error}", code="file-damaged", path=path
+        ) from error
 
 
 def torch_module(data: bytes, path: str, trust: bool):
@@ -223,7 +231,9 @@ def torch_module(data: bytes, path: str, trust: bool):
     names: set[str] = set()
     failure = f"{path!r} is not a model that torch can load"
     # a damaged file shows in many ways
-    with refusing(failure, text=lambda error: " ".join(str(error).split())):
+    with refusing(
+        failure, text=lambda error: " ".join(str(error).split()), code="file-damaged", path=path
+    ):
         if zipfile.is_zipfile(io.BytesIO(data)):
             paths = zipfile.ZipFile(io.BytesIO(data)).namelist()
             names = {each.rpartition("/")[2] for each in paths}
@@ -232,7 +242,9 @@ def torch_module(data: bytes, path: str, trust: bool):
         if not trust:
             raise UsageError(
                 f"{path!r} holds a pickled module or an exported program, and loading it can run "
-                "any code; pass trust=True if you know where it comes from"
+                "any code; pass trust=True if you know where it comes from",
+                code="file-untrusted",
+                path=path,
             )
         if names & {"serialized_exported_program.json", "model.json"}:
             return torch.export.load(io.BytesIO(data)).module()
@@ -240,6 +252,8 @@ def torch_module(data: bytes, path: str, trust: bool):
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
             f"{path!r} holds a {type(module).__name__}, not a module; load its weights into a "
-            "model and use load_module"
+            "model and use load_module",
+            code="model-type",
+            path=path,
         )
     return module

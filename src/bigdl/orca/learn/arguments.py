@@ -39,7 +39,8 @@ def check_layer_options(backend: str, arguments: Mapping[str, Any]) -> Parameter
     if options:
         raise UsageError(
             f"{', '.join(options)} of fit are for the parameter layer, this Estimator has "
-            f"backend={backend!r}; make it with backend='bigdl'"
+            f"backend={backend!r}; make it with backend='bigdl'",
+            code="unsupported",
         )
     return None
 
@@ -54,7 +55,11 @@ def check_counts(least: int = 1, **counts: int | None) -> None:
 def config_of(config: dict | None, name: str = "config") -> dict:
     """A copy of the ``config`` that creators get."""
     if config is not None and not isinstance(config, dict):
-        raise UsageError(f"{name} must be a dict, got {type(config).__name__}")
+        raise UsageError(
+            f"{name} must be a dict, got {type(config).__name__}",
+            code="argument-type",
+            argument=name,
+        )
     return dict(config or {})
 
 
@@ -87,13 +92,17 @@ def check_creator(
                 f"{name} must be an object or a function {name}({', '.join(parameters)}) that "
                 f"returns one, got the class {creator.__name__}, which takes {signature}; write "
                 f"{name}={creator.__name__}(...) or {name}=lambda {', '.join(parameters)}: "
-                f"{creator.__name__}(...)"
+                f"{creator.__name__}(...)",
+                code="argument-type",
+                argument=name,
             ) from None
         called = f"{name}({', '.join(parameters)})"
         shown = "a lambda" if creator.__name__ == "<lambda>" else f"the function {creator.__name__}"
         raise UsageError(
             f"{name} is called as {called}, but {shown} takes {signature}; give it the "
-            f"parameter{'s' if len(parameters) > 1 else ''} {', '.join(parameters)}"
+            f"parameter{'s' if len(parameters) > 1 else ''} {', '.join(parameters)}",
+            code="argument-value",
+            argument=name,
         ) from None
 
 
@@ -102,12 +111,24 @@ def with_weight(label_cols, weight_col) -> list:
     if weight_col is None:
         return label_cols
     if not isinstance(weight_col, str):
-        raise UsageError(f"weight_col should be the name of one column, got {weight_col!r}")
+        raise UsageError(
+            f"weight_col should be the name of one column, got {weight_col!r}",
+            code="argument-type",
+            argument="weight_col",
+        )
     labels = names_of(label_cols)
     if not labels:
-        raise UsageError("weight_col needs label_cols; pass the names of the target columns")
+        raise UsageError(
+            "weight_col needs label_cols; pass the names of the target columns",
+            code="argument-missing",
+            argument="label_cols",
+        )
     if weight_col in labels:
-        raise UsageError(f"weight_col {weight_col!r} is one of label_cols; name another column")
+        raise UsageError(
+            f"weight_col {weight_col!r} is one of label_cols; name another column",
+            code="argument-conflict",
+            argument="weight_col",
+        )
     return [*labels, weight_col]
 
 
@@ -177,14 +198,21 @@ def take_old(
             other = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in known else []
             close = other or difflib.get_close_matches(name, known, 1)
             advice = f"did you mean {close[0]}=?" if close else "leave it out"
-            raise UsageError(f"{verb.__name__} has no argument {name!r}; {advice}")
+            raise UsageError(
+                f"{verb.__name__} has no argument {name!r}; {advice}",
+                code="argument-unknown",
+                argument=name,
+                method=verb.__name__,
+            )
     return values
 
 
 def path_of(verb: str, path: Any) -> str:
     """Return the path that a verb was given, as a str."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UsageError(f"{verb} needs the path of a file, got {path!r}")
+        raise UsageError(
+            f"{verb} needs the path of a file, got {path!r}", code="argument-type", method=verb
+        )
     return os.fspath(path)
 
 

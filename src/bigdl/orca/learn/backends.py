@@ -134,7 +134,10 @@ def backend_of(name: str, old_names: Mapping[str, str]) -> str:
     if backend not in BACKENDS:
         raise UsageError(
             f"The backends are 'spark', 'ray', 'horovod', 'bigdl' (the parameter layer on Spark) "
-            f"and 'local' (processes of this machine), got backend={name!r}; use one of them"
+            f"and 'local' (processes of this machine), got backend={name!r}; use one of them",
+            code="name-unknown",
+            argument="backend",
+            allowed=["spark", "ray", "horovod", "bigdl", "local"],
         )
     BACKENDS[backend].require()
     return backend

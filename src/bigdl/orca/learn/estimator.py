@@ -48,7 +48,9 @@ class EstimatorOptions:
         if self.model_dir is not None:
             if not isinstance(self.model_dir, str | os.PathLike):
                 raise UsageError(
-                    f"model_dir should be a path or URL, got {type(self.model_dir).__name__}"
+                    f"model_dir should be a path or URL, got {type(self.model_dir).__name__}",
+                    code="argument-type",
+                    argument="model_dir",
                 )
             self.model_dir = os.fspath(self.model_dir)
 
@@ -148,7 +150,9 @@ class TrainingEstimator(ABC):
         """
         epochs = self._training.position.history
         if not epochs:
-            raise UsageError("There is nothing to plot before the first epoch of a fit")
+            raise UsageError(
+                "There is nothing to plot before the first epoch of a fit", code="not-fitted"
+            )
         chart = FitChart(epochs)
         if path is not None:
             chart.write(Path(path))
@@ -168,7 +172,9 @@ class TrainingEstimator(ABC):
         if feed.label_cols is not None and not feed.label_cols:
             raise UsageError(
                 f"label_cols is required to fit or evaluate on a {feed.kind} with feature_cols; "
-                "pass the names of the target columns"
+                "pass the names of the target columns",
+                code="argument-missing",
+                argument="label_cols",
             )
         feed.follow(self._inputs())
         return feed
@@ -182,7 +188,9 @@ class TrainingEstimator(ABC):
             if self._kind_of(validation_data) != self._kind_of(data):
                 raise UsageError(
                     "validation_data should have the same type with train data, got "
-                    f"{type_name(validation_data)} and {type_name(data)}"
+                    f"{type_name(validation_data)} and {type_name(data)}",
+                    code="data-type",
+                    argument="validation_data",
                 )
             feeds["validation"] = self._feed(
                 validation_data, feature_cols, label_cols, config, "validation_data"
@@ -292,13 +300,15 @@ class TrainingEstimator(ABC):
         if not getattr(data, "isStreaming", False):
             raise UsageError(
                 f"predict_stream takes a streaming DataFrame, got {type(data).__name__}; use "
-                "predict for data that has an end"
+                "predict for data that has an end",
+                code="data-type",
+                argument="data",
             )
         cluster: Any = cluster_of("spark", data, self._options.workers_per_node)
         columns = feature_cols, batch_size, output_cols
         rows, shipped, options = self._ship(cluster, sample, config, *columns, ship)
         if rows is None and not options.inputs:
-            raise UsageError(NOT_FITTED)
+            raise UsageError(NOT_FITTED, code="not-fitted")
         first = None if rows is None else rows.first(2)
         with UsersFrames():
             return predict_dataframe(data, shipped, options, cluster.threads_per_task, first)

@@ -57,9 +57,17 @@ class HorovodRayRunner:
         workers_per_node: int = 1,
     ):
         if worker_cls is not None and not isinstance(worker_cls, type):
-            raise UsageError(f"worker_cls should be a class or None, got {worker_cls!r}")
+            raise UsageError(
+                f"worker_cls should be a class or None, got {worker_cls!r}",
+                code="argument-type",
+                argument="worker_cls",
+            )
         if worker_param and worker_cls is None:
-            raise UsageError("worker_param are arguments of worker_cls; give that, too")
+            raise UsageError(
+                "worker_param are arguments of worker_cls; give that, too",
+                code="argument-missing",
+                argument="worker_cls",
+            )
         if ray_ctx is not None and not ray_ctx.initialized:
             ray_ctx.init()
         self._engine = RayEngine(workers_per_node=workers_per_node)

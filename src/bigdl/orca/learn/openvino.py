@@ -82,12 +82,18 @@ class Network:
             If `input_cols` are not the network's inputs, or `config` is no mapping.
         """
         if config is not None and not isinstance(config, Mapping):
-            raise UsageError(f"config should be a dict of properties of OpenVINO, got {config!r}")
+            raise UsageError(
+                f"config should be a dict of properties of OpenVINO, got {config!r}",
+                code="argument-type",
+                argument="config",
+            )
         names = self.inputs if input_cols is None else input_cols
         if sorted(names) != sorted(self.inputs):
             raise UsageError(
                 f"input_cols should name the network's inputs {list(self.inputs)} in the order of "
-                f"the features, got {list(names)}"
+                f"the features, got {list(names)}",
+                code="argument-value",
+                argument="input_cols",
             )
         order = tuple(names.index(name) for name in self.inputs)
         return replace(self, config=renamed_properties(config or {}), order=order, threads=threads)
@@ -106,7 +112,9 @@ class Network:
             if shape.rank.is_dynamic or any(size.is_dynamic for size in list(shape)[1:]):
                 raise UsageError(
                     f"The network's input '{port_name(port)}' takes arrays of any size ({shape}); "
-                    "pass sample=, some rows of the inputs"
+                    "pass sample=, some rows of the inputs",
+                    code="argument-missing",
+                    argument="sample",
                 )
             sizes = [size.get_length() for size in list(shape)[1:]]
             features[place] = np.zeros((2, *sizes), port.element_type.to_dtype())
@@ -145,7 +153,9 @@ class _Ready:
         if len(batch) != len(network.inputs):
             raise UsageError(
                 f"The network has {len(network.inputs)} inputs ({', '.join(network.inputs)}), got "
-                f"{len(batch)} features"
+                f"{len(batch)} features",
+                code="model-input",
+                columns=list(network.inputs),
             )
         inputs = [batch[place] for place in network.order]
         if network.rows is None:
@@ -173,7 +183,8 @@ def _rows_of(network) -> int | None:
         return None
     if len(fixed) > 1:
         raise UsageError(
-            f"The first dimension of every input should be the rows, but they have {sorted(fixed)}"
+            f"The first dimension of every input should be the rows, but they have {sorted(fixed)}",
+            code="model-unsupported",
         )
     rows, twin = fixed.pop(), network.clone()
     try:
@@ -228,7 +239,11 @@ def _refused(verb: str, advice: str = "OpenVINO does not train") -> Callable[...
     """Return the method for a verb that a network has not."""
 
     def refuse(self, *args: Any, **options: Any) -> NoReturn:
-        raise UsageError(f"{verb} is not implemented for networks of OpenVINO: {advice}")
+        raise UsageError(
+            f"{verb} is not implemented for networks of OpenVINO: {advice}",
+            code="unsupported",
+            method=verb,
+        )
 
     refuse.__name__, refuse.__doc__ = verb, f"Not implemented: {advice}."
     return refuse

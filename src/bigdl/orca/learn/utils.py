@@ -57,7 +57,9 @@ def maybe_dataframe_to_xshards(
     if validation_data is not None and type(data) is not type(validation_data):
         raise UsageError(
             "validation_data should have the same type with train data, got "
-            f"{type_name(validation_data)} and {type_name(data)}"
+            f"{type_name(validation_data)} and {type_name(data)}",
+            code="data-type",
+            argument="validation_data",
         )
     if not isinstance(data, DataFrame):
         return data, validation_data
@@ -111,7 +113,11 @@ def dataframe_to_xshards(
 
     check_choice("mode", mode, ("fit", "evaluate", "predict"))
     if mode != "predict" and not label_cols:
-        raise UsageError("label_cols is required to fit or evaluate on a Spark DataFrame")
+        raise UsageError(
+            "label_cols is required to fit or evaluate on a Spark DataFrame",
+            code="argument-missing",
+            argument="label_cols",
+        )
     features, labels = list(feature_cols or ()), list(label_cols or ())
     columns = features if mode == "predict" else [*features, *labels]
 
@@ -119,7 +125,11 @@ def dataframe_to_xshards(
         types = check_columns(frame, columns)
         for name in columns:
             if not accept_str_col and types[name].typeName() == "string":
-                raise UsageError(f"Column '{name}' holds texts; encode it as numbers first")
+                raise UsageError(
+                    f"Column '{name}' holds texts; encode it as numbers first",
+                    code="data-dtype",
+                    column=name,
+                )
         chosen = frame.select(*[frame[quoted(name)] for name in columns])
         rows = rows_of(chosen)
         if num_workers is not None and rows.getNumPartitions() < num_workers:
@@ -194,7 +204,9 @@ def _columns(rows, names, types):
 
 def _column(name, cells, kind):
     if any(cell is None for cell in cells):
-        raise UsageError(f"Column '{name}' holds nulls; fill or drop them first")
+        raise UsageError(
+            f"Column '{name}' holds nulls; fill or drop them first", code="data-null", column=name
+        )
     if hasattr(cells[0], "toArray"):  # Spark's vectors
         return np.stack([each.toArray() for each in cells]).astype(np.float32)
     array = np.asarray(cells, dtype=_DTYPES.get(kind or ""))

@@ -58,7 +58,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         raise UsageError(
             f"{optimizer_type.__name__} cannot be cut in slices, since it may look at more than "
             f"one number at a time; use one of {', '.join(names)}, LARS, a class that says "
-            "elementwise = True, or backend='spark'"
+            "elementwise = True, or backend='spark'",
+            code="optimizer-unsupported",
+            allowed=list(names),
         )
     others = {
         str(p.dtype).removeprefix("torch.")
@@ -69,7 +71,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if others:
         raise UsageError(
             "backend='bigdl' trains parameters of float32, the model has some of "
-            f"{', '.join(sorted(others))}; convert it, or use backend='spark'"
+            f"{', '.join(sorted(others))}; convert it, or use backend='spark'",
+            code="model-unsupported",
         )
 
 

@@ -226,7 +226,8 @@ class Rows:
         if plan.frame is not None:
             plan.close()
             raise UsageError(
-                f"A {only.kind} cannot feed transport='shuffle'; use transport='barrier'"
+                f"A {only.kind} cannot feed transport='shuffle'; use transport='barrier'",
+                code="data-type",
             )
         self._close = plan.close
         return self._pairs.tokens(), plan.reader

@@ -37,7 +37,8 @@ def slice_bounds(total: int, ranks: int) -> list[tuple[int, int]]:
     if total < ranks:
         raise UsageError(
             f"The model has {total} trainable numbers, fewer than the {ranks} workers that would "
-            "share them; ask for fewer workers"
+            "share them; ask for fewer workers",
+            code="argument-value",
         )
     base, extra = divmod(total, ranks)
     starts = [rank * base + min(rank, extra) for rank in range(ranks + 1)]

@@ -61,7 +61,9 @@ class DropStragglers:
         except TypeError:
             raise UsageError(
                 f"drop_stragglers should be a dict with drop_percentage and max_drop_percentage, "
-                f"perhaps batchsize and warmup_iteration, got {value!r}"
+                f"perhaps batchsize and warmup_iteration, got {value!r}",
+                code="argument-value",
+                argument="drop_stragglers",
             ) from None
 
     def check(self, ranks: int) -> None:
@@ -70,7 +72,9 @@ class DropStragglers:
             raise UsageError(
                 f"drop_percentage={self.drop_percentage} of the {self.batchsize * ranks} "
                 f"contributions that {ranks} workers make in batchsize={self.batchsize} steps is "
-                "less than one; pass a larger batchsize or drop_percentage"
+                "less than one; pass a larger batchsize or drop_percentage",
+                code="argument-value",
+                argument="drop_percentage",
             )
 
 

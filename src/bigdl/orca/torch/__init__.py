@@ -60,7 +60,9 @@ class TorchModel:
         if not isinstance(module, torch.nn.Module):
             raise UsageError(
                 "TorchModel.from_pytorch takes an nn.Module or a function that returns one, got "
-                f"{input!r}"
+                f"{input!r}",
+                code="model-type",
+                argument="input",
             )
         return cls(module)
 
@@ -91,7 +93,11 @@ class TorchModel:
     def saveModel(self, path: str, over_write: bool = False) -> None:
         """Write the whole module (a pickle) to a local file."""
         if os.path.exists(path) and not over_write:
-            raise UsageError(f"The file {path!r} exists; pass over_write=True to replace it")
+            raise UsageError(
+                f"The file {path!r} exists; pass over_write=True to replace it",
+                code="path-exists",
+                path=path,
+            )
         content = dumps(self._module)  # a module that cannot be pickled leaves no file
         Path(path).write_bytes(content)
 
@@ -131,7 +137,9 @@ class TorchLoss:
         if isinstance(criterion, type) or not callable(criterion):
             raise UsageError(
                 "TorchLoss.from_pytorch takes a loss such as torch.nn.MSELoss() or a function of "
-                f"(output, target), got {criterion!r}"
+                f"(output, target), got {criterion!r}",
+                code="argument-type",
+                argument="criterion",
             )
         return cls(criterion)
 
@@ -182,12 +190,20 @@ class TorchOptim:
         """
         torch = require("torch", "orca")
         if decayType not in _DECAYS:
-            raise UsageError(f"decayType must be one of {', '.join(_DECAYS)}, got {decayType!r}")
+            raise UsageError(
+                f"decayType must be one of {', '.join(_DECAYS)}, got {decayType!r}",
+                code="argument-value",
+                argument="decayType",
+                allowed=list(_DECAYS),
+            )
         if isinstance(optim, torch.optim.lr_scheduler.LRScheduler):
             return cls(optim.optimizer, _Rebound(optim), _DECAYS[decayType])
         if not isinstance(optim, torch.optim.Optimizer):
             raise UsageError(
-                f"TorchOptim.from_pytorch takes an optimizer or a scheduler of torch, got {optim!r}"
+                "TorchOptim.from_pytorch takes an optimizer or a scheduler of torch, "
+                f"got {optim!r}",
+                code="argument-type",
+                argument="optim",
             )
         return cls(optim, None, _DECAYS[decayType])
 

@@ -294,7 +294,8 @@ def _check_dense(gradient, parameter):
         raise UsageError(
             f"A parameter of shape {tuple(parameter.shape)} has a sparse gradient, but no module "
             "such as nn.Embedding(sparse=True) says that it may; use such a module, or dense "
-            "gradients"
+            "gradients",
+            code="model-unsupported",
         )
 
 

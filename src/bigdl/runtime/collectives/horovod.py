@@ -42,9 +42,17 @@ def require_horovod():
             raise
         raise MissingExtraError(f"horovod is not installed; {_CURE}") from None
     except ImportError as error:
-        raise UsageError(f"The installed Horovod cannot be loaded ({error}); {_CURE}") from None
+        raise UsageError(
+            f"The installed Horovod cannot be loaded ({error}); {_CURE}",
+            code="version-unsupported",
+            package="horovod",
+        ) from None
     if not hasattr(hvd, "init"):  # it prints why
-        raise UsageError(f"The installed Horovod has no part for the installed torch; {_CURE}")
+        raise UsageError(
+            f"The installed Horovod has no part for the installed torch; {_CURE}",
+            code="version-unsupported",
+            package="horovod",
+        )
     return hvd
 
 
@@ -66,7 +74,8 @@ class HorovodSync(GradientSync):
                 "This cluster asks for encryption, but Horovod cannot encrypt what workers say to "
                 "each other (gradients, weights and figures of the training); take "
                 'backend="spark", or, where the network between the workers is trusted, set '
-                "BIGDL_CLEAR_COLLECTIVES=1 for the driver"
+                "BIGDL_CLEAR_COLLECTIVES=1 for the driver",
+                code="unsupported",
             )
         hvd = require_horovod()
         if hvd.is_initialized():  # left by a task that was killed inside a reused process

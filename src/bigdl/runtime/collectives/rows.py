@@ -251,7 +251,8 @@ class RowExchange:
         if self._tables and table.weight.dtype != self._tables[0].weight.dtype:
             raise UsageError(
                 f"The sharded embeddings of a model need one dtype, got {table.weight.dtype} and "
-                f"{self._tables[0].weight.dtype}"
+                f"{self._tables[0].weight.dtype}",
+                code="model-unsupported",
             )
         self._tables.append(table)
         return len(self._tables) - 1
@@ -281,7 +282,8 @@ class RowExchange:
         if wants_gradient and self._is_finished:
             raise UsageError(
                 "A ShardedEmbedding was called after the forward pass of its batch, as activation "
-                "checkpointing does; call it once, outside of what is computed again"
+                "checkpointing does; call it once, outside of what is computed again",
+                code="model-unsupported",
             )
         distinct = Distinct(rows.keys(ids, world_size))
         counts = [

@@ -45,7 +45,12 @@ def float_dtype(config: dict | None) -> str:
     is_numpy = isinstance(dtype, type | np.dtype)
     name = np.dtype(dtype).name if is_numpy else str(dtype).removeprefix("torch.")
     if name not in _FLOATS:
-        raise UsageError(f'config["dtype"] must be "float32" or "float64", got {dtype!r}')
+        raise UsageError(
+            f'config["dtype"] must be "float32" or "float64", got {dtype!r}',
+            code="argument-value",
+            argument="dtype",
+            allowed=["float32", "float64"],
+        )
     return name
 
 
@@ -153,7 +158,9 @@ def column_spec(
         advice = f'make a number of it first, e.g. month("{name}") or unix_timestamp("{name}")'
     raise UsageError(
         f"Column '{name}' has type {spark_type.simpleString()}, which cannot become a tensor; "
-        f"{advice}"
+        f"{advice}",
+        code="data-dtype",
+        column=name,
     )
 
 
@@ -191,7 +198,9 @@ def unified_spec(
     if not same_shape or kinds.count("b") == 1 or kinds.count(TEXT) == 1:
         raise UsageError(
             f"Column '{name}' is {spec.cast} in {owner} but {reference.cast} in the training data; "
-            "give both the same type"
+            "give both the same type",
+            code="data-schema",
+            column=name,
         )
     if kinds == ["f", "i"]:
         # whole numbers are told from others before anything is rounded to float32
@@ -374,7 +383,9 @@ def _no_nulls(spec, array):
 def _nulls(spec, count):
     return SourceError(
         f"Column '{spec.name}' holds nulls ({count} in the first batch that has any); fill or "
-        f'drop them first, e.g. df.dropna(subset=["{spec.name}"])'
+        f'drop them first, e.g. df.dropna(subset=["{spec.name}"])',
+        code="data-null",
+        column=spec.name,
     )
 
 
@@ -399,10 +410,16 @@ def common_length(spec, lengths, noun, advice="pad or cut them to one length fir
         other = int(lengths[lengths != length][0])
         raise SourceError(
             f"Column '{spec.name}' holds {noun} of different lengths ({length} and {other}); "
-            f"{advice}"
+            f"{advice}",
+            code="data-shape",
+            column=spec.name,
         )
     if not length:
-        raise SourceError(f"Column '{spec.name}' holds empty {noun}; leave it out")
+        raise SourceError(
+            f"Column '{spec.name}' holds empty {noun}; leave it out",
+            code="data-empty",
+            column=spec.name,
+        )
     return length
 
 
@@ -419,7 +436,8 @@ def _in_dtype(members, values):
         first = int(np.flatnonzero(lossy)[0])
         raise SourceError(
             f"Column '{members[first % len(members)].name}' holds {values.flat[first]}, which is "
-            f"no {wanted.name}, its type in the training data; cast one of the two columns"
+            f"no {wanted.name}, its type in the training data; cast one of the two columns",
+            code="data-value",
         )
     return cast
 
@@ -440,7 +458,9 @@ def _decode_map(spec, array):
     if (np.take_along_axis(codes, order, 1) != np.arange(width)).any():
         raise SourceError(
             f"Column '{spec.name}' is a map whose keys differ between rows (the first one has "
-            f"{names[:width]}); {advice}"
+            f"{names[:width]}); {advice}",
+            code="data-structure",
+            column=spec.name,
         )
     values = _decode_values(spec, array.items[inside], spec.ndim)
     values = values.reshape(rows, width, *values.shape[1:])

@@ -278,7 +278,9 @@ def write_array(file: BinaryIO, values: np.ndarray, rows: int) -> memoryview:
         folder = os.path.dirname(os.path.dirname(file.name))
         raise UsageError(
             f"The disk of {folder} is full after {rows} rows of a worker's input; point "
-            "spark.local.dir or TMPDIR to a larger one"
+            "spark.local.dir or TMPDIR to a larger one",
+            code="path-unusable",
+            path=str(folder),
         ) from error
     return view
 
@@ -291,7 +293,7 @@ def _bytes_of(values) -> memoryview:
 def _with_widest(known: list[ArraySpec], leaves: list[ArraySpec]) -> list[ArraySpec]:
     """The wider of the texts of two chunks; a SourceError if they differ in anything else."""
     if [_of_any_width(leaf) for leaf in known] != [_of_any_width(leaf) for leaf in leaves]:
-        raise SourceError(describe_difference(known, leaves))
+        raise SourceError(describe_difference(known, leaves), code="data-schema")
     pairs = zip(known, leaves, strict=True)
     return [max(pair, key=lambda leaf: np.dtype(leaf.dtype).itemsize) for pair in pairs]
 
@@ -315,7 +317,8 @@ def _allow_files(more: int) -> None:
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise UsageError(
             f"The input has {more} arrays, more than the files that a process may open here "
-            f"({hard}); assemble its columns into fewer ones first, e.g. with VectorAssembler"
+            f"({hard}); assemble its columns into fewer ones first, e.g. with VectorAssembler",
+            code="resource-limit",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -437,7 +440,12 @@ class Shard:
             elif isinstance(leaf.column, tuple) and name in leaf.column:
                 places[None] = (i, leaf.column.index(name))
         if not places and name not in self.spool.columns:
-            raise UsageError(f"The shard has no column '{name}'; it has {self.names}")
+            raise UsageError(
+                f"The shard has no column '{name}'; it has {self.names}",
+                code="column-missing",
+                column=name,
+                columns=list(self.names),
+            )
         return places
 
     @property

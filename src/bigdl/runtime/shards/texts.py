@@ -63,13 +63,19 @@ def encoded(texts, name: str) -> np.ndarray:
     ends = np.frombuffer(offsets, np.int64 if wide else np.int32)[start : stop + 1]
     used = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
     if not used.all():
-        raise SourceError(f"Column '{name}' holds a text with the character U+0000; remove it")
+        raise SourceError(
+            f"Column '{name}' holds a text with the character U+0000; remove it",
+            code="data-value",
+            column=name,
+        )
     lengths = np.diff(ends)
     longest = int(lengths.max())
     if longest > _WIDEST:
         raise SourceError(
             f"Column '{name}' holds a text of {longest} bytes, and all rows would take as much; "
-            f"cut its texts to {_WIDEST} bytes first"
+            f"cut its texts to {_WIDEST} bytes first",
+            code="data-size",
+            column=name,
         )
     width = max(_NARROWEST, 1 << (longest - 1).bit_length())
     cells = np.zeros((len(texts), width), np.uint8)
@@ -109,12 +115,15 @@ def text_array(values: np.ndarray, name: str) -> np.ndarray:
     missing = sum(map(_is_missing, flat))
     if missing:
         raise SourceError(
-            f"Column {name} holds nulls ({missing} of {len(flat)}); fill or drop them first"
+            f"Column {name} holds nulls ({missing} of {len(flat)}); fill or drop them first",
+            code="data-null",
         )
     try:
         texts = pa.array(flat, pa.large_string())
     except (pa.ArrowTypeError, pa.ArrowInvalid, UnicodeEncodeError) as error:
-        raise SourceError(f"{name} holds other values among its texts: {error}") from None
+        raise SourceError(
+            f"{name} holds other values among its texts: {error}", code="data-dtype"
+        ) from None
     return encoded(texts, name.strip("'")).reshape(values.shape)
 
 

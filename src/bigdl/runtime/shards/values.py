@@ -98,7 +98,9 @@ def columns_of(
     sizes = {len(values) for _, _, values in columns}
     if len(sizes) > 1:
         rows = ", ".join(f"{_spoken(n, k)}: {len(v)}" for n, k, v in columns)
-        raise SourceError(f"The arrays must be of equal numbers of rows, they have {rows}")
+        raise SourceError(
+            f"The arrays must be of equal numbers of rows, they have {rows}", code="data-shape"
+        )
     return columns
 
 
@@ -106,19 +108,33 @@ def _named(data, names):
     if not names:
         raise SourceError(
             "feature_cols is required for a pandas DataFrame; pass the names of the columns that "
-            f"the model takes, of {list(data.columns)}"
+            f"the model takes, of {list(data.columns)}",
+            code="argument-missing",
+            argument="feature_cols",
+            columns=list(data.columns),
         )
     if not (is_frame(data) or isinstance(data, dict)):
         raise SourceError(
             "feature_cols belongs to a pandas DataFrame or to a dict of arrays, got "
-            f"{type(data).__name__}"
+            f"{type(data).__name__}",
+            code="argument-conflict",
+            argument="feature_cols",
         )
     has = list(data.columns) if is_frame(data) else list(data)
     for name in names:
         if name not in has:
-            raise SourceError(f"There is no column '{name}'; there are {has}")
+            raise SourceError(
+                f"There is no column '{name}'; there are {has}",
+                code="column-missing",
+                column=name,
+                columns=has,
+            )
         if is_frame(data) and getattr(data[name], "ndim", 1) != 1:
-            raise SourceError(f"There is more than one column '{name}'; rename one first")
+            raise SourceError(
+                f"There is more than one column '{name}'; rename one first",
+                code="column-duplicate",
+                column=name,
+            )
     return [(name, None, data[name]) for name in dict.fromkeys(names)]
 
 
@@ -128,14 +144,16 @@ def _structured(data, with_labels):
         if "x" not in data:
             raise SourceError(
                 'A dict must hold the features as "x" (and the targets as "y"), or feature_cols '
-                f"must name some of its arrays; it has {list(data)}"
+                f"must name some of its arrays; it has {list(data)}",
+                code="data-structure",
             )
         x, y = data["x"], data.get("y")
     elif isinstance(data, tuple | list) and with_labels:
         if len(data) < 2:
             raise SourceError(
                 "A tuple of arrays must end with the targets, as (x, y); this one has "
-                f"{len(data)} entries"
+                f"{len(data)} entries",
+                code="data-structure",
             )
         *features, y = data
         x = features[0] if len(features) == 1 else features
@@ -143,7 +161,7 @@ def _structured(data, with_labels):
     if y is not None and with_labels:
         out += [entry for i, each in enumerate(_parts(y)) for entry in _entries(f"y[{i}]", each)]
     if not out:
-        raise SourceError("There is no array of features in the data")
+        raise SourceError("There is no array of features in the data", code="data-structure")
     return out
 
 
@@ -180,7 +198,7 @@ def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False)
             for place, column in enumerate(values.columns)
         ]
         if not parts:
-            raise SourceError(f"{name} is a DataFrame without columns")
+            raise SourceError(f"{name} is a DataFrame without columns", code="data-empty")
         values = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu().numpy()
@@ -188,27 +206,30 @@ def as_array(values: Any, name: str, floats: str | None, *, texts: bool = False)
         values = _from_series(values, name)
     elif not isinstance(values, np.ndarray):
         raise SourceError(
-            f"{name} must be a numpy array, got {type(values).__name__}; convert it with np.asarray"
+            f"{name} must be a numpy array, got {type(values).__name__}; convert it "
+            "with np.asarray",
+            code="data-type",
         )
     if values.ndim == 0:
-        raise SourceError(f"{name} has no rows: it is a single value")
+        raise SourceError(f"{name} has no rows: it is a single value", code="data-shape")
     if values.dtype == object and not (texts and are_texts(values)):
         values = _stacked(values, name)
     if texts and are_texts(values):
         return text_array(values, name)
     if 0 in values.shape[1:]:
-        raise SourceError(f"{name} holds empty arrays; leave it out")
+        raise SourceError(f"{name} holds empty arrays; leave it out", code="data-empty")
     kind = values.dtype.kind
     if kind not in "biufc":
         raise SourceError(
             f"{name} has type {values.dtype}, which cannot become a tensor; encode it as numbers "
-            "first"
+            "first",
+            code="data-dtype",
         )
     if kind == "f" and floats is not None:
         return values.astype(floats, copy=False)
     if kind == "u" and values.itemsize > 1:
         if values.itemsize == 8 and len(values) and int(values.max()) >= 2**63:
-            raise SourceError(f"{name} holds {values.max()}, which is no int64")
+            raise SourceError(f"{name} holds {values.max()}, which is no int64", code="data-value")
         return values.astype(_SIGNED[values.itemsize])
     if not values.dtype.isnative:
         return values.astype(values.dtype.newbyteorder("="))
@@ -221,7 +242,8 @@ def _from_series(series, name):
     nulls = int(series.isna().sum())
     if nulls:
         raise SourceError(
-            f"Column {name} holds nulls ({nulls} of {len(series)}); fill or drop them"
+            f"Column {name} holds nulls ({nulls} of {len(series)}); fill or drop them",
+            code="data-null",
         )
     inner = getattr(series.dtype, "numpy_dtype", None)
     return series.to_numpy(dtype=inner) if isinstance(inner, np.dtype) else series.to_numpy()
@@ -243,21 +265,28 @@ def _stacked(cells, name):
     arrays = []
     for cell in cells:
         if cell is None:
-            raise SourceError(f"Column {name} holds nulls; fill or drop them first")
+            raise SourceError(
+                f"Column {name} holds nulls; fill or drop them first", code="data-null"
+            )
         if isinstance(cell, str | bytes):
             raise SourceError(
-                f"{name} holds strings, which cannot become a tensor; encode them as numbers first"
+                f"{name} holds strings, which cannot become a tensor; encode them as numbers first",
+                code="data-dtype",
             )
         arrays.append(np.asarray(cell.toArray() if hasattr(cell, "toArray") else cell))
     shapes = list(dict.fromkeys(a.shape for a in arrays))
     if len(shapes) > 1:
         raise SourceError(
             f"Column {name} holds arrays of different shapes ({shapes[0]} and {shapes[1]}); pad or "
-            "cut them to one shape first"
+            "cut them to one shape first",
+            code="data-shape",
         )
     stacked = np.stack(arrays) if arrays else np.empty(0)
     if stacked.dtype == object and not are_texts(stacked):
-        raise SourceError(f"{name} holds values of {type(cells[0]).__name__}, which are no numbers")
+        raise SourceError(
+            f"{name} holds values of {type(cells[0]).__name__}, which are no numbers",
+            code="data-dtype",
+        )
     return stacked
 
 

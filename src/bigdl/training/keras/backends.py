@@ -46,7 +46,9 @@ def backend_of_program() -> str:
     if name not in _BACKENDS:
         raise UsageError(
             f"Keras computes with {name!r} here, which workers cannot train with; set "
-            'KERAS_BACKEND to "tensorflow", "torch" or "jax" before Keras is imported'
+            'KERAS_BACKEND to "tensorflow", "torch" or "jax" before Keras is imported',
+            code="unsupported",
+            allowed=["tensorflow", "torch", "jax"],
         )
     return name
 
@@ -80,7 +82,8 @@ def use_backend(name: str, config: dict | None = None, threads: int | None = Non
     if imported != name:
         raise UsageError(
             f"Keras computes with {imported!r} in this worker and with {name!r} in the driver; set "
-            f"KERAS_BACKEND={name} in the environment of the workers"
+            f"KERAS_BACKEND={name} in the environment of the workers",
+            code="cluster-config",
         )
     if name != "tensorflow" or threads is None:
         return
@@ -289,7 +292,8 @@ def _jax_array(value: Any) -> np.ndarray:
         if low < limits.min or high > limits.max:
             raise UsageError(
                 f"JAX computes with integers of 32 bits, a batch has numbers from {low} to {high}; "
-                "hash them to fewer bits, or set JAX_ENABLE_X64=1"
+                "hash them to fewer bits, or set JAX_ENABLE_X64=1",
+                code="data-value",
             )
     return array
 

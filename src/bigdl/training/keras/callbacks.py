@@ -45,7 +45,9 @@ def as_callbacks(callbacks: Any) -> list:
     for callback in callbacks:
         if not isinstance(callback, keras.callbacks.Callback):
             raise UsageError(
-                f"callbacks must be a list of keras.callbacks.Callback, got {callback!r}"
+                f"callbacks must be a list of keras.callbacks.Callback, got {callback!r}",
+                code="argument-type",
+                argument="callbacks",
             )
     return callbacks
 

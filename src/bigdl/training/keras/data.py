@@ -122,7 +122,8 @@ class BatchArguments:
                 return columns
             raise UsageError(
                 "The loader gives batches that are dicts, which only a model with a train_step of "
-                "its own takes; let it give (inputs, targets), where both may be dicts"
+                "its own takes; let it give (inputs, targets), where both may be dicts",
+                code="data-structure",
             )
         *features, target = columns
         weights = None
@@ -141,7 +142,9 @@ class BatchArguments:
             raise UsageError(
                 "The training step failed on targets that were given without names, so that they "
                 f"belong to the model's outputs in the order {', '.join(map(repr, self.outputs))}; "
-                f"give them as a dict by these names if that is another order ({one_line(error)})"
+                f"give them as a dict by these names if that is another order ({one_line(error)})",
+                code="model-output",
+                columns=list(self.outputs),
             ) from error
 
     def _of_outputs(self, target: Any) -> Any:
@@ -152,7 +155,8 @@ class BatchArguments:
             if unknown:
                 raise UsageError(
                     f"The targets have {', '.join(map(repr, unknown))}, which the model does not "
-                    f"return; its outputs are {', '.join(map(repr, outputs))}"
+                    f"return; its outputs are {', '.join(map(repr, outputs))}",
+                    code="model-output",
                 )
         elif isinstance(target, tuple | list) and len(target) == len(outputs):
             target = dict(zip(outputs, target, strict=True))
@@ -163,7 +167,9 @@ class BatchArguments:
             return target
         if set(target) != set(self.order):
             missing = ", ".join(repr(name) for name in self.order if name not in target)
-            raise UsageError(f"The targets lack {missing}, which the model returns")
+            raise UsageError(
+                f"The targets lack {missing}, which the model returns", code="model-output"
+            )
         parts = tuple(target[name] for name in self.order)
         return parts[0] if len(parts) == 1 else parts
 
@@ -197,7 +203,8 @@ def check_step(model: Any, rows: Any, name: str) -> None:
         return
     raise UsageError(
         "The elements of a tf.data.Dataset must be (x, y) or (x, y, weights) to fit or evaluate a "
-        f"model without a {name} of its own, they are {spec}"
+        f"model without a {name} of its own, they are {spec}",
+        code="data-structure",
     )
 
 
@@ -221,10 +228,16 @@ def with_class_weight(batch: tuple, table: dict[int, float]) -> tuple:
     import torch
 
     if not isinstance(batch, tuple) or len(batch) < 2:
-        raise UsageError("class_weight needs batches (x, y)")
+        raise UsageError(
+            "class_weight needs batches (x, y)", code="data-structure", argument="class_weight"
+        )
     x, y, *weights = batch
     if isinstance(y, dict | list | tuple):
-        raise UsageError("class_weight is for models of one output; use weights of the rows")
+        raise UsageError(
+            "class_weight is for models of one output; use weights of the rows",
+            code="argument-conflict",
+            argument="class_weight",
+        )
     labels = np.asarray(y)
     if labels.ndim > 1:
         labels = labels.argmax(-1) if labels.shape[-1] > 1 else labels[..., 0]
@@ -290,7 +303,8 @@ class ColumnRows:
             return assembly([*inputs, target])
         if not self._data.rows:
             raise UsageError(
-                "The loader has fewer samples than there are workers; use fewer workers"
+                "The loader has fewer samples than there are workers; use fewer workers",
+                code="data-empty",
             )
         return assembly(self._data.batch(0, 1))
 
@@ -377,7 +391,9 @@ def check_end(data: Rows, what: str, argument: str, limit: int | None) -> None:
     if limit is None and data.is_endless:
         raise UsageError(
             f"The tf.data.Dataset of the {what} data repeats for ever; pass {argument}=, or "
-            "end it by .take or by .repeat with a number"
+            "end it by .take or by .repeat with a number",
+            code="data-endless",
+            argument=argument,
         )
 
 
@@ -434,7 +450,9 @@ def open_data(worker: Any, shard: Any, settings: EvaluationSettings, config: dic
     if not isinstance(made, DataLoader | Dataset):
         raise UsageError(
             "The function given as data must return a tf.data.Dataset or a torch DataLoader, it "
-            f"returned {type(made).__name__}"
+            f"returned {type(made).__name__}",
+            code="function-result",
+            argument="data",
         )
     return settings.open_batches(shard, worker, config, made)
 
@@ -473,7 +491,9 @@ def build_for(model: Any, batch: tuple) -> None:
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         cause = str(error).rpartition("Exception encountered:")[2]  # after advice of Keras
         shown = one_line(type(error)(cause.replace("\033[1m", "").replace("\033[0m", "")))
-        raise UsageError(f"The model does not take rows of this form: {shown}") from error
+        raise UsageError(
+            f"The model does not take rows of this form: {shown}", code="model-input"
+        ) from error
 
 
 def inputs_of(batch: Any) -> Any:
@@ -495,12 +515,16 @@ def _check_texts(model: Any, inputs: Any) -> None:
         if are_texts and place.dtype != "string":
             raise UsageError(
                 f"The model's input '{place.name}' takes {place.dtype} and the data has texts for "
-                "it; encode them as numbers first, or let the model look them up"
+                "it; encode them as numbers first, or let the model look them up",
+                code="data-dtype",
+                column=place.name,
             )
         if not are_texts and place.dtype == "string":
             raise UsageError(
                 f"The model's input '{place.name}' takes texts and the data has {value.dtype} for "
-                "it; give it a column of texts"
+                "it; give it a column of texts",
+                code="data-dtype",
+                column=place.name,
             )
 
 
@@ -530,7 +554,9 @@ def shipped_dataset(dataset: Any, name: str) -> DatasetGraph:
         raise UsageError(
             f"The dataset given as {name} cannot be shipped to the workers, since it runs Python "
             "code or depends on state of this process (from_generator, py_function, a lookup "
-            "table); pass a function (config, batch_size) that makes it instead"
+            "table); pass a function (config, batch_size) that makes it instead",
+            code="data-type",
+            argument=name,
         ) from error
     policy = dataset.options().experimental_distribute.auto_shard_policy
     is_off = policy == tf.data.experimental.AutoShardPolicy.OFF
@@ -581,7 +607,10 @@ class DatasetGraph:
 def check_elements(dataset: Any) -> None:
     """Refuse a dataset whose elements are no batches."""
     if any(leaf.shape.rank == 0 for leaf in tf.nest.flatten(dataset.element_spec)):
-        raise UsageError("The tf.data.Dataset gives single rows; end it with .batch(batch_size)")
+        raise UsageError(
+            "The tf.data.Dataset gives single rows; end it with .batch(batch_size)",
+            code="data-structure",
+        )
 
 
 class DatasetRows:
@@ -690,7 +719,8 @@ class DatasetRows:
             raise UsageError(
                 "The workers read different rows from the tf.data.Dataset; give its shuffle a "
                 'seed, or take a part by config["rank"] and config["size"] and set '
-                "options.experimental_distribute.auto_shard_policy to AutoShardPolicy.OFF"
+                "options.experimental_distribute.auto_shard_policy to AutoShardPolicy.OFF",
+                code="data-order",
             )
 
     def _part(self, batch) -> tuple[Any, int]:

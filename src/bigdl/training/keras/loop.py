@@ -120,7 +120,9 @@ class KerasFitProgram(KerasProgram):
         if self.settings.run_url is None and sharded_layers(loop.model):
             raise UsageError(
                 "A model with a ShardedEmbedding needs model_dir= in Estimator.from_keras, a "
-                "folder that the driver and all workers share: workers write their rows there"
+                "folder that the driver and all workers share: workers write their rows there",
+                code="argument-missing",
+                argument="model_dir",
             )
         return loop.fit()
 
@@ -276,7 +278,9 @@ class KerasLoop(KerasEpochs, WorkerLoop):
         if self._tables and any(getattr(c, "restore_best_weights", False) for c in callbacks):
             raise UsageError(
                 "restore_best_weights of a callback does not go with a ShardedEmbedding, whose "
-                "rows are on all workers; leave it out, and load a checkpoint of model_dir"
+                "rows are on all workers; leave it out, and load a checkpoint of model_dir",
+                code="argument-conflict",
+                argument="restore_best_weights",
             )
 
     # -- the fit -------------------------------------------------------------------------------
@@ -314,7 +318,7 @@ class KerasLoop(KerasEpochs, WorkerLoop):
             part = next(cast("Iterator[Part]", self._parts), None)
             if part is None:
                 if not position.batch:
-                    raise UsageError("The training data has no rows")
+                    raise UsageError("The training data has no rows", code="data-empty")
                 break
             logs = self._step(part, time.perf_counter() - started) or logs
             if position.batch != self._epoch_steps:
@@ -554,7 +558,7 @@ class EvaluateProgram(KerasProgram):
         check_end(data, "evaluation", "num_steps", settings.num_steps)
         known = all_gather_json(sync, data.known)
         if not sum(each["rows"] for each in known):
-            raise UsageError("The data to evaluate has no rows")
+            raise UsageError("The data to evaluate has no rows", code="data-empty")
         assembly = settings.assembly(model)
         types = next((each["types"] for each in known if each["types"]), None)
         check_step(model, data, "test_step")

@@ -501,7 +501,8 @@ class KerasLoss:
         if self.is_sum and self._model.losses:
             raise UsageError(
                 "A loss with reduction='sum' does not go with regularization, which every worker "
-                "would add; use reduction='sum_over_batch_size'"
+                "would add; use reduction='sum_over_batch_size'",
+                code="loss-unsupported",
             )
 
     def find(self, batch: tuple) -> Finding:
@@ -567,14 +568,16 @@ def _loss_divisor(losses: Sequence[Any], ignored: Sequence[Any]) -> str:
         if reduction == "none" or reduction is None:
             raise UsageError(
                 "A loss has reduction='none'; training needs one number, use "
-                "'sum_over_batch_size' or 'sum'"
+                "'sum_over_batch_size' or 'sum'",
+                code="loss-unsupported",
             )
         kind = {"sum": "none", "mean_with_sample_weight": "weights"}.get(reduction, "rows")
         divisors.add("labels" if kind == "rows" and label is not None else kind)
     if len(divisors) > 1 or (divisors == {"labels"} and len(losses) > 1):
         raise UsageError(
             "The losses of the outputs have different reductions, or ignore classes, which workers "
-            "cannot weight exactly; give all of them the same, without ignore_class"
+            "cannot weight exactly; give all of them the same, without ignore_class",
+            code="loss-unsupported",
         )
     return divisors.pop() if divisors else "rows"
 
@@ -582,4 +585,8 @@ def _loss_divisor(losses: Sequence[Any], ignored: Sequence[Any]) -> str:
 def check_optimizer(model):
     """Refuse a model without an optimizer, unless a training step of the user's does without."""
     if model.optimizer is None and type(model).train_step is keras.Model.train_step:
-        raise UsageError("fit needs an optimizer; pass it to model.compile")
+        raise UsageError(
+            "fit needs an optimizer; pass it to model.compile",
+            code="argument-missing",
+            argument="optimizer",
+        )

@@ -156,7 +156,8 @@ def put_optimizers(model: Any, data: bytes) -> None:
             raise UsageError(
                 f"The checkpoint has the state of the optimizer {name}, but the program makes "
                 f"{own}; go on with {name}, or take the weights alone: save_weights in a program "
-                f"with {name}, load_weights in this one, and fit without resume"
+                f"with {name}, load_weights in this one, and fit without resume",
+                code="checkpoint-mismatch",
             )
     for optimizer, values in zip(optimizers, states, strict=False):
         if len(values) == len(optimizer.variables):  # else it is said which one does not fit
@@ -191,7 +192,8 @@ def _put(variables: Sequence, values: Sequence, what, whose):
         has, got = (str(s[i]) if i < len(s) else "nothing" for s in (shapes, stored))
         raise UsageError(
             f"The {what} do not fit the {whose}: of {len(shapes)} variables, number {i} has shape "
-            f"{has} in the {whose} and {got} there ({len(stored)} variables)"
+            f"{has} in the {whose} and {got} there ({len(stored)} variables)",
+            code="model-mismatch",
         )
     set_values(variables, values)
 

@@ -419,7 +419,11 @@ class GrowingEmbedding(ShardedTable):
         if expire_after is not None:
             check_positive("expire_after", expire_after)
         if not callable(init):
-            raise UsageError(f"init should be a function of a tensor of rows, got {init!r}")
+            raise UsageError(
+                f"init should be a function of a tensor of rows, got {init!r}",
+                code="argument-type",
+                argument="init",
+            )
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         self.storage = check_choice("storage", storage, ("memory", "mmap"))
         self._init, self._seed = init, int(torch.randint(1 << 62, ()))
@@ -489,11 +493,14 @@ class GrowingEmbedding(ShardedTable):
         if not ids.dim() or ids.shape[-1] != fields:
             raise UsageError(
                 f"The ids of a GrowingEmbedding of {fields} fields need a last dimension of "
-                f"{fields}, got the shape {tuple(ids.shape)}"
+                f"{fields}, got the shape {tuple(ids.shape)}",
+                code="data-shape",
             )
         most = (1 << 63) // fields - 1
         if ((ids > most) | (ids < -most)).any():
-            raise UsageError(f"The ids of {fields} fields should be from -{most} to {most}")
+            raise UsageError(
+                f"The ids of {fields} fields should be from -{most} to {most}", code="data-value"
+            )
         return ids * fields + torch.arange(fields, device=ids.device)
 
     def ids(self, field: int = 0) -> torch.Tensor:
@@ -566,7 +573,9 @@ class GrowingEmbedding(ShardedTable):
 
     def load(self, slices: SavedSlices, name: str, keys: Sequence[str], states: dict) -> None:
         if f"{name}-keys" not in slices.names:
-            raise UsageError(f"The checkpoint has no growing table {name}")
+            raise UsageError(
+                f"The checkpoint has no growing table {name}", code="checkpoint-mismatch"
+            )
         found = KeyedSlices(slices, name, self._place or Place())
         self._put(found.read(name), found.saved)
         for key in keys:
@@ -642,7 +651,8 @@ class GrowingEmbedding(ShardedTable):
         if weight.shape[1:] != self.weight.shape[1:] or "keys" not in arrays:
             raise UsageError(
                 f"The weights do not fit the model: what has the shape {tuple(weight.shape)} is no "
-                f"growing table of the width {self.embedding_dim}"
+                f"growing table of the width {self.embedding_dim}",
+                code="model-mismatch",
             )
         self._take_over(weight, SavedTable.from_arrays(lambda key: arrays[key]))
 

@@ -76,7 +76,9 @@ class ShardedTable(torch.nn.Module, ABC):
 
     def _check_met(self) -> None:
         if self._place is not None:
-            raise UsageError(f"A {type(self).__name__} was called before its workers have met")
+            raise UsageError(
+                f"A {type(self).__name__} was called before its workers have met", code="state"
+            )
 
     def to_arrow(self, id_col: str = "id", vector_col: str = "vector", field: int = 0) -> pa.Table:
         """Return the ids of a field and their rows, such as for a store of features.
@@ -270,9 +272,17 @@ class ShardedEmbedding(ShardedTable):
         fields = [num_embeddings] if isinstance(num_embeddings, int) else list(num_embeddings)
         self._fields = [check_positive("num_embeddings", rows) for rows in fields]
         if not self._fields:
-            raise UsageError("num_embeddings should be a number or numbers, got an empty list")
+            raise UsageError(
+                "num_embeddings should be a number or numbers, got an empty list",
+                code="argument-value",
+                argument="num_embeddings",
+            )
         if not callable(init):
-            raise UsageError(f"init should be a function of a tensor of rows, got {init!r}")
+            raise UsageError(
+                f"init should be a function of a tensor of rows, got {init!r}",
+                code="argument-type",
+                argument="init",
+            )
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         self._has_fields = not isinstance(num_embeddings, int)
         self.num_embeddings = sum(self._fields)
@@ -330,7 +340,8 @@ class ShardedEmbedding(ShardedTable):
         if self._has_fields and (not ids.dim() or ids.shape[-1] != len(self._fields)):
             raise UsageError(
                 f"The ids of a ShardedEmbedding of {len(self._fields)} fields need a last "
-                f"dimension of {len(self._fields)}, got the shape {tuple(ids.shape)}"
+                f"dimension of {len(self._fields)}, got the shape {tuple(ids.shape)}",
+                code="data-shape",
             )
         wrong = (ids < 0) | (ids >= self._sizes)
         if wrong.any():
@@ -339,7 +350,8 @@ class ShardedEmbedding(ShardedTable):
             where = f" in field {field}" if self._has_fields else ""
             raise UsageError(
                 f"A ShardedEmbedding of {self._fields[field]} rows{where} was asked for row "
-                f"{int(ids[tuple(place)])}"
+                f"{int(ids[tuple(place)])}",
+                code="data-value",
             )
 
     # -- what Estimators do ----------------------------------------------------------------------
@@ -380,7 +392,8 @@ class ShardedEmbedding(ShardedTable):
         if name not in slices.names or slices.rows(name) != self.num_embeddings:
             count = slices.rows(name) if name in slices.names else "no"
             raise UsageError(
-                f"The checkpoint has {count} rows of {name}, the model has {self.num_embeddings}"
+                f"The checkpoint has {count} rows of {name}, the model has {self.num_embeddings}",
+                code="checkpoint-mismatch",
             )
         place, rows = self._place or Place(), self.weight.detach()
         found = torch.from_numpy(slices.read(name, place.rank, place.world_size, rows.numpy()))
@@ -449,7 +462,8 @@ class ShardedEmbedding(ShardedTable):
         if whole.shape != (self.num_embeddings, self.embedding_dim):
             raise UsageError(
                 f"The weights do not fit the model: a ShardedEmbedding of {self.num_embeddings} "
-                f"rows of {self.embedding_dim} numbers got {tuple(whole.shape)}"
+                f"rows of {self.embedding_dim} numbers got {tuple(whole.shape)}",
+                code="model-mismatch",
             )
         if self.weight.numel():
             with torch.no_grad():
@@ -492,7 +506,8 @@ def mapped_tensor(shape: Sequence[int], dtype: torch.dtype, folder: str | None) 
     except OSError as error:
         raise UsageError(
             f"The rows of a table with storage='mmap' need {size * dtype.itemsize} "
-            f"bytes in {os.path.dirname(path)!r}: {error}"
+            f"bytes in {os.path.dirname(path)!r}: {error}",
+            code="path-unusable",
         ) from error
     finally:
         os.close(descriptor)

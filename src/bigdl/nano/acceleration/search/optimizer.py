@@ -142,12 +142,14 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         """Refuse what is no model, or not an original one where a method needs that."""
         if not isinstance(model, cls._model_class):
             raise UsageError(
-                f"model should be a {cls._nouns[0]}. A {type(model).__name__} was given."
+                f"model should be a {cls._nouns[0]}. A {type(model).__name__} was given.",
+                code="model-type",
             )
         if isinstance(model, cls._accelerated_class) and not cls._takes(model, method):
             raise UsageError(
                 f"Expect a {cls._nouns[1]} that is not traced or quantized but got type "
-                f"{type(model)}; pass the original model"
+                f"{type(model)}; pass the original model",
+                code="model-type",
             )
 
     @classmethod
@@ -244,7 +246,9 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             why = "it was not tried" if trial is None else f"{trial.status}: {trial.reason}"
             raise UsageError(
                 "Unable to get the specified model as it doesn't exist in optimized_model_dict. "
-                f"Method {method_name!r}: {why}"
+                f"Method {method_name!r}: {why}",
+                code="search-failed",
+                method=method_name,
             )
         if method_name not in self._models:
             self._models[method_name] = self._loaded(results, trial)
@@ -270,7 +274,9 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
             if trial.usable and fits(self._methods[name], accelerators, precisions, use_ipex)
         ]
         if not related:
-            raise UsageError("Don't find related model in optimize's results.")
+            raise UsageError(
+                "Don't find related model in optimize's results.", code="search-failed"
+            )
         kept = [name for name in related if results.keeps_accuracy(name, accuracy_criterion)]
         if not kept:
             warnings.warn(
@@ -295,7 +301,10 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
 
     def _searched(self, noun: str, caller: str) -> Results:
         if self._results is None:
-            raise UsageError(f"There is no {noun}. You should call .optimize() before {caller}()")
+            raise UsageError(
+                f"There is no {noun}. You should call .optimize() before {caller}()",
+                code="not-fitted",
+            )
         return self._results
 
     def _optimize(self, arguments: Mapping[str, Any]) -> None:
@@ -330,7 +339,12 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
         print(f"Optimization cost {time.monotonic() - began:.1f}s in total.")
         if options.output_filename is not None:
             path = Path(options.output_filename)
-            with refusing(f"The table cannot be written to {path}", text=attrgetter("strerror")):
+            with refusing(
+                f"The table cannot be written to {path}",
+                text=attrgetter("strerror"),
+                code="path-unusable",
+                path=str(path),
+            ):
                 path.write_text(render(results), encoding="utf-8")
 
     def _key(self, bench: Any, options: SearchOptions, arguments: Mapping[str, Any]) -> str | None:
@@ -345,13 +359,19 @@ class BaseInferenceOptimizer(abc.ABC, Generic[Model]):
                 "Your metric is incompatible with validation_data, or with the model: "
                 f"{trial.reason}; a metric of the parameters pred and target takes the model's "
                 "result and what comes after the inputs in a batch, any other (model, "
-                "validation_data)"
+                "validation_data)",
+                code="metric-unsupported",
             )
         if trial.status == "fail to forward":
             raise UsageError(
-                f"{self._data_argument} is incompatible with your model input. {trial.reason}"
+                f"{self._data_argument} is incompatible with your model input. {trial.reason}",
+                code="model-input",
+                argument=self._data_argument,
             )
-        raise UsageError(f"The original model cannot be run ({trial.status}): {trial.reason}")
+        raise UsageError(
+            f"The original model cannot be run ({trial.status}): {trial.reason}",
+            code="model-unsupported",
+        )
 
 
 _SPREADS = tuple(f"{name}{end}" for name in ("latency", "speedup") for end in ("_low", "_high"))

@@ -68,7 +68,10 @@ def choose(
         for name in options.includes:
             if name not in known:
                 raise UsageError(
-                    f"There is no method {name!r} to include; choose from {', '.join(known)}"
+                    f"There is no method {name!r} to include; choose from {', '.join(known)}",
+                    code="name-unknown",
+                    method=name,
+                    allowed=list(known),
                 )
         names = [name for name in known if name in options.includes]
     else:
@@ -146,7 +149,9 @@ class Results(UserDict[str, Trial]):
         if not self.scored:
             raise UsageError(
                 "If you want to specify accuracy_criterion, you need to set metric and "
-                "validation_data when call 'optimize'."
+                "validation_data when call 'optimize'.",
+                code="argument-missing",
+                argument="metric",
             )
         check_number("accuracy_criterion", criterion, 0)
 
@@ -520,7 +525,9 @@ class Cache:
     def new_directory(self) -> Path:
         """Return an empty directory for the models of a search."""
         sentence = f"No directory can be made in cache_dir {self._directory}"
-        with refusing(sentence, text=attrgetter("strerror")):
+        with refusing(
+            sentence, text=attrgetter("strerror"), code="path-unusable", path=str(self._directory)
+        ):
             if self._directory is not None:
                 self._directory.mkdir(parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix="bigdl-nano-optimize-", dir=self._directory))

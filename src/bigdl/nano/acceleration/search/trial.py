@@ -287,7 +287,12 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         if self.direction not in ("min", "max"):
-            raise UsageError(f"Only support direction 'min', 'max'. {self.direction!r} was given.")
+            raise UsageError(
+                f"Only support direction 'min', 'max'. {self.direction!r} was given.",
+                code="argument-value",
+                argument="direction",
+                allowed=["min", "max"],
+            )
         check_choice("objective", self.objective, _OBJECTIVES)
         check_choice("search_mode", self.search_mode, ("default", "all", "grid", "extended"))
         _check_tuple("accelerator", self.accelerator, ACCELERATORS, "accelerator must be a tuple.")
@@ -299,12 +304,18 @@ class SearchOptions:
             if isinstance(getattr(self, name), str):
                 raise UsageError(
                     f"{name} must be a list of names of methods, not the string "
-                    f"{getattr(self, name)!r}"
+                    f"{getattr(self, name)!r}",
+                    code="argument-type",
+                    argument=name,
                 )
         for name in ("batch_sizes", "thread_counts"):
             values = getattr(self, name)
             if values is not None and not (isinstance(values, (list, tuple, range)) and values):
-                raise UsageError(f"{name} should be a list of positive integers, got {values!r}")
+                raise UsageError(
+                    f"{name} should be a list of positive integers, got {values!r}",
+                    code="argument-type",
+                    argument=name,
+                )
             for value in values or ():
                 check_positive(name, value)
 
@@ -312,14 +323,23 @@ class SearchOptions:
 def check_member(name: str, value: Any, allowed: tuple) -> None:
     """Refuse an accelerator or a precision that does not exist."""
     if value not in allowed:
-        raise UsageError(f"{_WRONG[name]} {value!r} was given.")
+        raise UsageError(
+            f"{_WRONG[name]} {value!r} was given.",
+            code="argument-value",
+            argument=name,
+            allowed=list(allowed),
+        )
 
 
 def _check_tuple(name: str, values: Any, allowed: tuple, wrong_form: str) -> None:
     if values is None:
         return
     if not isinstance(values, tuple):
-        raise UsageError(f"{wrong_form} Write {name}=({values!r},) instead of {values!r}.")
+        raise UsageError(
+            f"{wrong_form} Write {name}=({values!r},) instead of {values!r}.",
+            code="argument-type",
+            argument=name,
+        )
     for value in values:
         check_member(name, value, allowed)
 
@@ -466,7 +486,10 @@ def _difference(result: Any, reference: Any, others: Sequence[Any] = ()) -> floa
     """
     values, expected = (flatten(each)[0] for each in (result, reference))
     if len(values) != len(expected):
-        raise UsageError(f"its result holds {len(values)} tensors, the original's {len(expected)}")
+        raise UsageError(
+            f"its result holds {len(values)} tensors, the original's {len(expected)}",
+            code="model-output",
+        )
     largest = [_largest(place, expected, others) for place in range(len(expected))]
     return max(map(_deviation, values, expected, largest), default=0.0)
 
@@ -486,7 +509,8 @@ def _deviation(value: Any, reference: Any, largest: float = 0.0) -> float:
     value, reference = (np.asarray(as_array(x)).astype(np.float64) for x in (value, reference))
     if value.shape != reference.shape:
         raise UsageError(
-            f"its result has the shape {value.shape}, the original's {reference.shape}"
+            f"its result has the shape {value.shape}, the original's {reference.shape}",
+            code="model-output",
         )
     if not reference.size:
         return 0.0

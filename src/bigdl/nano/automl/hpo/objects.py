@@ -60,7 +60,10 @@ def with_config(value: Any, config: Mapping[str, Any]) -> Any:
     if unknown:
         raise UsageError(
             f"There is no search space called {', '.join(map(repr, unknown))}; there are "
-            f"{', '.join(map(repr, naming.domains)) or 'none'}"
+            f"{', '.join(map(repr, naming.domains)) or 'none'}",
+            code="search-space",
+            argument=unknown[0],
+            allowed=list(naming.domains),
         )
     spaces: dict[str, Any] = naming.domains
     defaults = {name: space.default_parameter for name, space in spaces.items()}
@@ -218,7 +221,9 @@ def func(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(function, type) or not callable(function):
-            raise UsageError(f"hpo.func decorates a function, not {function!r}")
+            raise UsageError(
+                f"hpo.func decorates a function, not {function!r}", code="argument-type"
+            )
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -301,7 +306,7 @@ def class_decorator(
 
     def decorate(cls: type) -> type:
         if not (isinstance(cls, type) and issubclass(cls, base)):
-            raise UsageError(f"{usage}, not {cls!r}")
+            raise UsageError(f"{usage}, not {cls!r}", code="argument-type")
         # Changed in place: it must stay the class that is found under its name, or its objects
         # could not be pickled.
         changed: Any = cls

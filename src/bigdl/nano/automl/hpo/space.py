@@ -112,7 +112,9 @@ class Categorical(SimpleSpace):
         if len(choices) == 1 and isinstance(choices[0], (list, tuple)):
             choices = tuple(choices[0])
         if not choices:
-            raise UsageError("Categorical needs choices, for example Categorical(16, 32)")
+            raise UsageError(
+                "Categorical needs choices, for example Categorical(16, 32)", code="search-space"
+            )
         self.choices = list(choices)
         self.prefix = prefix
         self.labels = _labels(self.choices)
@@ -134,7 +136,11 @@ class Categorical(SimpleSpace):
             # A choice may be given as another type, as 1 for 1.0, or itself in place of its name.
             if label == parameter or choice is parameter:
                 return choice
-        raise UsageError(f"{parameter!r} is not one of the choices {self.labels}")
+        raise UsageError(
+            f"{parameter!r} is not one of the choices {self.labels}",
+            code="search-space",
+            allowed=list(self.labels),
+        )
 
     def visit(self, naming: Naming, name: str) -> None:
         super().visit(naming, name)
@@ -193,7 +199,8 @@ class Real(SimpleSpace, Number):
         instead = f"; write Categorical(*range({self.lower}, {self.upper + 1}))"
         raise UsageError(
             f"Only `space.Categorical` is supported for `SamplerType.Grid` sampler, not {self!r}"
-            f"{instead if self.whole else ''}"
+            f"{instead if self.whole else ''}",
+            code="search-space",
         )
 
     def __repr__(self) -> str:

@@ -172,14 +172,18 @@ class Searchable(_ModelStandIn, Searcher):
             if name not in self._fit_settled:
                 raise UsageError(
                     f"fit has search spaces that no search has chosen: {name}; give it to search, "
-                    "or give a value"
+                    "or give a value",
+                    code="search-space",
+                    argument=name,
                 )
             del arguments[name]
         return model.fit(**self._fit_settled | arguments)
 
     def to_yaml(self, **kwargs: Any) -> str:
         """Keras 3 has none; raises a UsageError that names ``to_json``."""
-        raise UsageError("Keras 3 writes no YAML; use to_json(), which keras.models reads")
+        raise UsageError(
+            "Keras 3 writes no YAML; use to_json(), which keras.models reads", code="unsupported"
+        )
 
     def save_spec(self, dynamic_batch: bool = True) -> tuple[list, dict] | None:
         """Return the specification of the inputs, as in Keras 2.
@@ -219,7 +223,8 @@ class Searchable(_ModelStandIn, Searcher):
         if self._has_spaces():
             raise UsageError(
                 f"Model is not actually built yet, so it has no {name}; call search and then "
-                "end_search or fit first"
+                "end_search or fit first",
+                code="model-unbuilt",
             )
         return getattr(self._actual(), name)
 
@@ -247,7 +252,8 @@ class Searchable(_ModelStandIn, Searcher):
         elif self._has_spaces():
             raise UsageError(
                 "The model has search spaces; call search before fit, or give values in their "
-                "places"
+                "places",
+                code="state",
             )
         else:
             subject = self._subject({})
@@ -306,14 +312,18 @@ class Sequential(Searchable):
     def add(self, layer: Any) -> None:
         """Put a layer on top."""
         if not (isinstance(layer, Lazy) or _is_layer(layer)):
-            raise UsageError(f"A layer of Keras can be added, not {layer!r}")
+            raise UsageError(
+                f"A layer of Keras can be added, not {layer!r}",
+                code="argument-type",
+                argument="layer",
+            )
         self._stack.append(layer)
         self._model = None
 
     def pop(self) -> Any:
         """Take the last layer away; returns it."""
         if not self._stack:
-            raise UsageError("There are no layers in the model")
+            raise UsageError("There are no layers in the model", code="state")
         self._model = None
         return self._stack.pop()
 
@@ -346,7 +356,9 @@ class Model(Searchable):
         if inputs is None or outputs is None:
             raise UsageError(
                 "Model needs inputs and outputs; to search a subclass of keras.Model, decorate it "
-                "with @hpo.tfmodel()"
+                "with @hpo.tfmodel()",
+                code="argument-missing",
+                argument="inputs",
             )
         cloned = _holds_layers(outputs)
         recipe = AutoObject(

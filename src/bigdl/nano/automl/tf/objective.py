@@ -75,12 +75,15 @@ class Target:
         directions = study.get("directions") or []
         names = name if isinstance(name, list | tuple) else [name]
         if max(len(names), len(directions)) > 1:
-            raise UsageError("multiple objective metric is not supported.")
+            raise UsageError("multiple objective metric is not supported.", code="unsupported")
         name = next(iter(names), None)
         if mode not in _MODES:
             raise UsageError(
                 f"target_metric_mode {mode!r} is not recognized; it must be one of "
-                f"{', '.join(map(repr, _MODES))}"
+                f"{', '.join(map(repr, _MODES))}",
+                code="argument-value",
+                argument="target_metric_mode",
+                allowed=list(_MODES),
             )
         metrics = _names(compiled)
         validated = fit.get("validation_data") is not None or bool(fit.get("validation_split"))
@@ -103,7 +106,10 @@ class Target:
         if self.name not in history:
             raise UsageError(
                 f"invalid target metric {self.name!r}: the training reports "
-                f"{', '.join(map(repr, history)) or 'nothing'}"
+                f"{', '.join(map(repr, history)) or 'nothing'}",
+                code="name-unknown",
+                metric=self.name,
+                allowed=list(history),
             )
         values = [float(value) for value in history[self.name]]
         return {"last": values[-1], "max": max(values), "min": min(values)}[self.mode]
@@ -128,22 +134,34 @@ def _name(metric: Any) -> str:
 
 def _check_name(name: str, metrics: list[str] | None, validated: bool) -> None:
     if not isinstance(name, str):
-        raise UsageError(f"invalid target metric {name!r}; it must be a name")
+        raise UsageError(
+            f"invalid target metric {name!r}; it must be a name",
+            code="argument-type",
+            argument="target_metric",
+        )
     plain = name.removeprefix(_VALIDATION)
     if plain != name and not validated:
         raise UsageError(
             f"invalid target metric {name!r}: there is no validation; give validation_data or "
-            "validation_split"
+            "validation_split",
+            code="argument-missing",
+            argument="validation_data",
+            metric=name,
         )
     if plain == "loss" or metrics is None or plain in metrics:
         return
     if not metrics:
         raise UsageError(
             "target metric is should be loss or val_loss if metrics is not provided in compile, "
-            f"not {name!r}"
+            f"not {name!r}",
+            code="name-unknown",
+            metric=name,
         )
     raise UsageError(
-        f"invalid target metric {name!r}: compile has the metrics {', '.join(map(repr, metrics))}"
+        f"invalid target metric {name!r}: compile has the metrics {', '.join(map(repr, metrics))}",
+        code="name-unknown",
+        metric=name,
+        allowed=list(metrics),
     )
 
 
@@ -159,7 +177,10 @@ def _direction(name: str, direction: Any) -> str:
     wanted = str(getattr(direction, "name", direction)).lower()
     if natural is not None and wanted in ("minimize", "maximize") and wanted != natural:
         raise UsageError(
-            f"The direction of target metric {name!r} must be {natural!r}, not {direction!r}"
+            f"The direction of target metric {name!r} must be {natural!r}, not {direction!r}",
+            code="argument-value",
+            argument="direction",
+            metric=name,
         )
     return wanted
 
@@ -284,7 +305,7 @@ def _copies(callbacks: Any) -> list[Any]:
     # The models that they were used with before are not copied.
     models = {id(getattr(each, "_model", None)): None for each in originals}
     sentence = "Each trial has copies of the callbacks, but one cannot be copied"
-    with refusing(sentence, "; give callbacks that were not used before"):
+    with refusing(sentence, "; give callbacks that were not used before", code="model-copy"):
         return copy.deepcopy(originals, models)
 
 

@@ -154,7 +154,11 @@ class SelectiveBackprop(pl.Callback):
         loss_fn: Callable[..., torch.Tensor] | None = None,
     ):
         if not 0 <= start < end <= 1:
-            raise UsageError(f"0 <= start < end <= 1 must hold, not start={start!r}, end={end!r}")
+            raise UsageError(
+                f"0 <= start < end <= 1 must hold, not start={start!r}, end={end!r}",
+                code="argument-value",
+                argument="start",
+            )
         check_number("keep", keep, above=0, most=1)
         check_number("scale_factor", scale_factor, above=0, most=1)
         check_integer("interrupt", interrupt, 0)
@@ -196,7 +200,9 @@ class SelectiveBackprop(pl.Callback):
         if loss_fn is None:
             raise UsageError(
                 "SelectiveBackprop needs the loss of each sample; pass loss_fn, e.g. "
-                "torch.nn.functional.cross_entropy"
+                "torch.nn.functional.cross_entropy",
+                code="argument-missing",
+                argument="loss_fn",
             )
         return loss_fn
 
@@ -226,7 +232,8 @@ def _check_batch(batch: Any) -> None:
     if not tensors or len(batch) < 2 or len({len(tensor) for tensor in batch}) != 1:
         raise UsageError(
             "SelectiveBackprop takes batches that are tuples or lists of tensors with as many "
-            f"rows, inputs first and the target last, not a {type(batch).__name__}"
+            f"rows, inputs first and the target last, not a {type(batch).__name__}",
+            code="data-structure",
         )
 
 

@@ -146,7 +146,9 @@ class FrozenPrefixCallback(Callback):
             if not _has_index(loader):
                 raise UsageError(
                     "The training data have no samples by index, so that a pass over them for int8 "
-                    "could take rows away from the training; pass calib_data"
+                    "could take rows away from the training; pass calib_data",
+                    code="argument-missing",
+                    argument="calib_data",
                 )
             options["calib_data"] = loader
         self.prefix = accelerate_frozen_prefix(trainer.lightning_module, sample, **options)

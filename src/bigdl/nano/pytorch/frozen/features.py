@@ -81,7 +81,9 @@ class CachedFeatures(Dataset):
         batch_size: int = 32,
     ):
         if _length(dataset) == 0:
-            raise UsageError("The dataset is empty, so there is nothing to cache")
+            raise UsageError(
+                "The dataset is empty, so there is nothing to cache", code="data-empty"
+            )
         _check_deterministic(dataset)
         self.directory = Path(directory)
         fingerprint = _fingerprint_of(segment, dataset)
@@ -108,7 +110,9 @@ class CachedFeatures(Dataset):
         for images, of_images in DataLoader(dataset, batch_size, collate_fn=_collate):
             results = segment.enter(images)
             if results is None:
-                raise UsageError(f"{segment.name} cannot be cached: {segment.reason}")
+                raise UsageError(
+                    f"{segment.name} cannot be cached: {segment.reason}", code="model-unsupported"
+                )
             features[len(targets) : len(targets) + len(images)] = results.float().numpy()
             targets += of_images
         features.flush()
@@ -154,7 +158,8 @@ def _check_deterministic(dataset: Dataset) -> None:
     if not (torch.equal(_some_inputs(dataset), _some_inputs(dataset)) if same is None else same):
         raise UsageError(
             "Features can be cached only if a sample is the same each time, but the dataset's "
-            f"transform draws at random: {getattr(source, 'transform', None)}"
+            f"transform draws at random: {getattr(source, 'transform', None)}",
+            code="unsupported",
         )
 
 
@@ -317,7 +322,9 @@ def watch_batch(prefix: FrozenPrefix, batch: Any) -> RemovableHandle:
         if not any(torch.is_tensor(x) and torch.equal(inputs[0], x) for x in batch):
             raise UsageError(
                 "training_step changes the images before the model is called, so cached features "
-                "cannot take their place; leave cache_dir out, or let the dataset change them"
+                "cannot take their place; leave cache_dir out, or let the dataset change them",
+                code="argument-conflict",
+                argument="cache_dir",
             )
 
     return prefix.segments[0].modules[0].register_forward_pre_hook(check)

@@ -109,9 +109,17 @@ def accelerate_frozen_prefix(
     """
     check_choice("precision", precision, _METHODS)
     if precision == "int8" and calib_data is None:
-        raise UsageError("int8 needs calibration data; pass calib_data, e.g. the training loader")
+        raise UsageError(
+            "int8 needs calibration data; pass calib_data, e.g. the training loader",
+            code="argument-missing",
+            argument="calib_data",
+        )
     if metric is not None and precision != "int8":
-        raise UsageError(f"metric decides whether int8 is used; precision is {precision!r}")
+        raise UsageError(
+            f"metric decides whether int8 is used; precision is {precision!r}",
+            code="argument-conflict",
+            argument="metric",
+        )
     prefix = FrozenPrefix(model, sample, precision, method, calib_data, sample_size, threads)
     prefix.build()
     if metric is not None and prefix.segments:
@@ -156,7 +164,10 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         threads: int | None,
     ):
         if not isinstance(model, nn.Module):
-            raise UsageError(f"A torch.nn.Module is needed, but a {type(model).__name__} was given")
+            raise UsageError(
+                f"A torch.nn.Module is needed, but a {type(model).__name__} was given",
+                code="model-type",
+            )
         self.model, self.precision = model, precision
         self.notes: list[str] = []
         self._method, self._threads = method, threads
@@ -172,7 +183,8 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         except Exception as error:
             raise UsageError(
                 f"{type(self.model).__name__} does not run on the sample ({one_line(error)}); pass "
-                "a batch of its input as it is in training"
+                "a batch of its input as it is in training",
+                code="model-input",
             ) from error
         self._starts_at_input = bool(chains) and any(
             chains[0].calls[0].input is value for value in (*args, *kwargs.values())
@@ -332,15 +344,22 @@ class FrozenPrefix(AbstractContextManager["FrozenPrefix"]):
         [torch.Size([5, 2])]
         """
         if not self.segments or not self._starts_at_input:
-            raise UsageError("The model does not begin with a frozen segment:\n" + self.report())
+            raise UsageError(
+                "The model does not begin with a frozen segment:\n" + self.report(),
+                code="model-unsupported",
+            )
         if not self.segments[0].takes_features():
             raise UsageError(
                 "Features can be cached only where their shape differs from an image's, but both "
-                f"are {tuple(self.segments[0].sample.shape[1:])}"
+                f"are {tuple(self.segments[0].sample.shape[1:])}",
+                code="model-unsupported",
             )
         dtype = self.segments[0].output.dtype
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise UsageError(f"Features are kept in float32, which does not hold {dtype}")
+            raise UsageError(
+                f"Features are kept in float32, which does not hold {dtype}",
+                code="model-unsupported",
+            )
         self.segments[0].takes_cached = True
         return CachedFeatures(self.segments[0], dataset, directory, batch_size)
 

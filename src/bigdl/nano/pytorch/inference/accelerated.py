@@ -136,9 +136,13 @@ def context_of(model: torch.nn.Module, *models: torch.nn.Module) -> InferenceCon
     flat = [m for each in nested for m in (each if isinstance(each, (list, tuple)) else [each])]
     for each in flat:
         if not isinstance(each, torch.nn.Module):
-            raise UsageError(f"get_context takes models, but got a {type(each).__name__}")
+            raise UsageError(
+                f"get_context takes models, but got a {type(each).__name__}", code="model-type"
+            )
     if not flat:
-        raise UsageError("get_context takes at least one model, but got none")
+        raise UsageError(
+            "get_context takes at least one model, but got none", code="argument-missing"
+        )
     settings = [settings_of(each) for each in flat]
     threads = {each.threads for each in settings}
     chosen = max((count for count in threads if count is not None), default=None)
@@ -186,7 +190,8 @@ def load_weights(module: torch.nn.Module, path: Path) -> torch.nn.Module:
         inner = getattr(module, "model", None)
         if not isinstance(inner, torch.nn.Module):
             raise UsageError(
-                f"The saved weights do not fit {type(module).__name__}: {error}"
+                f"The saved weights do not fit {type(module).__name__}: {error}",
+                code="model-mismatch",
             ) from None
         load_weights(inner, path)
     return module
@@ -323,7 +328,9 @@ class AcceleratedModel(SavedModel, torch.nn.Module, abc.ABC):
                 f"generate of {type(source).__name__} needs a cache that grows with each token, "
                 f"which a model of method {self.nano_method!r} does not have; call generate of the "
                 "original, convert it for OpenVINO or ONNX Runtime without use_cache=False, or use "
-                "quantize(precision='bf16'), which runs the model's own code"
+                "quantize(precision='bf16'), which runs the model's own code",
+                code="unsupported",
+                method=self.nano_method,
             )
         with InferenceContext(self.inference_settings):
             return cast("Any", code).generate(*args, **kwargs)
@@ -372,10 +379,14 @@ def module_with_weights(file: Path, options: LoadOptions) -> torch.nn.Module:
     """
     if options.model is None:
         raise UsageError(
-            "You must pass model when loading this model: its directory holds weights only"
+            "You must pass model when loading this model: its directory holds weights only",
+            code="argument-missing",
+            argument="model",
         )
     if not file.exists():
-        raise UsageError(f"File {file.name} is required to load model.")
+        raise UsageError(
+            f"File {file.name} is required to load model.", code="path-missing", path=str(file)
+        )
     return load_weights(options.model if options.inplace else copy.deepcopy(options.model), file)
 
 
@@ -494,6 +505,8 @@ def ask_for_original(options: LoadOptions) -> tuple[torch.nn.Module, Any]:
         if getattr(options, name) is None:
             raise UsageError(
                 f"You must pass {name} when loading this model which was saved with compression "
-                "precision."
+                "precision.",
+                code="argument-missing",
+                argument=name,
             )
     return cast("torch.nn.Module", options.model), options.input_sample

@@ -51,7 +51,8 @@ def check_cache(cache: Any) -> None:
     if not holds_all(cache):
         raise UsageError(
             "An accelerated decoder takes a DynamicCache of all tokens, not a "
-            f"{type(cache).__name__}; leave cache_implementation out, or use the original"
+            f"{type(cache).__name__}; leave cache_implementation out, or use the original",
+            code="argument-type",
         )
 
 
@@ -90,7 +91,10 @@ class StateLayer(DynamicLayer):
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
         """Refuse tensors: only its network fills this layer."""
-        raise UsageError("This cache belongs to an accelerated decoder; the original needs its own")
+        raise UsageError(
+            "This cache belongs to an accelerated decoder; the original needs its own",
+            code="model-mismatch",
+        )
 
     def get_seq_length(self) -> int:
         return self.state.tokens

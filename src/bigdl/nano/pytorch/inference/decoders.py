@@ -145,7 +145,8 @@ class DecoderSource(TorchSource):
                 f"{type(model).__name__} has a cache that does not keep the keys and values of all "
                 f"tokens ({type(cache).__name__} of {type(cache.layers[0]).__name__}), which no "
                 "other runtime can hold; use precision='bf16' without an accelerator, which runs "
-                "the model's own code, or pass use_cache=False in the sample, without generate"
+                "the model's own code, or pass use_cache=False in the sample, without generate",
+                code="model-unsupported",
             )
         self._whole = source
         self._takes_positions = "position_ids" in _parameters(type(model))
@@ -263,7 +264,11 @@ def accelerated(
     if model_class is None or not returns_cache(source):
         return built_and_checked(method, source, options, **keywords)
     if not options.output_tensors:
-        raise UsageError("A decoder gives tensors, which generate needs; leave output_tensors out")
+        raise UsageError(
+            "A decoder gives tensors, which generate needs; leave output_tensors out",
+            code="argument-conflict",
+            argument="output_tensors",
+        )
     decoder, model = DecoderSource(source), source.model
     goal = options.goal
     if goal is not None:
@@ -376,12 +381,18 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         as_tuple = given.get("return_dict") is False
         ids, mask, positions = (given.pop(each, None) for each in _TAKEN)
         if ids is None:
-            raise UsageError("An accelerated decoder needs input_ids")
+            raise UsageError(
+                "An accelerated decoder needs input_ids",
+                code="argument-missing",
+                argument="input_ids",
+            )
         for other, value in given.items():
             if value is not None and value not in _NEUTRAL.get(other, ()):
                 raise UsageError(
                     "An accelerated decoder takes input_ids, attention_mask, position_ids and a "
-                    f"cache, not {other}; leave it out, or use the original"
+                    f"cache, not {other}; leave it out, or use the original",
+                    code="unsupported",
+                    argument=other,
                 )
         inputs = self._inputs(torch.as_tensor(ids), mask, positions, cache.get_seq_length())
         kept = _kept(keep, inputs[0].shape[1])
@@ -399,7 +410,9 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         """Return the arguments of a call by their names."""
         names = [name for name in _parameters(self.nano_class) if name != "self"]
         if len(args) > len(names):
-            raise UsageError(f"The model takes at most {len(names)} arguments by position")
+            raise UsageError(
+                f"The model takes at most {len(names)} arguments by position", code="model-input"
+            )
         return dict(zip(names, args, strict=False)) | kwargs
 
     def _inputs(self, ids: torch.Tensor, mask: Any, positions: Any, held: int) -> list[np.ndarray]:
@@ -410,7 +423,9 @@ class DecoderModel(AcceleratedModel, abc.ABC):
         if mask.ndim != 2 or mask.shape[1] != held + new:
             raise UsageError(
                 f"attention_mask has the shape {list(mask.shape)}, but {held} tokens are in the "
-                f"cache and {new} are new: it must be [{rows}, {held + new}]"
+                f"cache and {new} are new: it must be [{rows}, {held + new}]",
+                code="model-input",
+                argument="attention_mask",
             )
         arrays = [as_array(ids), as_array(mask.long())]
         if "position_ids" in _parameters(self.nano_class):
@@ -456,7 +471,9 @@ def _refuse_compression(compression: str) -> None:
     if compression != "fp32":
         raise UsageError(
             f"compression={compression!r} does not apply to an accelerated decoder; leave it out, "
-            "or use precision='int8' with method='weight_only' for smaller weights"
+            "or use precision='int8' with method='weight_only' for smaller weights",
+            code="argument-conflict",
+            argument="compression",
         )
 
 
@@ -472,12 +489,16 @@ def _loaded_facts(meta: Mapping[str, Any], options: LoadOptions) -> tuple[Any, d
     except ImportError:
         raise UsageError(
             f"{name} is a decoder of transformers, which is not installed; run: pip install "
-            "transformers"
+            "transformers",
+            code="package-missing",
+            package="transformers",
         ) from None
     known: Any = getattr(transformers, name, None)
     model_class: Any = known if options.model is None else type(options.model)
     if not isinstance(model_class, type) or not _generates(model_class):
-        raise UsageError(f"{name} is no decoder of transformers; pass the original as model")
+        raise UsageError(
+            f"{name} is no decoder of transformers; pass the original as model", code="model-type"
+        )
     facts = dict(meta["decoder"])
     config: Any = model_class
     facts["config"] = config.config_class.from_dict(json.loads(facts["config"]))
@@ -511,7 +532,10 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
         return state.infer(inputs, inputs[0].shape[1])[0]
 
     def nano_arrays_of(self, call: Any) -> list[np.ndarray]:
-        raise UsageError("A decoder has no list of arrays for a call: its cache is in the network")
+        raise UsageError(
+            "A decoder has no list of arrays for a call: its cache is in the network",
+            code="unsupported",
+        )
 
     def async_predict(self, input_data: Iterable[Any], num_requests: int = 0) -> list:
         """Run the model on many inputs, several at a time; see :class:`OpenVINOFacade`."""
@@ -535,7 +559,11 @@ class OpenVINODecoderModel(OpenVINOFacade, DecoderModel):
     def load_from(cls, directory: Path, meta: Mapping[str, Any], options: LoadOptions) -> Self:
         loaded = _loaded_facts(meta, options)
         if options.shapes is not None:
-            raise UsageError("shapes does not apply to a decoder, which takes any; leave it out")
+            raise UsageError(
+                "shapes does not apply to a decoder, which takes any; leave it out",
+                code="argument-conflict",
+                argument="shapes",
+            )
         config, threads = saved_properties(meta)
         if options.cache_dir is not None:
             config["CACHE_DIR"] = str(options.cache_dir)

@@ -94,7 +94,7 @@ def export_flat(
         shapes = (shapes,)
     sample = tuple(source.general_sample(axes))
     sentence = f"{type(source.model).__name__} cannot be exported as one graph"
-    with refusing(sentence), torch.no_grad(), quiet():
+    with refusing(sentence, code="model-unsupported"), torch.no_grad(), quiet():
         return torch.export.export(module, sample, dynamic_shapes=shapes)
 
 
@@ -155,7 +155,10 @@ class CompiledGraph:
         shapes = [[size if isinstance(size, int) else None for size in v.shape] for v in values]
         dtypes = [str(value.dtype).removeprefix("torch.") for value in values]
         directory = scratch_directory("bigdl-inductor-")
-        with ExitStack() as failed, refusing("The graph cannot be compiled"):
+        with (
+            ExitStack() as failed,
+            refusing("The graph cannot be compiled", code="model-unsupported"),
+        ):
             failed.callback(shutil.rmtree, directory, ignore_errors=True)
             with torch.no_grad(), quiet():
                 torch._inductor.aoti_compile_and_package(
@@ -176,7 +179,8 @@ class CompiledGraph:
             return list(self._run(checked))
         except RuntimeError as error:  # followed by the stack of compiled code
             raise UsageError(
-                f"The compiled graph cannot compute this input: {first_line(error)}"
+                f"The compiled graph cannot compute this input: {first_line(error)}",
+                code="model-input",
             ) from error
 
     def write(self, directory: Path, compression: str) -> dict:
@@ -204,7 +208,8 @@ def _check_processor(isa: Iterable[str]) -> None:
     if lacking:
         raise UsageError(
             f"The model was compiled for a processor with {', '.join(sorted(lacking))}, which "
-            "this one does not have; accelerate the original model again here"
+            "this one does not have; accelerate the original model again here",
+            code="processor-unsupported",
         )
 
 
@@ -266,7 +271,12 @@ class ScriptGraph:
             If the method is unknown, or the model cannot be converted so.
         """
         if method not in (None, "trace", "script"):
-            raise UsageError(f"jit_method {method} is invalid.")
+            raise UsageError(
+                f"jit_method {method} is invalid.",
+                code="argument-value",
+                argument="jit_method",
+                allowed=[None, "trace", "script"],
+            )
         name, reasons = type(module.model).__name__, []
         lost = None
         script: Any = None
@@ -286,7 +296,10 @@ class ScriptGraph:
                 return cls(scripted, module.inputs)
         if script is None:
             short = "; ".join(reason[:150] for reason in reasons)
-            raise UsageError(short or f"There is no other way to convert {name} to TorchScript")
+            raise UsageError(
+                short or f"There is no other way to convert {name} to TorchScript",
+                code="model-unsupported",
+            )
         if lost is not None and method != "trace":
             source.caution = (
                 f"{name} decides by its data ({lost.filename}, line {lost.lineno}) and cannot be "
@@ -307,7 +320,8 @@ class ScriptGraph:
         except RuntimeError as error:  # its last line says what is wrong with the input
             raise UsageError(
                 f"TorchScript cannot compute this input: {str(error).strip().splitlines()[-1]}; "
-                "give it in the sizes of the sample, or convert the model with a sample like it"
+                "give it in the sizes of the sample, or convert the model with a sample like it",
+                code="model-input",
             ) from error
 
     def write(self, directory: Path, compression: str) -> dict:
@@ -390,7 +404,12 @@ def _traced(module, tensors, strict):
     """The trace, and the first warning that it depends on the sample's data."""
     name, seen = type(module.model).__name__, warnings.catch_warnings(record=True)
     sentence = f"{name} cannot be traced"
-    with refusing(sentence, text=first_line), torch.no_grad(), _no_trainer(module), seen as warned:
+    with (
+        refusing(sentence, text=first_line, code="model-unsupported"),
+        torch.no_grad(),
+        _no_trainer(module),
+        seen as warned,
+    ):
         warnings.simplefilter("always")
         script = torch.jit.trace(module, tuple(tensors), strict=strict, check_trace=False)
         script = torch.jit.freeze(script.eval())
@@ -406,7 +425,12 @@ def _traced(module, tensors, strict):
 
 def _scripted(model):
     sentence = f"{type(model).__name__} cannot be scripted"
-    with refusing(sentence, text=first_line), torch.no_grad(), _no_trainer(model), quiet():
+    with (
+        refusing(sentence, text=first_line, code="model-unsupported"),
+        torch.no_grad(),
+        _no_trainer(model),
+        quiet(),
+    ):
         return torch.jit.freeze(torch.jit.script(model).eval())
 
 
@@ -430,13 +454,17 @@ def _fitting(tensor, shape, dtype, name):
     if tensor.dtype is not dtype:
         if tensor.dtype.is_floating_point and not dtype.is_floating_point:
             raise UsageError(
-                f"Input {name!r} must be of {dtype}, but it is of {tensor.dtype}; convert it"
+                f"Input {name!r} must be of {dtype}, but it is of {tensor.dtype}; convert it",
+                code="model-input",
+                argument=name,
             )
         other = tensor.to(dtype)
         whole = not tensor.dtype.is_floating_point and not dtype.is_floating_point
         if whole and not torch.equal(other.to(tensor.dtype), tensor):
             raise UsageError(
-                f"Input {name!r} must be of {dtype}, but it holds integers that do not fit it"
+                f"Input {name!r} must be of {dtype}, but it holds integers that do not fit it",
+                code="data-value",
+                argument=name,
             )
         tensor = other
     _check_sizes(tensor, shape, f"Input {name!r}", ", or convert the model with other dynamic_axes")
@@ -453,7 +481,8 @@ def _check_sizes(
         wanted = [("any" if size is None else size) for size in shape]
         raise UsageError(
             f"{who} must have the shape {wanted}, but it has {list(sizes)}; give it in this shape"
-            f"{advice}"
+            f"{advice}",
+            code="model-input",
         )
 
 
@@ -522,7 +551,10 @@ class GraphModel(AcceleratedModel):
         if compression != "fp32" and not isinstance(self.nano_graph, ModuleGraph):
             raise UsageError(
                 f"compression={compression!r} does not apply to {type(self).__name__} of method "
-                f"{self.nano_method!r}: its weights are part of a compiled graph; leave it out"
+                f"{self.nano_method!r}: its weights are part of a compiled graph; leave it out",
+                code="argument-conflict",
+                argument="compression",
+                method=self.nano_method,
             )
         return {
             **self.nano_graph.write(directory, compression),
@@ -535,7 +567,8 @@ class GraphModel(AcceleratedModel):
         if "inputs" not in meta or "graph" not in meta:
             raise UsageError(
                 "The directory was written by another version of BigDL, whose compiled models "
-                "cannot be read; accelerate the original model again"
+                "cannot be read; accelerate the original model again",
+                code="version-unsupported",
             )
         inputs = ForwardInputs.from_json(meta["inputs"])
 
@@ -732,7 +765,8 @@ class CompiledInt8Model(CompiledModel):
         if self.nano_source is None:
             raise UsageError(
                 "A model that was quantized without a sample is pickled by its original, which is "
-                "not there; pass model when loading it"
+                "not there; pass model when loading it",
+                code="model-copy",
             )
         return _quantized_again, (
             type(self),
@@ -744,7 +778,9 @@ class CompiledInt8Model(CompiledModel):
         if self.nano_source is None:
             raise UsageError(
                 "A model that was quantized without a sample is saved by the weights of its "
-                "original, which is not there; pass model when loading it"
+                "original, which is not there; pass model when loading it",
+                code="argument-missing",
+                argument="model",
             )
         save_weights(self.nano_source, directory / "ckpt.pth", compression)
         return {

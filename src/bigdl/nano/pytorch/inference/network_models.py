@@ -128,7 +128,9 @@ def to_onnx(source: TorchSource, path: str, options: BuildOptions) -> list[str]:
                 )
             return names
     why = failures[0] if failures else "no exporter is left"
-    raise UsageError(f"{type(source.model).__name__} cannot be exported to ONNX: {why}")
+    raise UsageError(
+        f"{type(source.model).__name__} cannot be exported to ONNX: {why}", code="model-unsupported"
+    )
 
 
 def _first_cause(error: BaseException) -> str:
@@ -201,7 +203,7 @@ def _by_script(module, tensors, path, names, dims, options: BuildOptions, keywor
     """Export a script, which keeps branches and loops; of flat inputs and outputs only."""
     model, inputs = module.model, module.inputs
     if inputs.names != inputs.parameters:
-        raise UsageError("The module's inputs are nested")
+        raise UsageError("The module's inputs are nested", code="model-unsupported")
     _by_trace(torch.jit.script(model), tensors, path, names, dims, options, keywords)
 
 
@@ -211,12 +213,16 @@ def _checked_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
         if name in _OURS:
             raise UsageError(
                 f"Argument {name!r} of torch.onnx.export cannot be passed on: "
-                f"{_OURS[name]} decides about it"
+                f"{_OURS[name]} decides about it",
+                code="argument-conflict",
+                argument=name,
             )
         if name not in known:
             raise UsageError(
                 f"There is no argument {name!r}, neither here nor of torch.onnx.export; leave it "
-                "out"
+                "out",
+                code="argument-unknown",
+                argument=name,
             )
     return dict(keywords)
 
@@ -251,7 +257,9 @@ def to_openvino(source: TorchSource, options: BuildOptions):
         if convert:
             raise UsageError(
                 f"{', '.join(map(repr, convert))} has to be given when the model is converted, not "
-                "for one that is in OpenVINO already; pass the original model"
+                "for one that is in OpenVINO already; pass the original model",
+                code="argument-conflict",
+                argument=next(iter(convert)),
             )
         return source.model.ov_model.clone()
     network = _converted(source, options)
@@ -287,7 +295,7 @@ def _converted(source: TorchSource, options: BuildOptions):
             source.way = way
             return network
     if traced is None or lost is None:
-        raise UsageError(f"{name} cannot be converted to OpenVINO: {why}")
+        raise UsageError(f"{name} cannot be converted to OpenVINO: {why}", code="model-unsupported")
     source.way = "trace"
     source.caution = (
         f"{name} decides by its data ({lost.filename}, line {lost.lineno}); in OpenVINO it always "
@@ -335,7 +343,7 @@ def _scripted(source: TorchSource, options: BuildOptions):
         outputs.kind == "tuple" and all(child.kind == "tensor" for child in outputs.children)
     )
     if inputs.names != inputs.parameters or not flat:
-        raise UsageError("The module's inputs or outputs are nested")
+        raise UsageError("The module's inputs or outputs are nested", code="model-unsupported")
     with evaluating(source.model) as model, quiet():
         script = torch.jit.freeze(torch.jit.script(model))
         network = _checked(openvino.convert_model(script, share_weights=False), source)
@@ -361,7 +369,8 @@ def _checked(network, source: TorchSource):
     actual = (len(network.inputs), len(network.outputs))
     if actual != expected:
         raise UsageError(
-            f"{expected[0]} inputs and {expected[1]} outputs became {actual[0]} and {actual[1]}"
+            f"{expected[0]} inputs and {expected[1]} outputs became {actual[0]} and {actual[1]}",
+            code="model-unsupported",
         )
     return network
 
@@ -374,7 +383,13 @@ def _set_shapes(network, source: TorchSource, dynamic_axes: bool | Mapping) -> N
         shapes[position] = openvino.PartialShape(sizes)
     wanted = ", ".join(map(str, shapes.values()))
     sentence = f"{type(source.model).__name__} cannot have inputs of the sizes {wanted}"
-    with refusing(sentence, "; pass other dynamic_axes", text=_cause):
+    with refusing(
+        sentence,
+        "; pass other dynamic_axes",
+        text=_cause,
+        code="argument-value",
+        argument="dynamic_axes",
+    ):
         network.reshape(shapes)
 
 
@@ -438,7 +453,9 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
         if self.nano_source is None:
             raise UsageError(
                 "compression='bf16' stores the weights of the original model, which is not there; "
-                "pass model when loading, or save with compression='fp32'"
+                "pass model when loading, or save with compression='fp32'",
+                code="argument-missing",
+                argument="model",
             )
         save_weights(self.nano_source, directory / _WEIGHTS, "bf16")
         weights = {"checkpoint": _WEIGHTS, "compression": "bf16"}
@@ -467,5 +484,5 @@ class PytorchOpenVINOModel(OpenVINOFacade, NetworkModel):
         if options.shapes is not None:
             reshaped, error = built.reshape(options.shapes)
             if not reshaped:
-                raise UsageError(error)
+                raise UsageError(error, code="argument-value", argument="shapes")
         return built.nano_attach(model)

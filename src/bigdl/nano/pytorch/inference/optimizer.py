@@ -70,7 +70,11 @@ def score_of(metric: Any, data: Any, source: Any = None) -> Callable[[torch.nn.M
         If the metric is no callable, or has to have targets and there are no data.
     """
     if not callable(metric):
-        raise UsageError(f"metric must be a torchmetrics.Metric or a callable, not {metric!r}")
+        raise UsageError(
+            f"metric must be a torchmetrics.Metric or a callable, not {metric!r}",
+            code="argument-type",
+            argument="metric",
+        )
     score = score_function(
         metric,
         data,
@@ -202,7 +206,9 @@ def _first_elements(data, count) -> list:
     if not isinstance(data, Iterable):
         raise UsageError(
             "training_data must be a DataLoader, or a batch of it, that is a tensor, a tuple or a "
-            f"dict, not a {type(data).__name__}"
+            f"dict, not a {type(data).__name__}",
+            code="data-type",
+            argument="training_data",
         )
     empty = "training_data holds no batch; give at least one"
     with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
@@ -478,7 +484,8 @@ class InferenceOptimizer(BaseInferenceOptimizer[torch.nn.Module]):
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
                 "Invalid model to quantize. Please use a nn.Module or a model from "
-                "InferenceOptimizer.trace(accelerator=='openvino')"
+                "InferenceOptimizer.trace(accelerator=='openvino')",
+                code="model-type",
             )
         if calib_dataloader is not None:
             warnings.warn("calib_dataloader is now called calib_data", stacklevel=2)
@@ -774,7 +781,9 @@ class SwitchableModel(torch.nn.Module):
             if kwargs:
                 raise UsageError(
                     f"{', '.join(map(repr, kwargs))} does not apply to quantize=True, whose graph "
-                    "is there already; leave it out"
+                    "is there already; leave it out",
+                    code="argument-conflict",
+                    argument=next(iter(kwargs)),
                 )
         elif "plain" not in self._runtimes or input_sample is not None or kwargs:
             if input_sample is None and self._sample is not None:

@@ -102,7 +102,11 @@ class Pipeline(WorkerPool):
     def __init__(self, stages: Sequence[tuple[str, Callable[[Any], Any], Mapping[str, int]]]):
         checked = [_checked(stage) for stage in stages]
         if not checked:
-            raise UsageError("A pipeline needs at least one stage, but stages is empty")
+            raise UsageError(
+                "A pipeline needs at least one stage, but stages is empty",
+                code="argument-missing",
+                argument="stages",
+            )
         slots = _slots([options for _, _, options in checked])
         made = [
             Stage(name, self._maker(stage, each), each)
@@ -145,15 +149,24 @@ def _checked(stage: Any) -> tuple[str, Callable, Mapping[str, int]]:
     if not isinstance(stage, tuple | list) or len(stage) != 3:
         raise UsageError(
             f"A stage is (name, function or Module, options), where options may be {{}}; "
-            f"got {stage!r}"
+            f"got {stage!r}",
+            code="argument-type",
+            argument="stages",
         )
     name, function, options = stage
     if not callable(function):
-        raise UsageError(f"Stage {name!r} must be callable, but it is {function!r}")
+        raise UsageError(
+            f"Stage {name!r} must be callable, but it is {function!r}",
+            code="argument-type",
+            argument="stages",
+        )
     if not isinstance(options, Mapping) or not set(options) <= set(_OPTIONS):
         raise UsageError(
             f"The options of stage {name!r} are a dict with {' and '.join(_OPTIONS)}, "
-            f"but they are {options!r}"
+            f"but they are {options!r}",
+            code="argument-value",
+            argument="stages",
+            allowed=list(_OPTIONS),
         )
     for option in _OPTIONS:
         value = options.get(option)
@@ -321,7 +334,8 @@ def to_multi_instance(
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"to_multi_instance takes a torch.nn.Module, but got a {type(model).__name__}"
+            f"to_multi_instance takes a torch.nn.Module, but got a {type(model).__name__}",
+            code="model-type",
         )
     check_positive("num_processes", num_processes)
     if num_processes == 1:
@@ -335,7 +349,9 @@ def to_multi_instance(
     elif len(cpu_for_each_process) != num_processes:
         raise UsageError(
             f"cpu_for_each_process must list the cores of each of {num_processes} processes, "
-            f"but it lists those of {len(cpu_for_each_process)}"
+            f"but it lists those of {len(cpu_for_each_process)}",
+            code="argument-value",
+            argument="cpu_for_each_process",
         )
     return MultiInstanceModel(model, cpu_slots(num_processes, cpu_for_each_process))
 
@@ -351,7 +367,8 @@ def _calls(inputs: Any) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
     if isinstance(inputs, single) or not isinstance(inputs, Iterable):
         raise UsageError(
             "The input should be a DataLoader or a list of input batchs, not a "
-            f"{type(inputs).__name__}"
+            f"{type(inputs).__name__}",
+            code="data-type",
         )
     unpacked = (tuple, list) if isinstance(inputs, torch.utils.data.DataLoader) else tuple
     for each in inputs:
@@ -400,7 +417,8 @@ def ready_in_worker(model: torch.nn.Module, threads: int, owner: Any) -> Callabl
     if not isinstance(model, AcceleratedModel):  # its directory would hold weights only
         raise UsageError(
             "The model cannot be sent to other processes, since it cannot be pickled: "
-            f"{failure!r}; accelerate it first, or create what cannot be pickled inside forward"
+            f"{failure!r}; accelerate it first, or create what cannot be pickled inside forward",
+            code="model-copy",
         )
     folder = str(scratch_directory("bigdl-model-"))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
@@ -409,7 +427,8 @@ def ready_in_worker(model: torch.nn.Module, threads: int, owner: Any) -> Callabl
     except Exception as error:
         raise UsageError(
             f"The model cannot be sent to other processes: pickling it failed with {failure!r}, "
-            f"saving it with {error!r}"
+            f"saving it with {error!r}",
+            code="model-copy",
         ) from error
     source = model.nano_source if _pickling_error(model.nano_source) is None else None
     # The class comes along so that the module that defines it is imported.

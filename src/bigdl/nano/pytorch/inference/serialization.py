@@ -54,9 +54,16 @@ def save_model(model: torch.nn.Module, path: str | os.PathLike, compression: str
     tensor([[0., 2.]])
     """
     if compression not in _COMPRESSIONS:
-        raise UsageError(f"compression must be 'fp32' or 'bf16', not {compression!r}")
+        raise UsageError(
+            f"compression must be 'fp32' or 'bf16', not {compression!r}",
+            code="argument-value",
+            argument="compression",
+            allowed=["fp32", "bf16"],
+        )
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"A model was to be saved, but got a {type(model).__name__}")
+        raise UsageError(
+            f"A model was to be saved, but got a {type(model).__name__}", code="model-type"
+        )
 
     def write(directory: Path) -> dict:
         if isinstance(model, AcceleratedModel):

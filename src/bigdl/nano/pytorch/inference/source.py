@@ -106,7 +106,8 @@ def sample_arguments(model: torch.nn.Module, sample: Any, extra: Mapping | None 
         return (sample,), named
     raise UsageError(
         f"The sample has {len(sample)} inputs, but forward of {type(model).__name__} takes "
-        f"{len(names)}: {', '.join(names)}"
+        f"{len(names)}: {', '.join(names)}",
+        code="model-input",
     )
 
 
@@ -130,7 +131,8 @@ class ForwardInputs(CallInputs):
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise UsageError(
-                f"The sample does not fit forward of {type(model).__name__}: {error}"
+                f"The sample does not fit forward of {type(model).__name__}: {error}",
+                code="model-input",
             ) from None
         bound.apply_defaults()
         names: dict[Any, list[str]] = defaultdict(list)  # by the kind of parameter
@@ -145,7 +147,8 @@ class ForwardInputs(CallInputs):
         )
         if not inputs.names:
             raise UsageError(
-                f"The sample of {type(model).__name__} holds no tensor; give one as input_sample"
+                f"The sample of {type(model).__name__} holds no tensor; give one as input_sample",
+                code="model-input",
             )
         return inputs
 
@@ -195,7 +198,8 @@ def batches_of(
     if not isinstance(data, Iterable):
         raise UsageError(
             "Data must be a DataLoader, a tensor, a tuple or a dict of tensors, not a "
-            f"{type(data).__name__}"
+            f"{type(data).__name__}",
+            code="data-type",
         )
     return (split_batch(model, element, inputs) for element in read(data, name))
 
@@ -310,7 +314,9 @@ def own_loader(model: torch.nn.Module) -> DataLoader:
             if isinstance(loader, DataLoader):
                 return loader
     raise UsageError(
-        f"A sample of the input of {type(model).__name__} is needed; pass input_sample"
+        f"A sample of the input of {type(model).__name__} is needed; pass input_sample",
+        code="argument-missing",
+        argument="input_sample",
     )
 
 
@@ -406,7 +412,10 @@ class TorchSource:
         data: Any = None,
     ):
         if not isinstance(model, torch.nn.Module):
-            raise UsageError(f"A torch.nn.Module is needed, but a {type(model).__name__} was given")
+            raise UsageError(
+                f"A torch.nn.Module is needed, but a {type(model).__name__} was given",
+                code="model-type",
+            )
         self.model = model
         self.data = data
         self._sample = getattr(model, "example_input_array", None) if sample is None else sample
@@ -440,7 +449,9 @@ class TorchSource:
         with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws from it
             batch = next(batches_of(self.model, data, name=name), None)
         if batch is None:
-            raise UsageError("The data hold no batch, so there is no sample of the input")
+            raise UsageError(
+                "The data hold no batch, so there is no sample of the input", code="data-empty"
+            )
         return batch.args, batch.kwargs | self._example_kwargs
 
     @cached_property
@@ -466,7 +477,10 @@ class TorchSource:
         leaves, structure = flatten(self.result)
         name = type(self.model).__name__
         if not leaves:
-            raise UsageError(f"{name} returns no tensor for the sample, so it cannot be converted")
+            raise UsageError(
+                f"{name} returns no tensor for the sample, so it cannot be converted",
+                code="model-output",
+            )
         refuse_objects(structure, f"{name} returns")
         return structure
 
@@ -480,7 +494,7 @@ class TorchSource:
             If it does not run.
         """
         sentence = f"{type(self.model).__name__} fails on the sample of its input"
-        with refusing(sentence, "; pass another input_sample"):
+        with refusing(sentence, "; pass another input_sample", code="model-input"):
             return self._called(self.sample_tensors)
 
     def _called(self, inputs: Sequence[torch.Tensor], noise: float = 0.0, times: int = 1) -> Any:
@@ -692,20 +706,29 @@ class TorchSource:
         """
         names, tensors = self.inputs.names, self.sample_tensors
         if not isinstance(axes, bool | Mapping | type(None)):
-            raise UsageError(f"dynamic_axes must be True, False or a dict, not {axes!r}")
+            raise UsageError(
+                f"dynamic_axes must be True, False or a dict, not {axes!r}",
+                code="argument-type",
+                argument="dynamic_axes",
+            )
         if not isinstance(axes, Mapping):
             return [[0] if axes and tensor.ndim else [] for tensor in tensors]
         if axes and not set(axes).intersection(names):
             raise UsageError(
                 f"dynamic_axes names {', '.join(map(repr, axes))}, but the inputs are "
-                f"{', '.join(names)}"
+                f"{', '.join(names)}",
+                code="argument-value",
+                argument="dynamic_axes",
+                allowed=list(names),
             )
         dimensions = []
         for name, tensor in zip(names, tensors, strict=True):
             wanted = list(axes.get(name, ()))
             if any(not isinstance(d, int) or not -tensor.ndim <= d < tensor.ndim for d in wanted):
                 raise UsageError(
-                    f"dynamic_axes gives {wanted} for {name!r}, which has {tensor.ndim} dimensions"
+                    f"dynamic_axes gives {wanted} for {name!r}, which has {tensor.ndim} dimensions",
+                    code="argument-value",
+                    argument="dynamic_axes",
                 )
             dimensions.append(sorted({dimension % tensor.ndim for dimension in wanted}))
         return dimensions
@@ -750,7 +773,9 @@ class TorchSource:
         if self.data is None:
             raise UsageError(
                 "Calibration data are needed to quantize to int8; pass calib_data, a DataLoader or "
-                "a batch of the model's input"
+                "a batch of the model's input",
+                code="argument-missing",
+                argument="calib_data",
             )
         batches = batches_of(self.model, self.data, self.inputs, CALIBRATION_DATA)
         for batch in first_batches(batches, options.sample_size):

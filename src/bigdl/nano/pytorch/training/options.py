@@ -34,7 +34,9 @@ _log = logging.getLogger(__name__)
 def check_bool(name: str, value: Any) -> bool:
     """Return `value`, or refuse what is neither True nor False."""
     if not isinstance(value, bool):
-        raise UsageError(f"{name} must be True or False, not {value!r}")
+        raise UsageError(
+            f"{name} must be True or False, not {value!r}", code="argument-type", argument=name
+        )
     return value
 
 
@@ -98,7 +100,9 @@ class TrainingOptions:
         if self.distributed_backend == "k8s":
             raise UsageError(
                 "distributed_backend='k8s' has no launcher of its own any more; start the program "
-                "by a PyTorchJob or torchrun with Lightning's strategy='ddp' instead"
+                "by a PyTorchJob or torchrun with Lightning's strategy='ddp' instead",
+                code="name-dropped",
+                argument="distributed_backend",
             )
         check_choice("distributed_backend", self.distributed_backend, BACKENDS)
         if self.distributed_backend == "ray":
@@ -106,7 +110,10 @@ class TrainingOptions:
         if self.process_group_backend not in (None, "gloo"):
             raise UsageError(
                 "process_group_backend must be None or 'gloo', not "
-                f"{self.process_group_backend!r}: oneCCL's bindings for PyTorch are discontinued"
+                f"{self.process_group_backend!r}: oneCCL's bindings for PyTorch are discontinued",
+                code="argument-value",
+                argument="process_group_backend",
+                allowed=[None, "gloo"],
             )
         try:
             cpu_slots(self.count, self.cpu_for_each_process)
@@ -115,18 +122,27 @@ class TrainingOptions:
                 f"cpu_for_each_process={self.cpu_for_each_process!r} must name the cores of each "
                 f"of {self.count} processes (num_processes): a list of core numbers for each "
                 "process, at least one core for each process, of those that this one may use: "
-                f"{error}"
+                f"{error}",
+                code="argument-value",
+                argument="cpu_for_each_process",
             ) from None
         if not isinstance(self.precision, int | str | None) or self.precision not in _PRECISIONS:
             raise UsageError(
                 "precision must be None, 64, 32, 16, 'bf16' or a name of Lightning's such as "
-                f"'bf16-mixed', not {self.precision!r}"
+                f"'bf16-mixed', not {self.precision!r}",
+                code="argument-value",
+                argument="precision",
             )
         self.precision = _PRECISIONS[self.precision]
         for name in ("tune_process", "use_ipex", "fused_optimizers"):
             check_bool(name, getattr(self, name))
         if self.inductor != "auto" and not isinstance(self.inductor, bool):
-            raise UsageError(f"inductor must be True, False or 'auto', not {self.inductor!r}")
+            raise UsageError(
+                f"inductor must be True, False or 'auto', not {self.inductor!r}",
+                code="argument-value",
+                argument="inductor",
+                allowed=[True, False, "auto"],
+            )
         check_choice("channels_last", self.channels_last, (True, False, None))
         check_choice("frozen_prefix", self.frozen_prefix, (True, False, None))
         check_number("bucket_cap_mb", self.bucket_cap_mb, above=0)
@@ -192,7 +208,11 @@ def translated(arguments: dict[str, Any]) -> dict[str, Any]:
         elif name in ("gpus", "tpu_cores", "resume_from_checkpoint") and not value:
             continue
         elif name in _ADVICE:
-            raise UsageError(f"Trainer has no argument {name!r} any more: {_ADVICE[name]}")
+            raise UsageError(
+                f"Trainer has no argument {name!r} any more: {_ADVICE[name]}",
+                code="name-dropped",
+                argument=name,
+            )
         else:
             today[name] = value
     return today
@@ -210,13 +230,17 @@ def check_lightning_arguments(arguments: dict[str, Any], num_processes: int) -> 
     if arguments.get("accelerator", "auto") not in ("auto", "cpu"):
         raise UsageError(
             f"num_processes={num_processes} trains on the CPU, which accelerator="
-            f"{arguments['accelerator']!r} contradicts; leave one of them out"
+            f"{arguments['accelerator']!r} contradicts; leave one of them out",
+            code="argument-conflict",
+            argument="accelerator",
         )
     for name, neutral in (("strategy", "auto"), ("devices", "auto"), ("num_nodes", 1)):
         if arguments.get(name, neutral) != neutral:
             raise UsageError(
                 f"num_processes={num_processes} brings a strategy of its own, which {name}="
-                f"{arguments[name]!r} contradicts; leave one of them out"
+                f"{arguments[name]!r} contradicts; leave one of them out",
+                code="argument-conflict",
+                argument=name,
             )
 
 

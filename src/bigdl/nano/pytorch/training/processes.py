@@ -132,7 +132,8 @@ def _forked(slots: Sequence[CpuSlot], order: tuple, room: Path) -> Generator[tup
         raise UsageError(
             f"distributed_backend='fork' copies this process, which has {threads} threads, and the "
             "copies would hang; use 'subprocess', or start the program with OMP_NUM_THREADS=1 and "
-            "OPENBLAS_NUM_THREADS=1"
+            "OPENBLAS_NUM_THREADS=1",
+            code="unsupported",
         )
 
     parent = os.getpid()

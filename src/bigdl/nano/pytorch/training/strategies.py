@@ -71,7 +71,9 @@ class AutoLr:
         if not isinstance(auto_lr, (bool, dict)):
             raise UsageError(
                 "auto_lr must be True, False or a dict such as {'warmup_epochs': 3}, "
-                f"not {auto_lr!r}"
+                f"not {auto_lr!r}",
+                code="argument-type",
+                argument="auto_lr",
             )
         options = auto_lr if isinstance(auto_lr, dict) else {}
         unknown = ", ".join(repr(name) for name in options if name != "warmup_epochs")

@@ -124,7 +124,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         if kwargs.pop("training", None):
             raise UsageError(
                 f"{type(self).__name__} only predicts; train the original model and convert it "
-                "again"
+                "again",
+                code="unsupported",
             )
         kwargs.pop("mask", None)
         leaves = self.nano_inputs.flatten(args, kwargs)
@@ -157,7 +158,7 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         size = batch_size or 32
         starts = range(0, len(leaves[0]), size)[:steps]
         if not starts:
-            raise UsageError("x holds no row; give at least one")
+            raise UsageError("x holds no row; give at least one", code="data-empty", argument="x")
         batches = ([leaf[start : start + size] for leaf in leaves] for start in starts)
         results = list(map(self.nano_network.infer, batches))
         return self._rebuilt(_joined(results))
@@ -211,7 +212,8 @@ class AcceleratedKerasModel(SavedModel, keras.Model):
         if "ports" not in meta:
             raise UsageError(
                 "The directory does not say what the model's inputs and outputs are, as those of "
-                "BigDL 2 do not; save the model again from the original"
+                "BigDL 2 do not; save the model again from the original",
+                code="version-unsupported",
             )
         return cls(
             cls.load_network(directory, meta, device=device),
@@ -240,7 +242,9 @@ def _refusing(name: str) -> Any:
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise UsageError(
             f"{type(self).__name__} has no {name}: it predicts and evaluates only; use the "
-            "original model, and InferenceOptimizer.save for this one"
+            "original model, and InferenceOptimizer.save for this one",
+            code="unsupported",
+            method=name,
         )
 
     refuse.__name__ = name
@@ -287,7 +291,9 @@ def save_model(model: Any, path: str | os.PathLike) -> None:
     """
     model = actual(model)
     if not isinstance(model, keras.Model):
-        raise UsageError(f"A Keras model was to be saved, but got a {type(model).__name__}")
+        raise UsageError(
+            f"A Keras model was to be saved, but got a {type(model).__name__}", code="model-type"
+        )
 
     def write(directory: Path) -> dict:
         if not isinstance(model, AcceleratedKerasModel):
@@ -330,7 +336,7 @@ def load_model(
     scope = keras.saving.custom_object_scope(dict(custom_objects or {}))
     with opened(path, check_threads(thread_num)) as (directory, meta), scope:
         if meta["ModelType"] == _PLAIN:
-            with refusing("Keras cannot load the model"):
+            with refusing("Keras cannot load the model", code="file-damaged", path=str(directory)):
                 return keras.saving.load_model(directory / meta["checkpoint"])
         cls = class_of(meta, AcceleratedKerasModel, model, "tensorflow")
         loaded = cls.load_from(directory, meta, model, device)
@@ -356,7 +362,12 @@ def _write_compiled(model: AcceleratedKerasModel, directory: Path) -> dict:
 def _compile(model: AcceleratedKerasModel, file: Path) -> None:
     config = json.loads(file.read_text(encoding="utf-8"))
     sentence = "The loaded model cannot be compiled as the saved one was"
-    with refusing(sentence, "; pass custom_objects, or model"):
+    with refusing(
+        sentence,
+        "; pass custom_objects, or model",
+        code="argument-missing",
+        argument="custom_objects",
+    ):
         model.compile(**keras.saving.deserialize_keras_object(config))
 
 
@@ -375,7 +386,9 @@ def to_openvino(source: KerasSource, options: BuildOptions) -> Any:
         if options.conversion:
             raise UsageError(
                 f"{', '.join(map(repr, options.conversion))} has to be given when the model is "
-                "converted, not for one that is in OpenVINO already; pass the original model"
+                "converted, not for one that is in OpenVINO already; pass the original model",
+                code="argument-conflict",
+                argument=next(iter(options.conversion)),
             )
         return source.model.ov_model.clone()
     with scratch_folder("keras") as folder:
@@ -402,9 +415,15 @@ def to_onnx(source: KerasSource, path: str, options: BuildOptions) -> list[str]:
     if keywords:
         raise UsageError(
             f"The export of a Keras model to ONNX has no argument {', '.join(sorted(keywords))}; "
-            "it takes opset"
+            "it takes opset",
+            code="argument-unknown",
+            argument=next(iter(keywords)),
+            allowed=["opset"],
         )
-    with refusing(f"tf2onnx cannot convert {type(source.model).__name__}"), quiet():
+    with (
+        refusing(f"tf2onnx cannot convert {type(source.model).__name__}", code="model-unsupported"),
+        quiet(),
+    ):
         tf2onnx.convert.from_function(
             source.graph,
             input_signature=source.graph.input_signature,
@@ -454,7 +473,8 @@ def _converted(source: KerasSource, folder: Path) -> Any:
                 network = openvino.convert_model(file)
         except Exception:  # OpenVINO has errors of its own; the first one tells more
             raise UsageError(
-                f"OpenVINO cannot convert {type(source.model).__name__}: {one_line(error)}"
+                f"OpenVINO cannot convert {type(source.model).__name__}: {one_line(error)}",
+                code="model-unsupported",
             ) from error
         outputs = [tensor.name for tensor in source.concrete.outputs]
         return _in_order(network, source, inputs, outputs)
@@ -467,7 +487,7 @@ def _in_order(network: Any, source: KerasSource, inputs: list[str], outputs: lis
     """
     ends = _named(network.outputs, outputs)
     if None in ends:
-        raise UsageError("an output was lost")
+        raise UsageError("an output was lost", code="model-unsupported")
     begins = _named(network.inputs, inputs)
     parameters = []
     for begin, port, name in zip(begins, source.inputs.ports, source.graph_names, strict=True):
@@ -564,7 +584,7 @@ def bf16_clone(model: Any) -> Any:
     UsageError
         If Keras cannot rebuild the model from its configuration.
     """
-    with refusing(f"{type(model).__name__} cannot be copied"):
+    with refusing(f"{type(model).__name__} cannot be copied", code="model-copy"):
         clone = KerasArchive.of(model, compiled=False).made()
     policy = keras.dtype_policies.get("mixed_bfloat16")
     for layer in clone._flatten_layers():

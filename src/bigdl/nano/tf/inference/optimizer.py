@@ -68,7 +68,11 @@ def score_of(metric: Any, data: Any, source: KerasSource) -> Callable[[Any], flo
             compute=metric.result,
         )
     elif not callable(metric):
-        raise UsageError("metric should be a tf.keras.metrics.Metric or a Callable")
+        raise UsageError(
+            "metric should be a tf.keras.metrics.Metric or a Callable",
+            code="argument-type",
+            argument="metric",
+        )
     if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "element_spec"):
         data = data[0]  # a dataset holds the targets itself
     pair = data if isinstance(data, tuple) else (data, None)
@@ -363,7 +367,12 @@ class InferenceOptimizer(BaseInferenceOptimizer[keras.Model]):
         True
         """
         if approach != "static":
-            raise UsageError("Only 'static' approach is supported now.")
+            raise UsageError(
+                "Only 'static' approach is supported now.",
+                code="argument-value",
+                argument="approach",
+                allowed=["static"],
+            )
         return InferenceOptimizer._chosen(quantized_method, {**locals()})
 
     def optimize(

@@ -77,7 +77,8 @@ class CallInputs(nesting.CallInputs):
         if len(parameters) < len(arguments):
             raise UsageError(
                 f"{type(model).__name__}.call takes {len(parameters)} inputs, but {len(arguments)} "
-                "were given"
+                "were given",
+                code="model-input",
             )
         specs: list[Any] = []
         structures = {}
@@ -193,7 +194,9 @@ def _is_spec(value: Any) -> bool:
     if not isinstance(value, (Mapping, list, tuple)):
         raise UsageError(
             "input_spec must be a tf.TensorSpec, or a list or dict of them, not "
-            f"{type(value).__name__}"
+            f"{type(value).__name__}",
+            code="argument-type",
+            argument="input_spec",
         )
     return False
 
@@ -269,7 +272,9 @@ def _is_stream(x: Any) -> bool:
     if not hasattr(x, "element_spec"):
         raise UsageError(
             "x must be an array, a tensor, a list or dict of them, or a tf.data.Dataset, not a "
-            f"{type(x).__name__}"
+            f"{type(x).__name__}",
+            code="data-type",
+            argument="x",
         )
     return True
 
@@ -362,13 +367,17 @@ class KerasSource:
                 raise UsageError(
                     f"The input of {type(model).__name__} is not known, as it is a subclass of "
                     "keras.Model; pass input_spec, e.g. tf.TensorSpec((None, 224, 224, 3), "
-                    "tf.float32)"
+                    "tf.float32)",
+                    code="argument-missing",
+                    argument="input_spec",
                 )
             spec = x
             if _is_stream(x):  # of batches: single rows cannot be told from them here
                 spec, _ = next(map(_split, read(x)), (None, None))
                 if spec is None:
-                    raise UsageError("x holds no row; give at least one")
+                    raise UsageError(
+                        "x holds no row; give at least one", code="data-empty", argument="x"
+                    )
         elif isinstance(spec, (list, tuple)) and len(spec) == 1:
             spec = spec[0]
         several = isinstance(spec, (list, tuple)) and len(_parameters(model)) >= len(spec) > 1
@@ -395,12 +404,14 @@ class KerasSource:
         """Its concrete function."""
         name = type(self.model).__name__
         sentence = f"{name} cannot be called with its input in a graph"
-        with refusing(sentence, "; pass another input_spec"):
+        with refusing(sentence, "; pass another input_spec", code="model-input"):
             if not self.model.built:
                 self._call(self.random_arrays(1))
             concrete = self.graph.get_concrete_function()
         if not concrete.outputs:
-            raise UsageError(f"{name} returns no tensor, so it cannot be converted")
+            raise UsageError(
+                f"{name} returns no tensor, so it cannot be converted", code="model-output"
+            )
         return concrete
 
     @property
@@ -434,7 +445,7 @@ class KerasSource:
         if self._probes is None:
             sample = self.sample_arrays()
             sentence = f"{type(self.model).__name__} fails on the sample of its input"
-            with refusing(sentence, "; pass another input_spec"):
+            with refusing(sentence, "; pass another input_spec", code="model-input"):
                 self._probes = [Probe("the sample", sample, self._called(sample))]
             rows = len(sample[0]) + 2 if sample and np.ndim(sample[0]) else 1
             drawn = [[_mirrored(each, seed) for each in sample] for seed in range(_OTHER_SAMPLES)]
@@ -587,6 +598,8 @@ def _like(symbolic: Any, spec: Any) -> Any:
     specs = list(spec) if isinstance(spec, (list, tuple)) else [spec]
     if len(specs) != len(leaves):
         raise UsageError(
-            f"input_spec describes {len(specs)} inputs, but the model has {len(leaves)}"
+            f"input_spec describes {len(specs)} inputs, but the model has {len(leaves)}",
+            code="model-input",
+            argument="input_spec",
         )
     return structure.rebuild(specs)

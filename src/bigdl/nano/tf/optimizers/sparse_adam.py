@@ -58,7 +58,11 @@ class SparseAdam(keras.optimizers.Adam):
         **kwargs: Any,
     ):
         if amsgrad:
-            raise UsageError("SparseAdam does not support amsgrad; use keras.optimizers.Adam")
+            raise UsageError(
+                "SparseAdam does not support amsgrad; use keras.optimizers.Adam",
+                code="unsupported",
+                argument="amsgrad",
+            )
         super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, name=name, **kwargs)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:

@@ -192,7 +192,9 @@ def feed_of(
     if y is not None or sample_weight is not None:
         raise UsageError(
             "x is a dataset or a generator, which holds targets and weights itself; leave y and "
-            "sample_weight out"
+            "sample_weight out",
+            code="argument-conflict",
+            argument="y",
         )
     if isinstance(x, tf.data.Dataset):
         return _dataset_feed(x, steps, epochs, folder, steps_argument)
@@ -202,7 +204,9 @@ def feed_of(
     if not isinstance(x, Iterator):
         raise UsageError(
             "x must hold arrays, or be a tf.data.Dataset, a keras.utils.PyDataset or a generator, "
-            f"not a {type(x).__name__}"
+            f"not a {type(x).__name__}",
+            code="data-type",
+            argument="x",
         )
     limit = None if steps is None else steps * epochs
     return _spooled(map(_as_element, _limited(x, limit, steps_argument)), None, steps, folder)
@@ -210,24 +214,30 @@ def feed_of(
 
 def _array_feed(x, y, sample_weight, batch_size, steps, shuffle) -> ArrayFeed:
     if y is None and sample_weight is not None:
-        raise UsageError("sample_weight needs y")
+        raise UsageError("sample_weight needs y", code="argument-missing", argument="y")
     arrays = tuple(_as_arrays(each) for each in (x, y, sample_weight) if each is not None)
     rows = {len(leaf) for leaf in flatten(arrays)[0]}
     if len(rows) != 1 or not next(iter(rows)):
-        raise UsageError(f"x and y must hold as many rows each, but they hold {sorted(rows)}")
+        raise UsageError(
+            f"x and y must hold as many rows each, but they hold {sorted(rows)}", code="data-shape"
+        )
     if not batch_size:
         batch_size = math.ceil(rows.pop() / steps) if steps else 32
     return ArrayFeed(arrays, int(batch_size), bool(shuffle), steps)
 
 
 def _dataset_feed(dataset, steps, epochs, folder, steps_argument) -> Feed:
-    with refusing("The dataset cannot be sent"):
+    with refusing("The dataset cannot be sent", code="model-copy"):
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=dataset._variant_tensor, external_state_policy=1
         ).numpy()
     batches = dataset.cardinality()
     if steps is None and batches == tf.data.INFINITE_CARDINALITY:
-        raise UsageError(f"The dataset has no end; pass {steps_argument}")
+        raise UsageError(
+            f"The dataset has no end; pass {steps_argument}",
+            code="data-endless",
+            argument=steps_argument,
+        )
     if not _runs_python(graph):
         return DatasetFeed(graph, dataset.element_spec, _first_row(dataset), steps)
     if steps is not None:
@@ -248,7 +258,7 @@ def _spooled(batches, spec, steps, folder) -> DatasetFeed:
     """Return a feed of batches that are made now, once."""
     path, spec = write_batches(batches, folder, spec)
     if spec is None:
-        raise UsageError("The generator yields nothing; give at least one batch")
+        raise UsageError("The generator yields nothing; give at least one batch", code="data-empty")
     return DatasetFeed(path, spec, _first_row(read_batches(path, spec)), steps)
 
 
@@ -257,9 +267,11 @@ def _first_row(dataset: tf.data.Dataset) -> tuple:
         batch = element if isinstance(element, tuple) else (element,)
         leaves, structure = flatten(batch)
         if any(not leaf.shape.rank for leaf in leaves):
-            raise UsageError("The dataset must yield batches; call batch() on it")
+            raise UsageError(
+                "The dataset must yield batches; call batch() on it", code="data-structure"
+            )
         return structure.rebuild([leaf[:1].numpy() for leaf in leaves])
-    raise UsageError("The dataset holds no batch; give at least one")
+    raise UsageError("The dataset holds no batch; give at least one", code="data-empty")
 
 
 def _as_element(batch: Any) -> Any:
@@ -323,7 +335,8 @@ def write_batches(batches: Iterator, folder: Path, spec: Any = None) -> tuple[st
                 if _form_of(this) != _form_of(spec):
                     raise UsageError(
                         "The batches must be nested alike, of tensors with as many dimensions, but "
-                        f"after {_form_of(spec)} there is {_form_of(this)}"
+                        f"after {_form_of(spec)} there is {_form_of(this)}",
+                        code="data-structure",
                     )
             for record in _records(batch, spec):
                 writer.write(record)
@@ -332,7 +345,9 @@ def write_batches(batches: Iterator, folder: Path, spec: Any = None) -> tuple[st
                 raise UsageError(
                     "The batches are written to a file before the training begins, and take more "
                     f"than half of the free space of {folder}, {space >> 20} MiB; pass fewer "
-                    "steps, a tf.data.Dataset that runs no Python, or set TMPDIR to a larger disk"
+                    "steps, a tf.data.Dataset that runs no Python, or set TMPDIR to a larger disk",
+                    code="data-size",
+                    path=str(folder),
                 )
     return path, spec
 
@@ -357,7 +372,9 @@ def _limited(batches: Iterator, limit: int | None, argument: str) -> Iterator:
     yield from itertools.islice(batches, MAX_BATCHES if limit is None else limit)
     if limit is None and next(batches, None) is not None:
         raise UsageError(
-            f"The data have no end that can be seen after {MAX_BATCHES} batches; pass {argument}"
+            f"The data have no end that can be seen after {MAX_BATCHES} batches; pass {argument}",
+            code="data-endless",
+            argument=argument,
         )
 
 

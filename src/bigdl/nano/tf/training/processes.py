@@ -64,7 +64,10 @@ def processes_of(num_processes: int | None, backend: str) -> TrainingOptions:
 
     if backend not in _BACKENDS:
         raise UsageError(
-            f"Backend {backend} is not implemented. Choose one of {', '.join(_BACKENDS)}."
+            f"Backend {backend} is not implemented. Choose one of {', '.join(_BACKENDS)}.",
+            code="argument-value",
+            argument="backend",
+            allowed=list(_BACKENDS),
         )
     return TrainingOptions(num_processes, _BACKENDS[backend])
 
@@ -94,7 +97,7 @@ def fit_in_processes(
     from bigdl.nano.pytorch.training.processes import run_processes
 
     if not getattr(model, "compiled", False):
-        raise UsageError("The model is not compiled; call compile() before fit()")
+        raise UsageError("The model is not compiled; call compile() before fit()", code="state")
     KerasLoss(model)  # refuses what processes cannot weigh
     verbose = 2 if arguments["verbose"] == "auto" else arguments["verbose"]
     folder = scratch_directory("bigdl-keras-fit-")
@@ -166,7 +169,11 @@ def _split(x: Any, y: Any, weight: Any, fraction: float) -> tuple[tuple, tuple]:
     """Return the first rows for training and the last for validation, as Keras does."""
     leaves, structure = flatten((x, y, weight))
     if not leaves or not 0 < fraction < 1:
-        raise UsageError("validation_split must be a number from 0 to 1, and x must hold arrays")
+        raise UsageError(
+            "validation_split must be a number from 0 to 1, and x must hold arrays",
+            code="argument-value",
+            argument="validation_split",
+        )
     first = int(np.floor(len(leaves[0]) * (1 - fraction)))
     parts = [np.asarray(leaf) for leaf in leaves]
     training = structure.rebuild([part[:first] for part in parts])
@@ -175,7 +182,11 @@ def _split(x: Any, y: Any, weight: Any, fraction: float) -> tuple[tuple, tuple]:
 
 def _callbacks(callbacks: Any) -> list:
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        raise UsageError("callbacks must be a list of callbacks, not a CallbackList")
+        raise UsageError(
+            "callbacks must be a list of callbacks, not a CallbackList",
+            code="argument-type",
+            argument="callbacks",
+        )
     return as_callbacks(callbacks)
 
 
@@ -183,7 +194,7 @@ def _pickled(callbacks: list) -> bytes:
     copies = [copy.copy(callback) for callback in callbacks]
     for each in copies:
         each._model = None
-    with refusing("The callbacks cannot be sent to another process"):
+    with refusing("The callbacks cannot be sent to another process", code="model-copy"):
         return cloudpickle.dumps(copies)
 
 
@@ -464,7 +475,8 @@ def _run(func: Callable, processes: Any, args: tuple, kwargs: Mapping[str, Any])
     if len(models) != 1:
         raise UsageError(
             "there should be only one keras.Model in the function parameter list, but got "
-            f"{len(models)}"
+            f"{len(models)}",
+            code="argument-value",
         )
     folder = scratch_directory("bigdl-keras-loop-")
     try:
@@ -493,7 +505,9 @@ def _packed_call(func: Callable, args: tuple, kwargs: Mapping[str, Any], folder:
             return KerasOptimizer.of(value, model)
         return feed_of(value, folder=folder) if isinstance(value, tf.data.Dataset) else value
 
-    with refusing("The function or its arguments cannot be sent to another process"):
+    with refusing(
+        "The function or its arguments cannot be sent to another process", code="model-copy"
+    ):
         return dumps((func, list(map(sent, args)), dict(kwargs)))
 
 

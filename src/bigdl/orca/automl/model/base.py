@@ -109,7 +109,8 @@ def figures_of(y_true: list, y_pred: list, metrics: Sequence[SearchMetric]) -> l
     """
     if len(y_true) != len(y_pred):
         raise UsageError(
-            f"The model gives {len(y_pred)} outputs but the data has {len(y_true)} targets"
+            f"The model gives {len(y_pred)} outputs but the data has {len(y_true)} targets",
+            code="model-output",
         )
     y_pred = [_like(p, y) for y, p in zip(y_true, y_pred, strict=True)]
     if len(y_true) == 1:

@@ -51,7 +51,9 @@ class KerasModelBuilder(Builder):
         if isinstance(model_creator, type) or not callable(model_creator):
             raise UsageError(
                 "model_creator must be a function of the configuration that returns a compiled "
-                f"Keras model, got {type(model_creator).__name__}"
+                f"Keras model, got {type(model_creator).__name__}",
+                code="argument-type",
+                argument="model_creator",
             )
         self.model_creator = model_creator
 
@@ -84,7 +86,8 @@ class KerasModelBuilder(Builder):
         if not getattr(model, "compiled", False):
             raise UsageError(
                 "You must create a compiled model in model_creator; call model.compile(...) before "
-                f"it is returned, got {type(model).__name__}"
+                f"it is returned, got {type(model).__name__}",
+                code="model-type",
             )
         return model
 
@@ -177,7 +180,10 @@ class _KerasTrial(KerasLoop, TrialModel):
             if metric.name not in figures:
                 raise UsageError(
                     f"The model has no metric {metric.name!r}; it was compiled with "
-                    f"{', '.join(figures)}"
+                    f"{', '.join(figures)}",
+                    code="name-unknown",
+                    metric=metric.name,
+                    allowed=list(figures),
                 )
         return figures
 
@@ -189,7 +195,7 @@ class _KerasTrial(KerasLoop, TrialModel):
             return list(self._seen.targets.values()), outputs
         batches = [(as_list(y), as_list(self.model.predict_on_batch(x))) for x, y, *_ in self._seen]
         if not batches:
-            raise UsageError("The validation data has no rows")
+            raise UsageError("The validation data has no rows", code="data-empty")
         targets, outputs = (joined(each) for each in zip(*batches, strict=True))
         return targets, outputs
 

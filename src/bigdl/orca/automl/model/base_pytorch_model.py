@@ -52,7 +52,9 @@ class PytorchModelBuilder(Builder):
         if isinstance(model_creator, torch.nn.Module) or not callable(model_creator):
             raise UsageError(
                 "model_creator must be a function of the configuration that returns an nn.Module, "
-                f"got {type(model_creator).__name__}"
+                f"got {type(model_creator).__name__}",
+                code="argument-type",
+                argument="model_creator",
             )
         self.model_creator = model_creator
         self.optimizer_creator = pytorch_utils.optimizer_creator(optimizer_creator)
@@ -75,7 +77,9 @@ class PytorchModelBuilder(Builder):
 
     def default_metric(self, make_config):
         raise UsageError(
-            "You must input a valid metric value for fit_eval.; pass metric='accuracy', say"
+            "You must input a valid metric value for fit_eval.; pass metric='accuracy', say",
+            code="argument-missing",
+            argument="metric",
         )
 
     def load(self, config, weights):
@@ -91,7 +95,8 @@ class PytorchModelBuilder(Builder):
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
                 "You must create a torch model in model_creator; it returned "
-                f"{type(model).__name__}"
+                f"{type(model).__name__}",
+                code="model-type",
             )
         return model
 

@@ -120,7 +120,8 @@ class LoaderPart(LoaderBatches):
         if not isinstance(batch, list) or len(batch) < 2:
             raise UsageError(
                 "The batches of a DataLoader must be (*features, target), got "
-                f"{type(batch).__name__}"
+                f"{type(batch).__name__}",
+                code="data-structure",
             )
         *features, target = batch
         if len(features) == 1 and isinstance(features[0], list | tuple):
@@ -148,7 +149,9 @@ def of_config(data: Any, config: dict[str, Any]) -> Any:
     if not isinstance(made, DataLoader | Dataset):
         raise UsageError(
             "The function given as data must return a torch DataLoader, or of Keras a "
-            f"tf.data.Dataset of (x, y), it returned {type(made).__name__}"
+            f"tf.data.Dataset of (x, y), it returned {type(made).__name__}",
+            code="function-result",
+            argument="data",
         )
     return as_loader(made, config, batch_size_of(config))
 
@@ -228,7 +231,9 @@ def trial_data(
         raise UsageError(
             f"{name} must be a tuple (x, y) of arrays, a pandas or Spark DataFrame with "
             "feature_cols and label_cols, XShards, Parquet files, a DataLoader, or a function of "
-            f"the configuration that returns one, got {input_type}"
+            f"the configuration that returns one, got {input_type}",
+            code="data-type",
+            argument=name,
         )
     if type(data).__name__ == "TensorDataset":
         data = tuple(data.tensors)
@@ -282,14 +287,20 @@ def _rows(columns: Mapping[str, Any], features, labels, name) -> Rows:
     if any(isinstance(values, dict) for values in columns.values()):
         raise UsageError(
             f"{name}: the features of a search cannot be a dict or a map; pass a list of them, or "
-            "select the values"
+            "select the values",
+            code="data-structure",
+            argument=name,
         )
     if not features:
         features, labels = named_by_shard(list(columns))
     if not labels:
-        raise UsageError(f"{name} has no targets; pass (x, y), or label_cols with a frame")
+        raise UsageError(
+            f"{name} has no targets; pass (x, y), or label_cols with a frame",
+            code="data-structure",
+            argument=name,
+        )
     if not len(columns[features[0]]):
-        raise UsageError(f"{name} has no rows")
+        raise UsageError(f"{name} has no rows", code="data-empty", argument=name)
     x, y = ({n: np.ascontiguousarray(columns[n]) for n in names} for names in (features, labels))
     return Rows(x, y)
 
@@ -309,15 +320,15 @@ def _on_ray(feed) -> Any:
         read: Any = ray.remote(_read).options(num_returns=2)
         names = feed.feature_cols, feed.label_cols, feed.name
         rows, problem = read.remote(plan.reader, *names)
-        message = ray.get(problem)  # before a trial begins
-        if message is not None:
-            raise UsageError(message)
+        error = ray.get(problem)  # before a trial begins
+        if error is not None:
+            raise error.with_message(str(error))
         return rows
     finally:
         plan.close()
 
 
-def _read(reader, *names: Any) -> tuple[Rows | None, str | None]:
+def _read(reader, *names: Any) -> tuple[Rows | None, UsageError | None]:
     """Return the rows of a plan for one worker, or what is wrong with them; a task of Ray."""
     spec = SimpleNamespace(reader=reader, job=os.getpid(), active_jobs=(), world_size=1)
     with scratch_folder("rows") as folder:
@@ -325,7 +336,7 @@ def _read(reader, *names: Any) -> tuple[Rows | None, str | None]:
             (shard,) = read_input(spec, iter(()), 0, folder).values()
             return _rows_of_shard(shard, *names), None
         except UsageError as error:
-            return None, str(error)
+            return None, error
 
 
 def _on_this_machine(feed, on_close) -> Rows:
@@ -334,12 +345,18 @@ def _on_this_machine(feed, on_close) -> Rows:
     from bigdl.orca.engines.spark import SparkEngine
 
     if feed.kind in ON_RAY:
-        raise UsageError(f"{feed.name} is a {feed.kind}; pass backend='ray' to search on Ray")
+        raise UsageError(
+            f"{feed.name} is a {feed.kind}; pass backend='ray' to search on Ray",
+            code="data-type",
+            argument=feed.name,
+        )
     cluster = SparkCluster.from_active()
     if not cluster.is_local:
         raise UsageError(
             f"{feed.name} is a {feed.kind} of a cluster, but backend='local' searches on this "
-            "machine; pass backend='ray' with init_ray_on_spark=True"
+            "machine; pass backend='ray' with init_ray_on_spark=True",
+            code="data-type",
+            argument=feed.name,
         )
     directory = scratch_folder("rows")
     on_close(directory.cleanup)

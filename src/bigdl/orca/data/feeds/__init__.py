@@ -57,7 +57,9 @@ RayXShards, ray.data.Dataset or Feed
         "of a Delta or Iceberg table, numpy arrays, a pandas DataFrame, a torch DataLoader or "
         "Dataset, or a function (config, batch_size) that returns one; with Ray also RayXShards or "
         "a Ray Dataset; got "
-        f"{kind_of(data)}"
+        f"{kind_of(data)}",
+        code="data-type",
+        argument=name,
     )
 
 

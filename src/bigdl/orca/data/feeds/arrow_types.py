@@ -89,7 +89,9 @@ def spark_type(name: str, arrow_type: pa.DataType) -> DataType:
         return from_arrow_type(spark_readable(arrow_type))
     except PySparkTypeError:
         raise UsageError(
-            f"Column '{name}' has type {arrow_type}, which cannot become a tensor"
+            f"Column '{name}' has type {arrow_type}, which cannot become a tensor",
+            code="data-dtype",
+            column=name,
         ) from None
 
 
@@ -126,7 +128,11 @@ def in_type_of(spec: ColumnSpec, column: pa.Array) -> pa.Array:
         cast = column if column.type == wanted else column.cast(wanted, safe=False)
         return cast.fill_null(float("nan")) if spec.missing else cast
     except pa.ArrowInvalid as error:
-        raise SourceError(f"Column '{spec.name}' cannot be converted: {error}") from None
+        raise SourceError(
+            f"Column '{spec.name}' cannot be converted: {error}",
+            code="data-dtype",
+            column=spec.name,
+        ) from None
 
 
 def densified(spec: ColumnSpec, column):

@@ -71,7 +71,9 @@ def _combined(plans: Sequence[InputPlan]) -> InputPlan:
         closing.callback(plan.close)
     if any(plan.frame is not None for plan in plans):
         closing.close()
-        raise UsageError("These inputs cannot be read together; pass inputs of one kind")
+        raise UsageError(
+            "These inputs cannot be read together; pass inputs of one kind", code="data-type"
+        )
     readers = [plan.reader for plan in plans]
 
     def read(batches, open_spool):

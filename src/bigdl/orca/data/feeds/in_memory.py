@@ -10,7 +10,6 @@ import tempfile
 
 import numpy as np
 
-from bigdl.common.errors import UsageError
 from bigdl.orca.cluster.connect import active_spark
 from bigdl.orca.cluster.versions import frame_of_arrow
 from bigdl.orca.data.feeds.packing import PackedFeed, cell_table, rows_packer

@@ -191,7 +191,9 @@ class PackedFeed(ColumnFeed):
     def check_local(self) -> None:
         raise UsageError(
             f'{self.name or "data"} is a {self.kind}, which backend="local" cannot read; pass a '
-            'path of Parquet files, arrays or a pandas DataFrame, or use backend="spark"'
+            'path of Parquet files, arrays or a pandas DataFrame, or use backend="spark"',
+            code="data-type",
+            argument=self.name,
         )
 
     @abstractmethod
@@ -237,7 +239,9 @@ def prepare_packed(
             if is_connect(frame) and not isinstance(cluster, ConnectCluster):
                 raise UsageError(
                     f"{feed.name or 'data'} is of Spark Connect, which the workers of this backend "
-                    'cannot read; use backend="spark", or pass a path of Parquet files'
+                    'cannot read; use backend="spark", or pass a path of Parquet files',
+                    code="data-type",
+                    argument=feed.name,
                 )
             specs.append(columns)
             cells = frame if cells is None else cells.union(frame)

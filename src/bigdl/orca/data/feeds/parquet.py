@@ -61,7 +61,10 @@ class ParquetFeed(ColumnFeed):
         if not self.feature_cols:
             raise UsageError(
                 "feature_cols is required for Parquet files; pass the names of the columns that "
-                f"the model takes, of {schema.names}"
+                f"the model takes, of {schema.names}",
+                code="argument-missing",
+                argument="feature_cols",
+                columns=list(schema.names),
             )
         columns = list(dict.fromkeys([*self.feature_cols, *(self.label_cols or ())]))
         find_columns(columns, schema.names, name or table.name)

@@ -152,7 +152,10 @@ def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dic
     if not columns:
         raise UsageError(
             "feature_cols is required for a Spark DataFrame; pass the names of the columns that "
-            f"the model takes, of {list(frame.columns)}"
+            f"the model takes, of {list(frame.columns)}",
+            code="argument-missing",
+            argument="feature_cols",
+            columns=list(frame.columns),
         )
     check_frame(frame)
     types: dict = {}
@@ -166,7 +169,10 @@ def check_columns(frame, columns: Sequence[str], name: str | None = None) -> dic
         same = alike[column if exact else column.lower()]
         if len(same) > 1:
             raise UsageError(
-                f"{name} has more than one column '{column}': {same}; rename one first"
+                f"{name} has more than one column '{column}': {same}; rename one first",
+                code="column-duplicate",
+                column=column,
+                columns=same,
             )
     return types
 
@@ -175,10 +181,13 @@ def find_columns(columns: Sequence[str], has: Sequence[str], owner: str) -> None
     """Refuse columns that an input does not have."""
     for column in columns:
         if not isinstance(column, str):
-            raise UsageError(f"Column names must be strings, got {column!r}")
+            raise UsageError(f"Column names must be strings, got {column!r}", code="argument-type")
         if column not in has:
             raise UsageError(
-                f"{owner} has no column '{column}'; it has {list(has)}" + _suggestion(column, has)
+                f"{owner} has no column '{column}'; it has {list(has)}" + _suggestion(column, has),
+                code="column-missing",
+                column=column,
+                columns=list(has),
             )
 
 

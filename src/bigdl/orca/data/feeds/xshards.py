@@ -96,7 +96,9 @@ class RayXShardsFeed(ShardsFeed):
         raise UsageError(
             f"{self.name or 'data'} is a {self.kind}, which the workers of Spark and of "
             'backend="local" cannot read; use Estimator.from_torch(backend="ray"), or convert it '
-            "first"
+            "first",
+            code="data-type",
+            argument=self.name,
         )
 
     def prepare(self, cluster: Cluster, num_workers: int, *, name: str = "data") -> InputPlan:
@@ -140,7 +142,9 @@ class RayDatasetFeed(RayXShardsFeed):
         if not feature_cols:
             raise UsageError(
                 "feature_cols is required for a Ray Dataset; pass the names of the columns that "
-                "the model takes"
+                "the model takes",
+                code="argument-missing",
+                argument="feature_cols",
             )
         super().__init__(data, feature_cols, label_cols, config, name=name)
 

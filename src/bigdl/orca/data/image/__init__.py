@@ -72,4 +72,8 @@ def read_tfrecord(format: str, path: str, *args: Any, **kwargs: Any) -> NoReturn
 
 
 def _refuse(name: str, instead: str) -> NoReturn:
-    raise UsageError(f"{name} is no more available: it needed TensorFlow 1; use {instead} instead")
+    raise UsageError(
+        f"{name} is no more available: it needed TensorFlow 1; use {instead} instead",
+        code="name-dropped",
+        method=name,
+    )

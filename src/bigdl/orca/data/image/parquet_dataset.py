@@ -112,7 +112,11 @@ class ParquetDataset:
             if write_mode == "ignore":
                 return
             if write_mode.startswith("error"):
-                raise UsageError(f'A dataset exists at {path!r}; pass write_mode="overwrite"')
+                raise UsageError(
+                    f'A dataset exists at {path!r}; pass write_mode="overwrite"',
+                    code="path-exists",
+                    path=path,
+                )
             if write_mode == "append":
                 _check_appended(path, schema)
                 start = max(existing, default=-1) + 1
@@ -133,7 +137,11 @@ class ParquetDataset:
         """The schema of the dataset at `path`."""
         metadata = f"{path.rstrip('/')}/{_METADATA}"
         if not is_file(metadata):
-            raise UsageError(f"There is no complete ParquetDataset at {path!r}: no {_METADATA}")
+            raise UsageError(
+                f"There is no complete ParquetDataset at {path!r}: no {_METADATA}",
+                code="path-missing",
+                path=path,
+            )
         return decode_schema(read_bytes(metadata))
 
     @staticmethod
@@ -186,7 +194,9 @@ def _check_appended(path: str, schema: Mapping[str, SchemaField]) -> None:
     if existing != schema:
         raise UsageError(
             f"The dataset at {path!r} has the schema {encode_schema(existing)}, to which records "
-            f"of {encode_schema(schema)} cannot be appended"
+            f"of {encode_schema(schema)} cannot be appended",
+            code="data-schema",
+            path=path,
         )
 
 
@@ -206,7 +216,11 @@ def _table(schema, types, block):
     try:
         return pa.Table.from_pylist(rows, schema=types)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise UsageError(f"A record does not fit the schema {types.names}: {error}") from error
+        raise UsageError(
+            f"A record does not fit the schema {types.names}: {error}",
+            code="data-schema",
+            columns=list(types.names),
+        ) from error
 
 
 _ROWS = 64  # records that are decoded together
@@ -298,7 +312,11 @@ class RecordReader:
         config: Mapping[str, Any] | None = None,
     ):
         if transforms is not None and not callable(transforms):
-            raise UsageError(f"transforms must be a function of a record, got {transforms!r}")
+            raise UsageError(
+                f"transforms must be a function of a record, got {transforms!r}",
+                code="argument-type",
+                argument="transforms",
+            )
         self.schema = ParquetDataset.schema(path)
         self.transforms = transforms
         self.chunks = _shard(ParquetDataset.files(path), path, config or {})
@@ -316,15 +334,25 @@ def _shard(chunks: list[list[str]], path: str, config: Mapping[str, Any]) -> lis
         return chunks
     if not isinstance(shards, int) or not isinstance(rank, int):
         raise UsageError(
-            f"config must have num_shards and rank, both whole numbers, got {shards!r} and {rank!r}"
+            f"config must have num_shards and rank, both whole numbers, got {shards!r} "
+            f"and {rank!r}",
+            code="argument-type",
+            argument="config",
         )
     if shards > len(chunks):
         raise UsageError(
             f"num_shards should be not larger than partitions, but num_shards is {shards} and "
-            f"{path!r} has {len(chunks)}; write it with a smaller block_size"
+            f"{path!r} has {len(chunks)}; write it with a smaller block_size",
+            code="argument-value",
+            argument="num_shards",
+            path=path,
         )
     if not 0 <= rank < shards:
-        raise UsageError(f"rank must be from 0 to num_shards − 1 = {shards - 1}, got {rank}")
+        raise UsageError(
+            f"rank must be from 0 to num_shards − 1 = {shards - 1}, got {rank}",
+            code="argument-value",
+            argument="rank",
+        )
     return chunks[rank::shards]
 
 
@@ -363,7 +391,11 @@ def tf_dataset(reader: RecordReader, output_types: Any = None, output_shapes: An
             reader.records, output_types=output_types, output_shapes=output_shapes
         )
     if reader.transforms is not None:
-        raise UsageError("output_types must say what transforms returns; pass it")
+        raise UsageError(
+            "output_types must say what transforms returns; pass it",
+            code="argument-missing",
+            argument="output_types",
+        )
     signature = {}
     for name, field in reader.schema.items():
         is_text = field.feature_type is FeatureType.IMAGE or field.dtype is DType.BYTES
@@ -427,7 +459,9 @@ def write_mnist(image_file: str, label_file: str, output_path: str, **kwargs: An
     images, labels = _idx(image_file, 2051, 3), _idx(label_file, 2049, 1)
     if len(images) != len(labels):
         raise UsageError(
-            f"{image_file!r} has {len(images)} images, but {label_file!r} {len(labels)} labels"
+            f"{image_file!r} has {len(images)} images, but {label_file!r} {len(labels)} labels",
+            code="data-shape",
+            path=label_file,
         )
     images = images[..., np.newaxis]
     schema = {
@@ -444,10 +478,18 @@ def _idx(path: str, magic: int, ndim: int) -> np.ndarray:
     number, *shape = struct.unpack(f">{1 + ndim}I", data[:head].ljust(head, b"\0"))
     if number != magic:
         advice = "; unpack it first" if data[:2] == b"\x1f\x8b" else ""
-        raise UsageError(f"{path!r} has the magic number {number}, not {magic} of MNIST{advice}")
+        raise UsageError(
+            f"{path!r} has the magic number {number}, not {magic} of MNIST{advice}",
+            code="file-format",
+            path=path,
+        )
     values = np.frombuffer(data, np.uint8, offset=head)
     if values.size != np.prod(shape):
-        raise UsageError(f"{path!r} says to hold {shape} values, but there are {values.size}")
+        raise UsageError(
+            f"{path!r} says to hold {shape} values, but there are {values.size}",
+            code="file-damaged",
+            path=path,
+        )
     return values.reshape(shape)
 
 
@@ -492,11 +534,19 @@ def write_from_directory(
     [('cat', 0), ('dog', 1)]
     """
     if not isinstance(label_map, Mapping) or not label_map:
-        raise UsageError(f"label_map must be a dict of label to number, got {label_map!r}")
+        raise UsageError(
+            f"label_map must be a dict of label to number, got {label_map!r}",
+            code="argument-type",
+            argument="label_map",
+        )
     folders = {path.rpartition("/")[2]: path for path in listdir(directory)}
     missing = [label for label in label_map if label not in folders]
     if missing:
-        raise UsageError(f"{directory!r} has no directory {missing[0]!r} of label_map")
+        raise UsageError(
+            f"{directory!r} has no directory {missing[0]!r} of label_map",
+            code="path-missing",
+            path=directory,
+        )
     labelled = [
         (path, label) for label in label_map for path in listdir(folders[label]) if is_file(path)
     ]

@@ -87,9 +87,17 @@ def read_images(
     """
     check_choice("backend", backend, ("spark", "pillow"))
     if label_func is not None and not callable(label_func):
-        raise UsageError(f"label_func must be a function of a path, got {label_func!r}")
+        raise UsageError(
+            f"label_func must be a function of a path, got {label_func!r}",
+            code="argument-type",
+            argument="label_func",
+        )
     if label_func is not None and target_path is not None:
-        raise UsageError("label_func and target_path cannot be given together; leave out one")
+        raise UsageError(
+            "label_func and target_path cannot be given together; leave out one",
+            code="argument-conflict",
+            argument="label_func",
+        )
     read = _read_by_spark if backend == "spark" else _read_by_workers
     masks = None if target_path is None else (target_path, target_type)
     files = read((file_path, image_type), masks)
@@ -301,7 +309,9 @@ def _files(where: str | Iterable[str], types: str | Iterable[str]) -> list[str]:
     shown = (path for path in files if not posixpath.basename(path).startswith(("_", ".")))
     chosen = sorted(path for path in shown if path.lower().endswith(_endings(types)))
     if not chosen:
-        raise UsageError(f"There is no file that ends in {types!r} at {where!r}")
+        raise UsageError(
+            f"There is no file that ends in {types!r} at {where!r}", code="path-missing", path=where
+        )
     return chosen
 
 
@@ -317,10 +327,14 @@ def _listed(where: str | list[str], types: str | Iterable[str]) -> tuple[Any, li
     try:
         frame = reader.option("pathGlobFilter", f"*{{{','.join(letters)}}}").load(paths)
     except AnalysisException as error:
-        raise UsageError(f"There is no file at {where!r}: {condition_of(error)}") from error
+        raise UsageError(
+            f"There is no file at {where!r}: {condition_of(error)}", code="path-missing", path=where
+        ) from error
     files = sorted(row["path"] for row in frame.select("path").collect())  # reads no content
     if not files:
-        raise UsageError(f"There is no file that ends in {types!r} at {where!r}")
+        raise UsageError(
+            f"There is no file that ends in {types!r} at {where!r}", code="path-missing", path=where
+        )
     return frame, files
 
 
@@ -345,7 +359,9 @@ def _pairs(images: list[str], masks: list[str]) -> list[tuple[str, str]]:
         matching = by_stem.get(_stem(image)) or prefixes.get(_stem(image), [])
         if len(matching) != 1:
             raise UsageError(
-                f"The image {image!r} must have one mask with its name, not {matching or 'none'}"
+                f"The image {image!r} must have one mask with its name, not {matching or 'none'}",
+                code="path-missing",
+                path=image,
             )
         pairs.append((image, matching[0]))
     return pairs
@@ -374,7 +390,9 @@ def class_numbers(classes: Any) -> dict[str, int]:
         return dict(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise UsageError(
-            f"classes must be a list of names, or a dict of name to number: {classes!r}"
+            f"classes must be a list of names, or a dict of name to number: {classes!r}",
+            code="argument-type",
+            argument="classes",
         )
     return {name: number for number, name in enumerate(classes)}
 
@@ -385,13 +403,19 @@ def voc_images(root: str, splits: Any) -> list[tuple[str, str]]:
     for split in splits:
         if not isinstance(split, list | tuple) or len(split) != 2:
             raise UsageError(
-                f'A split must be a pair of year and name, e.g. (2007, "trainval"), got {split!r}'
+                f'A split must be a pair of year and name, e.g. (2007, "trainval"), got {split!r}',
+                code="argument-value",
+                argument="split",
             )
         year, name = split
         folder = f"{root.rstrip('/')}/VOC{year}"
         listed = f"{folder}/ImageSets/Main/{name}.txt"
         if not is_file(listed):
-            raise UsageError(f"There is no split {name!r} of VOC{year}: no file {listed!r}")
+            raise UsageError(
+                f"There is no split {name!r} of VOC{year}: no file {listed!r}",
+                code="path-missing",
+                path=listed,
+            )
         for line in open_text(listed):
             if line:
                 number = line.split()[0]
@@ -420,7 +444,11 @@ def voc_boxes(annotation: str, numbers: Mapping[str, int]) -> np.ndarray:
             scaled = [value / side for value, side in zip(box, [width, height] * 2, strict=True)]
             rows.append([*scaled, number, int(item.findtext("difficult") or 0)])
     except (ElementTree.ParseError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UsageError(f"{annotation!r} is no annotation of PASCAL VOC: {error}") from error
+        raise UsageError(
+            f"{annotation!r} is no annotation of PASCAL VOC: {error}",
+            code="file-format",
+            path=annotation,
+        ) from error
     return np.array(rows, dtype=np.float32).reshape(-1, 6)
 
 
@@ -455,7 +483,9 @@ def coco_records(root: str, split: str) -> list[tuple[str, np.ndarray]]:
             for i, image in images.items()
         ]
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UsageError(f"{listed!r} has no annotations of COCO: {error!r}") from error
+        raise UsageError(
+            f"{listed!r} has no annotations of COCO: {error!r}", code="file-format", path=listed
+        ) from error
 
 
 def _one(folder: str, start: str, end: str) -> str:
@@ -465,7 +495,9 @@ def _one(folder: str, start: str, end: str) -> str:
     exact = [name for name in fitting if name == start + end]
     if len(exact or fitting) != 1:
         raise UsageError(
-            f"There must be one file {start}*{end} in {folder!r}, but there are {fitting or names}"
+            f"There must be one file {start}*{end} in {folder!r}, but there are {fitting or names}",
+            code="path-missing",
+            path=folder,
         )
     return f"{folder}/{(exact or fitting)[0]}"
 
@@ -476,4 +508,8 @@ def _images_of(root: str, split: str) -> str:
         return f"{root}/{split}"
     if "images" in there and f"{root}/images/{split}" in listdir(f"{root}/images"):
         return f"{root}/images/{split}"
-    raise UsageError(f"There is no directory {split!r} of images in {root!r} or in its images")
+    raise UsageError(
+        f"There is no directory {split!r} of images in {root!r} or in its images",
+        code="path-missing",
+        path=root,
+    )

@@ -92,13 +92,20 @@ def chunks(items: Iterable, size: int) -> Iterator[list]:
 def check_schema(schema: Any) -> dict[str, SchemaField]:
     """`schema`, or a UsageError that says what is wrong with it."""
     if not isinstance(schema, Mapping) or not schema:
-        raise UsageError(f"schema must be a dict of SchemaField by column name, got {schema!r}")
+        raise UsageError(
+            f"schema must be a dict of SchemaField by column name, got {schema!r}",
+            code="argument-type",
+            argument="schema",
+        )
     for name, field in schema.items():
         good = isinstance(field, SchemaField) and isinstance(field.dtype, DType)
         if not good or not isinstance(field.feature_type, FeatureType):
             raise UsageError(
                 f"The column {name!r} of the schema must be a "
-                f"SchemaField(FeatureType, DType, shape), got {field!r}"
+                f"SchemaField(FeatureType, DType, shape), got {field!r}",
+                code="argument-type",
+                argument="schema",
+                column=name,
             )
     return dict(schema)
 
@@ -125,7 +132,9 @@ def decode_schema(text: str | bytes) -> dict[str, SchemaField]:
             for name, field in json.loads(text).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"This is not the schema of a ParquetDataset: {text!r}") from error
+        raise UsageError(
+            f"This is not the schema of a ParquetDataset: {text!r}", code="file-damaged"
+        ) from error
 
 
 def _member(value: Any) -> str:
@@ -153,7 +162,9 @@ def encode_record(schema: Mapping[str, SchemaField], record: Mapping[str, Any]) 
     """The Parquet values of one record."""
     if record.keys() != schema.keys():
         raise UsageError(
-            f"A record has the columns {sorted(record)} where the schema has {sorted(schema)}"
+            f"A record has the columns {sorted(record)} where the schema has {sorted(schema)}",
+            code="data-schema",
+            columns=list(record),
         )
     return {name: _encode(name, field, record[name]) for name, field in schema.items()}
 
@@ -168,7 +179,9 @@ def _encode(name: str, field: SchemaField, value: Any) -> Any:
         if array.dtype == object:
             raise UsageError(
                 f"The column {name!r} holds an array of Python objects; give its elements one "
-                "type and its rows one length"
+                "type and its rows one length",
+                code="data-dtype",
+                column=name,
             )
         data = io.BytesIO()
         np.savez_compressed(data, array)

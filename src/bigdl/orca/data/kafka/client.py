@@ -33,7 +33,11 @@ def settings_of(servers: str, options: Mapping[str, str] | None = None) -> dict[
         Settings of librdkafka, such as ``security.protocol``.
     """
     if not isinstance(servers, str) or not servers.strip():
-        raise UsageError(f'servers must be addresses such as "kafka-1:9092", got {servers!r}')
+        raise UsageError(
+            f'servers must be addresses such as "kafka-1:9092", got {servers!r}',
+            code="argument-value",
+            argument="servers",
+        )
     given = {key: str(value) for key, value in (options or {}).items()}
     return {"bootstrap.servers": servers, **given}
 
@@ -98,7 +102,10 @@ def partitions_of(consumer: Any, topics: list[str]) -> list[tuple[str, int]]:
         missing = [name for name in topics if name not in known or not known[name].partitions]
         if missing:
             raise UsageError(
-                f"Kafka has no topic {missing[0]!r}; create it first, or check the name and servers"
+                f"Kafka has no topic {missing[0]!r}; create it first, or check the "
+                "name and servers",
+                code="path-missing",
+                path=missing[0],
             )
         return [(name, number) for name in topics for number in sorted(known[name].partitions)]
 

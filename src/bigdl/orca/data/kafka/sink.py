@@ -96,7 +96,11 @@ def write_kafka(
     write_kafka takes a streaming DataFrame; write this one by its write
     """
     if not data.isStreaming:
-        raise UsageError("write_kafka takes a streaming DataFrame; write this one by its write")
+        raise UsageError(
+            "write_kafka takes a streaming DataFrame; write this one by its write",
+            code="data-type",
+            argument="data",
+        )
     confluent_kafka()
     settings = settings_of(servers, options)
     types = check_columns(data, [key, value])
@@ -104,7 +108,9 @@ def write_kafka(
         if types[column].typeName() not in ("string", "binary"):
             raise UsageError(
                 f"Column '{column}' must be a string or binary to be written to Kafka, it is "
-                f"{types[column].simpleString()}; use to_json or cast it"
+                f"{types[column].simpleString()}; use to_json or cast it",
+                code="data-dtype",
+                column=column,
             )
     group = name or "bigdl-" + hashlib.sha256(checkpoint.encode()).hexdigest()[:16]
     rows = data.select(data[key].cast("binary").alias("k"), data[value].cast("binary").alias("v"))

@@ -74,11 +74,18 @@ class KafkaReader(DataSourceStreamReader):
         )
         self._topics = [name.strip() for name in given.get("subscribe", "").split(",") if name]
         if not self._topics:
-            raise UsageError("The option subscribe must name a topic of Kafka, or several: a,b")
+            raise UsageError(
+                "The option subscribe must name a topic of Kafka, or several: a,b",
+                code="argument-missing",
+                argument="subscribe",
+            )
         self._starts = given.get("startingoffsets", "latest")
         if self._starts not in ("earliest", "latest"):
             raise UsageError(
-                f'startingOffsets must be "earliest" or "latest", got {self._starts!r}'
+                f'startingOffsets must be "earliest" or "latest", got {self._starts!r}',
+                code="argument-value",
+                argument="startingOffsets",
+                allowed=["earliest", "latest"],
             )
         most = given.get("maxoffsetspertrigger")
         self._most = None if most is None else int(most)

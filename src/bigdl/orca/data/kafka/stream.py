@@ -59,7 +59,11 @@ def read_kafka(
     """
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise UsageError(f"topics must name a topic of Kafka, or several, got {topics!r}")
+        raise UsageError(
+            f"topics must name a topic of Kafka, or several, got {topics!r}",
+            code="argument-value",
+            argument="topics",
+        )
     check_choice("starting", starting, ("earliest", "latest"))
     check_choice("connector", connector, ("auto", "spark", "python"))
     settings = settings_of(servers, options)
@@ -75,7 +79,10 @@ def read_kafka(
         if not hasattr(spark, "dataSource"):
             raise UsageError(
                 'connector="python" needs Spark 4, whose data sources may be of Python; leave it '
-                "out and start the session with Spark's own connector"
+                "out and start the session with Spark's own connector",
+                code="version-unsupported",
+                argument="connector",
+                package="pyspark",
             )
         confluent_kafka()
         from bigdl.orca.data.kafka.source import NAME, KafkaDataSource
@@ -99,5 +106,7 @@ def _by_jar(spark: Any, options: dict[str, str], may_miss: bool) -> DataFrame | 
     raise UsageError(
         "The session has no connector to Kafka; start it with spark.jars.packages="
         "org.apache.spark:spark-sql-kafka-0-10_2.13:<version of Spark>, or with Spark 4 and "
-        'connector="python"'
+        'connector="python"',
+        code="package-missing",
+        package="org.apache.spark:spark-sql-kafka-0-10_2.13",
     )

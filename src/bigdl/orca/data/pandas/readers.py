@@ -44,7 +44,11 @@ def split_paths(file_path: str | os.PathLike | Sequence) -> list[str]:
     """The single paths of a list, or of a text with commas between them."""
     given = file_path if isinstance(file_path, list | tuple) else [file_path]
     if not given or not all(isinstance(each, str | os.PathLike) for each in given):
-        raise UsageError(f"file_path must be a str or a list of str, got {file_path!r}")
+        raise UsageError(
+            f"file_path must be a str or a list of str, got {file_path!r}",
+            code="argument-type",
+            argument="file_path",
+        )
     paths = []
     for each in map(os.fspath, given):
         is_one = "," not in each or (is_local_path(each) and exists(each))
@@ -196,7 +200,9 @@ def read_parquet(
             given = ["schema"] * (schema is not None) + list(options)
             raise UsageError(
                 f"{', '.join(given)} cannot be passed for {file_path}: a Delta or Iceberg table "
-                "has its schema in its log; leave it out"
+                "has its schema in its log; leave it out",
+                code="argument-conflict",
+                path=file_path,
             )
         return _read_lake(file_path, columns)
     if _is_with_pandas():
@@ -231,7 +237,11 @@ def _refuse_empty_files(path: str) -> None:
         return
     for file in files_of(path, nested=True):
         if os.path.getsize(open_file_system(file)[1]) == 0:
-            raise UsageError(f"{file} is empty, and so no Parquet file; remove it or write it anew")
+            raise UsageError(
+                f"{file} is empty, and so no Parquet file; remove it or write it anew",
+                code="file-damaged",
+                path=file,
+            )
 
 
 def _read_lake(path: Any, columns: Sequence[str] | None) -> SparkXShards | RayXShards:
@@ -305,24 +315,42 @@ def _read_csv(
     from pyspark.sql.types import StringType, StructField, StructType
 
     if mangle_dupe_cols is not True:
-        raise UsageError(f"mangle_dupe_cols can only be True, got {mangle_dupe_cols!r}")
+        raise UsageError(
+            f"mangle_dupe_cols can only be True, got {mangle_dupe_cols!r}",
+            code="argument-value",
+            argument="mangle_dupe_cols",
+            allowed=[True],
+        )
     if parse_dates is not False:
         raise UsageError(
-            f"parse_dates can only be False, got {parse_dates!r}; dates are recognized without it"
+            f"parse_dates can only be False, got {parse_dates!r}; dates are recognized without it",
+            code="argument-value",
+            argument="parse_dates",
+            allowed=[False],
         )
     known = _CSV_OPTIONS.split()
     unknown = [name for name in options if name.lower() not in known]
     if unknown:
         raise UsageError(
             f"read_csv has no option {', '.join(map(repr, unknown))} where Spark reads; set "
-            'OrcaContext.pandas_read_backend = "pandas" for all of pandas.read_csv'
+            'OrcaContext.pandas_read_backend = "pandas" for all of pandas.read_csv',
+            code="argument-unknown",
         )
     if header == "infer":
         header = 0 if names is None else None
     if header is not None and (isinstance(header, bool) or header != 0):
-        raise UsageError(f"Unknown header argument {header!r}; it can be 'infer', 0 or None")
+        raise UsageError(
+            f"Unknown header argument {header!r}; it can be 'infer', 0 or None",
+            code="argument-value",
+            argument="header",
+            allowed=["infer", 0, None],
+        )
     if comment is not None and (not isinstance(comment, str) or len(comment) != 1):
-        raise UsageError(f"Only length-1 comment characters supported, got {comment!r}")
+        raise UsageError(
+            f"Only length-1 comment characters supported, got {comment!r}",
+            code="argument-value",
+            argument="comment",
+        )
 
     _translate_encoding(options)
     lowered = {name.lower(): value for name, value in options.items()}
@@ -354,7 +382,11 @@ def _read_csv(
         frame = reader.csv(paths)
         if not frame.columns:
             if names is None:
-                raise UsageError(f"No columns to parse from file: {file_path} is empty")
+                raise UsageError(
+                    f"No columns to parse from file: {file_path} is empty",
+                    code="data-empty",
+                    path=file_path,
+                )
             empty = [StructField(name, StringType()) for name in safe_names(len(names))]
             frame = reader.schema(StructType(empty)).csv(paths)
         schema = _wide(frame.schema)
@@ -371,7 +403,11 @@ def _read_csv(
                 reader = reader.options(enforceSchema=False, **options)
         columns = _named(names, schema.names, header, usecols)
     if len(set(columns)) != len(columns):
-        raise UsageError(f"Found duplicate names in {columns}; every column needs its own")
+        raise UsageError(
+            f"Found duplicate names in {columns}; every column needs its own",
+            code="column-duplicate",
+            columns=columns,
+        )
     chosen = _chosen(usecols, columns, names is not None)
     index = _index(index_col, chosen)
 
@@ -435,7 +471,9 @@ def _read_json(
     if orient != "records":
         raise UsageError(
             'Spark reads JSON of orient="records" only; set OrcaContext.pandas_read_backend = '
-            '"pandas" for others'
+            '"pandas" for others',
+            code="unsupported",
+            argument="orient",
         )
     _translate_encoding(options)
     given = {name.lower() for name in options}
@@ -443,12 +481,20 @@ def _read_json(
         options["lineSep"] = "\n"  # which Spark asks for beside any charset but UTF-8
     frame = active_spark_or_local().spark.read.json(paths_for_spark(file_path), **options)
     if not frame.columns:
-        raise UsageError(f"There is no record in {file_path}: its files are empty")
+        raise UsageError(
+            f"There is no record in {file_path}: its files are empty",
+            code="data-empty",
+            path=file_path,
+        )
     order = _order_of_keys(frame, options)
     frame = frame.select(*map(quoted, order))
     columns = _named(names, order, 0, usecols)
     if len(set(columns)) != len(columns):
-        raise UsageError(f"Found duplicate names in {columns}; every column needs its own")
+        raise UsageError(
+            f"Found duplicate names in {columns}; every column needs its own",
+            code="column-duplicate",
+            columns=columns,
+        )
     chosen = _chosen(usecols, columns, names is not None)
     index = _index(index_col, chosen)
     types = {name: each for name, each in _types(dtype, columns).items() if name in chosen}
@@ -515,7 +561,9 @@ def _translate_encoding(options: dict[str, Any]) -> None:
             known = codecs.lookup(str(encoding)).name
         except LookupError:
             raise UsageError(
-                f"There is no encoding {encoding!r}; pass a name such as utf-8 or latin-1"
+                f"There is no encoding {encoding!r}; pass a name such as utf-8 or latin-1",
+                code="argument-value",
+                argument="encoding",
             ) from None
         # Spark looks for the ends of lines in single bytes, unless it is told otherwise.
         is_wide = known.startswith(("utf-16", "utf-32"))
@@ -524,7 +572,9 @@ def _translate_encoding(options: dict[str, Any]) -> None:
             raise UsageError(
                 f"Spark does not read the encoding {encoding!r}, but utf-8, utf-8-sig, ascii and "
                 "latin-1; set "
-                'OrcaContext.pandas_read_backend = "pandas", whose reader does'
+                'OrcaContext.pandas_read_backend = "pandas", whose reader does',
+                code="unsupported",
+                argument="encoding",
             )
         options[key] = _CHARSETS[known]
 
@@ -584,7 +634,10 @@ def _schema_by_names(reader: Any, headers: dict[tuple[str, ...], list[str]]) -> 
                 f"The header of {headers[names][0]} is {list(names)}, and that of "
                 f"{headers[first][0]} is {list(first)}: it {' and '.join(facts) or 'differs'}; "
                 "give all files the same columns, or set "
-                'OrcaContext.pandas_read_backend = "pandas", which fills with nulls'
+                'OrcaContext.pandas_read_backend = "pandas", which fills with nulls',
+                code="data-schema",
+                path=headers[names][0],
+                columns=list(names),
             )
     types: dict[str, list[Any]] = {}
     for files in headers.values():
@@ -644,7 +697,9 @@ def _check_row(columns: int, sep: str, quote: str, escape: str | None, row: str)
     if quote and (text.replace(escape + quote, "") if escape else text).count(quote) % 2:
         raise UsageError(
             f"A row of {file} ends within quotes: {shown}; pass multiLine=True if fields hold ends "
-            'of lines, or quotechar="" if quotes have no meaning'
+            'of lines, or quotechar="" if quotes have no meaning',
+            code="file-damaged",
+            path=file,
         )
     fields = text.split(sep)
     if len(sep) == len(quote) == 1:
@@ -653,7 +708,9 @@ def _check_row(columns: int, sep: str, quote: str, escape: str | None, row: str)
     if any(fields[columns:]):
         raise UsageError(
             f"A row of {file} has {len(fields)} fields, but there are {columns} columns: {shown}; "
-            'mend it, or pass mode="DROPMALFORMED" to leave out all rows that do not fit'
+            'mend it, or pass mode="DROPMALFORMED" to leave out all rows that do not fit',
+            code="data-shape",
+            path=file,
         )
 
 
@@ -673,7 +730,9 @@ def _named(
         return [given.get(number, f"column {number}") for number in range(len(columns))]
     raise UsageError(
         f"The number of names {names} does not match the number of columns, {len(columns)}; "
-        "pass a name for each, or for each number in usecols"
+        "pass a name for each, or for each number in usecols",
+        code="argument-value",
+        argument="names",
     )
 
 
@@ -688,14 +747,26 @@ def _chosen(usecols, names: list[str], are_given: bool) -> list[str]:
     elif not all(isinstance(each, str) for each in wanted):
         raise UsageError(
             "usecols must be names of columns, or their numbers, or a function of a name, got "
-            f"{usecols!r}"
+            f"{usecols!r}",
+            code="argument-type",
+            argument="usecols",
         )
     missing = [each for each in wanted if each not in columns]
     if missing:
         if are_given:
-            raise UsageError(f"Passed names did not match usecols: {missing} of {names}")
+            raise UsageError(
+                f"Passed names did not match usecols: {missing} of {names}",
+                code="column-missing",
+                argument="usecols",
+                column=missing[0],
+                columns=names,
+            )
         raise UsageError(
-            f"usecols do not match columns, columns expected but not found: {missing}, of {names}"
+            f"usecols do not match columns, columns expected but not found: {missing}, of {names}",
+            code="column-missing",
+            argument="usecols",
+            column=missing[0],
+            columns=names,
         )
     return [name for name, column in zip(names, columns, strict=True) if column in wanted]
 
@@ -710,7 +781,11 @@ def _index(index_col, names: list[str]) -> str | None:
         return index_col
     raise UsageError(
         f"The column index to be set type is not in current dataframe: {index_col!r}, "
-        f"not in {names}"
+        f"not in {names}",
+        code="column-missing",
+        argument="index_col",
+        column=index_col,
+        columns=names,
     )
 
 
@@ -722,7 +797,13 @@ def _types(dtype, names: list[str]) -> dict[str, Any]:
     for key, each in dtype.items():
         if key not in names:
             if isinstance(key, bool) or key not in range(len(names)):
-                raise UsageError(f"dtype names the column {key!r}, which is not in {names}")
+                raise UsageError(
+                    f"dtype names the column {key!r}, which is not in {names}",
+                    code="column-missing",
+                    argument="dtype",
+                    column=key,
+                    columns=names,
+                )
             key = names[key]
         types[key] = each
     return types
@@ -738,7 +819,11 @@ def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
     groups = [files[low:high] for low, high in even_cut(len(files), number)]
     for option in ("iterator", "chunksize"):
         if options.get(option):
-            raise UsageError(f"{option} is not possible: every shard is a whole frame")
+            raise UsageError(
+                f"{option} is not possible: every shard is a whole frame",
+                code="unsupported",
+                argument=option,
+            )
 
     def read(files: list[str]) -> Any:
         import pandas as pd
@@ -749,7 +834,7 @@ def _read_with_pandas(kind: str, file_path, options: dict[str, Any]):
         for file in files:
             if not is_local_path(file):
                 open_file_system(file)  # makes the driver of the storage ready in this process
-            with refusing(f"{file} cannot be read", text=first_line):
+            with refusing(f"{file} cannot be read", text=first_line, code="file-format", path=file):
                 frame = getattr(pd, f"read_{kind}")(file, **keywords)
             frames.append(frame.squeeze("columns") if squeeze else frame)
         return frames[0] if len(frames) == 1 else pd.concat(frames)

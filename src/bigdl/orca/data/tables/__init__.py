@@ -80,7 +80,9 @@ def open_table(data: Any) -> Table:
         lake = next(path for path, is_lake in zip(paths, lakes, strict=True) if is_lake)
         raise UsageError(
             f"A list of paths must be of Parquet files, but {lake} is a Delta or Iceberg table; "
-            "pass one table"
+            "pass one table",
+            code="argument-value",
+            path=lake,
         )
     ((kind, path, version),) = (each for each in lakes if each is not None)
     if is_local_path(path):  # other processes may have another working directory

@@ -39,7 +39,9 @@ def open_path(path: str, version: str | None) -> Table:
     number = re.fullmatch(r"v?(\d+)", version or "v0")
     if number is None:
         raise UsageError(
-            f"The version of a Delta table is @v and its number, such as {path}@v5, got @{version}"
+            f"The version of a Delta table is @v and its number, such as {path}@v5, got @{version}",
+            code="argument-value",
+            path=path,
         )
     asked = None if version is None else int(number[1])
     try:
@@ -49,9 +51,16 @@ def open_path(path: str, version: str | None) -> Table:
             newest = open_path(path, None)
             raise UsageError(
                 f"The Delta table {path} cannot be opened at version {asked}: its newest is "
-                f"{newest.version}, and the log of old ones is removed in time"
+                f"{newest.version}, and the log of old ones is removed in time",
+                code="name-unknown",
+                path=path,
+                version=asked,
             ) from error
-        raise UsageError(f"The Delta table {path} cannot be opened: {first_line(error)}") from error
+        raise UsageError(
+            f"The Delta table {path} cannot be opened: {first_line(error)}",
+            code="path-unusable",
+            path=path,
+        ) from error
     return _opened(table, path, is_pinned=asked is not None)
 
 
@@ -68,7 +77,9 @@ def _opened(table: Any, path: str, *, is_pinned: bool) -> Table:
     if unknown:
         raise UsageError(
             f"The table {version} needs the reader feature {', '.join(sorted(unknown))}, which is "
-            "not supported; read it by Spark and pass the DataFrame"
+            "not supported; read it by Spark and pass the DataFrame",
+            code="version-unsupported",
+            path=version,
         )
     mode = table.metadata().configuration.get(f"{_MAPPING}mode", "none")
     fields = json.loads(table.schema().to_json())["fields"]
@@ -142,7 +153,9 @@ def _files(table: Any, root: str) -> list[DataFile]:
     if deleted:
         raise UsageError(
             f"Deletion vectors of {root} belong to no file of its log, such as {min(deleted)}; "
-            "read it by Spark and pass the DataFrame"
+            "read it by Spark and pass the DataFrame",
+            code="file-damaged",
+            path=root,
         )
     return sorted(files, key=lambda each: each.path)
 

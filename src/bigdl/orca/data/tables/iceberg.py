@@ -43,7 +43,9 @@ def open_path(path: str, version: str | None) -> Table:
         table = StaticTable.from_metadata(plain_path(location))
     except Exception as error:  # of several classes, among them plain ones of Python
         raise UsageError(
-            f"The Iceberg table {path} cannot be opened: {first_line(error)}"
+            f"The Iceberg table {path} cannot be opened: {first_line(error)}",
+            code="path-unusable",
+            path=path,
         ) from error
     match = _VERSION.fullmatch(version or "")
     name, schema_id = match.groups() if match else (None, None)
@@ -61,7 +63,8 @@ def open_object(data: Any) -> Table:
     if scan.row_filter != AlwaysTrue() or scan.limit is not None:
         raise UsageError(
             "A scan of an Iceberg table must have no row_filter and no limit; pass the frame that "
-            "its to_pandas() returns instead"
+            "its to_pandas() returns instead",
+            code="unsupported",
         )
     path = plain_path(scan.table_metadata.location)
     return _opened(scan, scan.projection(), path, is_pinned=True)
@@ -79,13 +82,18 @@ def _newest_metadata(path: str) -> str:
     files = _metadata_files(path)
     if not files:
         raise UsageError(
-            f"There is no Iceberg table at {path}; pass its folder, which has a folder 'metadata'"
+            f"There is no Iceberg table at {path}; pass its folder, which has a folder 'metadata'",
+            code="path-missing",
+            path=path,
         )
     newest = [name for number, name in files if number == files[-1][0]]
     if len(newest) > 1:
         raise UsageError(
             f"The Iceberg table {path} has several newest files of metadata ({newest[0]}, "
-            f"{newest[1]}); pass the path of the one that its catalog names, or the catalog's table"
+            f"{newest[1]}); pass the path of the one that its catalog names, or the "
+            "catalog's table",
+            code="path-unusable",
+            path=path,
         )
     return newest[0]
 
@@ -101,7 +109,11 @@ def _snapshot_of(table: Any, path: str, version: str | None) -> int | None:
         names = [name for name in table.metadata.refs if name != "main"]
         raise UsageError(
             f"The Iceberg table {path} has no snapshot, branch or tag '{version}'; it has "
-            f"{', '.join([*there, *names]) or 'none'}"
+            f"{', '.join([*there, *names]) or 'none'}",
+            code="name-unknown",
+            path=path,
+            version=version,
+            allowed=[*there, *names],
         )
     return snapshot.snapshot_id
 
@@ -110,7 +122,10 @@ def _schema_of(table: Any, path: str, schema_id: int) -> Any:
     schemas = table.schemas()
     if schema_id not in schemas:
         raise UsageError(
-            f"The Iceberg table {path} has no schema {schema_id}; it has {sorted(schemas)}"
+            f"The Iceberg table {path} has no schema {schema_id}; it has {sorted(schemas)}",
+            code="name-unknown",
+            path=path,
+            allowed=list(schemas),
         )
     return schemas[schema_id]
 
@@ -120,14 +135,20 @@ def _opened(scan: Any, schema: Any, path: str, *, is_pinned: bool) -> Table:
 
     snapshot = scan.snapshot()
     if snapshot is None:
-        raise UsageError(f"The Iceberg table {path} has no snapshot yet, and so no rows")
+        raise UsageError(
+            f"The Iceberg table {path} has no snapshot yet, and so no rows",
+            code="data-empty",
+            path=path,
+        )
     version = f"iceberg:{path}@{snapshot.snapshot_id}:schema={schema.schema_id}"
     try:
         tasks = list(scan.plan_files())
     except Exception as error:  # e.g. a ValueError for equality deletes
         raise UsageError(
             f"The table {version} cannot be read by pyiceberg: {first_line(error)}; read it by "
-            "Spark and pass the DataFrame"
+            "Spark and pass the DataFrame",
+            code="unsupported",
+            path=version,
         ) from error
     for field in schema.fields:
         _refuse_nested_defaults(field, version)
@@ -172,7 +193,10 @@ def _refuse_nested_defaults(field: Any, version: str) -> None:
             raise UsageError(
                 f"The field '{child.name}' in column '{field.name}' of {version} has a default for "
                 "old files, which is read for whole columns only; read it by Spark and pass the "
-                "DataFrame"
+                "DataFrame",
+                code="unsupported",
+                path=version,
+                column=field.name,
             )
         _refuse_nested_defaults(child, version)
 
@@ -194,7 +218,9 @@ class _DataFiles:
         if file.file_format != FileFormat.PARQUET:
             raise UsageError(
                 f"The table {self._version} has files of {file.file_format.name}, and only Parquet "
-                "is read; read it by Spark and pass the DataFrame"
+                "is read; read it by Spark and pass the DataFrame",
+                code="file-format",
+                path=self._version,
             )
         deletions = [
             positions
@@ -232,7 +258,9 @@ class _DataFiles:
             else:
                 raise UsageError(
                     f"The table {self._version} has deletes in a file of {file.file_format.name}, "
-                    "which is not read; read it by Spark and pass the DataFrame"
+                    "which is not read; read it by Spark and pass the DataFrame",
+                    code="file-format",
+                    path=self._version,
                 )
         return self._deletes[path]
 
@@ -245,7 +273,9 @@ class _DataFiles:
         if self._names is None:
             raise UsageError(
                 f"The columns in the file {file.path} of {self._version} have no ids and the table "
-                "has no schema.name-mapping.default; read it by Spark and pass the DataFrame"
+                "has no schema.name-mapping.default; read it by Spark and pass the DataFrame",
+                code="data-schema",
+                path=file.path,
             )
         known = schema_to_pyarrow(pyarrow_to_schema(schema, self._names))
         return replace(file, schema=known)

@@ -21,7 +21,7 @@ def open_files(urls: Sequence[str]) -> Table:
     the files' names; the schema is that of the first.
     """
     if len({url.partition("://")[0] if "://" in url else "" for url in urls}) > 1:
-        raise UsageError(f"The paths must be of one file system, got {urls}")
+        raise UsageError(f"The paths must be of one file system, got {urls}", code="argument-value")
     files: list[DataFile] = []
     facts: list[tuple] = []
     schema = None
@@ -30,11 +30,17 @@ def open_files(urls: Sequence[str]) -> Table:
         try:
             dataset = ds.dataset(path, format="parquet", filesystem=system, partitioning="hive")
         except FileNotFoundError:
-            raise UsageError(f"There is nothing at {url}; pass the path of Parquet files") from None
+            raise UsageError(
+                f"There is nothing at {url}; pass the path of Parquet files",
+                code="path-missing",
+                path=url,
+            ) from None
         except (pa.ArrowInvalid, OSError) as error:
             raise UsageError(
                 f"{url} cannot be read as Parquet; other files are read by pandas, by spark.read "
-                f"or by bigdl.orca.data.pandas first, and what that returns is passed: {error}"
+                f"or by bigdl.orca.data.pandas first, and what that returns is passed: {error}",
+                code="file-format",
+                path=url,
             ) from error
         for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
             keys = ds.get_partition_keys(fragment.partition_expression)
@@ -42,7 +48,9 @@ def open_files(urls: Sequence[str]) -> Table:
         facts += [(each.path, *_content_facts(system, each.path)) for each in files[len(facts) :]]
         schema = schema or dataset.schema
     if schema is None or not files:
-        raise UsageError(f"There is no Parquet file in {', '.join(urls)}")
+        raise UsageError(
+            f"There is no Parquet file in {', '.join(urls)}", code="data-empty", path=urls
+        )
     return Table(urls[0], schema, files, identity=files_identity(None, facts))
 
 

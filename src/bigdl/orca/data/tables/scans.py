@@ -85,7 +85,12 @@ def opened(path: str, texts: Sequence[str] | None = None) -> Iterator[pq.Parquet
         )
     except KeyError as error:
         name = error.args[0].decode()
-        raise UsageError(f"The column {name} of the other files is missing in {path}") from None
+        raise UsageError(
+            f"The column {name} of the other files is missing in {path}",
+            code="column-missing",
+            column=name,
+            path=path,
+        ) from None
     with file:
         yield file
 
@@ -103,7 +108,7 @@ def told_if_gone(path: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         message = f"The file {path} is no longer there; read the table again"
-        raise UsageError(message) from None
+        raise UsageError(message, code="path-missing", path=path) from None
 
 
 # -- batches ---------------------------------------------------------------------------------------

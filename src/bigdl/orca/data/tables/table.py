@@ -166,7 +166,9 @@ class Table:
             except FileNotFoundError:
                 raise UsageError(
                     f"The file {file.path} of {self.name} is gone; pass a version whose files "
-                    "have not been removed by VACUUM or by the expiry of snapshots"
+                    "have not been removed by VACUUM or by the expiry of snapshots",
+                    code="path-missing",
+                    path=file.path,
                 ) from None
             with footer:
                 schema, metadata = footer.schema_arrow, footer.metadata
@@ -189,12 +191,20 @@ class Table:
         """Refuse a file of another schema."""
         for name in names:
             if name not in schema.names:
-                raise UsageError(f"The file {file.path} has no column '{name}'")
+                raise UsageError(
+                    f"The file {file.path} has no column '{name}'",
+                    code="column-missing",
+                    column=name,
+                    path=file.path,
+                )
             file_type, expected = schema.field(name).type, self.schema.field(name).type
             if file_type != expected:
                 raise UsageError(
                     f"Column '{name}' is {file_type} in the file {file.path} but "
-                    f"{expected} in {self.files[0].path}; write all files with one type"
+                    f"{expected} in {self.files[0].path}; write all files with one type",
+                    code="data-schema",
+                    column=name,
+                    path=file.path,
                 )
 
 
@@ -285,7 +295,9 @@ def read_ranges(
         except FileNotFoundError:
             raise UsageError(
                 f"The worker on {os.uname().nodename} does not see {file.path}; pass a path that "
-                "the driver and all workers share"
+                "the driver and all workers share",
+                code="path-missing",
+                path=file.path,
             ) from None
         sources = _sources(columns, file, file.schema or parquet.schema_arrow)
         names = list(dict.fromkeys(each.name for each in sources if each is not None))

@@ -53,7 +53,9 @@ class Dataset:
         """
         if not isinstance(xshards, SparkXShards):
             raise UsageError(
-                f"only datasets created from XShards are supported, got {type(xshards).__name__}"
+                f"only datasets created from XShards are supported, got {type(xshards).__name__}",
+                code="data-type",
+                argument="xshards",
             )
         return Dataset(xshards)
 
@@ -63,7 +65,9 @@ class Dataset:
         frame = getattr(tbl, "df", None)
         if frame is None or not hasattr(frame, "mapInArrow"):
             raise UsageError(
-                f"from_feature_table needs a FeatureTable of Friesian, got {type(tbl).__name__}"
+                f"from_feature_table needs a FeatureTable of Friesian, got {type(tbl).__name__}",
+                code="data-type",
+                argument="tbl",
             )
         return Dataset(_columns_of(frame))
 
@@ -78,7 +82,11 @@ class Dataset:
             Of an element, or of its parts where elements are tuples.
         """
         if not callable(map_func):
-            raise UsageError(f"map needs a function of a row, got {type(map_func).__name__}")
+            raise UsageError(
+                f"map needs a function of a row, got {type(map_func).__name__}",
+                code="argument-type",
+                argument="map_func",
+            )
         return Dataset(self._shards, (*self._functions, map_func))
 
     def get_xshards(self) -> SparkXShards:
@@ -138,7 +146,8 @@ def _as_xy(element):
     if isinstance(element, tuple | list) and len(element) == 2:
         return {"x": element[0], "y": element[1]}
     raise UsageError(
-        "The elements of the Dataset must be (x, y) to fit or evaluate; make them so by map"
+        "The elements of the Dataset must be (x, y) to fit or evaluate; make them so by map",
+        code="data-structure",
     )
 
 

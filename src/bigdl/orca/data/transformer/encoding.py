@@ -80,7 +80,7 @@ class StringIndexer:
     def transform(self, shard: SparkXShards) -> SparkXShards:
         """Replace the values by the numbers that were learned, new ones by 0."""
         if self.indices is None:
-            raise UsageError("Please call fit_transform first")
+            raise UsageError("Please call fit_transform first", code="not-fitted")
         return encode_string(shard, as_columns(self.inputCol, "inputCol"), self.indices)
 
 
@@ -193,7 +193,8 @@ def encode_string(
     chosen = list(indices) if isinstance(indices, list | tuple) else [indices]
     if len(chosen) != len(names):
         raise UsageError(
-            f"There must be one index for each column, got {len(chosen)} for {len(names)} columns"
+            f"There must be one index for each column, got {len(chosen)} for {len(names)} columns",
+            code="argument-value",
         )
     require_columns(df, names)
     encoders = [
@@ -286,19 +287,27 @@ def sources_of(columns: Any, freq_limit: Any) -> list[ValueSource]:
     """
     columns = columns if isinstance(columns, list | tuple) else [columns]
     if not columns:
-        raise UsageError("columns should be str or a list of str, but got None.")
+        raise UsageError(
+            "columns should be str or a list of str, but got None.",
+            code="argument-missing",
+            argument="columns",
+        )
     limits = freq_limit if isinstance(freq_limit, Mapping) else {None: freq_limit}
     for limit in limits.values():
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
             raise UsageError(
-                f"freq_limit should be int, dict of str to int, or None, but got {limit!r}"
+                f"freq_limit should be int, dict of str to int, or None, but got {limit!r}",
+                code="argument-type",
+                argument="freq_limit",
             )
     sources = []
     for each in columns:
         if isinstance(each, Mapping):
             if "src_cols" not in each:
                 raise UsageError(
-                    f"src_cols must be provided if columns is a dictionary, but got {dict(each)!r}"
+                    f"src_cols must be provided if columns is a dictionary, but got {dict(each)!r}",
+                    code="argument-missing",
+                    argument="src_cols",
                 )
             names = as_names(each["src_cols"], "src_cols")
             name = each.get("col_name") or f"{names[0]}_union"
@@ -345,7 +354,7 @@ def _count_shards(shards: SparkXShards, sources: list[ValueSource], split: str |
         frequent = counts.filter(lambda pair: pair[1] >= limits[pair[0][0]]).collect()
     for (i, message), _ in frequent:
         if i == _ERROR:
-            raise UsageError(message)
+            raise UsageError(message, code="data-dtype")
     return frequent
 
 
@@ -467,7 +476,10 @@ class StringIndex:
         missing = {"id", col_name} - set(df.columns)
         if missing:
             raise UsageError(
-                f"{sorted(missing)[0]} should be a column of the DataFrame, which has {df.columns}"
+                f"{sorted(missing)[0]} should be a column of the DataFrame, which has {df.columns}",
+                code="column-missing",
+                column=next(iter(missing)),
+                columns=list(df.columns),
             )
         self._df: DataFrame | None = df
         self._ids: dict[Hashable, int] | None = None
@@ -483,12 +495,19 @@ class StringIndex:
         col_name : str
         """
         if not isinstance(indices, Mapping):
-            raise UsageError(f"indices should be dict, but get {type(indices).__name__}")
+            raise UsageError(
+                f"indices should be dict, but get {type(indices).__name__}",
+                code="argument-type",
+                argument="indices",
+            )
         check_string(col_name, "col_name")
         for value, number in indices.items():
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
                 raise UsageError(
-                    f"indices should have whole numbers from 0 on, but get {number!r} for {value!r}"
+                    f"indices should have whole numbers from 0 on, but get {number!r} "
+                    f"for {value!r}",
+                    code="argument-value",
+                    argument="indices",
                 )
         index = cls.__new__(cls)
         index._df, index._ids, index.col_name = None, dict(indices), col_name
@@ -527,7 +546,9 @@ def check_string(value: Any, what: str) -> str:
     """`value`, which must be a str."""
     if not isinstance(value, str):
         shown = "None" if value is None else type(value).__name__
-        raise UsageError(f"{what} should be str, but get {shown}")
+        raise UsageError(
+            f"{what} should be str, but get {shown}", code="argument-type", argument=what
+        )
     return value
 
 
@@ -541,7 +562,11 @@ def as_names(columns: Any, what: str = "columns") -> list[str]:
         or not all(isinstance(each, str) for each in columns)
     ):
         shown = None if columns in ([], ()) else columns
-        raise UsageError(f"{what} should be str or a list of str, but got {shown}.")
+        raise UsageError(
+            f"{what} should be str or a list of str, but got {shown}.",
+            code="argument-type",
+            argument=what,
+        )
     return list(columns)
 
 
@@ -549,7 +574,11 @@ def as_columns(columns: Any, what: str) -> list[str]:
     """A name or a list of different names, as a list."""
     names = as_names(columns, what)
     if len(set(names)) < len(names):
-        raise UsageError(f"{what} should be different columns, but got {columns!r}")
+        raise UsageError(
+            f"{what} should be different columns, but got {columns!r}",
+            code="argument-value",
+            argument=what,
+        )
     return names
 
 
@@ -563,11 +592,15 @@ def require_columns(data: Any, columns: list[str]) -> None:
         names = data.columns
     else:
         if not isinstance(data, SparkXShards):
-            raise UsageError(f"The data must be SparkXShards of pandas frames, got {type(data)}")
+            raise UsageError(
+                f"The data must be SparkXShards of pandas frames, got {type(data)}",
+                code="data-type",
+            )
         schema = data.get_schema()
         if schema is None and len(data):
             raise UsageError(
-                f"The data must be XShards of pandas frames, but a shard is a {type(data.first())}"
+                f"The data must be XShards of pandas frames, but a shard is a {type(data.first())}",
+                code="data-type",
             )
         if schema is None:  # there is no shard
             return

@@ -97,17 +97,25 @@ class _Scaler(ABC):
         with_rows = shard.rdd.filter(lambda frame: len(frame) > 0)
         parts = without_errors(collected(with_rows.map(partial(outcome_of, moments_of))))
         if len({len(part.known) for part in parts}) > 1:
-            raise UsageError(f"The columns {columns} hold arrays of different lengths")
+            raise UsageError(
+                f"The columns {columns} hold arrays of different lengths",
+                code="data-shape",
+                columns=columns,
+            )
         moments = _Moments.merged(parts) if parts else None
         if moments is None or (moments.known == 0).any():
-            raise UsageError(f"There is no number to learn from in one of the columns {columns}")
+            raise UsageError(
+                f"There is no number to learn from in one of the columns {columns}",
+                code="data-empty",
+                columns=columns,
+            )
         self._line = self._learn(moments)
         return self.transform(shard)
 
     def transform(self, shard: SparkXShards) -> SparkXShards:
         """Add the column of values scaled by what was learned."""
         if self._line is None:
-            raise UsageError("Please call fit_transform first")
+            raise UsageError("Please call fit_transform first", code="not-fitted")
         columns, output = self._columns(shard), cast("str", self.outputCol)
         center, width, slope, base = self._line
 
@@ -120,7 +128,9 @@ class _Scaler(ABC):
                 if matrix.shape[1] != len(center):
                     raise UsageError(
                         f"The columns {columns} hold {matrix.shape[1]} features, but "
-                        f"{len(center)} when they were learned"
+                        f"{len(center)} when they were learned",
+                        code="data-shape",
+                        columns=columns,
                     )
                 rows = list((matrix - center) / width * slope + base)
             return frame.assign(**{output: pd.Series(rows, index=frame.index, dtype=object)})
@@ -130,7 +140,11 @@ class _Scaler(ABC):
     def _columns(self, shard: SparkXShards) -> list[str]:
         columns = as_columns(self.inputCol, "inputCol")
         if not isinstance(self.outputCol, str):
-            raise UsageError(f"outputCol must be the name of a column, got {self.outputCol!r}")
+            raise UsageError(
+                f"outputCol must be the name of a column, got {self.outputCol!r}",
+                code="argument-type",
+                argument="outputCol",
+            )
         require_columns(shard, columns)
         return columns
 
@@ -169,7 +183,11 @@ class MinMaxScaler(_Scaler):
         outputCol: str | None = None,
     ):
         if not min < max:
-            raise UsageError(f"min must be less than max, got {min!r} and {max!r}")
+            raise UsageError(
+                f"min must be less than max, got {min!r} and {max!r}",
+                code="argument-value",
+                argument="min",
+            )
         super().__init__(inputCol, outputCol)
         self.min, self.max = min, max
 
@@ -252,7 +270,9 @@ def _features(series: pd.Series) -> np.ndarray:
         if len(wrong):
             raise UsageError(
                 f"The column {series.name!r} holds {wrong.iloc[0]!r}, which is no number; encode "
-                "or cast it first"
+                "or cast it first",
+                code="data-dtype",
+                column=series.name,
             )
     try:
         if len(cells) and hasattr(cells.iloc[0], "__len__"):
@@ -264,5 +284,7 @@ def _features(series: pd.Series) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"The column {series.name!r} cannot be scaled: {error}; it must hold numbers, or "
-            "arrays of them of one length"
+            "arrays of them of one length",
+            code="data-dtype",
+            column=series.name,
         ) from error

@@ -93,10 +93,15 @@ def _column_types(shard: Any) -> dict[Any, tuple[pa.DataType, bool]]:
     Beside it stands whether the column holds whole numbers that no float holds.
     """
     if class_name(shard) != DATA_FRAME:
-        raise UsageError(f"The shards must be pandas DataFrames, but one is {class_name(shard)}")
+        raise UsageError(
+            f"The shards must be pandas DataFrames, but one is {class_name(shard)}",
+            code="data-type",
+        )
     if not shard.columns.is_unique:
         raise UsageError(
-            f"A column name must be of one column, but the frame has {list(shard.columns)}"
+            f"A column name must be of one column, but the frame has {list(shard.columns)}",
+            code="column-duplicate",
+            columns=list(shard.columns),
         )
     types = {name: _array_type(name, column) for name, column in shard.items()}
     return {name: (type_, _is_beyond_floats(shard[name], type_)) for name, type_ in types.items()}
@@ -120,13 +125,17 @@ def _unified(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | None:
         types = {name: type_ for name, (type_, _) in shard.items()}
         beyond.update({name: type_ for name, (type_, is_beyond) in shard.items() if is_beyond})
         if not types:
-            raise UsageError("A frame without columns cannot become a Spark DataFrame")
+            raise UsageError(
+                "A frame without columns cannot become a Spark DataFrame", code="data-empty"
+            )
         if known is None:
             known = types
         if known.keys() != types.keys():
             raise UsageError(
                 f"The shards do not have the same columns: {list(known)} in one and {list(types)} "
-                "in another"
+                "in another",
+                code="data-schema",
+                columns=list(types),
             )
         for name in [name for name in known if known[name] != types[name]]:
             pair = known[name], types[name]
@@ -136,7 +145,9 @@ def _unified(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | None:
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise UsageError(
                     f"Column {name!r} is {pair[0]} in one shard and {pair[1]} in another; make "
-                    "them one"
+                    "them one",
+                    code="data-schema",
+                    column=name,
                 ) from error
             known[name] = merged.field(0).type
     for name, type_ in beyond.items():
@@ -144,7 +155,9 @@ def _unified(shards: list[dict[Any, tuple]]) -> dict[Any, pa.DataType] | None:
             raise UsageError(
                 f"Column {name!r} holds whole numbers beyond 2**53 ({type_}) in one shard and "
                 "floats in another, and no type of Spark holds both exactly; make it one type, "
-                "e.g. astype('Int64') in every shard, which may hold missing numbers, or text"
+                "e.g. astype('Int64') in every shard, which may hold missing numbers, or text",
+                code="data-schema",
+                column=name,
             )
     return known
 
@@ -168,7 +181,9 @@ def _array(name: Any, column: Any):
         return pa.array([_plain(value) for value in column], from_pandas=True)
     except pa.ArrowException as error:
         raise UsageError(
-            f"Column {name!r} holds values that Spark has no type for: {error}"
+            f"Column {name!r} holds values that Spark has no type for: {error}",
+            code="data-dtype",
+            column=name,
         ) from error
 
 

@@ -66,7 +66,9 @@ class RayXShards(XShards):
         """
         if not isinstance(spark_xshards, SparkXShards):
             raise UsageError(
-                f"from_spark_xshards takes SparkXShards, got {type(spark_xshards).__name__}"
+                f"from_spark_xshards takes SparkXShards, got {type(spark_xshards).__name__}",
+                code="data-type",
+                argument="spark_xshards",
             )
         return RayXShards(partitions_to_ray(spark_xshards.rdd, RayCluster.of_program()))
 
@@ -107,7 +109,9 @@ class RayXShards(XShards):
         if numbers != sorted(part_id2ref):
             raise UsageError(
                 f"ip2part_id names the partitions {numbers} but part_id2ref has "
-                f"{sorted(part_id2ref)}"
+                f"{sorted(part_id2ref)}",
+                code="argument-conflict",
+                argument="ip2part_id",
             )
         return RayXShards([part_id2ref[number] for number in numbers])
 
@@ -225,7 +229,8 @@ class RayXShards(XShards):
         if xshards.num_partitions() != self.num_partitions():
             raise UsageError(
                 "The two RayXShards should have the same number of partitions, but they have "
-                f"{self.num_partitions()} and {xshards.num_partitions()}"
+                f"{self.num_partitions()} and {xshards.num_partitions()}",
+                code="data-shape",
             )
         return self._reduce(actors, reduce_partitions_func, return_refs, xshards)
 
@@ -233,7 +238,9 @@ class RayXShards(XShards):
         if self.num_partitions() < len(actors):
             raise UsageError(
                 f"The number of partitions, {self.num_partitions()}, should not be smaller than "
-                f"the number of actors, {len(actors)}; use fewer actors"
+                f"the number of actors, {len(actors)}; use fewer actors",
+                code="argument-value",
+                argument="actors",
             )
         assigned, _, _ = self.assign_partitions_to_actors(actors)
         results = [
@@ -258,7 +265,9 @@ class RayXShards(XShards):
             The actors that have partitions.
         """
         if not actors:
-            raise UsageError("There must be at least one actor")
+            raise UsageError(
+                "There must be at least one actor", code="argument-value", argument="actors"
+            )
         if self.num_partitions() < len(actors):
             logger.warning(
                 "There are %d actors but only %d partitions; the other actors get none",

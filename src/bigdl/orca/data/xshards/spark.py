@@ -134,7 +134,9 @@ class XShards(ABC):
             raise UsageError(
                 f"{path} holds pickles that programs of this user did not write, or that have "
                 "changed since, and loading a pickle runs code that it names; pass trust=True if "
-                "you trust who wrote them"
+                "you trust who wrote them",
+                code="file-untrusted",
+                path=path,
             )
         cluster = active_spark()
         if isinstance(cluster, ConnectCluster):
@@ -175,7 +177,9 @@ class XShards(ABC):
         if rows < number:
             raise UsageError(
                 f"The size of the data, {rows} rows, is smaller than the total number of shards, "
-                f"{number}; pass a smaller num_shards"
+                f"{number}; pass a smaller num_shards",
+                code="argument-value",
+                argument="num_shards",
             )
         shards = [
             map_arrays(data, lambda array, low=low, high=high: array[low:high])
@@ -191,17 +195,21 @@ def _count_rows(data: Any) -> int:
         if not isinstance(array, np.ndarray):
             raise UsageError(
                 "The data should be a numpy array, or a tuple, list or dict of them, but got "
-                f"{type(array).__name__} in it"
+                f"{type(array).__name__} in it",
+                code="data-type",
             )
         if array.ndim == 0:
-            raise UsageError("The arrays must have at least one dimension, but one has none")
+            raise UsageError(
+                "The arrays must have at least one dimension, but one has none", code="data-shape"
+            )
     if not arrays:
-        raise UsageError("There is no array in the data to partition")
+        raise UsageError("There is no array in the data to partition", code="data-empty")
     sizes = [len(array) for array in arrays]
     if len(set(sizes)) > 1:
         raise UsageError(
             "The arrays must all have the same size in first dimension, but they have "
-            f"{sizes}; got arrays of the shapes {map_arrays(data, np.shape)}"
+            f"{sizes}; got arrays of the shapes {map_arrays(data, np.shape)}",
+            code="data-shape",
         )
     return sizes[0]
 
@@ -425,7 +433,7 @@ class SparkXShards(XShards):
         """
         for shard in self.take(1):
             return shard
-        raise UsageError("There is no shard in these XShards")
+        raise UsageError("There is no shard in these XShards", code="data-empty")
 
     def take(self, n: int) -> list:
         """The first `n` shards, or all if there are fewer."""
@@ -501,14 +509,19 @@ class SparkXShards(XShards):
             if not hasattr(shard, "__getitem__"):
                 raise UsageError(
                     "No selection operation available for this XShards: its shards are "
-                    f"{type(shard).__name__}"
+                    f"{type(shard).__name__}",
+                    code="data-type",
                 )
             try:
                 shard[key]
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 keys = list(getattr(shard, "columns", shard if isinstance(shard, dict) else ()))
                 hint = f", not one of {keys}" if keys else ""
-                raise UsageError(f"Invalid key for this XShards: {key!r}{hint}") from error
+                raise UsageError(
+                    f"Invalid key for this XShards: {key!r}{hint}",
+                    code="column-missing",
+                    column=key,
+                ) from error
         rdd = persistence.hold(self.rdd.map(itemgetter(key)), self.rdd)
         return SparkXShards(rdd, transient=True, is_lazy=self.is_lazy)
 
@@ -554,18 +567,24 @@ class SparkXShards(XShards):
         [('a', 1), ('b', 2)]
         """
         if not isinstance(other, SparkXShards):
-            raise UsageError(f"other should be a SparkXShards, got {type(other).__name__}")
+            raise UsageError(
+                f"other should be a SparkXShards, got {type(other).__name__}",
+                code="argument-type",
+                argument="other",
+            )
         numbers = self.num_partitions(), other.num_partitions()
         if numbers[0] != numbers[1]:
             raise UsageError(
                 "The two SparkXShards should have the same number of partitions, but they have "
-                f"{numbers[0]} and {numbers[1]}; repartition one of them first"
+                f"{numbers[0]} and {numbers[1]}; repartition one of them first",
+                code="data-shape",
             )
         sizes = [[len(part.lengths) for part in each._summary()] for each in (self, other)]
         if sizes[0] != sizes[1]:
             raise UsageError(
                 "The two SparkXShards should have the same number of elements in each partition, "
-                f"but they have {sizes[0]} and {sizes[1]}"
+                f"but they have {sizes[0]} and {sizes[1]}",
+                code="data-shape",
             )
         return self._derive(self.rdd.zip(other.rdd), other.rdd, class_name="tuple")
 
@@ -650,7 +669,7 @@ class SparkXShards(XShards):
     ) -> None:
         name = self._get_class_name()
         if name not in (DATA_FRAME, None):
-            raise UsageError(f"{message}, but the shards are {name}")
+            raise UsageError(f"{message}, but the shards are {name}", code="data-type")
 
     def _columns(
         self, names: Any, message: str = "There is no such column in the DataFrame"
@@ -661,7 +680,12 @@ class SparkXShards(XShards):
         schema = self.get_schema()
         missing = [name for name in names if schema and name not in schema["columns"]]
         if schema and missing:
-            raise UsageError(f"{message}: {missing}, not in {schema['columns']}")
+            raise UsageError(
+                f"{message}: {missing}, not in {schema['columns']}",
+                code="column-missing",
+                column=missing[0],
+                columns=list(schema["columns"]),
+            )
         return names
 
     def _derive_frames(self, rdd, *others) -> SparkXShards:
@@ -710,7 +734,11 @@ class SparkXShards(XShards):
         """
         self._require_frames("Currently only support partition by for XShards of Pandas DataFrame")
         if not isinstance(cols, str):
-            raise UsageError(f"Only support partition by a column name, got {cols!r}")
+            raise UsageError(
+                f"Only support partition by a column name, got {cols!r}",
+                code="argument-type",
+                argument="cols",
+            )
         self._columns(cols, "The partition column is not in the DataFrame")
         if num_partitions is None:
             num_partitions = self.num_partitions()
@@ -748,7 +776,9 @@ class SparkXShards(XShards):
         if len(rising) != len(names):
             raise UsageError(
                 f"ascending must be True, False or one of them for each of {len(names)} columns, "
-                f"got {ascending!r}"
+                f"got {ascending!r}",
+                code="argument-value",
+                argument="ascending",
             )
         keys = [
             (F.asc_nulls_last if rises else F.desc_nulls_last)(columns[name])
@@ -793,16 +823,26 @@ class SparkXShards(XShards):
         1     1       5   31
         """
         if not isinstance(right, SparkXShards):
-            raise UsageError(f"right should be a SparkXShards, got {type(right).__name__}")
+            raise UsageError(
+                f"right should be a SparkXShards, got {type(right).__name__}",
+                code="argument-type",
+                argument="right",
+            )
         if how not in _HOW:
-            raise UsageError(f"how must be one of {list(_HOW)}, got {how!r}")
+            raise UsageError(
+                f"how must be one of {list(_HOW)}, got {how!r}",
+                code="argument-value",
+                argument="how",
+                allowed=list(_HOW),
+            )
         left, lefts = self._as_spark("l")
         other, rights = right._as_spark("r")
         keys = [n for n in lefts if n in rights] if on is None else self._columns(on)
         if not keys or any(key not in lefts or key not in rights for key in keys):
             raise UsageError(
                 "Both frames must have the columns that they are merged on, "
-                f"{keys or 'none in common'}; they have {list(lefts)} and {list(rights)}"
+                f"{keys or 'none in common'}; they have {list(lefts)} and {list(rights)}",
+                code="column-missing",
             )
         types = dict(left.dtypes + other.dtypes)
         for key in keys:
@@ -810,7 +850,9 @@ class SparkXShards(XShards):
             if (pair[0] == "string") != (pair[1] == "string"):
                 raise UsageError(
                     f"Column {key!r} is {pair[0]} in one frame and {pair[1]} in the other; "
-                    "give it one type first"
+                    "give it one type first",
+                    code="data-schema",
+                    column=key,
                 )
         same = _equal((lefts[key], rights[key]) for key in keys)
         joined = _placed(left, "l").join(_placed(other, "r"), same, _HOW[how])
@@ -953,7 +995,8 @@ class SparkXShards(XShards):
         if name not in (SERIES, None):
             raise UsageError(
                 "Currently only support unique() for XShards of Pandas Series, but the shards are "
-                f"{name}; select a column first, as in shards['column'].unique()"
+                f"{name}; select a column first, as in shards['column'].unique()",
+                code="data-type",
             )
         series = collected(self.rdd.map(methodcaller("drop_duplicates")))
         return np.asarray(_concatenated(series).unique()) if series else np.array([])
@@ -1109,7 +1152,9 @@ def _aggregates(agg: Any, by: Sequence, names: list) -> list[tuple[Any, str]]:
     """Return the pairs of a column and a function that `agg` means."""
     if not isinstance(agg, str | list | dict):
         raise UsageError(
-            f"agg must be a name of a function, a list of them, or a dict by column, got {agg!r}"
+            f"agg must be a name of a function, a list of them, or a dict by column, got {agg!r}",
+            code="argument-type",
+            argument="agg",
         )
     others = [name for name in names if name not in by]
     by_column = agg if isinstance(agg, dict) else dict.fromkeys(others, agg)
@@ -1120,9 +1165,24 @@ def _aggregates(agg: Any, by: Sequence, names: list) -> list[tuple[Any, str]]:
     ]
     for column, function in wanted:
         if column not in names:
-            raise UsageError(f"agg names the column {column!r}, which is not in {names}")
+            raise UsageError(
+                f"agg names the column {column!r}, which is not in {names}",
+                code="column-missing",
+                argument="agg",
+                column=column,
+                columns=list(names),
+            )
         if function not in _FUNCTIONS:
-            raise UsageError(f"agg must be of {_FUNCTIONS}, got {function!r}")
+            raise UsageError(
+                f"agg must be of {_FUNCTIONS}, got {function!r}",
+                code="name-unknown",
+                argument="agg",
+                allowed=_FUNCTIONS,
+            )
     if not wanted and agg != "count":
-        raise UsageError("There is no column to aggregate besides those that are grouped by")
+        raise UsageError(
+            "There is no column to aggregate besides those that are grouped by",
+            code="column-missing",
+            argument="agg",
+        )
     return wanted

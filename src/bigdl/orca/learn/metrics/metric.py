@@ -100,7 +100,9 @@ class TorchMetric(ABC):
         if weights is not None and not self.takes_weights:
             raise UsageError(
                 f"The metric {self.name} has no notion of rows that count more than others; leave "
-                "it out where rows have weights"
+                "it out where rows have weights",
+                code="metric-unsupported",
+                metric=self.name,
             )
         with torch.no_grad():
             if row_count(self.name, preds, targets):
@@ -233,7 +235,9 @@ def merge_states(
     tensor(4.)
     """
     if not states:
-        raise UsageError("merge_states expects the state of at least one worker, got none")
+        raise UsageError(
+            "merge_states expects the state of at least one worker, got none", code="data-empty"
+        )
     for state in states:
         check_keys(state, reductions)
     return {
@@ -246,7 +250,8 @@ def check_keys(state: Mapping[str, Any], reductions: Mapping[str, Any]) -> None:
     if set(state) != set(reductions):
         raise UsageError(
             f"the state of a metric is expected to hold {sorted(reductions)}, "
-            f"but this one holds {sorted(state)}"
+            f"but this one holds {sorted(state)}",
+            code="data-structure",
         )
 
 
@@ -266,7 +271,8 @@ def merge_tensors(key: str, values: Sequence, reduction: Reduction) -> Any:
     if len(shapes) > 1:
         raise UsageError(
             f"the tensors {key!r} of the states to merge have different shapes "
-            f"{sorted(shapes)}; every batch must have the same number of classes"
+            f"{sorted(shapes)}; every batch must have the same number of classes",
+            code="data-shape",
         )
     return getattr(torch, _OPERATIONS[reduction])(torch.stack(filled), dim=0)
 
@@ -311,7 +317,8 @@ class Metric(ABC):
         """
         if backend not in (None, "pytorch"):
             raise UsageError(
-                f'{self.get_name()} exists for the backend "pytorch", but {backend!r} was asked for'
+                f"{self.get_name()} exists for backend='pytorch', but {backend!r} was requested",
+                code="unsupported",
             )
         return self._torch_metric()
 
@@ -409,7 +416,9 @@ def row_count(name: str, preds: Any, targets: Any) -> int:
         return leaf.shape[0] if leaf.ndim else 1
     raise UsageError(
         f"{name}: preds and targets are expected to hold tensors, "
-        f"got {type(preds).__name__} and {type(targets).__name__}"
+        f"got {type(preds).__name__} and {type(targets).__name__}",
+        code="data-type",
+        metric=name,
     )
 
 
@@ -462,7 +471,9 @@ class CustomizedMetric(MergedMetric):
         if not callable(compute_function):
             raise UsageError(
                 f"CustomizedMetric expects a function fn(preds, targets), got "
-                f"{compute_function!r} ({type(compute_function).__name__})"
+                f"{compute_function!r} ({type(compute_function).__name__})",
+                code="argument-type",
+                argument="compute_function",
             )
         self.fn = compute_function
         self.name = name
@@ -481,7 +492,8 @@ class CustomizedMetric(MergedMetric):
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
                 f"the function of the metric {self.get_name()} must return one number per batch, "
-                f"got {value!r}"
+                f"got {value!r}",
+                code="metric-unsupported",
             ) from error
         rows = row_count(self.get_name(), preds, targets)
         total = torch.tensor(value * rows, dtype=torch.float64)
@@ -581,7 +593,8 @@ def _torchmetrics_reductions(metric: Any) -> dict[str, Reduction]:
     if len(reductions) == 1:
         raise UsageError(
             f"the torchmetrics metric {type(metric).__name__} has no state made by add_state(), so "
-            "nothing of it can be merged across workers"
+            "nothing of it can be merged across workers",
+            code="metric-unsupported",
         )
     return reductions
 
@@ -616,7 +629,8 @@ def _unmergeable(metric: Any) -> UsageError:
     return UsageError(
         f"the torchmetrics metric {type(metric).__name__} cannot be merged across workers "
         "without changing its figure; its states must be lists, or tensors that merge by "
-        "sum, max or min"
+        "sum, max or min",
+        code="metric-unsupported",
     )
 
 
@@ -660,7 +674,11 @@ def _to_state(metric: Any, backend: str | None) -> TorchMetric:
     if isinstance(metric, str):
         return _by_name(metric).get_metric(backend)
     if isinstance(metric, type):
-        raise UsageError(f"{metric.__name__} is a class; as a metric pass an instance of it")
+        raise UsageError(
+            f"{metric.__name__} is a class; as a metric pass an instance of it",
+            code="argument-type",
+            metric=metric.__name__,
+        )
     if is_torchmetrics(metric):
         return TorchmetricsState(metric)
     if all(hasattr(metric, attribute) for attribute in _CONTRACT):
@@ -671,13 +689,16 @@ def _to_state(metric: Any, backend: str | None) -> TorchMetric:
     if not callable(metric):
         raise UsageError(
             f"a metric is expected to be an Orca Metric, the name of one, a torchmetrics.Metric or "
-            f"a function fn(preds, targets), got {metric!r} ({type(metric).__name__})"
+            f"a function fn(preds, targets), got {metric!r} ({type(metric).__name__})",
+            code="argument-type",
+            argument="metric",
         )
     if hasattr(metric, "compute"):
         raise UsageError(
             f"{type(metric).__name__} has a compute() but no state that can be merged across "
             "workers; pass an Orca Metric, a torchmetrics.Metric or a function fn(preds, targets), "
-            "or give it the methods of bigdl.orca.learn.metrics.TorchMetric"
+            "or give it the methods of bigdl.orca.learn.metrics.TorchMetric",
+            code="metric-unsupported",
         )
     return CustomizedMetric(metric).get_metric(backend)
 
@@ -691,6 +712,9 @@ def _by_name(name: str) -> Metric:
         close = difflib.get_close_matches(key, names, 1)
         advice = f"did you mean {names[close[0]]!r}? Known" if close else "known"
         raise UsageError(
-            f"there is no metric of the name {name!r}; {advice} names are: {', '.join(known)}"
+            f"there is no metric of the name {name!r}; {advice} names are: {', '.join(known)}",
+            code="name-unknown",
+            metric=name,
+            allowed=known,
         )
     return cls()

@@ -75,7 +75,8 @@ class LabelMetric(MeanMetric):
         if not has_classes:
             raise UsageError(
                 f"{self.get_name()} expects preds of shape (..., classes) and labels of shape "
-                f"(...), got {tuple(preds.shape)} and {tuple(targets.shape)}"
+                f"(...), got {tuple(preds.shape)} and {tuple(targets.shape)}",
+                code="data-shape",
             )
         return preds, targets
 
@@ -88,7 +89,8 @@ class DistributionMetric(MeanMetric):
             raise UsageError(
                 f"{self.get_name()}: preds and targets are expected to have the same shape (..., "
                 f"classes), got {tuple(preds.shape)} and {tuple(targets.shape)}; for integer "
-                "labels use the Sparse variant of the metric"
+                "labels use the Sparse variant of the metric",
+                code="data-shape",
             )
         return preds, targets
 
@@ -412,7 +414,9 @@ class ConfusionMetric(MergedMetric):
         if has_classes:
             if expected is not None and preds.shape[-1] != classes:
                 raise UsageError(
-                    f"{name}: num_classes={expected}, but preds have {preds.shape[-1]} columns"
+                    f"{name}: num_classes={expected}, but preds have {preds.shape[-1]} columns",
+                    code="data-shape",
+                    metric=name,
                 )
             classes = preds.shape[-1]
             preds = preds.argmax(-1)
@@ -422,7 +426,9 @@ class ConfusionMetric(MergedMetric):
             if classes > 2:
                 raise UsageError(
                     f"{name}: num_classes={classes} needs preds with {classes} columns or "
-                    f"integer labels, got floating-point preds of shape {tuple(preds.shape)}"
+                    f"integer labels, got floating-point preds of shape {tuple(preds.shape)}",
+                    code="data-shape",
+                    metric=name,
                 )
             preds = preds >= self.threshold
         predicted = labels_below(classes, name, preds.flatten(), "preds")
@@ -667,7 +673,9 @@ def _cpu_tensor(name: str, role: str, value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise UsageError(
             f"{name}: {role} are expected to be one tensor, got {type(value).__name__}; for a "
-            "model with several inputs or outputs pass a function fn(preds, targets) as the metric"
+            "model with several inputs or outputs pass a function fn(preds, targets) as the metric",
+            code="data-type",
+            metric=name,
         )
     value = value.detach().cpu()
     return value.reshape(1) if value.ndim == 0 else value
@@ -679,11 +687,17 @@ def row_weights(name: str, weights: Any, rows: int) -> torch.Tensor:
     if weights.numel() != rows:
         raise UsageError(
             f"{name}: expected one weight for each of {rows} rows, got weights of shape "
-            f"{tuple(weights.shape)}"
+            f"{tuple(weights.shape)}",
+            code="data-shape",
+            metric=name,
         )
     weights = weights.reshape(rows)
     if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
-        raise UsageError(f"{name}: weights are expected to be finite numbers >= 0")
+        raise UsageError(
+            f"{name}: weights are expected to be finite numbers >= 0",
+            code="data-value",
+            metric=name,
+        )
     return weights
 
 
@@ -703,7 +717,9 @@ def same_shape(
     if squeezed[0].shape != squeezed[1].shape:
         raise UsageError(
             f"{name}: preds and targets are expected to have the same shape, "
-            f"got {tuple(preds.shape)} and {tuple(targets.shape)}"
+            f"got {tuple(preds.shape)} and {tuple(targets.shape)}",
+            code="data-shape",
+            metric=name,
         )
     return squeezed
 
@@ -730,7 +746,9 @@ def class_scores(
         return scores, labels, False
     raise UsageError(
         f"{name}: expected preds of shape (..., classes) or (...) for targets of shape (...), "
-        f"got {tuple(preds.shape)} and {tuple(targets.shape)}; the class dimension comes last"
+        f"got {tuple(preds.shape)} and {tuple(targets.shape)}; the class dimension comes last",
+        code="data-shape",
+        metric=name,
     )
 
 
@@ -743,7 +761,9 @@ def binary_scores(
         if preds.shape[-1] != 2:
             raise UsageError(
                 f"{name} is for two classes: expected preds with one or two columns, "
-                f"got {preds.shape[-1]}; for more classes pass a torchmetrics metric"
+                f"got {preds.shape[-1]}; for more classes pass a torchmetrics metric",
+                code="data-shape",
+                metric=name,
             )
         preds = preds[..., 1]
     elif preds.ndim > 1:
@@ -755,7 +775,9 @@ def several_labels(name: str, targets: torch.Tensor) -> UsageError:
     """Return the error for targets with more than one column."""
     return UsageError(
         f"{name}: targets are expected to be labels, one per row, got targets of shape "
-        f"{tuple(targets.shape)}; for several labels per row pass a torchmetrics metric"
+        f"{tuple(targets.shape)}; for several labels per row pass a torchmetrics metric",
+        code="data-shape",
+        metric=name,
     )
 
 
@@ -766,7 +788,9 @@ def labels_below(classes: int, name: str, labels: torch.Tensor, role="targets") 
     if wrong.any():
         raise UsageError(
             f"{name}: {role} are expected to be labels from 0 to {classes - 1}, "
-            f"got {labels[wrong][0].item()}"
+            f"got {labels[wrong][0].item()}",
+            code="data-value",
+            metric=name,
         )
     return integers
 

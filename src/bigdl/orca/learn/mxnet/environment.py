@@ -39,7 +39,9 @@ def isolated_python() -> str:
         raise UsageError(
             "MXNet's last release works with no Python newer than 3.11, and this is Python "
             f"{sys.version_info.major}.{sys.version_info.minor}; run the program with Python 3.11, "
-            + _INSTEAD
+            + _INSTEAD,
+            code="version-unsupported",
+            package="mxnet",
         )
     name = hashlib.sha256("\n".join((sys.base_prefix, *PACKAGES)).encode()).hexdigest()[:12]
     home = cache_directory("mxnet") / name
@@ -63,6 +65,8 @@ def _make(home: Path, python: Path) -> None:
             raise UsageError(
                 f"The environment of MXNet could not be made in {home} ({reason}); let pip reach "
                 f"{PACKAGES[0]} and {PACKAGES[1]}, e.g. by PIP_INDEX_URL or PIP_FIND_LINKS, "
-                + _INSTEAD
+                + _INSTEAD,
+                code="package-missing",
+                package="mxnet",
             )
     (home / "complete").touch()

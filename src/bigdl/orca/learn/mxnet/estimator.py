@@ -116,7 +116,12 @@ class Estimator:
             For an argument that cannot work.
         """
         if backend not in ("spark", "ray", "local"):
-            raise UsageError(f"backend should be 'spark', 'ray' or 'local', got {backend!r}")
+            raise UsageError(
+                f"backend should be 'spark', 'ray' or 'local', got {backend!r}",
+                code="name-unknown",
+                argument="backend",
+                allowed=["spark", "ray", "local"],
+            )
         for name, number in (("num_workers", num_workers), ("num_servers", num_servers)):
             if number is not None:
                 check_positive(name, number)
@@ -128,7 +133,11 @@ class Estimator:
         }
         for name, creator in creators.items():
             if not callable(creator) and (creator is not None or name == "model_creator"):
-                raise UsageError(f"{name} should be a function of the config, got {creator!r}")
+                raise UsageError(
+                    f"{name} should be a function of the config, got {creator!r}",
+                    code="argument-type",
+                    argument=name,
+                )
         workers = num_workers, num_servers, runner_cores
         return MXNetEstimator(config, creators, workers, backend_of(backend, {}))
 
@@ -198,12 +207,18 @@ class MXNetEstimator:
         check_positive("batch_size", batch_size)
         if validation_data is not None and self._creators["validation_metrics_creator"] is None:
             raise UsageError(
-                "validation_data needs metrics; pass validation_metrics_creator to from_mxnet"
+                "validation_data needs metrics; pass validation_metrics_creator to from_mxnet",
+                code="argument-missing",
+                argument="validation_metrics_creator",
             )
         given = {"data": data, "validation": validation_data}
         given = {name: each for name, each in given.items() if each is not None}
         if len({callable(each) for each in given.values()}) > 1:
-            raise UsageError("data and validation_data should both be functions, or both hold rows")
+            raise UsageError(
+                "data and validation_data should both be functions, or both hold rows",
+                code="argument-conflict",
+                argument="validation_data",
+            )
         isolated_python()  # what is wrong with it is said before a job starts
         config = {**self._config, "batch_size": batch_size}
         feed = None
@@ -248,7 +263,7 @@ class MXNetEstimator:
             Before the first fit.
         """
         if WEIGHTS not in self._files:
-            raise UsageError("There are no weights to save before the first fit")
+            raise UsageError("There are no weights to save before the first fit", code="not-fitted")
         write_bytes(model_path, self._files[WEIGHTS])
         return model_path
 
@@ -268,8 +283,16 @@ class MXNetEstimator:
 
     def predict(self, data: Any, *args: Any, **options: Any) -> NoReturn:
         """Not implemented, as in BigDL 2.x."""
-        raise UsageError("predict is not implemented for MXNet; save the weights and load them")
+        raise UsageError(
+            "predict is not implemented for MXNet; save the weights and load them",
+            code="unsupported",
+            method="predict",
+        )
 
     def evaluate(self, data: Any, *args: Any, **options: Any) -> NoReturn:
         """Not implemented, as in BigDL 2.x."""
-        raise UsageError("evaluate is not implemented for MXNet; pass validation_data to fit")
+        raise UsageError(
+            "evaluate is not implemented for MXNet; pass validation_data to fit",
+            code="unsupported",
+            method="evaluate",
+        )

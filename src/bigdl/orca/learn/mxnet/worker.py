@@ -81,7 +81,9 @@ def _store_shard(
     shard = worker.shards[name]
     rows = worker.line.all_gather(f"mxnet {name}", worker.rank, shard.rows, worker.world_size)
     if min(rows) == 0:
-        raise UsageError(f"Worker {rows.index(0)} has no rows; ask for fewer workers")
+        raise UsageError(
+            f"Worker {rows.index(0)} has no rows; ask for fewer workers", code="data-empty"
+        )
     files: dict[str, list[str]] = {}
     named = columns or named_by_shard(shard.names)
     for role, names in zip(("features", "labels"), named, strict=True):
@@ -147,10 +149,12 @@ def _outcome(folder: Path, processes: list[subprocess.Popen]) -> dict:
     path = folder / "outcome.json"
     if not path.exists():
         code = next(each.returncode for each in processes if each.returncode is not None)
-        raise UsageError(f"A process of MXNet {exit_message(code)}; its output says why")
+        raise UsageError(
+            f"A process of MXNet {exit_message(code)}; its output says why", code="program-failed"
+        )
     outcome = json.loads(path.read_text())
     if outcome.get("kind") == "Refused":
-        raise UsageError(outcome["message"])
+        raise UsageError(outcome["message"], code="argument-value")
     if "kind" in outcome:
         # under its own name and with its own traceback, as if it had been raised here
         raise type(outcome["kind"], (RuntimeError,), {})(f"in MXNet\n{outcome['traceback']}")

@@ -56,7 +56,9 @@ class NNImageReader:
 
         if (resizeH > 0) != (resizeW > 0):
             raise UsageError(
-                f"resizeH and resizeW must be given together, got {resizeH} and {resizeW}"
+                f"resizeH and resizeW must be given together, got {resizeH} and {resizeW}",
+                code="argument-missing",
+                argument="resizeH",
             )
         spark = OrcaContext.get_spark_session()
         frame = spark.read.format("image").option("dropInvalid", True).load(path)

@@ -103,7 +103,9 @@ class SeqToTensor(Preprocessing):
         if not all(_is_size(s) for s in self.size or ()):
             raise UsageError(
                 "The size of a row must be a list of ints of at least 1, got "
-                f"{list(self.size or ())}"
+                f"{list(self.size or ())}",
+                code="argument-value",
+                argument="size",
             )
 
     def batch(self, rows):
@@ -114,7 +116,8 @@ class SeqToTensor(Preprocessing):
         except RuntimeError:
             raise UsageError(
                 f"A row of shape {tuple(rows.shape[1:])} cannot be reshaped to {list(self.size)}; "
-                "the two must hold as many numbers"
+                "the two must hold as many numbers",
+                code="data-shape",
             ) from None
 
     def __repr__(self):
@@ -189,7 +192,8 @@ class SeqToMultipleTensors(Preprocessing):
         if flat.shape[1] != sum(widths):
             raise UsageError(
                 f"A row of {flat.shape[1]} numbers cannot be cut in {self!r}, which takes "
-                f"{sum(widths)}"
+                f"{sum(widths)}",
+                code="data-shape",
             )
         cut = flat.split(widths, dim=1)
         return tuple(part.batch(piece) for part, piece in zip(self.parts, cut, strict=True))
@@ -222,7 +226,8 @@ class ChainedPreprocessing(Preprocessing):
         for number, step in enumerate(self.steps):
             if isinstance(rows, tuple):
                 raise UsageError(
-                    f"Step {number} of {self!r} cannot follow one that gives several tensors"
+                    f"Step {number} of {self!r} cannot follow one that gives several tensors",
+                    code="argument-conflict",
                 )
             rows = step.batch(rows)
         return rows
@@ -273,7 +278,8 @@ class RowFunction(Preprocessing):
             return torch.stack([torch.as_tensor(each) for each in made])
         except RuntimeError as error:
             raise UsageError(
-                f"{self!r} must return tensors of one shape for all rows: {error}"
+                f"{self!r} must return tensors of one shape for all rows: {error}",
+                code="data-shape",
             ) from None
 
     def __repr__(self):
@@ -291,7 +297,9 @@ def as_preprocessing(given: Any) -> Preprocessing | None:
     if given is None or isinstance(given, Preprocessing):
         return given
     if isinstance(given, type) and issubclass(given, Preprocessing):
-        raise UsageError(f"A preprocessing must be an instance; write {given.__name__}()")
+        raise UsageError(
+            f"A preprocessing must be an instance; write {given.__name__}()", code="argument-type"
+        )
     if isinstance(given, list | tuple) and given:
         if all(_is_size(each) for each in given):
             return SeqToTensor(given)
@@ -303,7 +311,8 @@ def as_preprocessing(given: Any) -> Preprocessing | None:
         return RowFunction(given)
     raise UsageError(
         "A preprocessing must be a Preprocessing, a function of one row, or the size of a row as a "
-        f"list of ints, got {given!r}"
+        f"list of ints, got {given!r}",
+        code="argument-type",
     )
 
 

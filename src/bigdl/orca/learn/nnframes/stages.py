@@ -191,7 +191,9 @@ def optimizer_of(method: Any, lr: float) -> Any:
         if method.lower() not in known:
             raise UsageError(
                 f"torch.optim has no optimizer {method!r}; it has "
-                f"{', '.join(sorted(cls.__name__ for cls in known.values()))}"
+                f"{', '.join(sorted(cls.__name__ for cls in known.values()))}",
+                code="name-unknown",
+                argument="optimMethod",
             )
         method = known[method.lower()]
     if isinstance(method, type) and issubclass(method, torch.optim.Optimizer):
@@ -207,7 +209,9 @@ def optimizer_of(method: Any, lr: float) -> Any:
     raise UsageError(
         "setOptimMethod takes an optimizer of torch (a class, its name, or an instance made from "
         "the same model), one of bigdl.orca.learn.optimizers, or a function of (model, config), "
-        f"got {method!r}"
+        f"got {method!r}",
+        code="argument-type",
+        argument="optimMethod",
     )
 
 
@@ -237,7 +241,8 @@ class Summary:
         """
         if self._estimator is None:
             raise UsageError(
-                f"{type(self).__name__} has no figures yet; give it to an NNEstimator and call fit"
+                f"{type(self).__name__} has no figures yet; give it to an NNEstimator and call fit",
+                code="not-fitted",
             )
         return getattr(self._estimator, self._getter)(tag)
 
@@ -353,7 +358,8 @@ class ClassHead(nn.Module):
         if not isinstance(scores, torch.Tensor):
             raise UsageError(
                 "A classifier must return one tensor of scores, it returned "
-                f"{type(scores).__name__}"
+                f"{type(scores).__name__}",
+                code="model-output",
             )
         scores = scores.reshape(len(scores), -1)
         if scores.shape[1] == 1:
@@ -431,7 +437,9 @@ class StageReader(MLReader):
         if metadata["class"] != expected:
             raise UsageError(
                 f"{path!r} holds a {metadata['class']}, not a {self._cls.__name__}; load it with "
-                "its own class"
+                "its own class",
+                code="file-format",
+                path=path,
             )
         arguments, attributes = self._unpickled(path)
         stage = self._cls(*arguments)
@@ -448,9 +456,13 @@ class StageReader(MLReader):
             raise UsageError(
                 f"{path!r} holds a pickled model, and loading it can run any code; if you know "
                 "where it comes from, pass trust=True, or load a pipeline inside "
-                "`with trusted_loading():`"
+                "`with trusted_loading():`",
+                code="file-untrusted",
+                path=path,
             )
-        with refusing(f"The model in {path!r} cannot be loaded", text=str):
+        with refusing(
+            f"The model in {path!r} cannot be loaded", text=str, code="file-damaged", path=path
+        ):
             return cloudpickle.loads(data)
 
 
@@ -636,7 +648,9 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
 
     def _set_summary(self, name: str, summary: Summary, cls: type[Summary]):
         if not isinstance(summary, cls):
-            raise UsageError(f"A {cls.__name__} is expected, got {type(summary).__name__}")
+            raise UsageError(
+                f"A {cls.__name__} is expected, got {type(summary).__name__}", code="argument-type"
+            )
         return self._set_option(**{name: summary})
 
     def setOptimMethod(self, val):
@@ -692,13 +706,21 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
     def setConstantGradientClipping(self, min: float, max: float):
         """Bring every element of the gradient into a range."""
         if not min <= max:
-            raise UsageError(f"The range of gradients must be from low to high, got {min} to {max}")
+            raise UsageError(
+                f"The range of gradients must be from low to high, got {min} to {max}",
+                code="argument-value",
+                argument="min",
+            )
         return self._set_option(clip=(float(min), float(max)))
 
     def setGradientClippingByL2Norm(self, clip_norm: float):
         """Scale the whole gradient down to an L2 norm."""
         if not clip_norm > 0:
-            raise UsageError(f"clip_norm must be greater than 0, got {clip_norm!r}")
+            raise UsageError(
+                f"clip_norm must be greater than 0, got {clip_norm!r}",
+                code="argument-value",
+                argument="clip_norm",
+            )
         return self._set_option(clip_norm=float(clip_norm))
 
     def clearGradientClipping(self):
@@ -738,7 +760,9 @@ class NNEstimator(Estimator, TrainingParams, _Storable):
         if not isinstance(val, FeatureLabelPreprocessing):
             raise UsageError(
                 "setSamplePreprocessing takes a FeatureLabelPreprocessing, got "
-                f"{type(val).__name__}"
+                f"{type(val).__name__}",
+                code="argument-type",
+                argument="val",
             )
         self._preprocessing, self._label_preprocessing = val.feature, val.label
         return self
@@ -844,7 +868,9 @@ def as_module(model: Any) -> Any:
         name = model.__name__ if isinstance(model, type) else type(model).__name__
         raise UsageError(
             "model must be an nn.Module or a function model(config) that returns one, got "
-            f"{'the class ' if isinstance(model, type) else ''}{name}"
+            f"{'the class ' if isinstance(model, type) else ''}{name}",
+            code="model-type",
+            argument="model",
         )
     return model
 
@@ -853,7 +879,11 @@ def as_loss(criterion: Any) -> Any:
     """A loss, also out of a ``TorchLoss``."""
     criterion = criterion.to_pytorch() if hasattr(criterion, "to_pytorch") else criterion
     if isinstance(criterion, type) or not callable(criterion):
-        raise UsageError(f"criterion must be a loss such as torch.nn.MSELoss(), got {criterion!r}")
+        raise UsageError(
+            f"criterion must be a loss such as torch.nn.MSELoss(), got {criterion!r}",
+            code="argument-type",
+            argument="criterion",
+        )
     return criterion
 
 
@@ -990,7 +1020,8 @@ class NNClassifier(NNEstimator, ClassifierParams):
             advice = "if they start at 0, call setZeroBasedLabel(True)"
         return UsageError(
             f"A label in column '{self.getLabelCol()}' is no class of the model, which counts "
-            f"them from {first} to its number of outputs{' - 1' if not first else ''}; {advice}"
+            f"them from {first} to its number of outputs{' - 1' if not first else ''}; {advice}",
+            code="data-value",
         )
 
     def _new_model(self, module):

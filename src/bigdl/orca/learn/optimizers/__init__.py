@@ -71,7 +71,9 @@ class Optimizer:
         if schedule is not None and not isinstance(schedule, Scheduler):
             raise UsageError(
                 f"{name}: learningrate_schedule should be a schedule of "
-                f"bigdl.orca.learn.optimizers.schedule, got {type(schedule).__name__}"
+                f"bigdl.orca.learn.optimizers.schedule, got {type(schedule).__name__}",
+                code="argument-type",
+                argument="learningrate_schedule",
             )
         if schedule is not None and not isinstance(schedule, Default):
             self.schedule = schedule
@@ -128,7 +130,8 @@ class SGD(Optimizer):
         if learningrates is not None or weightdecays is not None:
             raise UsageError(
                 "SGD: learningrates and weightdecays of single weights are not supported; pass a "
-                "torch.optim.SGD with parameter groups"
+                "torch.optim.SGD with parameter groups",
+                code="unsupported",
             )
         if dampening == _LARGEST:
             dampening = 0.0 if nesterov else momentum

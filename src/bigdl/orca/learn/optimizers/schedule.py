@@ -139,7 +139,11 @@ class MultiStep(Scheduler):
 
     def __init__(self, step_sizes, gamma: float):
         if not isinstance(step_sizes, list | tuple) or not step_sizes:
-            raise UsageError(f"MultiStep: step_sizes should be a list of ints, got {step_sizes!r}")
+            raise UsageError(
+                f"MultiStep: step_sizes should be a list of ints, got {step_sizes!r}",
+                code="argument-type",
+                argument="step_sizes",
+            )
         self.step_sizes = [check_positive("MultiStep: step_sizes", s) for s in step_sizes]
         self.gamma = check_number("MultiStep: gamma", gamma, 0)
 
@@ -194,7 +198,11 @@ class Plateau(Scheduler):
     ):
         check_choice("Plateau: mode", mode, ("min", "max"))
         if not isinstance(monitor, str):
-            raise UsageError(f"Plateau: monitor should be the name of a figure, got {monitor!r}")
+            raise UsageError(
+                f"Plateau: monitor should be the name of a figure, got {monitor!r}",
+                code="argument-type",
+                argument="monitor",
+            )
         self.monitor = "train_loss" if monitor == "Loss" else monitor
         self.options = {
             "mode": mode,
@@ -214,7 +222,10 @@ class Plateau(Scheduler):
         return made
 
     def rate(self, lr, n):
-        raise UsageError("Plateau looks at epochs, not at updates; use it by itself")
+        raise UsageError(
+            "Plateau looks at epochs, not at updates; use it by itself",
+            code="optimizer-unsupported",
+        )
 
 
 class SequentialSchedule(Scheduler):
@@ -248,7 +259,9 @@ class SequentialSchedule(Scheduler):
         if not isinstance(scheduler, Scheduler) or isinstance(scheduler, Plateau):
             raise UsageError(
                 "SequentialSchedule: a schedule of updates is expected, got "
-                f"{type(scheduler).__name__}"
+                f"{type(scheduler).__name__}",
+                code="argument-type",
+                argument="scheduler",
             )
         number = check_positive("SequentialSchedule: max_iteration", max_iteration)
         self.parts.append((scheduler, number))

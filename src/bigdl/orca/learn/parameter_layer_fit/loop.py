@@ -93,13 +93,17 @@ class ParameterLayerOptions:
         if self.transport != "shuffle":
             raise UsageError(
                 f"min_workers={self.min_workers} goes with transport='shuffle'; the workers of "
-                f"transport={self.transport!r} must all run at once"
+                f"transport={self.transport!r} must all run at once",
+                code="argument-conflict",
+                argument="min_workers",
             )
         if codec.feedback:
             raise UsageError(
                 f"min_workers={self.min_workers} does not go with compression="
                 f"{self.compression!r}, where every worker keeps what rounding took; use "
-                "compression='bf16'"
+                "compression='bf16'",
+                code="argument-conflict",
+                argument="min_workers",
             )
 
     def check(self, ranks: int) -> None:
@@ -109,7 +113,9 @@ class ParameterLayerOptions:
         if self.min_workers is not None and self.min_workers > ranks:
             raise UsageError(
                 f"min_workers should be at most the number of workers, {ranks}, got "
-                f"{self.min_workers}"
+                f"{self.min_workers}",
+                code="argument-value",
+                argument="min_workers",
             )
 
 
@@ -207,7 +213,9 @@ class ParameterLayerLoop(FitLoop):
             raise UsageError(
                 f"{optimizer.sliced.__name__} updates the rows that a batch has read alone, and "
                 f"with compression={name!r} and gradients clipped to {clamp} others change, too; "
-                "use compression='bf16', and a range with 0 in it"
+                "use compression='bf16', and a range with 0 in it",
+                code="argument-conflict",
+                argument="compression",
             )
         widths = self._flat.widths
         return widths if keeps_zeros and optimizer.updates_rows(widths) else ()
@@ -283,7 +291,9 @@ class ParameterLayerLoop(FitLoop):
         try:
             return self._policy.run(lambda: evaluate(state=weights)[0], "evaluating again")
         except NoRows:
-            raise UsageError("The validation data has no rows") from None
+            raise UsageError(
+                "The validation data has no rows", code="data-empty", argument="validation_data"
+            ) from None
 
     def _finish(self) -> Checkpoint:
         """Return the final state."""
@@ -400,7 +410,8 @@ class ParameterLayerLoop(FitLoop):
             raise UsageError(
                 f"Momentum and weight decay of {self.plan.optimizer.__name__} were 0 when the fit "
                 f"began and are not in step {self.position.global_step + 1}, which changes all "
-                "rows of embeddings; begin with them, or use backend='spark'"
+                "rows of embeddings; begin with them, or use backend='spark'",
+                code="optimizer-unsupported",
             )
 
     # -- states --------------------------------------------------------------------------------
@@ -413,7 +424,8 @@ class ParameterLayerLoop(FitLoop):
                 f"All {len(streams)} workers have read the same {streams[0][1]} rows of the "
                 "iterable data; pass a function data(config, batch_size) that makes the part "
                 "config['rank'] of config['size'], or use a backend other than 'bigdl', which "
-                "shares the rows out"
+                "shares the rows out",
+                code="data-order",
             )
         self._plan, self._layout = plan_batches(self.settings, self._described)
         self._epoch_steps = self._plan.steps
@@ -516,7 +528,8 @@ def check_hooks(callback: Any, base: type, hooks: Sequence[str], refused: str = 
         has = f"has {', '.join(names)}" if names else refused
         raise UsageError(
             f"{cls.__name__} {has}, but the steps of backend='bigdl' run in Spark tasks that call "
-            "no callbacks; use hooks of epochs, or backend='spark'"
+            "no callbacks; use hooks of epochs, or backend='spark'",
+            code="unsupported",
         )
 
 

@@ -185,7 +185,9 @@ class ParameterLayerReplica(ABC):
         if not self._is_exact and not isinstance(self._data, TensorShard):
             raise UsageError(
                 "sampling='window' needs rows that are side by side, and a DataLoader is read "
-                "sample by sample; leave sampling= out or pass arrays"
+                "sample by sample; leave sampling= out or pass arrays",
+                code="argument-conflict",
+                argument="sampling",
             )
         # a replica that is made again elsewhere shuffles alike, so it must not depend on what is
         # free there: by default shuffled rows may take all memory

@@ -420,7 +420,8 @@ def predict_any(
         raise UsageError(
             "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
             "pandas DataFrames and paths of Parquet files, Delta or Iceberg tables, got "
-            f"{type(data).__name__}"
+            f"{type(data).__name__}",
+            code="data-type",
         )
     predict = predictor(shipped, options, threads)
     if kind == "SparkXShards":
@@ -472,11 +473,14 @@ def checked_arrays(data, named: bool) -> tuple[dict, int]:
     for array in arrays:
         if not isinstance(array, np.ndarray) or not array.ndim:
             raise UsageError(
-                f"predict takes numpy arrays with rows, got {type(array).__name__} among them"
+                f"predict takes numpy arrays with rows, got {type(array).__name__} among them",
+                code="data-type",
             )
     sizes = [len(array) for array in arrays]
     if len(set(sizes)) != 1:
-        raise UsageError(f"The arrays must be of equal numbers of rows, they have {sizes}")
+        raise UsageError(
+            f"The arrays must be of equal numbers of rows, they have {sizes}", code="data-shape"
+        )
     return data, sizes[0]
 
 
@@ -576,14 +580,18 @@ def in_dtype(values: np.ndarray, dtype: str | None, floats: str, name: str) -> n
     if (kind == "b") != (dtype == "bool"):
         raise SourceError(
             f"'{name}' is {values.dtype} here but {dtype} in the training data; give both the same "
-            "type"
+            "type",
+            code="data-schema",
+            column=name,
         )
     with np.errstate(invalid="ignore"):
         cast = values.astype(dtype)
     if cast.dtype.kind in "iu" and len(lossy := values[cast != values]):
         raise SourceError(
             f"'{name}' holds {lossy.flat[0]}, which is no {dtype}, its type in the training data; "
-            "cast it, or fill what is missing"
+            "cast it, or fill what is missing",
+            code="data-value",
+            column=name,
         )
     return cast
 
@@ -659,7 +667,9 @@ def _with_outputs(shard, outputs, output_cols):
         if name in shard:
             raise UsageError(
                 f"The shards have '{name}' already; rename it, or name the outputs with "
-                "output_cols="
+                "output_cols=",
+                code="column-duplicate",
+                column=name,
             )
     return shard.assign(**named) if is_frame(shard) else {**shard, **named}
 
@@ -690,7 +700,9 @@ def predict_ray(data: Any, kind: str, shipped: ShippedModel, options: PredictOpt
     if not options.feature_cols:
         raise UsageError(
             "feature_cols is required for a Ray Dataset; pass the names of the columns that the "
-            "model takes"
+            "model takes",
+            code="argument-missing",
+            argument="feature_cols",
         )
 
     def predict_block(block):

@@ -118,7 +118,8 @@ def run_model(
         items = [(None, returned)]
     if known is not None and len(items) != len(known):
         raise UsageError(
-            f"The model returned {len(items)} outputs for one batch and {len(known)} for another"
+            f"The model returned {len(items)} outputs for one batch and {len(known)} for another",
+            code="model-output",
         )
     return [
         (key, _rows_of(item, rows, known[i] if known else None, model.squeezes))
@@ -158,12 +159,14 @@ def as_array(value: Any) -> np.ndarray:
     elif not isinstance(value, np.ndarray):
         raise UsageError(
             "predict needs a model whose forward returns a tensor, or a tuple, list or dict of "
-            f"them; it returned {type(value).__name__}"
+            f"them; it returned {type(value).__name__}",
+            code="model-output",
         )
     if value.dtype.kind == "c":
         raise UsageError(
             "The model returns complex numbers, for which there is no column; return "
-            "torch.view_as_real(x), or x.real, x.imag or x.abs()"
+            "torch.view_as_real(x), or x.real, x.imag or x.abs()",
+            code="model-output",
         )
     if value.dtype.name in _TYPES and value.dtype.kind != "O":
         return value.astype(value.dtype.newbyteorder("="), copy=False)
@@ -174,7 +177,8 @@ def as_array(value: Any) -> np.ndarray:
     if value.dtype.kind in "OSU":
         return _texts(value)
     raise UsageError(
-        f"The model returns values of {value.dtype}, for which there is no column; return numbers"
+        f"The model returns values of {value.dtype}, for which there is no column; return numbers",
+        code="model-output",
     )
 
 
@@ -184,7 +188,8 @@ def _texts(values):
         if not isinstance(text, str | bytes):
             raise UsageError(
                 f"The model returns values of {type(text).__name__}, for which there is no column; "
-                "return numbers"
+                "return numbers",
+                code="model-output",
             )
         texts[place] = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
     return texts
@@ -199,19 +204,22 @@ def _rows_of(item, rows, known: Output | None, squeezes) -> np.ndarray:
     if array.ndim == 0 or array.shape[0] != rows:
         raise UsageError(
             f"predict needs one row of output for each row of input; the model returned an output "
-            f"of shape {tuple(item.shape)} for {rows} rows"
+            f"of shape {tuple(item.shape)} for {rows} rows",
+            code="model-output",
         )
     if known is None:
         return array
     if array.ndim != len(known.shape) + 1:
         raise UsageError(
             f"The model returned an output of shape {tuple(item.shape)} for {rows} rows, but "
-            f"{tuple(known.shape)} per row for others; its number of dimensions must not change"
+            f"{tuple(known.shape)} per row for others; its number of dimensions must not change",
+            code="model-output",
         )
     if array.dtype.name != known.dtype and not np.can_cast(array.dtype, known.dtype):
         raise UsageError(
             f"The model returned an output of {array.dtype} for some rows and of {known.dtype} for "
-            "others; its dtype must not change"
+            "others; its dtype must not change",
+            code="model-output",
         )
     return array.astype(known.dtype, copy=False)
 
@@ -235,7 +243,9 @@ def chosen_outputs(
     if len(names) != len(keys):
         returned = f"{len(keys)} outputs" + (f" ({', '.join(named)})" if named else "")
         raise UsageError(
-            f"The model returns {returned} but output_cols names {len(names)}: {names}"
+            f"The model returns {returned} but output_cols names {len(names)}: {names}",
+            code="argument-value",
+            argument="output_cols",
         )
     return names, everything
 
@@ -286,7 +296,9 @@ class OutputColumns:
             if name.lower() in taken:
                 raise UsageError(
                     f"The DataFrame has a column '{name}' already; rename it, or name the outputs "
-                    "with output_cols="
+                    "with output_cols=",
+                    code="column-duplicate",
+                    column=name,
                 )
             taken.add(name.lower())
 
@@ -422,7 +434,8 @@ def _values(flat):
     if flat.dtype == np.uint64 and len(flat) and int(flat.max()) >= 2**63:
         raise UsageError(
             f"The model returned {flat.max()}, which is beyond Spark's bigint; return int64, or "
-            "texts"
+            "texts",
+            code="model-output",
         )
     if flat.dtype.kind == "u":
         flat = flat.astype(kind.to_pandas_dtype())
@@ -435,7 +448,8 @@ def _lists(values, count, width):
     if offsets[-1] >= 2**31:
         raise UsageError(
             "The predictions of one batch of Spark have more than 2**31 numbers; set "
-            "spark.sql.execution.arrow.maxRecordsPerBatch to fewer rows"
+            "spark.sql.execution.arrow.maxRecordsPerBatch to fewer rows",
+            code="data-size",
         )
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
 

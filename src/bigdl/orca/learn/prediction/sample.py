@@ -123,8 +123,8 @@ pandas.DataFrame or arrays
     for partitions in _PARTITIONS:
         taken = _rows_of(data, config, list(feature_cols), partitions, known)
         for columns in taken:
-            if isinstance(columns, str):
-                raise UsageError(columns)
+            if isinstance(columns, UsageError):
+                raise columns.with_message(str(columns))
         samples = [Sample.of(columns) for columns in taken]
         if len(samples) < partitions or sum(sample.rows for sample in samples) >= SAMPLE_ROWS:
             break
@@ -153,13 +153,15 @@ def needed_sample(
     if rows is None:
         raise UsageError(
             "sample must be some rows that predict takes, such as a DataFrame, a pandas "
-            f"DataFrame or arrays; got {type(data).__name__} without rows"
+            f"DataFrame or arrays; got {type(data).__name__} without rows",
+            code="data-empty",
+            argument="sample",
         )
     return rows
 
 
 def _rows_of(data, config, names, partitions: int, known: list | None) -> list:
-    """Return the columns of some rows of each of the first partitions, or an error as a text."""
+    """Return the columns of some rows of each of the first partitions, or the error of its data."""
     input_type = kind_of(data)
     first = functools.partial(_first_rows, names, config, known)
     if input_type == "Spark DataFrame":
@@ -208,12 +210,12 @@ def _pack(batches):
 
 
 def _first_rows(names, config, known, partition) -> Iterator:
-    """Yield rows of a partition's first shard that has any, or an error as a text."""
+    """Yield rows of a partition's first shard that has any, or the error of its data."""
     for shard in partition:
         try:
             columns = fitted_columns(shard, names, config, known)
         except SourceError as error:
-            yield str(error)
+            yield error
             return
         rows = len(columns[0][2])
         if rows:

@@ -47,7 +47,7 @@ def sql_function(
     """
     if rows is None:
         if not options.inputs or not all(options.inputs):
-            raise UsageError(NOT_FITTED)
+            raise UsageError(NOT_FITTED, code="not-fitted")
         rows = [zero_column(leaves, 2) for leaves in options.inputs]
     model = shipped.load()
     outputs = outputs_of_rows(model, rows)
@@ -73,7 +73,9 @@ def _specs_of(options: PredictOptions, arguments: int) -> Callable[[Sequence[Any
     def specs_of(arrays: Sequence[Any]) -> list:
         if len(arrays) != arguments:
             raise UsageError(
-                f"The model takes {arguments} arguments ({', '.join(names)}), got {len(arrays)}"
+                f"The model takes {arguments} arguments ({', '.join(names)}), got {len(arrays)}",
+                code="model-input",
+                columns=names,
             )
         types = [(name, spark_type(name, a.type)) for name, a in zip(names, arrays, strict=True)]
         return fitted_specs(types, floats, texts=texts, known=options.inputs)

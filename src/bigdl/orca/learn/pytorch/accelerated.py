@@ -161,7 +161,10 @@ def _directory_of(accelerate: Any) -> Path | None:
     raise UsageError(
         'accelerate should be "auto", the name of a method, or a directory that '
         f"InferenceOptimizer.save wrote, got {accelerate!r}; "
-        + (f"did you mean {close[0]!r}?" if close else f"the methods are {', '.join(names[1:])}")
+        + (f"did you mean {close[0]!r}?" if close else f"the methods are {', '.join(names[1:])}"),
+        code="name-unknown",
+        argument="accelerate",
+        allowed=names,
     )
 
 
@@ -217,7 +220,9 @@ def _check(accelerate, outputs, expected) -> None:
         )
         raise UsageError(
             f"accelerate={accelerate!r} is another model than the Estimator's: of the same "
-            f"rows it makes outputs of shapes {made} instead of {wanted}"
+            f"rows it makes outputs of shapes {made} instead of {wanted}",
+            code="model-mismatch",
+            method=accelerate,
         )
     error = relative_error(expected, outputs)
     logger.info("accelerate=%r: relative error of the outputs %.2g", accelerate, error)

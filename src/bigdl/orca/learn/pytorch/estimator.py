@@ -214,10 +214,17 @@ class Estimator:
         if scheduler_step_freq not in _INTERVALS:
             raise UsageError(
                 'scheduler_step_freq should be "batch", "epoch" or "manual", got '
-                f"{scheduler_step_freq!r}"
+                f"{scheduler_step_freq!r}",
+                code="argument-value",
+                argument="scheduler_step_freq",
+                allowed=["batch", "epoch", "manual"],
             )
         if initialization_hook is not None and not callable(initialization_hook):
-            raise UsageError("initialization_hook must be a function without arguments")
+            raise UsageError(
+                "initialization_hook must be a function without arguments",
+                code="argument-type",
+                argument="initialization_hook",
+            )
         options = EstimatorOptions(backend, workers_per_node, log_to_driver, model_dir, num_to_keep)
         parts = ModelParts(
             model,
@@ -281,7 +288,9 @@ def _check_operator(operator) -> None:
     raise UsageError(
         f"training_operator_cls={name} cannot be used; make its forward_batch the on_iter_forward "
         "of a MainCallback (its train_batch that and on_iter_backward) and pass it as callbacks=["
-        "...] to fit and evaluate"
+        "...] to fit and evaluate",
+        code="name-dropped",
+        argument="training_operator_cls",
     )
 
 
@@ -726,7 +735,9 @@ RayXShards or a ray.data.Dataset
             if accelerate is not None:
                 raise UsageError(
                     f"accelerate={accelerate!r} does not go with an on_pred_forward of one's own, "
-                    "which calls the model as it is; leave one of them out"
+                    "which calls the model as it is; leave one of them out",
+                    code="argument-conflict",
+                    argument="accelerate",
                 )
             (main,) = as_callbacks(callbacks)
             parts = predicting_parts(parts, cast("MainCallback", main))
@@ -880,7 +891,9 @@ RayXShards or a ray.data.Dataset
         if not isinstance(snapshot, TorchSnapshot):
             raise UsageError(
                 "A model that was saved with accelerate= makes no Estimator; load it by "
-                "mlflow.pyfunc.load_model"
+                "mlflow.pyfunc.load_model",
+                code="unsupported",
+                argument="accelerate",
             )
         with isolated_rng(0):
             model = snapshot.ready(torch.device("cpu")).model
@@ -896,7 +909,10 @@ RayXShards or a ray.data.Dataset
         if accelerate is not None and sample is None:
             raise UsageError(
                 f"accelerate={accelerate!r} needs some rows to convert the model and to compare "
-                "its outputs with; pass sample=, or input_example= to MLflow"
+                "its outputs with; pass sample=, or input_example= to MLflow",
+                code="argument-missing",
+                argument="sample",
+                method=accelerate,
             )
 
     def _shipping(
@@ -978,7 +994,9 @@ RayXShards or a ray.data.Dataset
         if not isinstance(state_dict, dict):
             raise UsageError(
                 f"state_dict should be a dict such as get_state_dict gives, got "
-                f"{type(state_dict).__name__}"
+                f"{type(state_dict).__name__}",
+                code="argument-type",
+                argument="state_dict",
             )
         self._need_model()
         self._take(snapshot_of(state_dict), self._parts, "weights in state_dict")
@@ -1005,7 +1023,8 @@ RayXShards or a ray.data.Dataset
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UsageError(
                 f"The module cannot be pickled ({error}); define its class in a module, or save "
-                "its weights with entire=False"
+                "its weights with entire=False",
+                code="model-copy",
             ) from error
         write_bytes(path, data)
         self._saved.add(digest_of(data))
@@ -1036,7 +1055,7 @@ RayXShards or a ray.data.Dataset
         if module is not None:
             parts = dataclasses.replace(parts, model=module)
         elif parts.model is None:
-            raise UsageError(_NO_MODEL)
+            raise UsageError(_NO_MODEL, code="not-fitted")
         self._take(snapshot, parts, f"weights in {path!r}")
 
     def _take(self, snapshot, parts, what):
@@ -1098,7 +1117,7 @@ RayXShards or a ray.data.Dataset
 
     def _need_model(self):
         if self._parts.model is None:
-            raise UsageError(_NO_MODEL)
+            raise UsageError(_NO_MODEL, code="not-fitted")
 
     # -- gradients -----------------------------------------------------------------------------
 
@@ -1106,7 +1125,11 @@ RayXShards or a ray.data.Dataset
         """Bring every element of the batch's gradient into a range, from the next fit on."""
         low, high = check_number("min", min), check_number("max", max)
         if low > high:
-            raise UsageError(f"min should be at most max, got min={min!r} and max={max!r}")
+            raise UsageError(
+                f"min should be at most max, got min={min!r} and max={max!r}",
+                code="argument-value",
+                argument="min",
+            )
         self._clipping = dataclasses.replace(self._clipping, minimum=low, maximum=high)
 
     def set_l2_norm_gradient_clipping(self, clip_norm: float) -> None:
@@ -1134,7 +1157,9 @@ RayXShards or a ray.data.Dataset
         """
         for name, value in (("log_dir", log_dir), ("app_name", app_name)):
             if not isinstance(value, str) or not value:
-                raise UsageError(f"{name} should be a text, got {value!r}")
+                raise UsageError(
+                    f"{name} should be a text, got {value!r}", code="argument-type", argument=name
+                )
         self._events = EventFiles(f"{log_dir.rstrip('/')}/{app_name}")
 
     def get_train_summary(self, tag: str | None = None) -> list | dict[str, list]:
@@ -1153,7 +1178,9 @@ RayXShards or a ray.data.Dataset
             Step, value and time (seconds since 1970).
         """
         if self._events is None:
-            raise UsageError("Steps are not recorded; call set_tensorboard before fit")
+            raise UsageError(
+                "Steps are not recorded; call set_tensorboard before fit", code="state"
+            )
         summaries = summaries_of(self._recorded("summary.pt"), TRAIN_TAGS)
         groups = self._recorded("phases.pt")
         if groups:
@@ -1192,7 +1219,8 @@ RayXShards or a ray.data.Dataset
         groups = self._recorded("phases.pt")
         if not groups:
             raise UsageError(
-                "There are no phases to draw; call set_tensorboard, then fit with backend='bigdl'"
+                "There are no phases to draw; call set_tensorboard, then fit with backend='bigdl'",
+                code="state",
             )
         draw_phases(groups, Path(path))
 
@@ -1226,18 +1254,24 @@ def _check_steps(batches, local_steps, callbacks) -> tuple[int, int]:
     if batches > 1 and local_steps > 1:
         raise UsageError(
             f"accumulate_grad_batches={batches} does not go with local_steps={local_steps}; pass a "
-            f"batch_size that is {batches} times as large instead"
+            f"batch_size that is {batches} times as large instead",
+            code="argument-conflict",
+            argument="accumulate_grad_batches",
         )
     if any(isinstance(c, MainCallback) and c.owns_backward for c in callbacks):
         if batches > 1:
             raise UsageError(
                 f"accumulate_grad_batches={batches} does not go with an on_iter_backward of one's "
-                "own; accumulate there, or leave on_iter_backward as it is"
+                "own; accumulate there, or leave on_iter_backward as it is",
+                code="argument-conflict",
+                argument="accumulate_grad_batches",
             )
         if local_steps > 1:
             raise UsageError(
                 f"local_steps={local_steps} does not go with an on_iter_backward of one's own; "
-                "leave on_iter_backward as it is"
+                "leave on_iter_backward as it is",
+                code="argument-conflict",
+                argument="local_steps",
             )
     return batches, local_steps
 
@@ -1250,6 +1284,8 @@ def _takes_over_prediction(callbacks) -> bool:
     if not all(isinstance(c, MainCallback) for c in given_callbacks):
         raise UsageError(
             "predict calls no callbacks but the on_pred_forward of a MainCallback; let that or the "
-            "model's forward return what you want"
+            "model's forward return what you want",
+            code="argument-conflict",
+            argument="callbacks",
         )
     return True

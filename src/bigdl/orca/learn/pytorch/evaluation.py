@@ -184,7 +184,9 @@ class TorchRunner:
     def forward(self) -> None:
         """Set `output`, `target` and `loss` of the batch as they are without a MainCallback."""
         if self._forward_by is None:
-            raise UsageError("There is no batch now; forward belongs into on_iter_forward")
+            raise UsageError(
+                "There is no batch now; forward belongs into on_iter_forward", code="state"
+            )
         self.output, self.target, self.loss = self._forward_by()
 
     # -- values for other callbacks ------------------------------------------------------------
@@ -192,7 +194,11 @@ class TorchRunner:
     def put(self, key: str, value: Any) -> None:
         """Keep something for other callbacks of this worker; the key must be new."""
         if key in self._values:
-            raise UsageError(f"The runner has {key!r} already; use update to replace it")
+            raise UsageError(
+                f"The runner has {key!r} already; use update to replace it",
+                code="argument-value",
+                argument="key",
+            )
         self._values[key] = value
 
     def get(self, key: str) -> Any:
@@ -209,7 +215,12 @@ class TorchRunner:
 
     def _known(self, key):
         if key not in self._values:
-            raise UsageError(f"The runner has no {key!r}; it has {sorted(self._values)}")
+            raise UsageError(
+                f"The runner has no {key!r}; it has {sorted(self._values)}",
+                code="argument-unknown",
+                argument=key,
+                allowed=list(self._values),
+            )
         return key
 
     # -- the state -----------------------------------------------------------------------------
@@ -240,7 +251,8 @@ class TorchRunner:
         if ShardedTables(self.model):
             raise UsageError(
                 "The rows of a ShardedEmbedding lie on all workers, so one of them cannot write "
-                "the state; use the checkpoints in model_dir"
+                "the state; use the checkpoints in model_dir",
+                code="unsupported",
             )
 
 
@@ -269,14 +281,18 @@ def forward_for(
         if weighted:
             raise UsageError(
                 "weight_col needs a loss; pass loss= to Estimator.from_torch, or use the weights "
-                "in the training_step of the LightningModule"
+                "in the training_step of the LightningModule",
+                code="argument-missing",
+                argument="loss",
             )
         return LightningForward(model, columns, loss_weights)
     if criterion is None and has_own_loss(model):
         if weighted:
             raise UsageError(
                 "weight_col needs a loss; pass loss= to Estimator.from_torch, since that of the "
-                "model itself cannot be taken row by row"
+                "model itself cannot be taken row by row",
+                code="argument-missing",
+                argument="loss",
             )
         return OwnLossForward(model, columns, loss_weights)
     if weighted:
@@ -468,7 +484,11 @@ def _sums(runner, forward_pass, data, settings, measures) -> tuple[EpochSums, _L
             summed = losses.add(runner, rows)
         sums.add(*summed, rows, step_s=0.0, forward_s=forward_s)
         if measures and output is None:
-            raise UsageError("metrics= needs a model whose forward returns predictions")
+            raise UsageError(
+                "metrics= needs a model whose forward returns predictions",
+                code="model-output",
+                argument="metrics",
+            )
         if measures:
             whole = to_cpu(output), to_cpu(target), None if weights is None else to_cpu(weights)
             judged = forward_pass.judged(*whole, runner.loss)

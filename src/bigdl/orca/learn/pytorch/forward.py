@@ -78,12 +78,20 @@ class BatchColumns:
         if not self.labels:
             raise UsageError(
                 f"The batches are dicts of {list(batch)}; name the keys of the targets with "
-                f"label_cols=, {_ELSE}"
+                f"label_cols=, {_ELSE}",
+                code="argument-missing",
+                argument="label_cols",
+                columns=list(batch),
             )
         features = self.features or [key for key in batch if key not in self.labels]
         for key in (*features, *self.labels):
             if key not in batch:
-                raise UsageError(f"The batches have no {key!r}; they are dicts of {list(batch)}")
+                raise UsageError(
+                    f"The batches have no {key!r}; they are dicts of {list(batch)}",
+                    code="column-missing",
+                    column=key,
+                    columns=list(batch),
+                )
         targets = tuple(batch[key] for key in self.labels)
         named = {key: batch[key] for key in features}
         return [], named, targets[0] if len(targets) == 1 else targets
@@ -98,7 +106,9 @@ def check_keywords(model: torch.nn.Module, named: Mapping[str, Any]) -> None:
         raise UsageError(
             f"The batches are dicts, so their features {list(named)} are given to the model by "
             f"name, but its forward takes {signature} ({error}); name the keys that it takes with "
-            f"feature_cols=, {_ELSE}"
+            f"feature_cols=, {_ELSE}",
+            code="model-input",
+            columns=list(named),
         ) from None
 
 
@@ -130,7 +140,8 @@ def call_model(model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
             raise UsageError(
                 f"The model is given {len(inputs)} inputs, since each feature column or array is "
                 f"one, but its forward takes {signature} ({error}); let forward take them all, or "
-                "join columns of numbers to one, e.g. by array(a, b) or VectorAssembler"
+                "join columns of numbers to one, e.g. by array(a, b) or VectorAssembler",
+                code="model-input",
             ) from None
         raise
 
@@ -240,7 +251,8 @@ def _cast(leaf, dtype):
         if bool(lossy.any()):
             raise UsageError(
                 f"The model takes whole numbers, but its input holds {leaf[lossy][0].item()} in "
-                f"{str(leaf.dtype)[6:]}; cast the column, or fill what is missing"
+                f"{str(leaf.dtype)[6:]}; cast the column, or fill what is missing",
+                code="data-value",
             )
     return cast
 
@@ -656,7 +668,8 @@ class PlainForward(ForwardPass):
             raise UsageError(
                 f"The labels of a batch go from {labels.min()} to {labels.max()}, but the model "
                 f"has {classes} outputs, one for each class from 0 to {classes - 1} ({error}); "
-                "number the classes from 0 on, or give the model more outputs"
+                "number the classes from 0 on, or give the model more outputs",
+                code="data-value",
             ) from None
 
     def _arguments(self, criterion, output, target) -> tuple[Sequence, Sequence]:
@@ -774,7 +787,9 @@ class OwnLossForward(PlainForward):
             raise UsageError(
                 f"{type(self.model).__name__} computes its loss itself, and its forward has no "
                 f"arguments {list(names)}; name the columns of the targets as it does, or pass "
-                "loss= to Estimator.from_torch"
+                "loss= to Estimator.from_torch",
+                code="model-input",
+                columns=list(names),
             )
         return {"labels": target}
 
@@ -785,7 +800,8 @@ class OwnLossForward(PlainForward):
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UsageError(
                 f"{type(self.model).__name__} was given labels and returned no loss; return a dict "
-                "or a dataclass with loss and logits, or pass loss= to Estimator.from_torch"
+                "or a dataclass with loss and logits, or pass loss= to Estimator.from_torch",
+                code="model-output",
             )
         return loss
 
@@ -852,7 +868,9 @@ def check_weighted(parts: Any, metrics: Any) -> None:
     if parts.loss_weight is not None:
         raise UsageError(
             "weight_col takes the loss row by row and does not go with loss_weight=; leave one of "
-            "them out"
+            "them out",
+            code="argument-conflict",
+            argument="weight_col",
         )
     if isinstance(parts.loss, nn.Module):
         _per_row(parts.loss)
@@ -861,7 +879,9 @@ def check_weighted(parts: Any, metrics: Any) -> None:
             raise UsageError(
                 f"weight_col cannot weight the metric {name}, which has no notion of rows that "
                 "count more than others; leave it out, or use a metric of "
-                "bigdl.orca.learn.metrics"
+                "bigdl.orca.learn.metrics",
+                code="metric-unsupported",
+                metric=name,
             )
 
 
@@ -888,7 +908,11 @@ class WeightedForward(PlainForward):
         *_, weights = self.columns.split(batch)[-1]
         weights = weights.reshape(len(weights))
         if bool((weights < 0).any()) or not bool(torch.isfinite(weights).all()):
-            raise UsageError("The column weight_col has negative numbers or none; weights are >= 0")
+            raise UsageError(
+                "The column weight_col has negative numbers or none; weights are >= 0",
+                code="data-value",
+                argument="weight_col",
+            )
         return weights
 
     def _weighted_loss(self, output, target, weights):
@@ -897,7 +921,8 @@ class WeightedForward(PlainForward):
         if losses.ndim == 0 or losses.shape[0] != rows:
             raise UsageError(
                 f"weight_col needs a loss of every row, but with reduction='none' the loss has the "
-                f"shape {tuple(losses.shape)} for {rows} rows"
+                f"shape {tuple(losses.shape)} for {rows} rows",
+                code="loss-unsupported",
             )
         weights = weights.to(losses.dtype)
         counts = self._counts(output, target, losses)
@@ -943,7 +968,8 @@ class WeightedForward(PlainForward):
         raise UsageError(
             f"weight_col takes the loss row by row, and {self.loss_name[:1].lower()}"
             f"{self.loss_name[1:]} divides the sum of {losses.numel()} losses by "
-            f"{form.divisor:g}, so what a row counts in it cannot be told; use a loss of torch.nn"
+            f"{form.divisor:g}, so what a row counts in it cannot be told; use a loss of torch.nn",
+            code="loss-unsupported",
         )
 
     def forward(self, batch: Any, index: int) -> tuple[Any, Any, torch.Tensor]:
@@ -970,5 +996,6 @@ def _per_row(criterion):
     name = getattr(criterion, "__name__", type(criterion).__name__)
     raise UsageError(
         "weight_col needs a loss that can be taken row by row, that is one with a reduction such "
-        f"as torch.nn.MSELoss(), got {name}"
+        f"as torch.nn.MSELoss(), got {name}",
+        code="loss-unsupported",
     )

@@ -157,18 +157,23 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
             raise UsageError(
                 "A LightningModule with several optimizers is not supported; train it with the "
                 "Trainer of bigdl.nano.pytorch, or return one optimizer with several groups of "
-                "parameters"
+                "parameters",
+                code="optimizer-unsupported",
             )
         configuration = configuration[0]
     if isinstance(schedulers, list | tuple):
         if len(schedulers) > 1:
             raise UsageError(
                 "A LightningModule with several schedulers is not supported; join them, e.g. by "
-                "torch.optim.lr_scheduler.ChainedScheduler"
+                "torch.optim.lr_scheduler.ChainedScheduler",
+                code="optimizer-unsupported",
             )
         schedulers = schedulers[0] if schedulers else None
     if configuration is None:
-        raise UsageError("configure_optimizers of the LightningModule returned no optimizer")
+        raise UsageError(
+            "configure_optimizers of the LightningModule returned no optimizer",
+            code="optimizer-unsupported",
+        )
     if schedulers is None:
         return configuration, None, None, 1, "epoch"
     options = schedulers
@@ -178,7 +183,10 @@ def configured(module: Any) -> tuple[Any, Any, str | None, int, str]:
     if interval not in ("epoch", "step"):
         raise UsageError(
             "A scheduler of a LightningModule must have the interval 'epoch' or 'step', got "
-            f"{interval!r}"
+            f"{interval!r}",
+            code="argument-value",
+            argument="interval",
+            allowed=["epoch", "step"],
         )
     frequency = int(options.get("frequency", 1))
     return configuration, options["scheduler"], options.get("monitor"), frequency, interval
@@ -224,7 +232,9 @@ class _Loader:
 
     def __iter__(self) -> Iterator:
         if self._trainer._loop.train_loader is None:
-            raise UsageError("The rows of self.trainer.train_dataloader can be read in hooks only")
+            raise UsageError(
+                "The rows of self.trainer.train_dataloader can be read in hooks only", code="state"
+            )
         return iter(self._trainer._loop.train_loader)
 
 
@@ -274,7 +284,9 @@ class _Strategy:
             raise UsageError(
                 f"{name} is a collective of Lightning, which Orca's workers cannot make in the "
                 "hooks of a module: a worker may have fewer batches than the others; log values by "
-                "self.log, whose reduce_fx goes over all workers, or use a torchmetrics object"
+                "self.log, whose reduce_fx goes over all workers, or use a torchmetrics object",
+                code="unsupported",
+                method=name,
             )
         return value
 
@@ -409,7 +421,8 @@ class WorkerTrainer:
             raise UsageError(
                 "The number of batches is not known here, and so are "
                 "self.trainer.estimated_stepping_batches, num_training_batches and "
-                "len(train_dataloader): they are known in a fit of any backend but 'bigdl'"
+                "len(train_dataloader): they are known in a fit of any backend but 'bigdl'",
+                code="unsupported",
             )
         return self._steps
 
@@ -607,7 +620,8 @@ class LightningForward(ForwardPass):
         if not getattr(model, "automatic_optimization", True):
             raise UsageError(
                 "A LightningModule with automatic_optimization=False is not supported; return the "
-                "loss from training_step, or train it with the Trainer of bigdl.nano.pytorch"
+                "loss from training_step, or train it with the Trainer of bigdl.nano.pytorch",
+                code="unsupported",
             )
         super().__init__(model, columns, loss_weights)
         self.trainer = getattr(model, "_trainer", None) or WorkerTrainer()
@@ -648,7 +662,8 @@ class LightningForward(ForwardPass):
                 raise UsageError(
                     "on_train_batch_start of the LightningModule returned -1, which skips the rest "
                     "of the epoch in Lightning; the workers of Orca have to make equal steps, so "
-                    "set self.trainer.should_stop = True, or train on fewer rows"
+                    "set self.trainer.should_stop = True, or train on fewer rows",
+                    code="unsupported",
                 )
         else:
             self.on("on_validation_batch_start", _as_given(batch), index)
@@ -695,7 +710,11 @@ class LightningForward(ForwardPass):
 
     def _clip_gradients(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
         if self._clip is None:
-            raise UsageError("clip_gradients belongs into configure_gradient_clipping")
+            raise UsageError(
+                "clip_gradients belongs into configure_gradient_clipping",
+                code="state",
+                method="clip_gradients",
+            )
         value = gradient_clip_val
         if value is None:
             value = self.trainer.gradient_clip_val
@@ -708,7 +727,10 @@ class LightningForward(ForwardPass):
             self._clip(minimum=-float(value), maximum=float(value))
         else:
             raise UsageError(
-                f"gradient_clip_algorithm must be 'norm' or 'value', got {algorithm!r}"
+                f"gradient_clip_algorithm must be 'norm' or 'value', got {algorithm!r}",
+                code="argument-value",
+                argument="gradient_clip_algorithm",
+                allowed=["norm", "value"],
             )
 
     # -- steps -----------------------------------------------------------------------------------
@@ -719,7 +741,8 @@ class LightningForward(ForwardPass):
         loss = _loss_of(result)
         if loss is None:
             raise UsageError(
-                "training_step returned no loss; return a tensor or a dict with the key 'loss'"
+                "training_step returned no loss; return a tensor or a dict with the key 'loss'",
+                code="model-output",
             )
         others = result if isinstance(result, dict) else {}
         self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
@@ -742,7 +765,9 @@ class LightningForward(ForwardPass):
         if "dataloader_iter" in parameters:
             raise UsageError(
                 f"{step} of the LightningModule takes dataloader_iter, which Orca has not; take "
-                "(batch, batch_idx)"
+                "(batch, batch_idx)",
+                code="unsupported",
+                method=step,
             )
         takes_index = "batch_idx" in parameters or len(parameters) > 1
         return self.on(step, _as_given(batch), *([index] if takes_index else []))
@@ -899,7 +924,10 @@ class LightningForward(ForwardPass):
         if how is None:
             raise UsageError(
                 f"self.log({name!r}) takes reduce_fx 'mean', 'sum', 'min' or 'max', got "
-                f"{reduce_fx!r}; for another reduction log a torchmetrics object"
+                f"{reduce_fx!r}; for another reduction log a torchmetrics object",
+                code="argument-value",
+                argument="reduce_fx",
+                allowed=["mean", "sum", "min", "max"],
             )
         is_training = self.trainer.training
         if hasattr(value, "compute") and hasattr(value, "update"):
@@ -916,28 +944,40 @@ class LightningForward(ForwardPass):
         """Return whether a value stands for steps and for epochs, by default as in Lightning."""
         if not self._fx:
             raise UsageError(
-                f"self.log({name!r}) was called outside of the hooks of training and validation"
+                f"self.log({name!r}) was called outside of the hooks of training and validation",
+                code="state",
+                metric=name,
             )
         if self._fx in _NO_LOG:
-            raise UsageError(f"You can't self.log({name!r}) in {self._fx}")
+            raise UsageError(
+                f"You can't self.log({name!r}) in {self._fx}", code="state", metric=name
+            )
         is_step = "validation" not in self._fx and "epoch" not in self._fx
         is_step = is_step and self._fx != "on_train_start"
         on = is_step if on_step is None else on_step, not is_step if on_epoch is None else on_epoch
         if not any(on):
-            raise UsageError(f"self.log({name!r}, on_step=False, on_epoch=False) keeps nothing")
+            raise UsageError(
+                f"self.log({name!r}, on_step=False, on_epoch=False) keeps nothing",
+                code="argument-conflict",
+                metric=name,
+            )
         return bool(on[0]), bool(on[1])
 
     def _log_metric(self, name, metric, on, is_training):
         """Take a torchmetrics object; returns the value of a step that is logged by itself."""
         if isinstance(metric, Mapping) or hasattr(metric, "keys"):
             raise UsageError(
-                f"self.log({name!r}) was given a {type(metric).__name__}; use self.log_dict of it"
+                f"self.log({name!r}) was given a {type(metric).__name__}; use self.log_dict of it",
+                code="argument-type",
+                metric=name,
             )
         if metric not in self._metrics:
             raise UsageError(
                 f"self.log({name!r}) was given a {type(metric).__name__} that is no attribute of "
                 f"the LightningModule, so the workers cannot merge it; set self.{name} = ... in "
-                "__init__"
+                "__init__",
+                code="metric-unsupported",
+                metric=name,
             )
         logged = self._logged_metrics[is_training]
         if on[1] and all(each is not metric or known != name for known, each, _ in logged):
@@ -985,7 +1025,9 @@ def _number(name: str, value: Any) -> float:
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     raise UsageError(
         f"self.log({name!r}) takes one number or a torchmetrics object of one number, got "
-        f"{type(value).__name__}{shape}"
+        f"{type(value).__name__}{shape}",
+        code="argument-type",
+        metric=name,
     )
 
 

@@ -258,7 +258,9 @@ class OptimizerStep:
             what = "a loss that adds up over rows" if is_sum else "a ShardedEmbedding"
             raise UsageError(
                 f"local_steps={self._alone.steps} does not go with {what}: leave local_steps at 1, "
-                "which is exact"
+                "which is exact",
+                code="argument-conflict",
+                argument="local_steps",
             )
 
     @property
@@ -590,12 +592,16 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         if self.settings.run_url is None:
             raise UsageError(
                 "A model with a ShardedEmbedding needs model_dir= in Estimator.from_torch, a "
-                "folder that the driver and all workers share: workers write their rows there"
+                "folder that the driver and all workers share: workers write their rows there",
+                code="argument-missing",
+                argument="model_dir",
             )
         if self.main is not None and self.main.owns_backward:
             raise UsageError(
                 "An on_iter_backward of one's own does not go with a ShardedEmbedding, whose "
-                "gradients are sent before the optimizer's step; leave on_iter_backward as it is"
+                "gradients are sent before the optimizer's step; leave on_iter_backward as it is",
+                code="argument-conflict",
+                argument="callbacks",
             )
 
     # -- the fit -------------------------------------------------------------------------------
@@ -743,7 +749,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
         if self.main is not None and not hasattr(self.loss, "backward"):
             raise UsageError(
                 "on_train_forward (or on_iter_forward) of the MainCallback must set runner.loss to "
-                f"a tensor, it is {type(self.loss).__name__}"
+                f"a tensor, it is {type(self.loss).__name__}",
+                code="function-result",
             )
 
     def _backward(self, counted, total) -> tuple[bool, bool]:
@@ -851,7 +858,8 @@ class TorchLoop(TorchEpochs, WorkerLoop):
             if not self._data.rows:
                 raise UsageError(
                     "The model has lazy layers, and a worker has no row to take their sizes from; "
-                    "use fewer workers, or give the sizes"
+                    "use fewer workers, or give the sizes",
+                    code="model-unbuilt",
                 )
             return self._data.batch(0, 1)
         columns = [[zero_column(each, 1) for each in columns] for columns in types]

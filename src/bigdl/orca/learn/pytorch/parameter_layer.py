@@ -188,7 +188,8 @@ class TorchReplica(ParameterLayerReplica):
         if self._versions() != before:  # in the memory that the next step begins with
             raise UsageError(
                 "The model writes to the weights of an embedding with sparse=True itself, and with "
-                "backend='bigdl' only its optimizer can; use sparse=False, or backend='spark'"
+                "backend='bigdl' only its optimizer can; use sparse=False, or backend='spark'",
+                code="model-unsupported",
             )
         gradients = [self._taken(number) for number in range(len(self._parameters))]
         record |= {
@@ -230,13 +231,15 @@ class TorchReplica(ParameterLayerReplica):
                 f"Parameter {number} of the model is the weight of an embedding with sparse=True "
                 "and has a gradient of all rows, by a penalty on them for example, of which "
                 f"{type(self._built.optimizer).__name__} updates rows otherwise; use sparse=False, "
-                "or backend='spark'"
+                "or backend='spark'",
+                code="model-unsupported",
             )
         if gradient.is_sparse and self._is_by_row:
             raise UsageError(
                 f"Parameter {number} of the model has a sparse gradient, but is not the weight of "
                 f"an embedding with sparse=True and without max_norm=, whose rows "
-                f"{type(self._built.optimizer).__name__} can update; use backend='spark'"
+                f"{type(self._built.optimizer).__name__} can update; use backend='spark'",
+                code="model-unsupported",
             )
         return _array(gradient.to_dense())
 
@@ -266,12 +269,16 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
         if settings.accumulate > 1:
             raise UsageError(
                 "accumulate_grad_batches does not go with backend='bigdl'; pass a batch_size that "
-                f"is {settings.accumulate} times as large, which is the same update"
+                f"is {settings.accumulate} times as large, which is the same update",
+                code="unsupported",
+                argument="accumulate_grad_batches",
             )
         if settings.local_steps > 1:
             raise UsageError(
                 "local_steps does not go with backend='bigdl', where workers have no optimizer of "
-                "their own; use another backend, or leave it at 1"
+                "their own; use another backend, or leave it at 1",
+                code="unsupported",
+                argument="local_steps",
             )
         parts = cloudpickle.loads(cloudpickle.dumps(program.parts))
         parts.initialize = None  # for workers
@@ -282,7 +289,8 @@ class TorchParameterLayerLoop(TorchEpochs, ParameterLayerLoop):
         if any(isinstance(module, GrowingEmbedding) for module in built.model.modules()):
             raise UsageError(
                 "A GrowingEmbedding does not grow with backend='bigdl', whose workers have all "
-                "rows; use another backend, or a ShardedEmbedding"
+                "rows; use another backend, or a ShardedEmbedding",
+                code="unsupported",
             )
         self._bind(built)
         if is_lightning(built.model):

@@ -56,7 +56,9 @@ def load_into(part: Any, data: bytes, what: str = "weights", whose: str = "model
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         text = " ".join(str(error).split())
         text = text if len(text) < 500 else f"{text[:500]}..."
-        raise UsageError(f"The {what} do not fit the {whose}: {text}") from error
+        raise UsageError(
+            f"The {what} do not fit the {whose}: {text}", code="model-mismatch"
+        ) from error
 
 
 def is_lazy(model: torch.nn.Module) -> bool:
@@ -71,7 +73,8 @@ def check_sizes(model: torch.nn.Module) -> None:
         raise UsageError(
             "The model has lazy layers, such as nn.LazyLinear, whose sizes are not known here: fit "
             "takes them from a row (with any backend but 'bigdl'); before that give the sizes, or "
-            "call the model on a row in the function that makes it"
+            "call the model on a row in the function that makes it",
+            code="model-unbuilt",
         )
 
 
@@ -137,7 +140,8 @@ class BuiltParts:
                 raise UsageError(
                     f"The checkpoint has the state of the {name} {kept}, but the program makes "
                     f"{own[name]}; go on with {kept}, or load the weights alone (save and load) "
-                    "and fit without resume"
+                    "and fit without resume",
+                    code="checkpoint-mismatch",
                 )
 
     def load(self, files: dict[str, bytes]) -> None:
@@ -162,7 +166,8 @@ class BuiltParts:
                 raise UsageError(
                     "The optimizer's state is that of another class: it has no "
                     f"{', '.join(sorted(missing))}, which {type(self.optimizer).__name__} needs; "
-                    "go on with the optimizer that it is of, or load the weights alone"
+                    "go on with the optimizer that it is of, or load the weights alone",
+                    code="checkpoint-mismatch",
                 )
         if "scheduler.pt" in files and self.scheduler is not None:
             load_into(self.scheduler, files["scheduler.pt"], "scheduler's state", "scheduler")
@@ -220,7 +225,9 @@ class ModelParts:
         """Refuse on the driver what cannot work in a worker."""
         if "batch_size" in self.config:
             raise UsageError(
-                "config must not hold batch_size; pass batch_size to fit, evaluate or predict"
+                "config must not hold batch_size; pass batch_size to fit, evaluate or predict",
+                code="argument-conflict",
+                argument="batch_size",
             )
         check_creator("model", self.model, ("config",), is_creator=not self.is_instance)
         of_optimizer = not isinstance(self.optimizer, torch.optim.Optimizer | type)
@@ -231,22 +238,30 @@ class ModelParts:
         if self.model is not None and not (self.is_instance or callable(self.model)):
             raise UsageError(
                 "model must be an nn.Module or a function model(config) that returns one, got "
-                f"{type(self.model).__name__}"
+                f"{type(self.model).__name__}",
+                code="model-type",
+                argument="model",
             )
         if isinstance(self.loss, type):
             raise UsageError(
                 f"loss must be an instance or a function, got the class {self.loss.__name__}; "
-                f"write loss={self.loss.__name__}()"
+                f"write loss={self.loss.__name__}()",
+                code="argument-type",
+                argument="loss",
             )
         if self.loss is not None and not callable(self.loss):
             raise UsageError(
                 "loss must be a torch.nn loss, a function loss(config) that returns one, or a "
-                f"function of (output, target), got {type(self.loss).__name__}"
+                f"function of (output, target), got {type(self.loss).__name__}",
+                code="argument-type",
+                argument="loss",
             )
         if not (self.loss_weight in (None, "rows", "sum") or callable(self.loss_weight)):
             raise UsageError(
                 "loss_weight must be a function (output, target) that returns what the loss of a "
-                f'batch is divided by, "rows" or "sum", got {self.loss_weight!r}'
+                f'batch is divided by, "rows" or "sum", got {self.loss_weight!r}',
+                code="argument-value",
+                argument="loss_weight",
             )
         if isinstance(self.optimizer, torch.optim.Optimizer):
             self._check_optimizer_instance()
@@ -254,15 +269,23 @@ class ModelParts:
             raise UsageError(
                 f"optimizer must be an instance or a function, got the class "
                 f"{self.optimizer.__name__}; write optimizer=lambda model, config: "
-                f"{self.optimizer.__name__}(model.parameters(), ...)"
+                f"{self.optimizer.__name__}(model.parameters(), ...)",
+                code="argument-type",
+                argument="optimizer",
             )
         elif self.optimizer is not None and not callable(self.optimizer):
             raise UsageError(
                 "optimizer must be a torch optimizer or a function optimizer(model, config) that "
-                f"returns one, got {type(self.optimizer).__name__}"
+                f"returns one, got {type(self.optimizer).__name__}",
+                code="argument-type",
+                argument="optimizer",
             )
         if self.scheduler_creator is not None and not callable(self.scheduler_creator):
-            raise UsageError("scheduler_creator must be a function of (optimizer, config)")
+            raise UsageError(
+                "scheduler_creator must be a function of (optimizer, config)",
+                code="argument-type",
+                argument="scheduler_creator",
+            )
         if self.optimizer is not None:  # one who only predicts passes none
             self.check_training()
 
@@ -270,14 +293,18 @@ class ModelParts:
         if not self.is_instance:
             raise UsageError(
                 "An optimizer instance belongs to a model instance; with a model creator pass a "
-                "function optimizer(model, config)"
+                "function optimizer(model, config)",
+                code="argument-conflict",
+                argument="optimizer",
             )
         model_parameters = {id(p) for p in self.model.parameters()}
         for group in self.optimizer.param_groups:
             if any(id(p) not in model_parameters for p in group["params"]):
                 raise UsageError(
                     "The optimizer holds parameters that are not the model's; make it from "
-                    "model.parameters() of the same model"
+                    "model.parameters() of the same model",
+                    code="argument-conflict",
+                    argument="optimizer",
                 )
 
     @property
@@ -309,7 +336,9 @@ class ModelParts:
             model = self.model(self.config)
         if not isinstance(model, torch.nn.Module):
             raise UsageError(
-                f"The model creator must return an nn.Module, it returned {type(model).__name__}"
+                f"The model creator must return an nn.Module, it returned {type(model).__name__}",
+                code="model-type",
+                argument="model",
             )
         return model
 
@@ -367,11 +396,14 @@ class ModelParts:
             if not callable(criterion) or isinstance(criterion, type):
                 raise UsageError(
                     "The loss creator must return a loss instance or a function of (output, "
-                    f"target), it returned {criterion!r}"
+                    f"target), it returned {criterion!r}",
+                    code="function-result",
+                    argument="loss",
                 )
         if getattr(criterion, "reduction", None) == "none":
             raise UsageError(
-                "The loss has reduction='none'; training needs one number, use 'mean' or 'sum'"
+                "The loss has reduction='none'; training needs one number, use 'mean' or 'sum'",
+                code="loss-unsupported",
             )
         return criterion
 
@@ -384,7 +416,9 @@ class ModelParts:
             if not isinstance(built.optimizer, torch.optim.Optimizer):
                 raise UsageError(
                     "The optimizer creator must return a torch optimizer, it returned "
-                    f"{type(built.optimizer).__name__}"
+                    f"{type(built.optimizer).__name__}",
+                    code="argument-type",
+                    argument="optimizer",
                 )
         elif is_lightning(built.model):
             configuration = configured(built.model)
@@ -393,7 +427,8 @@ class ModelParts:
         if isinstance(built.optimizer, torch.optim.LBFGS):
             raise UsageError(
                 "LBFGS calls the model several times in a step, which distributed training cannot "
-                "do; use another optimizer"
+                "do; use another optimizer",
+                code="optimizer-unsupported",
             )
         schedule = self.scheduler_creator or getattr(self.optimizer, "schedule", None)
         if schedule is not None:
@@ -401,13 +436,17 @@ class ModelParts:
             if not callable(getattr(built.scheduler, "step", None)):
                 raise UsageError(
                     "The scheduler creator must return a torch scheduler, it returned "
-                    f"{type(built.scheduler).__name__}"
+                    f"{type(built.scheduler).__name__}",
+                    code="argument-type",
+                    argument="scheduler_creator",
                 )
             built.monitor, built.frequency = None, 1
             built.interval = self.interval or getattr(built.scheduler, "interval", "epoch")
         if built.interval == "step" and _is_plateau(built.scheduler):
             raise UsageError(
-                "ReduceLROnPlateau looks at figures of an epoch; use scheduler_step_freq='epoch'"
+                "ReduceLROnPlateau looks at figures of an epoch; use scheduler_step_freq='epoch'",
+                code="argument-conflict",
+                argument="scheduler_step_freq",
             )
 
 
@@ -472,7 +511,9 @@ def read_model(path: str, is_trusted: Callable[[bytes], bool]) -> tuple[Checkpoi
     if not isinstance(content, dict):
         raise UsageError(
             f"{path!r} holds a {type(content).__name__}; expected a state dict, a full state or an "
-            "entire module"
+            "entire module",
+            code="file-format",
+            path=path,
         )
     return snapshot_of(content), module
 
@@ -505,15 +546,27 @@ def _unpickle(path, data, is_trusted):
                 else:
                     raise UsageError(
                         f"{path!r} holds more than weights (an entire module, perhaps); loading it "
-                        "can run any code, so pass trust=True if you know where it comes from"
+                        "can run any code, so pass trust=True if you know where it comes from",
+                        code="file-untrusted",
+                        path=path,
                     ) from error
-            raise UsageError(f"{path!r} is not a file that torch can load: {reason}") from error
+            raise UsageError(
+                f"{path!r} is not a file that torch can load: {reason}",
+                code="file-damaged",
+                path=path,
+            ) from error
 
 
 def _check_trainable(model: torch.nn.Module, optimizer: Any, loss: Any) -> None:
     if optimizer is None:
-        raise UsageError("fit needs an optimizer; pass optimizer= to Estimator.from_torch")
+        raise UsageError(
+            "fit needs an optimizer; pass optimizer= to Estimator.from_torch",
+            code="argument-missing",
+            argument="optimizer",
+        )
     if loss is None and not (is_lightning(model) or has_own_loss(model)):
         raise UsageError(
-            "fit needs a loss; pass loss= to Estimator.from_torch, or no optimizer to predict only"
+            "fit needs a loss; pass loss= to Estimator.from_torch, or no optimizer to predict only",
+            code="argument-missing",
+            argument="loss",
         )

@@ -199,7 +199,8 @@ class _Predicting(torch.nn.Module):
             runner.output = returned
         if runner.output is None:
             raise UsageError(
-                "on_pred_forward of the MainCallback must set runner.output, or return it"
+                "on_pred_forward of the MainCallback must set runner.output, or return it",
+                code="function-result",
             )
         return _tensors(runner.output)
 
@@ -229,7 +230,8 @@ def _tensors(output):
         if output.dtype.kind not in "biufc":
             raise UsageError(
                 f"on_pred_forward of the MainCallback gave an array of {output.dtype}, but "
-                "predictions are numbers; return e.g. the indices of the classes"
+                "predictions are numbers; return e.g. the indices of the classes",
+                code="model-output",
             )
         return torch.from_numpy(np.ascontiguousarray(output))
     if isinstance(output, list | tuple):

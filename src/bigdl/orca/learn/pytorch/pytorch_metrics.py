@@ -22,7 +22,7 @@ class _Called(TensorState):
     def __init__(self, *arguments: Any, **keywords: Any):
         metric = self._of(*arguments, **keywords)
         if not isinstance(metric, MergedMetric):
-            raise UsageError(f"{metric.get_name()} is no metric of sums")
+            raise UsageError(f"{metric.get_name()} is no metric of sums", code="metric-unsupported")
         super().__init__(metric)
 
 

@@ -71,7 +71,11 @@ def validation_summary(history: list[dict], tag: str | None) -> list | dict[str,
     key = f"val_{_OLD_NAMES.get(name, name)}"
     if key not in summaries:
         names = ", ".join(name.removeprefix("val_") for name in summaries) or "none"
-        raise UsageError(f"No validation has the figure {tag!r}; there are: {names}")
+        raise UsageError(
+            f"No validation has the figure {tag!r}; there are: {names}",
+            code="name-unknown",
+            metric=tag,
+        )
     return summaries[key]
 
 

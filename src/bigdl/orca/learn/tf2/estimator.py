@@ -155,21 +155,32 @@ class Estimator:
         if backend in ("bigdl", "horovod") and backend_of_program() == "jax":
             raise UsageError(
                 f"backend={backend!r} does not train Keras models that compute with JAX; use "
-                "backend='spark' or 'ray', whose updates are the same"
+                "backend='spark' or 'ray', whose updates are the same",
+                code="unsupported",
             )
         if backend is None:
             backend = "ray" if is_alone() else "spark"
         backend = backend_of(backend, {"tf2": "ray"})
         options = EstimatorOptions(backend, workers_per_node, log_to_driver, model_dir, num_to_keep)
         if cpu_binding and backend == "spark":
-            raise UsageError("cpu_binding should not be True when using spark backend")
+            raise UsageError(
+                "cpu_binding should not be True when using spark backend",
+                code="argument-conflict",
+                argument="cpu_binding",
+            )
         if backend == "horovod" and model_creator is not None and compile_args_creator is None:
             raise UsageError(
-                "compile_args_creator should not be None, when backend is set to horovod"
+                "compile_args_creator should not be None, when backend is set to horovod",
+                code="argument-missing",
+                argument="compile_args_creator",
             )
         instances = [each for each in (model, keras_model) if each is not None]
         if len(instances) + (model_creator is not None) > 1:
-            raise UsageError("Pass only one of model_creator, model and keras_model")
+            raise UsageError(
+                "Pass only one of model_creator, model and keras_model",
+                code="argument-conflict",
+                argument="model_creator",
+            )
         if cpu_binding:
             warn_once("from_keras(cpu_binding=True) has no effect: workers are not bound to cores")
         require("torch", "orca")
@@ -181,7 +192,9 @@ class Estimator:
         if not (loss_weight in (None, "rows", "sum") or callable(loss_weight)):
             raise UsageError(
                 "loss_weight must be a function (x, y) that returns what the loss of these rows is "
-                f'divided by, "rows" or "sum", got {loss_weight!r}'
+                f'divided by, "rows" or "sum", got {loss_weight!r}',
+                code="argument-value",
+                argument="loss_weight",
             )
         estimator = KerasEstimator(parts, options)
         estimator._loss_weight = loss_weight
@@ -212,7 +225,11 @@ class Estimator:
             if info["type"] == "file" and info["name"].endswith((".keras", ".h5"))
         ]
         if not files:
-            raise UsageError(f"There is no checkpoint in {checkpoint_dir!r}; pass a model_dir")
+            raise UsageError(
+                f"There is no checkpoint in {checkpoint_dir!r}; pass a model_dir",
+                code="checkpoint-missing",
+                path=checkpoint_dir,
+            )
         newest = max(files)[1]
         return fs.unstrip_protocol(newest) if "://" in checkpoint_dir else newest
 
@@ -364,7 +381,11 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         first = check_positive("initial_epoch", initial_epoch, minimum=0)
         count = check_positive("epochs", epochs) - first
         if count < 1:
-            raise UsageError(f"epochs should be more than initial_epoch={first}, got {epochs}")
+            raise UsageError(
+                f"epochs should be more than initial_epoch={first}, got {epochs}",
+                code="argument-value",
+                argument="epochs",
+            )
         check_counts(0, seed=seed)
         check_counts(steps_per_epoch=steps_per_epoch, validation_steps=validation_steps)
         engine = self._engine()
@@ -453,7 +474,9 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         if sample_weight is not None:
             raise UsageError(
                 "sample_weight cannot be shared out among the workers; put the weights in a column "
-                "and name it by weight_col="
+                "and name it by weight_col=",
+                code="unsupported",
+                argument="sample_weight",
             )
         check_counts(num_steps=num_steps)
         callbacks = as_callbacks(callbacks)
@@ -472,7 +495,7 @@ function or DataLoader; with Ray also RayXShards or a ray.data.Dataset
         program = EvaluateProgram(packed, config, self._sync, settings, self._training.seed)
         figures = self._run_evaluation(program, feed, max_failures)
         if figures is None:
-            raise UsageError("The data to evaluate has no rows")
+            raise UsageError("The data to evaluate has no rows", code="data-empty")
         return NamedFigures({f"validation_{name}": value for name, value in figures.items()})
 
     @by_input
@@ -596,7 +619,9 @@ RayXShards or a ray.data.Dataset
         if accelerate is not None:
             raise UsageError(
                 f"accelerate={accelerate!r} is for models of PyTorch; leave it out for a Keras "
-                "model"
+                "model",
+                code="unsupported",
+                argument="accelerate",
             )
         config = _data_config_of(self._parts.config)
         return self._pack_model(
@@ -628,7 +653,8 @@ RayXShards or a ray.data.Dataset
         if not weights:
             raise UsageError(
                 "The model has no weights yet, since it does not know the shape of its input; fit "
-                "or load it first, or give it an Input"
+                "or load it first, or give it an Input",
+                code="model-unbuilt",
             )
         parts = self._parts
         self._shipped = shipped_of(
@@ -691,7 +717,11 @@ def _check_class_weight(table: Any) -> dict | None:
     if table is None:
         return None
     if not isinstance(table, dict) or not all(isinstance(v, int | float) for v in table.values()):
-        raise UsageError(f"class_weight should be a dict of class to weight, got {table!r}")
+        raise UsageError(
+            f"class_weight should be a dict of class to weight, got {table!r}",
+            code="argument-type",
+            argument="class_weight",
+        )
     return table
 
 
@@ -703,7 +733,9 @@ def _check_frequency(frequency: Any) -> int | list[int]:
         return check_positive("validation_freq", frequency)
     raise UsageError(
         "validation_freq should be a positive integer, or a list of the numbers of epochs (from "
-        f"1), got {frequency!r}"
+        f"1), got {frequency!r}",
+        code="argument-value",
+        argument="validation_freq",
     )
 
 
@@ -721,7 +753,8 @@ def _prediction_input(data: Any) -> Any:
         raise UsageError(
             "Only XShards or Spark DataFrame are supported for predict, besides numpy arrays, "
             "pandas DataFrames and paths of Parquet files, got a tf.data.Dataset; use "
-            "get_model().predict for it"
+            "get_model().predict for it",
+            code="data-type",
         )
     return data.rows_for_predict() if _is_orca_dataset(data) else data
 

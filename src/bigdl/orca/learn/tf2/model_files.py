@@ -97,7 +97,9 @@ class KerasFiles(TrainingEstimator):
         if not model.built:
             raise UsageError(
                 "Failed to set model weights, please provide real tensor data for the model: pass "
-                "a row as sample_input"
+                "a row as sample_input",
+                code="model-unbuilt",
+                argument="sample_input",
             )
         snapshot = whole_tables(snapshot)
         put_weights(model, snapshot.files["model.pt"])
@@ -113,7 +115,9 @@ class KerasFiles(TrainingEstimator):
         if not model.built:
             raise UsageError(
                 "The model has no weights yet, since it does not know the shape of its input; pass "
-                "a row as sample_input, give it an Input, or fit it first"
+                "a row as sample_input, give it an Input, or fit it first",
+                code="model-unbuilt",
+                argument="sample_input",
             )
         return model
 
@@ -251,7 +255,9 @@ class KerasFiles(TrainingEstimator):
         if not model.built:
             raise UsageError(
                 f"{filepath!r} is of a model that did not know the shape of its input yet, so it "
-                "holds no weights; call the model on a row before you save it"
+                "holds no weights; call the model on a row before you save it",
+                code="model-unbuilt",
+                path=filepath,
             )
         self._parts = self._parts.with_instance(model, custom_objects)
         files = {"model.pt": dump_weights(model)}
@@ -288,7 +294,12 @@ class KerasFiles(TrainingEstimator):
         """
         filepath = path_of("save_weights", filepath)
         if save_format not in _WEIGHTS_FORMATS:
-            raise UsageError(f'save_format should be "h5" or "tf", got {save_format!r}')
+            raise UsageError(
+                f'save_format should be "h5" or "tf", got {save_format!r}',
+                code="argument-value",
+                argument="save_format",
+                allowed=["h5", "tf"],
+            )
         if save_format in ("tf", "tensorflow"):
             warn_once(
                 f'save_weights(save_format="{save_format}") has no effect: Keras 3 has one format '
@@ -401,7 +412,9 @@ def _read_state(path: str) -> Checkpoint:
     except Exception as error:
         raise UsageError(
             f"{path!r} is not a checkpoint of an Estimator; for a file of Keras use "
-            "load or load_weights"
+            "load or load_weights",
+            code="file-format",
+            path=path,
         ) from error
 
 
@@ -418,7 +431,7 @@ def _read(data: bytes, suffix: str, read: Callable[[Path], T], failure: str) -> 
     with scratch_folder("model") as folder:
         local = Path(folder, f"model{suffix}")
         local.write_bytes(data)
-        with refusing(failure):  # a file of something else shows in many ways
+        with refusing(failure, code="file-damaged"):  # a file of something else shows in many ways
             return read(local)
 
 
@@ -449,7 +462,9 @@ def _tell_shapes(model: keras.Model, sample_input: Any, known: dict) -> Any:
     else:
         return None
     rows = "rows of this form" if sample_input is None else "sample_input"
-    with refusing(f"The model does not take {rows}"):  # a call of the user's may raise anything
+    with refusing(
+        f"The model does not take {rows}", code="model-input"
+    ):  # a call of the user's may raise anything
         call_on(model, row)
     return row
 
@@ -463,7 +478,9 @@ def _first_row(sample_input: Any) -> Any:
         if not array.ndim:
             raise UsageError(
                 "sample_input should be an array of rows, or a tuple or dict of such arrays, got "
-                f"a {type(value).__name__} in it"
+                f"a {type(value).__name__} in it",
+                code="data-type",
+                argument="sample_input",
             )
         return array[:1]
 
@@ -482,12 +499,20 @@ def _format_to_write(filepath: str, save_format: str | None) -> str:
         For another `save_format`, or one that the suffix of `filepath` contradicts.
     """
     if save_format not in (None, *_FILES):
-        raise UsageError(f'save_format should be "keras", "h5" or "tf", got {save_format!r}')
+        raise UsageError(
+            f'save_format should be "keras", "h5" or "tf", got {save_format!r}',
+            code="argument-value",
+            argument="save_format",
+            allowed=["keras", "h5", "tf"],
+        )
     named = _SUFFIXES.get(posixpath.splitext(filepath)[1])
     if named is not None and save_format is not None and named != save_format:
         raise UsageError(
             f"save_format={save_format!r} means {_FILES[save_format]} and the name {filepath!r} "
-            f"{_FILES[named]}; leave save_format out, or choose a name without this suffix"
+            f"{_FILES[named]}; leave save_format out, or choose a name without this suffix",
+            code="argument-conflict",
+            argument="save_format",
+            path=filepath,
         )
     return save_format or named or "tf"
 
@@ -498,12 +523,16 @@ def _check_place(filepath: str, *, overwrite: bool = True, is_folder: bool = Fal
     if not fs.exists(inner):
         return
     if not overwrite:
-        raise UsageError(f"{filepath!r} is there already; pass overwrite=True")
+        raise UsageError(
+            f"{filepath!r} is there already; pass overwrite=True", code="path-exists", path=filepath
+        )
     if fs.isfile(inner) == is_folder:
         there, new = ("file", "folder") if is_folder else ("folder", "file")
         raise UsageError(
             f"{filepath!r} is a {there}, and a {new} was to be written; remove it, or choose "
-            "another name"
+            "another name",
+            code="path-exists",
+            path=filepath,
         )
 
 
@@ -523,12 +552,16 @@ def _read_whole(filepath: str) -> tuple[bytes, str]:
                 f"{filepath!r} is a SavedModel, which Keras 3 cannot load as a model; load it with "
                 "tf_keras (the Keras of TensorFlow before 2.16), save it to a file .h5 and load "
                 "that with compile=False, or put it into a model as keras.layers.TFSMLayer, which "
-                "predicts only"
+                "predicts only",
+                code="file-format",
+                path=filepath,
             )
         if not file_exists(where):
             raise UsageError(
                 f"{filepath!r} is not a model that can be loaded: the folder holds no {_WHOLE}; "
-                "use load_checkpoint for a checkpoint of fit"
+                "use load_checkpoint for a checkpoint of fit",
+                code="file-format",
+                path=filepath,
             )
     return _content(where, f"{where!r} is not a model that can be loaded")
 
@@ -546,12 +579,16 @@ def _read_weights(filepath: str) -> tuple[bytes, str]:
             raise UsageError(
                 f"The weights in {filepath!r} cannot be loaded: they are a checkpoint of "
                 "TensorFlow, which Keras 3 does not read; load them with tf_keras (the Keras of "
-                "TensorFlow before 2.16) and write them by save_weights to a file .weights.h5"
+                "TensorFlow before 2.16) and write them by save_weights to a file .weights.h5",
+                code="file-format",
+                path=filepath,
             )
         if _is_folder(filepath):
             raise UsageError(
                 f"The weights in {filepath!r} cannot be loaded: it is a folder; use load for a "
-                "whole model and load_checkpoint for a checkpoint"
+                "whole model and load_checkpoint for a checkpoint",
+                code="file-format",
+                path=filepath,
             )
     data, suffix = _content(filepath, f"The weights in {filepath!r} cannot be loaded")
     return data, suffix if suffix == ".keras" or _is_of_keras_2(data) else ".weights.h5"
@@ -563,7 +600,9 @@ def _content(path: str, failure: str) -> tuple[bytes, str]:
     for magic, suffix in _MAGIC.items():
         if data.startswith(magic):
             return data, suffix
-    raise UsageError(f"{failure}: it is neither a file of Keras nor one of HDF5")
+    raise UsageError(
+        f"{failure}: it is neither a file of Keras nor one of HDF5", code="file-format", path=path
+    )
 
 
 def _is_of_keras_2(data: bytes) -> bool:

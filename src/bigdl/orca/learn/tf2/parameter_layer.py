@@ -75,24 +75,28 @@ def _check_model(model: Any) -> None:
         raise UsageError(
             f"backend='bigdl' trains with the one optimizer of model.compile, {model.name} has "
             f"{len(optimizers_of(model)) if model.optimizer else 'none there'}; use "
-            "backend='spark'"
+            "backend='spark'",
+            code="optimizer-unsupported",
         )
     if not model.built:
         raise UsageError(
             "backend='bigdl' needs to know the weights before it reads the rows, and the model "
             "has none until it is told the shape of its input; give it a keras.Input, or call "
-            "model.build in the model creator"
+            "model.build in the model creator",
+            code="model-unbuilt",
         )
     for layer in growing_layers(model).values():
         raise UsageError(
             "A GrowingEmbedding does not grow with backend='bigdl', whose workers have all rows, "
-            f"and {layer.name} is one; use another backend, or a ShardedEmbedding"
+            f"and {layer.name} is one; use another backend, or a ShardedEmbedding",
+            code="unsupported",
         )
     for layer in synchronized_layers(model):
         raise UsageError(
             "With backend='bigdl' no worker waits for another inside a step, and "
             f"BatchNormalization(synchronized=True) does, as {layer.name} is; use "
-            "backend='spark' or synchronized=False"
+            "backend='spark' or synchronized=False",
+            code="unsupported",
         )
 
 
@@ -146,7 +150,8 @@ class KerasReplica(ParameterLayerReplica):
             raise UsageError(
                 "backend='bigdl' reads rows by number, and a tf.data.Dataset can only be read from "
                 "its beginning; pass a DataFrame, XShards, arrays or a torch DataLoader, or use "
-                "backend='spark'"
+                "backend='spark'",
+                code="data-type",
             )
         seed_keras(settings.seed)  # creators may draw what is no weight
         self._model = parts.build(training=True)
@@ -326,7 +331,8 @@ class KerasParameterLayerLoop(KerasEpochs, ParameterLayerLoop):
         if self.plan.loss_is_sum and self.model.losses:
             raise UsageError(
                 "A loss with reduction='sum' does not go with regularization, which every worker "
-                "would add; use reduction='sum_over_batch_size'"
+                "would add; use reduction='sum_over_batch_size'",
+                code="loss-unsupported",
             )
 
     # -- files ---------------------------------------------------------------------------------
@@ -416,12 +422,14 @@ class _GradientStep:
         if len(self._taken) != 1:
             raise UsageError(
                 f"The train_step of {type(self._model).__name__} makes {len(self._taken)} updates; "
-                "backend='bigdl' makes one in a step, so use backend='spark'"
+                "backend='bigdl' makes one in a step, so use backend='spark'",
+                code="model-unsupported",
             )
         if -1 in self._taken[0]:
             raise UsageError(
                 f"The train_step of {type(self._model).__name__} updates what is not a trainable "
-                "weight of the model; use backend='spark'"
+                "weight of the model; use backend='spark'",
+                code="model-unsupported",
             )
 
 

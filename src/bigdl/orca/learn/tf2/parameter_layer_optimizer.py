@@ -267,13 +267,17 @@ def _class_for(optimizer) -> type[KerasSlice]:
     if name not in _CLASSES or not module.startswith("keras."):
         raise UsageError(
             f"{name} cannot be cut in slices; backend='bigdl' trains with {', '.join(_CLASSES)} of "
-            "Keras, so use one of them, or backend='spark'"
+            "Keras, so use one of them, or backend='spark'",
+            code="optimizer-unsupported",
+            allowed=list(_CLASSES),
         )
     steps = optimizer.gradient_accumulation_steps
     if steps:
         raise UsageError(
             "gradient_accumulation_steps does not go with backend='bigdl'; pass a batch_size that "
-            f"is {steps} times as large, which is the same update"
+            f"is {steps} times as large, which is the same update",
+            code="optimizer-unsupported",
+            argument="gradient_accumulation_steps",
         )
     return _CLASSES[name]
 
@@ -285,20 +289,26 @@ def _positive(limit) -> float | None:
 def _check_trainable(weights) -> None:
     """Refuse weights that the parameter layer cannot hold or update."""
     if not weights:
-        raise UsageError("The model has no trainable weights; there is nothing to fit")
+        raise UsageError(
+            "The model has no trainable weights; there is nothing to fit", code="model-unsupported"
+        )
     others = sorted({str(w.dtype) for w in weights if w.dtype != "float32"})
     if others:
         raise UsageError(
             "backend='bigdl' trains weights of float32, the model has some of "
-            f"{', '.join(others)}; convert it, or use backend='spark'"
+            f"{', '.join(others)}; convert it, or use backend='spark'",
+            code="model-unsupported",
         )
     bound = [w.path for w in weights if getattr(w, "constraint", None) is not None]
     if bound:
         raise UsageError(
             f"{', '.join(bound)} has a constraint, which looks at whole weights, and backend="
-            "'bigdl' updates slices of them; leave it out, or use backend='spark'"
+            "'bigdl' updates slices of them; leave it out, or use backend='spark'",
+            code="model-unsupported",
         )
     if any(getattr(w, "overwrite_with_gradient", False) for w in weights):
         raise UsageError(
-            "backend='bigdl' does not train in 8 bits; use another dtype policy, or backend='spark'"
+            "backend='bigdl' does not train in 8 bits; use another dtype policy, or "
+            "backend='spark'",
+            code="model-unsupported",
         )

@@ -57,25 +57,31 @@ class KerasParts:
         if "batch_size" in self.config:
             raise UsageError(
                 "Please do not specify batch_size in config. Input batch_size in the fit/evaluate "
-                "function of the estimator instead."
+                "function of the estimator instead.",
+                code="argument-conflict",
+                argument="batch_size",
             )
         if self.creator is not None and (
             not callable(self.creator) or isinstance(self.creator, type)
         ):
             raise UsageError(
                 "model_creator must be a function model_creator(config) that returns a Keras "
-                f"model, got {type(self.creator).__name__}; pass an instance as model="
+                f"model, got {type(self.creator).__name__}; pass an instance as model=",
+                code="argument-type",
+                argument="model_creator",
             )
         if self.compile_args is not None and not callable(self.compile_args):
             raise UsageError(
                 "compile_args_creator must be a function of config that returns the arguments of "
-                f"model.compile as a dict, got {type(self.compile_args).__name__}"
+                f"model.compile as a dict, got {type(self.compile_args).__name__}",
+                code="argument-type",
+                argument="compile_args_creator",
             )
 
     def need(self) -> None:
         """Refuse to go on without a model."""
         if self.creator is None and self.archive is None:
-            raise UsageError(_NO_MODEL)
+            raise UsageError(_NO_MODEL, code="not-fitted")
 
     def with_instance(self, model: keras.Model, custom_objects: dict | None = None) -> KerasParts:
         """Return the same with a copy of a model instead of a creator."""
@@ -83,14 +89,17 @@ class KerasParts:
         if not isinstance(model, keras.Model):
             raise UsageError(
                 f"model must be a keras.Model, got {type(model).__module__}."
-                f"{type(model).__qualname__}"
+                f"{type(model).__qualname__}",
+                code="model-type",
+                argument="model",
             )
         try:
             archive = KerasArchive.of(model, custom_objects)
         except Exception as error:
             raise UsageError(
                 f"The model cannot be copied ({error}); pass a function model_creator(config) that "
-                "makes it instead"
+                "makes it instead",
+                code="model-copy",
             ) from error
         return KerasParts(None, self.compile_args, self.config, archive)
 
@@ -113,20 +122,26 @@ class KerasParts:
             model = actual(creator(self.config))
         if not isinstance(model, keras.Model):
             raise UsageError(
-                f"The model creator must return a keras.Model, it returned {type(model).__name__}"
+                f"The model creator must return a keras.Model, it returned {type(model).__name__}",
+                code="model-type",
+                argument="model_creator",
             )
         if self.compile_args is not None:
             arguments = self.compile_args(self.config)
             if not isinstance(arguments, dict):
                 raise UsageError(
                     "The compile_args_creator must return the arguments of model.compile as a "
-                    f"dict, it returned {type(arguments).__name__}"
+                    f"dict, it returned {type(arguments).__name__}",
+                    code="function-result",
+                    argument="compile_args_creator",
                 )
             model.compile(**arguments)
         if training and not model.compiled:
             raise UsageError(
                 "fit and evaluate need a compiled model; call model.compile in the model creator, "
-                "or pass compile_args_creator= to Estimator.from_keras"
+                "or pass compile_args_creator= to Estimator.from_keras",
+                code="argument-missing",
+                argument="compile_args_creator",
             )
         return model
 
@@ -249,7 +264,9 @@ def _check_whole(model: keras.Model, inputs: Any) -> None:
                 raise UsageError(
                     f"The model's input '{place.name}' takes {place.dtype}, but the data holds "
                     f"{lossy.flat[0]} in {value.dtype} for it; cast the column, or fill what is "
-                    "missing"
+                    "missing",
+                    code="data-value",
+                    column=place.name,
                 )
 
 

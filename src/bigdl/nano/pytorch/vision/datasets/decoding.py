@@ -72,7 +72,7 @@ def decode(data: bytes, enough: Callable[[int, int], tuple[int, int]] | None = N
         If this is no image.
     """
     if not data:
-        raise UsageError("it is empty")
+        raise UsageError("it is empty", code="file-damaged")
     size = jpeg_size(data)
     if size is None:
         return _by_pillow(data) if data[:4] == b"GIF8" else _by_opencv(data, 1)
@@ -131,4 +131,6 @@ def _by_pillow(data: bytes) -> np.ndarray:
         with Image.open(io.BytesIO(data)) as image:
             return np.asarray(image.convert("RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise UsageError(f"it holds no image that Pillow or OpenCV can read ({error})") from error
+        raise UsageError(
+            f"it holds no image that Pillow or OpenCV can read ({error})", code="file-format"
+        ) from error

@@ -212,10 +212,18 @@ class ImageFolder(SampleDataset):
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
         """Return names and numbers of the classes."""
         if not os.path.isdir(directory):
-            raise UsageError(f"root must be a folder with one folder per class: {directory!r}")
+            raise UsageError(
+                f"root must be a folder with one folder per class: {directory!r}",
+                code="path-missing",
+                path=str(directory),
+            )
         classes = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
         if not classes:
-            raise UsageError(f"{directory!r} has no folder; each class needs one")
+            raise UsageError(
+                f"{directory!r} has no folder; each class needs one",
+                code="data-empty",
+                path=str(directory),
+            )
         return classes, {name: number for number, name in enumerate(classes)}
 
     def make_dataset(
@@ -232,7 +240,9 @@ class ImageFolder(SampleDataset):
         if empty and not allow_empty:
             raise UsageError(
                 f"{self.root!r} has no image of {', '.join(empty)} (one of "
-                f"{' '.join(IMAGE_EXTENSIONS)}); remove the folder, or pass allow_empty=True"
+                f"{' '.join(IMAGE_EXTENSIONS)}); remove the folder, or pass allow_empty=True",
+                code="data-empty",
+                path=str(self.root),
             )
         return samples
 
@@ -267,11 +277,17 @@ def _read_mask(path: str | os.PathLike) -> np.ndarray:
             values = np.array(mask)
     except (OSError, SyntaxError) as error:
         reason = "it is empty" if os.path.getsize(path) == 0 else f"it holds no image ({error})"
-        raise UsageError(f"The mask {os.fspath(path)!r} cannot be decoded: {reason}") from error
+        raise UsageError(
+            f"The mask {os.fspath(path)!r} cannot be decoded: {reason}",
+            code="file-damaged",
+            path=str(path),
+        ) from error
     if values.ndim != 2:
         raise UsageError(
             f"A mask must have one channel with the number of an object, but {os.fspath(path)!r} "
-            f"has shape {values.shape}"
+            f"has shape {values.shape}",
+            code="data-shape",
+            path=str(path),
         )
     return values
 
@@ -327,7 +343,8 @@ class SegmentationImageFolder(SampleDataset):
         if len(self.images) != len(self.masks):
             raise UsageError(
                 f"Each image needs a mask, but {image_folder!r} has {len(self.images)} files and "
-                f"{mask_folder!r} has {len(self.masks)}"
+                f"{mask_folder!r} has {len(self.masks)}",
+                code="data-structure",
             )
 
     def __len__(self) -> int:
@@ -347,7 +364,9 @@ class SegmentationImageFolder(SampleDataset):
 
 def _files(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise UsageError(f"There is no folder {str(folder)!r}")
+        raise UsageError(
+            f"There is no folder {str(folder)!r}", code="path-missing", path=str(folder)
+        )
     return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in IMAGE_EXTENSIONS)
 
 
@@ -436,10 +455,16 @@ class OxfordIIITPet(SampleDataset):
         for name, value in (("transform", transform), ("target_transform", target_transform)):
             if value is not None and not callable(value):
                 raise UsageError(
-                    f"{name} must be callable, not {value!r}; pass split and target_types by name"
+                    f"{name} must be callable, not {value!r}; pass split and target_types by name",
+                    code="argument-type",
+                    argument=name,
                 )
         if transforms is not None and (transform is not None or target_transform is not None):
-            raise UsageError("Pass transforms, or transform and target_transform, but not both")
+            raise UsageError(
+                "Pass transforms, or transform and target_transform, but not both",
+                code="argument-conflict",
+                argument="transforms",
+            )
         self.root = os.fspath(root)
         self.split = check_choice("split", split, ("trainval", "test"))
         types = [target_types] if isinstance(target_types, str) else list(target_types)
@@ -455,7 +480,9 @@ class OxfordIIITPet(SampleDataset):
             archives = " and ".join(_PETS_URL + name for name in _PETS_ARCHIVES)
             raise UsageError(
                 f"There are no images and annotations in {str(self.folder)!r}; unpack {archives} "
-                "there, or pass download=True"
+                "there, or pass download=True",
+                code="path-missing",
+                path=str(self.folder),
             )
         self._read_annotations()
 
@@ -472,7 +499,9 @@ class OxfordIIITPet(SampleDataset):
                 except OSError as error:
                     raise UsageError(
                         f"{_PETS_URL + name} cannot be fetched ({error}); fetch it by other means "
-                        f"and unpack it in {str(self.folder)!r}"
+                        f"and unpack it in {str(self.folder)!r}",
+                        code="cluster-unreachable",
+                        address=_PETS_URL + name,
                     ) from error
                 archive.seek(0)
                 with tarfile.open(fileobj=archive) as files:

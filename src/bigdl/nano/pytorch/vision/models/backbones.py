@@ -155,7 +155,9 @@ class BackboneModule(nn.Module):
             raise UsageError(
                 f"{source} does not hold the weights of this {type(self).__name__}: "
                 f"{len(differs)} of {len(entries)} entries differ, the first is {differs[0]!r}; "
-                "pass a state dict of the same model."
+                "pass a state dict of the same model.",
+                code="model-mismatch",
+                path=str(source),
             ) from error
 
 
@@ -238,13 +240,17 @@ def _local_state(path: str | os.PathLike) -> Mapping[str, torch.Tensor]:
     if not os.path.isfile(path):
         raise UsageError(
             f"weights must be the path of a file with a state dict, but {os.fspath(path)!r} is "
-            "not a file."
+            "not a file.",
+            code="path-missing",
+            path=str(path),
         )
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, Mapping):
         raise UsageError(
             f"{os.fspath(path)!r} holds a {type(state).__name__}; save a state dict there "
-            "(torch.save(model.state_dict(), path))."
+            "(torch.save(model.state_dict(), path)).",
+            code="file-format",
+            path=str(path),
         )
     return state
 
@@ -258,7 +264,9 @@ def _published_state(name: str, file: str) -> Mapping[str, torch.Tensor]:
     except (URLError, OSError, RuntimeError) as error:  # RuntimeError: the hash is wrong
         raise UsageError(
             f"The weights of {name} cannot be downloaded from {url} ({error}); download the file "
-            "by other means and pass its path as `weights`."
+            "by other means and pass its path as `weights`.",
+            code="cluster-unreachable",
+            address=url,
         ) from error
 
 

@@ -64,7 +64,9 @@ class ImageClassifier(LightningModule):
             if not hasattr(backbone, "get_output_size"):
                 raise UsageError(
                     f"The backbone, a {type(backbone).__name__}, has no get_output_size() from "
-                    "which a head could be made; pass `head`."
+                    "which a head could be made; pass `head`.",
+                    code="argument-missing",
+                    argument="head",
                 )
             size = cast("Any", backbone).get_output_size()
             head = nn.Sequential(nn.Flatten(), nn.Linear(size, num_classes))

@@ -102,7 +102,9 @@ def _operation(
             if mixes and is_pil(img) and img.mode == "P":
                 raise UsageError(
                     f"{of_array.__name__} cannot mix the colours of a palette; "
-                    'call image.convert("RGB") first'
+                    'call image.convert("RGB") first',
+                    code="data-type",
+                    method=of_array.__name__,
                 )
             if of_pil is not None and is_pil(img):
                 return of_pil(img, *args, *kwargs.values())
@@ -267,11 +269,19 @@ def resized_to(now: Sequence[int], size: Size, max_size: int | None = None) -> t
         size = (size,)
     if len(size) == 2:
         if max_size is not None:
-            raise UsageError("max_size goes with a size of one int, not with height and width")
+            raise UsageError(
+                "max_size goes with a size of one int, not with height and width",
+                code="argument-conflict",
+                argument="max_size",
+            )
         return int(size[0]), int(size[1])
     (shorter,) = size
     if max_size is not None and max_size <= shorter:
-        raise UsageError(f"max_size must be greater than size, but {max_size} <= {shorter}")
+        raise UsageError(
+            f"max_size must be greater than size, but {max_size} <= {shorter}",
+            code="argument-value",
+            argument="max_size",
+        )
     height, width = now
     longer = int(shorter * max(now) / min(now))
     if max_size is not None and longer > max_size:
@@ -341,7 +351,11 @@ def five_crop(img: ImageT, size: Size) -> tuple[ImageT, ...]:
     height, width = two_lengths("size", size)
     _, rows, columns = dimensions(img)
     if height > rows or width > columns:
-        raise UsageError(f"size {(height, width)} is larger than the image of {(rows, columns)}")
+        raise UsageError(
+            f"size {(height, width)} is larger than the image of {(rows, columns)}",
+            code="data-shape",
+            argument="size",
+        )
     corners = [(0, 0), (0, columns - width), (rows - height, 0), (rows - height, columns - width)]
     crops: list[Any] = [crop(img, top, left, height, width) for top, left in corners]
     return *crops, center_crop(img, (height, width))
@@ -413,7 +427,11 @@ def pad(
     check_choice("padding_mode", padding_mode, ("constant", *_BORDERS))
     sides = [padding] if isinstance(padding, int) else list(padding)
     if len(sides) not in (1, 2, 4):
-        raise UsageError(f"padding must be an int or have 1, 2 or 4 of them, but it is {padding!r}")
+        raise UsageError(
+            f"padding must be an int or have 1, 2 or 4 of them, but it is {padding!r}",
+            code="argument-value",
+            argument="padding",
+        )
     left, top, right, bottom = (sides * 4)[:4]
     rows, columns = img.shape[:2]
     if min(sides) < 0:
@@ -722,7 +740,9 @@ def _flag_of_opencv(interpolation: Mode) -> int:
     mode = interpolation_mode(interpolation)
     if mode not in _OF_OPENCV:
         raise UsageError(
-            f"interpolation must be NEAREST, BILINEAR or BICUBIC here, not {mode.name}"
+            f"interpolation must be NEAREST, BILINEAR or BICUBIC here, not {mode.name}",
+            code="argument-value",
+            argument="interpolation",
         )
     return _OF_OPENCV[mode]
 
@@ -760,7 +780,11 @@ def elastic_transform(
     rows, columns = img.shape[:2]
     shape = (1, rows, columns, 2)
     if tuple(displacement.shape) != shape:
-        raise UsageError(f"displacement must be {shape}, but it is {tuple(displacement.shape)}")
+        raise UsageError(
+            f"displacement must be {shape}, but it is {tuple(displacement.shape)}",
+            code="data-shape",
+            argument="displacement",
+        )
     shifts = displacement[0].numpy() * np.array([columns / 2, rows / 2], dtype=np.float32)
     across = shifts[:, :, 0] + np.arange(columns, dtype=np.float32)
     down = shifts[:, :, 1] + np.arange(rows, dtype=np.float32)[:, None]
@@ -1079,12 +1103,18 @@ def gaussian_blur(
     """
     kernel = two_lengths("kernel_size", kernel_size)
     if any(size % 2 == 0 for size in kernel):
-        raise UsageError(f"kernel_size must be odd, but it is {kernel_size!r}")
+        raise UsageError(
+            f"kernel_size must be odd, but it is {kernel_size!r}",
+            code="argument-value",
+            argument="kernel_size",
+        )
     if sigma is None:
         sigma = [0.15 * size + 0.35 for size in kernel]
     sigmas = [float(value) for value in (sigma if isinstance(sigma, Sequence) else [sigma])]
     if min(sigmas) <= 0:
-        raise UsageError(f"sigma must be positive, but it is {sigma}")
+        raise UsageError(
+            f"sigma must be positive, but it is {sigma}", code="argument-value", argument="sigma"
+        )
     blurred = cv2.GaussianBlur(
         widened(img, _TYPES_OF_OPENCV),
         kernel,
@@ -1119,7 +1149,9 @@ def _is_color(img: np.ndarray) -> bool:
     if img.ndim == 2 or img.shape[2] == 1:
         return False
     if img.shape[2] != 3:
-        raise UsageError(f"Colours need 1 or 3 channels, but the image has {img.shape[2]}")
+        raise UsageError(
+            f"Colours need 1 or 3 channels, but the image has {img.shape[2]}", code="data-shape"
+        )
     return True
 
 
@@ -1219,7 +1251,8 @@ def convert_image_dtype(image: torch.Tensor, dtype: torch.dtype = torch.float32)
         if dtype == torch.int64:
             raise UsageError(
                 f"Values of {image.dtype} in 0…1 cannot become int64, which has more values than "
-                "they can tell apart; convert to int32"
+                "they can tell apart; convert to int32",
+                code="data-dtype",
             )
         if dtype in (torch.int32, torch.uint32):
             image = image.to(torch.float64)
@@ -1269,7 +1302,8 @@ def to_pil_image(pic: Any, mode: str | None = None) -> Image.Image:
     if dimensions(array)[0] > 1 and array.dtype != np.uint8:
         raise UsageError(
             f"A PIL image of {dimensions(array)[0]} channels holds bytes, not {array.dtype}; "
-            "convert the image to uint8"
+            "convert the image to uint8",
+            code="data-dtype",
         )
     converted = to_pil(array)
     return converted if mode in (None, converted.mode) else converted.convert(mode)
@@ -1293,15 +1327,25 @@ def normalize(
     tensor([[[-2.,  0.,  2.]]])
     """
     if not isinstance(tensor, torch.Tensor):
-        raise UsageError(f"normalize needs a tensor, not a {type(tensor).__name__}; ToTensor first")
+        raise UsageError(
+            f"normalize needs a tensor, not a {type(tensor).__name__}; ToTensor first",
+            code="data-type",
+        )
     if not tensor.is_floating_point():
-        raise UsageError(f"normalize needs a tensor of floats, not {tensor.dtype}; ToTensor first")
+        raise UsageError(
+            f"normalize needs a tensor of floats, not {tensor.dtype}; ToTensor first",
+            code="data-dtype",
+        )
     if tensor.ndim < 3:
         raise no_image(tensor)
     means = torch.as_tensor(mean, dtype=tensor.dtype).view(-1, 1, 1)
     scales = torch.as_tensor(std, dtype=tensor.dtype).view(-1, 1, 1)
     if (scales == 0).any():
-        raise UsageError(f"std must not be 0, but it is {scales.flatten().tolist()}")
+        raise UsageError(
+            f"std must not be 0, but it is {scales.flatten().tolist()}",
+            code="argument-value",
+            argument="std",
+        )
     return (tensor if inplace else tensor.clone()).sub_(means).div_(scales)
 
 
@@ -1319,7 +1363,9 @@ def erase(
              [1., 0., 1.]]])
     """
     if not isinstance(img, torch.Tensor):
-        raise UsageError(f"erase needs a tensor, not a {type(img).__name__}; ToTensor first")
+        raise UsageError(
+            f"erase needs a tensor, not a {type(img).__name__}; ToTensor first", code="data-type"
+        )
     img = img if inplace else img.clone()
     img[..., i : i + h, j : j + w] = v
     return img

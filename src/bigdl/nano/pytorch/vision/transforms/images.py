@@ -65,7 +65,11 @@ def interpolation_mode(mode: Any) -> InterpolationMode:
         if value in (each.value, OF_PILLOW[each]):
             return each
     names = ", ".join(each.name for each in InterpolationMode)
-    raise UsageError(f"interpolation must be an InterpolationMode ({names}), not {mode!r}")
+    raise UsageError(
+        f"interpolation must be an InterpolationMode ({names}), not {mode!r}",
+        code="argument-value",
+        argument="interpolation",
+    )
 
 
 def is_pil(image: Any) -> TypeIs[Image.Image]:
@@ -100,7 +104,8 @@ def no_image(value: Any) -> UsageError:
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     return UsageError(
         "An image must be a PIL image, an ndarray (height, width[, channels]) or a tensor "
-        f"(..., channels, height, width), but it is a {type(value).__name__}{shape}"
+        f"(..., channels, height, width), but it is a {type(value).__name__}{shape}",
+        code="data-type",
     )
 
 
@@ -111,7 +116,8 @@ def highest(image: np.ndarray) -> float:
     if image.dtype in (np.uint8, np.uint16, np.int16):
         return int(np.iinfo(image.dtype).max)
     raise UsageError(
-        f"An image must hold bytes (uint8), 16-bit integers or floats, but it holds {image.dtype}"
+        f"An image must hold bytes (uint8), 16-bit integers or floats, but it holds {image.dtype}",
+        code="data-dtype",
     )
 
 
@@ -204,7 +210,10 @@ def on_arrays(image: Any, function: Callable[..., np.ndarray], *args: Any, **kwa
 def require_bytes(image: np.ndarray, operation: object) -> np.ndarray:
     """Return an array of bytes, or refuse another one."""
     if image.dtype != np.uint8:
-        raise UsageError(f"{operation} needs an image of bytes (uint8), but it holds {image.dtype}")
+        raise UsageError(
+            f"{operation} needs an image of bytes (uint8), but it holds {image.dtype}",
+            code="data-dtype",
+        )
     return image
 
 
@@ -217,7 +226,11 @@ def two_lengths(name: str, size: Size) -> tuple[int, int]:
     """Return a size of one or two positive ints as two; `name` is that of the argument."""
     lengths = [size] if is_number(size) else list(size)
     if len(lengths) not in (1, 2):
-        raise UsageError(f"{name} must be a positive int or two, but it is {size!r}")
+        raise UsageError(
+            f"{name} must be a positive int or two, but it is {size!r}",
+            code="argument-value",
+            argument=name,
+        )
     return check_positive(name, lengths[0]), check_positive(name, lengths[-1])
 
 
@@ -228,6 +241,8 @@ def fill_values(image: Any, fill: Fill) -> tuple[float, ...]:
     if len(values) not in (1, channels):
         raise UsageError(
             f"fill must be a number or have one for each of {channels} channel(s), but it is "
-            f"{fill!r}"
+            f"{fill!r}",
+            code="argument-value",
+            argument="fill",
         )
     return values if len(values) == channels else values * channels

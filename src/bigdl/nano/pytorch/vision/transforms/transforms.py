@@ -204,7 +204,9 @@ class _Group(Transform):
         if not isinstance(self.transforms, Sequence | torch.nn.ModuleList):
             raise UsageError(
                 f"{type(self).__name__} takes a list of transforms, not a "
-                f"{type(self.transforms).__name__}"
+                f"{type(self.transforms).__name__}",
+                code="argument-type",
+                argument="transforms",
             )
         # Not a ModuleList: users put functions in, and change the list.
         self.transforms = list(self.transforms)
@@ -253,7 +255,11 @@ class Lambda(Transform, random=True):
 
     def __post_init__(self) -> None:
         if not callable(self.lambd):
-            raise UsageError(f"Lambda takes a function, not a {type(self.lambd).__name__}")
+            raise UsageError(
+                f"Lambda takes a function, not a {type(self.lambd).__name__}",
+                code="argument-type",
+                argument="lambd",
+            )
 
     def forward(self, image: Any) -> Any:
         return self.lambd(image)
@@ -316,7 +322,9 @@ class RandomChoice(_Group, random=True):
         super().__post_init__()
         if self.p is not None and len(self.p) != len(self.transforms):
             raise UsageError(
-                f"p must have one number for each of {len(self.transforms)} transforms"
+                f"p must have one number for each of {len(self.transforms)} transforms",
+                code="argument-value",
+                argument="p",
             )
 
     def forward(self, image: Any) -> Any:
@@ -460,7 +468,8 @@ class RandomCrop(_OfSize, random=True):
         if rows < height or columns < width:
             raise UsageError(
                 f"A crop of {(height, width)} does not fit into an image of {(rows, columns)}; "
-                "Resize before, or pass pad_if_needed=True"
+                "Resize before, or pass pad_if_needed=True",
+                code="data-shape",
             )
         return *_random_place(rows - height, columns - width), height, width
 
@@ -754,7 +763,10 @@ def _limits(
         value = (max(center - value, least) if center else -value, center + value)
     if len(value) != 2 or not least <= value[0] <= value[1] <= most:
         raise UsageError(
-            f"{name} must be a number or a range of two within {(least, most)}, but it is {value!r}"
+            f"{name} must be a number or a range of two within {(least, most)}, but it "
+            f"is {value!r}",
+            code="argument-value",
+            argument=name,
         )
     return float(value[0]), float(value[1])
 
@@ -790,7 +802,11 @@ class GaussianBlur(Transform):
     def __post_init__(self) -> None:
         low, high = self.sigma = _two(self.sigma)
         if not 0 < low <= high:
-            raise UsageError(f"sigma must be a range of positive numbers, but it is {self.sigma!r}")
+            raise UsageError(
+                f"sigma must be a range of positive numbers, but it is {self.sigma!r}",
+                code="argument-value",
+                argument="sigma",
+            )
 
     @property
     def random(self) -> bool:
@@ -880,9 +896,17 @@ class RandomAffine(Transform, random=True):
     def __post_init__(self) -> None:
         self.degrees = _limits("degrees", self.degrees)
         if self.translate is not None and not all(0 <= share <= 1 for share in self.translate):
-            raise UsageError(f"translate must be two shares in 0…1, but it is {self.translate!r}")
+            raise UsageError(
+                f"translate must be two shares in 0…1, but it is {self.translate!r}",
+                code="argument-value",
+                argument="translate",
+            )
         if self.scale is not None and min(self.scale) <= 0:
-            raise UsageError(f"scale must be a range of positive factors, but it is {self.scale!r}")
+            raise UsageError(
+                f"scale must be a range of positive factors, but it is {self.scale!r}",
+                code="argument-value",
+                argument="scale",
+            )
         if self.shear is not None and (is_number(self.shear) or len(self.shear) != 4):
             self.shear = _limits("shear", self.shear)
         self.interpolation = interpolation_mode(self.interpolation)
@@ -1137,7 +1161,9 @@ class LinearTransformation(Transform):
         if shape != (length, length):
             raise UsageError(
                 "transformation_matrix must be square and mean_vector as long as it, but they are "
-                f"{shape} and {tuple(self.mean_vector.shape)}"
+                f"{shape} and {tuple(self.mean_vector.shape)}",
+                code="data-shape",
+                argument="transformation_matrix",
             )
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -1145,7 +1171,8 @@ class LinearTransformation(Transform):
         if size != len(self.mean_vector):
             raise UsageError(
                 f"The image has {size} values, but transformation_matrix is for "
-                f"{len(self.mean_vector)}"
+                f"{len(self.mean_vector)}",
+                code="data-shape",
             )
         flat = tensor.reshape(-1, size) - self.mean_vector
         return (flat @ self.transformation_matrix).reshape(tensor.shape)
@@ -1187,10 +1214,16 @@ class RandomErasing(_EverySecond):
         if not 0 <= scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
             raise UsageError(
                 "RandomErasing needs scale a range within 0…1 and ratio a range of positive "
-                f"numbers, but got scale={scale}, ratio={ratio}"
+                f"numbers, but got scale={scale}, ratio={ratio}",
+                code="argument-value",
+                argument="scale",
             )
         if isinstance(value, str) and value != "random":
-            raise UsageError(f"value must be a number, a sequence or 'random', not {value!r}")
+            raise UsageError(
+                f"value must be a number, a sequence or 'random', not {value!r}",
+                code="argument-value",
+                argument="value",
+            )
 
     def changed(self, tensor: torch.Tensor) -> torch.Tensor:
         value = None if self.value == "random" else self.value

@@ -178,12 +178,16 @@ def as_callbacks(callbacks: Callback | Sequence[Callback] | None) -> list[Callba
             what = callback.__name__ if isinstance(callback, type) else type(callback).__name__
             raise UsageError(
                 "callbacks must be instances of bigdl.orca.learn.pytorch.callbacks.Callback, got "
-                f"{'the class ' if isinstance(callback, type) else ''}{what}"
+                f"{'the class ' if isinstance(callback, type) else ''}{what}",
+                code="argument-type",
+                argument="callbacks",
             )
     mains = [type(c).__name__ for c in everyone if hasattr(c, "on_iter_forward")]
     if len(mains) > 1:
         raise UsageError(
-            f"callbacks can hold one MainCallback at most, got {len(mains)}: {', '.join(mains)}"
+            f"callbacks can hold one MainCallback at most, got {len(mains)}: {', '.join(mains)}",
+            code="argument-conflict",
+            argument="callbacks",
         )
     return everyone
 

@@ -148,7 +148,11 @@ class ModelCheckpoint(Callback):
         if num_to_keep is not None:
             check_integer("num_to_keep", num_to_keep, 1)
         if monitor is not None and not by_epoch:
-            raise UsageError("monitor looks at figures of an epoch; use by_epoch=True")
+            raise UsageError(
+                "monitor looks at figures of an epoch; use by_epoch=True",
+                code="argument-conflict",
+                argument="monitor",
+            )
         if monitor is not None and num_to_keep is None:
             num_to_keep = 1
         self.save_weights_only, self.by_epoch, self.interval = save_weights_only, by_epoch, interval
@@ -236,5 +240,9 @@ class ModelCheckpoint(Callback):
         """``<dirname>/last.ckpt``, or a UsageError if there is none."""
         path = f"{os.fspath(dirname).rstrip('/')}/last.ckpt"
         if not file_exists(path):
-            raise UsageError(f"Latest checkpoint at {dirname} not found.")
+            raise UsageError(
+                f"Latest checkpoint at {dirname} not found.",
+                code="checkpoint-missing",
+                path=dirname,
+            )
         return path

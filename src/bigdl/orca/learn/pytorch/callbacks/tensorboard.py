@@ -53,7 +53,9 @@ class TensorBoardCallback(Callback):
         number = isinstance(freq, int) and not isinstance(freq, bool) and freq > 0
         if freq not in ("epoch", "batch") and not number:
             raise UsageError(
-                f'freq should be "epoch", "batch" or a positive number of steps, got {freq!r}'
+                f'freq should be "epoch", "batch" or a positive number of steps, got {freq!r}',
+                code="argument-value",
+                argument="freq",
             )
         self.log_dir = None if log_dir is None else str(log_dir)
         self.freq, self.options = freq, options
