@@ -162,7 +162,7 @@ setup(
     ),
     install_requires=["cloudpickle>=3.0", "packaging>=23"],
     extras_require=EXTRAS,
-    package_data={"": ["py.typed", "log4j2.properties", "*.binpb", "*.proto"]},
+    package_data={"": ["py.typed", "log4j2.properties", "*.binpb", "*.proto", "pods/*.yaml"]},
     entry_points={
         "console_scripts": [
             "bigdl-prepare=bigdl.orca.cluster.class_archive:main",

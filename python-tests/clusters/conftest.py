@@ -1,11 +1,12 @@
 """Real clusters on this machine, one at a time; each stops when tests of something else follow."""
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from real_clusters import control, running
+from real_clusters import apply_account, control, running
 
 HERE = Path(__file__).parent
 
@@ -62,10 +63,20 @@ def kubernetes(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def account(kubernetes) -> Path:
-    """The same Kubernetes, with the namespace and the account of the documentation."""
-    file = HERE.parents[1] / "docker" / "kubernetes" / "account.yaml"
-    control("kubernetes.py", "kubectl", kubernetes, "apply", "-f", str(file))
+    """The same Kubernetes, with the namespace and the account of the documentation.
+
+    Its pods show folders of this machine, which namespaces of the standard "restricted" refuse.
+    """
+    apply_account(kubernetes, "privileged")
     return kubernetes
+
+
+@pytest.fixture
+def restricted(account) -> Iterator[Path]:
+    """The same, with the namespace as it is in the documentation."""
+    apply_account(account, "restricted")
+    yield account
+    apply_account(account, "privileged")
 
 
 @pytest.fixture(scope="module")

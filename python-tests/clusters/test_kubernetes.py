@@ -76,10 +76,31 @@ def in_pod(cluster: Path, conf: dict | None = None, **more) -> dict:
     }
 
 
+def machine_template(cluster: Path, image: str, *folders: Path) -> dict:
+    """The template of pods that show what an image has not, which that of this machine needs."""
+    if image != IMAGE:
+        return {"spec": {"containers": [{"volumeMounts": []}], "volumes": []}}
+    template = json.loads((cluster / "pod.json").read_text())
+    spec = template["spec"]
+    for place, folder in enumerate(folders):
+        spec["volumes"].append({"name": f"saved{place}", "hostPath": {"path": str(folder)}})
+        spec["containers"][0]["volumeMounts"].append(
+            {"name": f"saved{place}", "mountPath": str(folder)}
+        )
+    spec["securityContext"] = {"runAsUser": 185}  # the image names nobody
+    return template
+
+
 def run_job(
-    cluster: Path, file: str, folder: Path, program: str, arguments: dict, image: str = IMAGE
+    cluster: Path,
+    file: str,
+    folder: Path,
+    program: str,
+    arguments: dict,
+    image: str = IMAGE,
+    template: dict | None = None,
 ) -> tuple:
-    """Run a program by a job of docker/kubernetes; the image of this machine needs its template.
+    """Run a program by a job of docker/kubernetes, with what the pods of a template show.
 
     Returns
     -------
@@ -87,12 +108,11 @@ def run_job(
         True if the job succeeded, and what it printed.
     """
     folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
     name = "ARGUMENTS['conf']['spark.kubernetes.driver.pod.name'] = os.environ['BIGDL_POD']"
     head = f"import os\nARGUMENTS = {arguments!r}\nif 'BIGDL_POD' in os.environ:\n    {name}\n"
     (folder / "train.py").write_text(head + textwrap.dedent(program), encoding="utf-8")
-    template: dict = {"spec": {"containers": [{"volumeMounts": []}], "volumes": []}}
-    if image == IMAGE:
-        template = json.loads((cluster / "pod.json").read_text())
+    template = template or machine_template(cluster, image)
     (folder / "pod.json").write_text(json.dumps(template))
     documents = list(yaml.safe_load_all((FILES / file).read_text()))
     job = documents[-1]
@@ -100,13 +120,13 @@ def run_job(
     (container,) = pod["containers"]
     container.update(image=image, imagePullPolicy="Never")
     mounts = template["spec"]["containers"][0]["volumeMounts"]
-    folders = [{"name": "saved", "mountPath": str(folder)}]
-    volumes = [{"name": "saved", "hostPath": {"path": str(folder)}}]
-    if not any(mount["name"] == "code" for mount in container.get("volumeMounts", [])):
-        folders.append({"name": "code", "mountPath": "/code"})
-        volumes.append({"name": "code", "hostPath": {"path": str(folder)}})
-    container["volumeMounts"] = [*container.get("volumeMounts", []), *mounts, *folders]
-    pod["volumes"] = [*pod.get("volumes", []), *template["spec"]["volumes"], *volumes]
+    if not any(mount["name"] == "code" for mount in [*container["volumeMounts"], *mounts]):
+        mounts = [*mounts, {"name": "code", "mountPath": "/code"}]
+        pod["volumes"].append({"name": "code", "configMap": {"name": "train"}})
+    names = {volume["name"] for volume in pod["volumes"]}
+    container["volumeMounts"] += [each for each in mounts if each not in container["volumeMounts"]]
+    pod["volumes"] += [each for each in template["spec"]["volumes"] if each["name"] not in names]
+    pod["securityContext"].update(template["spec"].get("securityContext", {}))
     (folder / "job.json").write_text(
         json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
     )
@@ -164,9 +184,12 @@ def test_results_equal_those_of_this_machine(account, tmp_path, cores):
 def test_results_in_a_pod_equal_those_of_this_machine(account, tmp_path):
     saved = tmp_path / "there"
     head = f"WORKERS_PER_NODE, FOLDER = 1, {str(saved)!r}\n"
-    arguments = in_pod(account, conf=shown(saved))
-    program = head + textwrap.dedent(WHOLE)
-    succeeded, printed = run_job(account, "client.yaml", saved, program, arguments)
+    saved.mkdir()
+    template = machine_template(account, IMAGE, saved)
+    arguments, program = in_pod(account), head + textwrap.dedent(WHOLE)
+    succeeded, printed = run_job(
+        account, "client.yaml", saved, program, arguments, template=template
+    )
     assert succeeded, printed
     here = run_whole(tmp_path / "here", {"cores": 2}, workers_per_node=2)
     assert json.loads(printed.strip().splitlines()[-1]) == here

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from real_clusters import run
+from real_clusters import apply_account, run
 from test_kubernetes import FILES, NAMESPACE, in_cluster_mode, kubectl
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -86,7 +86,7 @@ def used_by(cluster: Path, folder: Path, rights: list[tuple[str, str, str]], **m
         wrong = ["it did not end"]
     finally:
         remove_programs(cluster)
-        kubectl(cluster, "apply", "-f", str(FILES / "account.yaml"))
+        apply_account(cluster, "privileged")
     return "; ".join(wrong)
 
 

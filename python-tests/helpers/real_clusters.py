@@ -49,6 +49,42 @@ def running(script: str, folder: Path, *arguments: str) -> Iterator[Path]:
     assert holder.returncode == 0, printed
 
 
+def apply_account(cluster: Path, standard: str) -> None:
+    """Apply docker/kubernetes/account.yaml, with a Pod Security standard for its namespace."""
+    file = SCRIPTS.parents[1] / "docker" / "kubernetes" / "account.yaml"
+    control("kubernetes.py", "kubectl", cluster, "apply", "-f", str(file))
+    label = f"pod-security.kubernetes.io/enforce={standard}"
+    control("kubernetes.py", "kubectl", cluster, "label", "namespace", "bigdl", "--overwrite", label)
+
+
+def with_claims(cluster: Path, namespace: str, template: dict) -> dict:
+    """Make claims of the folders that a template of pods shows, which any namespace admits."""
+    volumes, items = [], []
+    for volume in template["spec"]["volumes"]:
+        name = f"{namespace}-{volume['name']}"
+        size = {"storage": "1Gi"}
+        spec = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        items += [
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": name},
+                "spec": {**spec, "capacity": size, "hostPath": volume["hostPath"]},
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {**spec, "volumeName": name, "resources": {"requests": size}},
+            },
+        ]
+        volumes.append({"name": volume["name"], "persistentVolumeClaim": {"claimName": name}})
+    file = cluster / f"claims-{namespace}.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    control("kubernetes.py", "kubectl", cluster, "apply", "-f", str(file))
+    return {**template, "spec": {**template["spec"], "volumes": volumes}}
+
+
 # A program with ARGUMENTS of init_orca_context: three steps with all rows, from zero.
 FIT = """
     import json, os

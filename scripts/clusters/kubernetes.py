@@ -439,7 +439,7 @@ def machine(folder: Path) -> None:
     files = {
         **{name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")},
         "etc": None,
-        "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n",
+        "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\nspark:x:185:0::/tmp:/bin/sh\n",
         "etc/group": b"root:x:0:\n",
         "opt": None,
         "opt/entrypoint.sh": HERE.parents[1] / "docker" / "entrypoint.sh",

@@ -40,6 +40,11 @@ _HOPELESS = frozenset(  # what a container may wait for that does not come
     }
 )
 
+_NAME_A_USER = (
+    "an image needs USER with the number of a user who is not root, or runAsUser in a pod template "
+    "of yours, which spark.kubernetes.executor.podTemplateFile (driver.podTemplateFile) names"
+)
+
 
 def await_executors(sc: "SparkContext", number: int) -> None:
     """Wait until the executors of a program run; one is enough to know that they can.
@@ -286,7 +291,8 @@ def _is_overdue(end: str | None) -> bool:
 def _trouble(pod: dict, is_late: bool) -> str | None:
     """Return the reason why a pod does not start, if it does not."""
     if pod.get("waiting") in _HOPELESS:
-        return f"{pod['waiting']} of the image {pod['image']} ({pod.get('message')})"
+        reason = f"{pod['waiting']} of the image {pod['image']} ({pod.get('message')})"
+        return f"{reason}; {_NAME_A_USER}" if "runAsNonRoot" in reason else reason
     if pod.get("unscheduled") and is_late:
         return f"no node has room for {pod['name']}: {pod['unscheduled']}"
     if pod["lost"]:

@@ -40,6 +40,9 @@ ENVIRONMENT = "python_env"
 
 # Set in the process that a cluster mode has submitted, as programs for BigDL 2.x know them.
 _MARKERS = {"yarn-cluster": "OnAppMaster", "k8s-cluster": "onDriver"}
+# Templates of pods that namespaces of Kubernetes with the Pod Security standard "restricted" admit.
+_PODS = Path(__file__).with_name("pods")
+_POD_TEMPLATE = "spark.kubernetes.{role}.podTemplateFile"
 _SCRIPT_ELSEWHERE = ("local:", "hdfs:", "http:", "https:", "s3a:", "gs:", "abfs:")
 
 
@@ -313,6 +316,8 @@ def _kubernetes(request: ContextRequest, machine: Machine) -> tuple[dict, dict]:
         # those is each second in which a quota has no room for one.
         "spark.executor.maxNumFailures": "100000",
     }
+    for role in ("driver", "executor") if request.is_cluster_mode else ("executor",):
+        properties[_POD_TEMPLATE.format(role=role)] = str(_PODS / f"{role}.yaml")
     if not request.is_cluster_mode:
         properties["spark.driver.host"] = machine.address
         # Otherwise Spark tells executors the address that the driver binds to.
