@@ -1,17 +1,21 @@
 # One virtual environment in .venv; `make install` is done again only when what it depends on changes.
 # Linux wheels of torch on PyPI carry CUDA. For the smaller CPU build:
-#     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make install
+#     make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# That index is asked for torch alone, and PyPI for all else: where pip asks two at once, whoever has a
+# name on one of them can publish a newer version on the other.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+INSTALL := -m pip install --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python $(INSTALL)
+TORCH := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
 # Three processes: a test waits for Spark more than it computes. One that dies ends the run: its tests
 # are lost, and the rest can wait for it without end.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 LINTED := src python-tests examples benchmarks scripts docs/conf.py setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-serving lint style types size docs release prepared test quick-tests test-all test-clusters test-spark test-zoo examples bench clean distclean
+.PHONY: help install demo demo-serving lint style types size docs release sbom prepared test quick-tests test-all test-clusters test-spark test-zoo examples bench clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +25,7 @@ install: $(VENV)/.installed ## create .venv and install BigDL in it with everyth
 # torch first: it decides which build of it (CPU or CUDA) all others are resolved with.
 $(VENV)/.torch: constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch
+	$(PIP) $(TORCH)
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch setup.py pyproject.toml
@@ -67,6 +71,18 @@ release: docs $(VENV)/.installed-release ## build and check wheel, source archiv
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python scripts/check_release.py dist/*.whl
 	$(BIN)/python scripts/check_site.py docs/_build/html
+
+# What a user gets with all extras and the versions that are tested together, as CycloneDX.
+SBOM := .venv-sbom
+sbom: ## the software bill of materials of the wheel in dist
+	rm -rf $(SBOM)
+	$(PYTHON) -m venv --without-pip $(SBOM)/bigdl
+	$(PYTHON) -m venv $(SBOM)/tools
+	$(SBOM)/tools/bin/python $(INSTALL) cyclonedx-bom
+	$(SBOM)/tools/bin/python -m pip --python $(SBOM)/bigdl $(wordlist 3,9,$(INSTALL)) $(TORCH)
+	$(SBOM)/tools/bin/python -m pip --python $(SBOM)/bigdl $(wordlist 3,9,$(INSTALL)) "$$(echo dist/bigdl-*.whl)[all]"
+	$(SBOM)/tools/bin/python scripts/make_sbom.py $(SBOM)/bigdl dist
+	rm -rf $(SBOM)
 
 prepared: install
 	-$(BIN)/bigdl-prepare
@@ -132,4 +148,4 @@ clean: ## remove what builds and tests leave
 	find src python-tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## also remove .venv
-	rm -rf $(VENV) $(ZOO) .venv-spark-*
+	rm -rf $(VENV) $(ZOO) $(SBOM) .venv-spark-*

@@ -488,7 +488,7 @@ def image(
     with tarfile.open(fileobj=content, mode="w") as layer:
         for name, what in files.items():
             info = tarfile.TarInfo(name)
-            info.mode = 0o755
+            info.mode = 0o1777 if name == "tmp" else 0o755
             data = what.read_bytes() if isinstance(what, Path) else what
             if isinstance(data, bytes):
                 info.size = len(data)
