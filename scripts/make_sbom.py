@@ -3,9 +3,9 @@
 
 python scripts/make_sbom.py ENVIRONMENT DIST    # needs cyclonedx-bom; `make sbom` runs it
 
-ENVIRONMENT is a virtual environment with the wheel of the folder DIST and what that has brought along.
-The file DIST/bigdl-VERSION.cdx.json names each package in it with its version, its licences and what
-it needs; its subject is BigDL, with the digests of the files in DIST.
+ENVIRONMENT is a virtual environment with the wheel of the folder DIST and its dependencies. The
+file DIST/bigdl-VERSION.cdx.json names each package in it with its version, its licences and its
+dependencies; its subject is BigDL, with the digests of the files in DIST.
 """
 
 import hashlib
@@ -52,7 +52,9 @@ def bill(environment: Path, files: list[Path]) -> dict:
         {
             "type": "distribution",
             "url": file.name,
-            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(file.read_bytes()).hexdigest()}],
+            "hashes": [
+                {"alg": "SHA-256", "content": hashlib.sha256(file.read_bytes()).hexdigest()}
+            ],
         }
         for file in files
     ]
@@ -61,7 +63,7 @@ def bill(environment: Path, files: list[Path]) -> dict:
 
 
 def check(made: dict, environment: Path) -> None:
-    """Raise SystemExit unless the bill is valid and names what is installed, no more and no less."""
+    """Raise SystemExit unless the bill is valid and names exactly what is installed."""
     if error := JsonStrictValidator(SchemaVersion.V1_5).validate_str(json.dumps(made)):
         sys.exit(f"The bill is not valid: {error}")
     components = [made["metadata"]["component"], *made["components"]]

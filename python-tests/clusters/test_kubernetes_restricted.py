@@ -84,7 +84,12 @@ def test_cluster_mode_from_a_pod(restricted, tmp_path):
     }
     arguments = in_pod(restricted, cluster_mode="k8s-cluster", conf=conf)
     succeeded, printed = run_job(
-        restricted, "cluster.yaml", tmp_path / "there", IN_CLUSTER_MODE, arguments, template=template
+        restricted,
+        "cluster.yaml",
+        tmp_path / "there",
+        IN_CLUSTER_MODE,
+        arguments,
+        template=template,
     )
     assert succeeded, printed
     assert "the sum is 45" in printed

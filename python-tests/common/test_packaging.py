@@ -94,7 +94,7 @@ def test_wheel_holds_every_module_and_no_more(source, wheel):
     }
     in_source = {
         path.relative_to(source / "src").as_posix()
-        for pattern in ("*.py", "py.typed", "log4j2.properties", "*.proto", "*.binpb")
+        for pattern in ("*.py", "py.typed", "log4j2.properties", "*.proto", "*.binpb", "*.yaml")
         for path in (source / "src/bigdl").rglob(pattern)
     }
     assert in_wheel == in_source

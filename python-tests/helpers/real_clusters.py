@@ -54,7 +54,9 @@ def apply_account(cluster: Path, standard: str) -> None:
     file = SCRIPTS.parents[1] / "docker" / "kubernetes" / "account.yaml"
     control("kubernetes.py", "kubectl", cluster, "apply", "-f", str(file))
     label = f"pod-security.kubernetes.io/enforce={standard}"
-    control("kubernetes.py", "kubectl", cluster, "label", "namespace", "bigdl", "--overwrite", label)
+    control(
+        "kubernetes.py", "kubectl", cluster, "label", "namespace", "bigdl", "--overwrite", label
+    )
 
 
 def with_claims(cluster: Path, namespace: str, template: dict) -> dict:

@@ -10,13 +10,23 @@ import sys
 import tarfile
 import types
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from bigdl.common.errors import MissingExtraError, UsageError
 from bigdl.dllib import nncontext
 from bigdl.orca import arguments, init_orca_context
-from bigdl.orca.cluster import environment, launch, spark, standalone, submit, submit_main, yarn
+from bigdl.orca.cluster import (
+    environment,
+    kubernetes,
+    launch,
+    spark,
+    standalone,
+    submit,
+    submit_main,
+    yarn,
+)
 from bigdl.orca.cluster.environment import environment_hash, packed_environment, zip_modules
 from bigdl.orca.cluster.submit import (
     ContextRequest,
@@ -216,6 +226,32 @@ def test_a_script_that_the_cluster_can_upload_is_not_expected_in_the_image():
     assert made("k8s-cluster", conf=conf).command[-3] == os.path.abspath("train.py")
     machine = Machine(environ={}, program=("local:///opt/t.py",))
     assert made("k8s-cluster", machine).command[-1] == "local:///opt/t.py"
+
+
+def test_pods_satisfy_the_restricted_standard_unless_a_template_says_otherwise():
+    name = "spark.kubernetes.{}.podTemplateFile".format
+    for mode, roles in (("k8s-client", ["executor"]), ("k8s-cluster", ["driver", "executor"])):
+        found = made(mode).properties
+        assert [role for role in ("driver", "executor") if name(role) in found] == roles
+        for role in roles:
+            assert "runAsNonRoot: true" in Path(found[name(role)]).read_text()
+    mine = made("k8s-cluster", conf={name("executor"): "/code/pod.yaml"}).properties
+    assert mine[name("executor")] == "/code/pod.yaml"
+
+
+def test_an_image_of_root_is_named_with_what_to_do():
+    waiting = {
+        "name": "orca-exec-1",
+        "phase": "Pending",
+        "lost": False,
+        "waiting": "CreateContainerConfigError",
+        "image": "mine:1",
+        "message": "container has runAsNonRoot and image will run as root",
+    }
+    reason = kubernetes._trouble(waiting, is_late=False)
+    assert "of the image mine:1 (container has runAsNonRoot and image will run as root)" in reason
+    assert "or runAsUser in a pod template of yours" in reason
+    assert "template" not in kubernetes._trouble({**waiting, "message": "no secret"}, False)
 
 
 def test_kubernetes_runs_the_python_of_the_image_or_of_the_archive():

@@ -80,7 +80,14 @@ def test_spark_asks_for_the_executors_of_the_arguments(api_server, tmp_path):
         process.kill()
     assert process.returncode == 0, err
     assert json.loads(out.splitlines()[0]) == [master, "/image/python"]
-    (container,) = json.loads(notes.read_text().splitlines()[0])["spec"]["containers"]
+    pod = json.loads(notes.read_text().splitlines()[0])["spec"]
+    (container,) = pod["containers"]
+    # as namespaces of the Pod Security standard "restricted" ask
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["image"] == "bigdl:3"
     assert container["args"] == ["executor"]
     assert container["resources"]["requests"] == {"cpu": "2", "memory": "4096Mi"}
