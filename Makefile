@@ -69,6 +69,7 @@ release: docs $(VENV)/.installed-release ## build and check wheel, source archiv
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
+	$(MAKE) --no-print-directory sbom
 	$(BIN)/python scripts/check_release.py dist/*.whl
 	$(BIN)/python scripts/check_site.py docs/_build/html
 
