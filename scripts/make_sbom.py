@@ -48,6 +48,7 @@ def bill(environment: Path, files: list[Path]) -> dict:
     made = json.loads(subprocess.check_output(command, text=True))
     (subject,) = (each for each in made["components"] if each["name"] == "bigdl")
     made["components"].remove(subject)
+    subject["purl"] = f"pkg:pypi/bigdl@{subject['version']}"
     subject["externalReferences"] = [
         {
             "type": "distribution",
