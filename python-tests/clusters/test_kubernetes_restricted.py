@@ -23,7 +23,7 @@ from test_kubernetes import (
 
 from bigdl.orca.cluster import submit
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PODS = Path(submit.__file__).parent / "pods"
 
@@ -59,7 +59,6 @@ def test_a_fit_from_the_job_of_the_documentation(restricted, tmp_path):
     np.testing.assert_allclose(found["weights"], fitted_weights(), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_fit_from_this_machine(restricted, tmp_path):
     file = tmp_path / "pod.json"
     file.write_text(json.dumps(shown_by_claims(restricted, "executor")))
@@ -68,7 +67,6 @@ def test_a_fit_from_this_machine(restricted, tmp_path):
     np.testing.assert_allclose(found["weights"], fitted_weights(), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_cluster_mode_from_a_pod(restricted, tmp_path):
     template = shown_by_claims(restricted, "driver")
     template["spec"]["volumes"].append({"name": "code", "configMap": {"name": "train"}})

@@ -130,13 +130,13 @@ def test_a_recommender_is_loaded_served_asked_and_outlives_a_pod(kubernetes, tmp
 
 
 ASK_A_MODEL = """
-import json, os, urllib.error, urllib.request
+import json, urllib.error, urllib.request
 url = "http://bigdl-serve.bigdl-serve.svc.cluster.local:8000/v2/models/sum"
 def ask(token, path="", content=None):
     request = urllib.request.Request(url + path, content, {"authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         return json.load(answer)
-token = os.environ["BIGDL_SERVE_TOKEN"]
+token = open("/token/token").read()
 (shown,) = ask(token)["inputs"]
 rows = {**shown, "shape": [1, 3], "data": [1.0, 2.0, 3.0]}
 content = json.dumps({"inputs": [rows]}).encode()
