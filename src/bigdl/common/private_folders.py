@@ -40,7 +40,7 @@ _ATTEMPTS = 100
 _lock = threading.RLock()
 _roots: dict[tuple[int, str], str] = {}  # by process and directory
 _cleaned: set[tuple[int, str]] = set()
-_of_process: dict[int, LockedFolder] = {}
+_of_process: dict[tuple[int, bool], LockedFolder] = {}  # by process; True: with a short path
 
 
 def private_root(base: str | None = None) -> str:
@@ -136,15 +136,25 @@ def scratch_directory(prefix: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=prefix, dir=process_folder()))
 
 
-def process_folder() -> str:
+def process_folder(longest: int | None = None) -> str:
     """Return the folder of this process; it is made anew if somebody has removed it.
 
     A forked process has one of its own.
+
+    Parameters
+    ----------
+    longest : int, optional
+        Bytes that its path may have; where it is longer another one lies in ``/tmp``.
     """
     with _lock:
-        folder = _of_process.get(os.getpid())
+        folder = _of_process.get((os.getpid(), False))
         if folder is None:
-            folder = _of_process[os.getpid()] = LockedFolder("process")
+            folder = _of_process[os.getpid(), False] = LockedFolder("process")
+        if longest is not None and len(os.fsencode(folder.path)) > longest:
+            folder = _of_process.get((os.getpid(), True))
+            if folder is None:
+                folder = LockedFolder("process", longest=longest)
+                _of_process[os.getpid(), True] = folder
         return folder.path
 
 
@@ -164,6 +174,8 @@ class LockedFolder:
     remover : bool, default True
         Remove it at once if this process is killed. Otherwise the next program does: for folders
         that another process still uses then.
+    parent : str, optional
+        Where it lies instead; of what lies there, only folders of the same purpose can be stale.
 
     Attributes
     ----------
@@ -171,13 +183,25 @@ class LockedFolder:
         What holds the lock; a process that inherits it holds the lock, too.
     """
 
-    def __init__(self, purpose: str, *, longest: int | None = None, remover: bool = True):
+    def __init__(
+        self,
+        purpose: str,
+        *,
+        longest: int | None = None,
+        remover: bool = True,
+        parent: str | None = None,
+    ):
         self._owner = os.getpid()
         self._guard = threading.Lock()
         self._remover = remover
+        if parent is not None:
+            remove_unlocked(parent, purpose)
+            self._hold(*_make(os.path.abspath(parent), purpose))
+            return
         root = private_root()
         if longest is not None and len(os.fsencode(root)) + len(purpose) + 10 > longest:
             root = private_root("/tmp")
+        _clean(root)
         self._hold(*_make(root, purpose))
 
     @property
@@ -254,11 +278,12 @@ def _make_root(base: str) -> str:
 
 def _make(root: str, purpose: str) -> tuple[str, int]:
     """Return a new folder and the descriptor that holds its lock."""
-    _clean(root)
     for _ in range(_ATTEMPTS):
         try:
             path = tempfile.mkdtemp(prefix=f"{purpose}.", dir=root)
         except FileNotFoundError:  # a program that ended has removed the empty root
+            if not _is_root(root):
+                raise
             os.makedirs(root, 0o700, exist_ok=True)
             if not _made_private(root):
                 root = private_root(os.path.dirname(root))
@@ -271,11 +296,12 @@ def _make(root: str, purpose: str) -> tuple[str, int]:
 
 def _made_anew(path: str) -> int:
     """Make a folder again that somebody has removed, and return the descriptor with its lock."""
+    root = os.path.dirname(path)
     for _ in range(_ATTEMPTS):
-        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        os.makedirs(root, 0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.mkdir(path, 0o700)
-        if not (_made_private(os.path.dirname(path)) and _is_private(path)):
+        if not ((_made_private(root) or not _is_root(root)) and _is_private(path)):
             break
         descriptor = _locked(path)
         if descriptor is not None:
@@ -342,10 +368,12 @@ def _clean(root: str) -> None:
                     _leave(entry.path)
 
 
-def remove_unlocked(root: str) -> None:
-    """Remove the temporary folders below a root whose processes have ended."""
+def remove_unlocked(root: str, purpose: str | None = None) -> None:
+    """Remove the temporary folders, of a purpose or all, in a folder whose processes have ended."""
     with contextlib.suppress(OSError):
         for name in filter(_SCRATCH.fullmatch, os.listdir(root)):
+            if purpose not in (None, name.rpartition(".")[0]):
+                continue
             path = os.path.join(root, name)
             descriptor = _locked(path, is_new=False)
             if descriptor is not None:

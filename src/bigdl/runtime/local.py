@@ -11,18 +11,17 @@ import atexit
 import contextlib
 import functools
 import os
-import re
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from bigdl.common.checks import check_integer
 from bigdl.common.cpu import usable_cores
-from bigdl.common.environment import scratch_home
 from bigdl.common.errors import WorkerError, WorkerLost
+from bigdl.common.private_folders import process_folder
 from bigdl.runtime.channel import AttemptChannel, Channel
 from bigdl.runtime.engine import Engine
 from bigdl.runtime.jobs import (
@@ -169,12 +168,28 @@ class LocalMachine:
 
 
 class FileBroadcast:
-    """Bytes in a file for the processes of this machine, with the interface of a broadcast."""
+    """Bytes in a file for the processes of this machine, with the interface of a broadcast.
+
+    It may be kept for as long as the program runs, so it writes its file again if somebody has
+    removed that from the directory for temporary files.
+    """
 
     def __init__(self, data: bytes):
         handle, self._path = tempfile.mkstemp(dir=session_directory(), prefix="shared-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        self._file: BinaryIO | None = os.fdopen(handle, "w+b")
+        self._file.write(data)
+        self._file.flush()
+
+    def __getstate__(self) -> str:
+        if self._file is not None and not os.path.exists(self._path):
+            session_directory()
+            with open(self._path, "xb", opener=_private) as copy:
+                self._file.seek(0)
+                shutil.copyfileobj(self._file, copy)
+        return self._path
+
+    def __setstate__(self, path: str) -> None:
+        self._path, self._file = path, None
 
     @classmethod
     def broadcast(cls, data: bytes) -> FileBroadcast:
@@ -184,8 +199,15 @@ class FileBroadcast:
     @property
     def value(self) -> bytes:
         """The bytes."""
+        if self._file is not None:
+            self._file.seek(0)
+            return self._file.read()
         with open(self._path, "rb") as file:
             return file.read()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _map_shard(func, shard):
@@ -382,30 +404,12 @@ _processes = LocalProcesses()
 
 def session_directory() -> str:
     """The directory of this process's spools and files; removed when it ends."""
-    return _directory_of(os.getpid())
-
-
-@functools.lru_cache(maxsize=1)
-def _directory_of(process: int) -> str:
-    """A new directory, also for a process that was forked from one that has its own."""
-    path = tempfile.mkdtemp(prefix=f"bigdl-local-{process}-", dir=scratch_home())
-    _remove_stale(os.path.dirname(path))
-    atexit.register(_remove_directory, process, path)
+    path = process_folder()
+    _close_at_exit()
     return path
 
 
-def _remove_directory(owner: int, path: str) -> None:
-    if os.getpid() == owner:
-        _processes.close()
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_stale(parent: str) -> None:
-    """Remove what processes that were killed left."""
-    import psutil
-
-    with contextlib.suppress(OSError):
-        for name in os.listdir(parent):
-            owner = re.fullmatch(r"bigdl-local-(\d+)-.+", name)
-            if owner and not psutil.pid_exists(int(owner[1])):
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+@functools.cache
+def _close_at_exit() -> None:
+    """End the processes of this program before its directory is removed."""
+    atexit.register(_processes.close)

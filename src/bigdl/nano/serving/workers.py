@@ -15,11 +15,9 @@ import ctypes
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +26,8 @@ from multiprocessing.connection import Client, Listener
 from typing import Any, Self
 
 from bigdl.common.checks import MOST_PORT, check_integer
-from bigdl.common.environment import scratch_home
 from bigdl.common.errors import BigDLError, UsageError, one_line, require
+from bigdl.common.private_folders import LockedFolder
 from bigdl.nano.serving.service import InferenceService
 
 logger = logging.getLogger(__name__)
@@ -37,6 +35,7 @@ logger = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _PAUSE = 1.0  # seconds before another worker for one that did not live longer
 _ANSWER_SECONDS = 2.0  # that another worker has to answer
+_LONGEST_FOLDER = 90  # bytes: it holds sockets, whose paths may have 107
 _END_SECONDS = 10.0  # more than the grace, until a worker is killed
 
 
@@ -247,7 +246,7 @@ class Workers:
         self._ended = threading.Event()
         self._reserved: list[socket.socket] = []
         self._processes: list[subprocess.Popen] = []
-        self._folder = tempfile.mkdtemp(prefix="bigdl-workers-", dir=scratch_home())
+        self._folder = LockedFolder("workers", longest=_LONGEST_FOLDER)
         self.ports: dict[str, int] = {}
         try:
             for key, port in ports.items():
@@ -268,7 +267,7 @@ class Workers:
         return [each.pid for each in self._processes]
 
     def _started(self, number: int) -> subprocess.Popen:
-        worker = Worker(number, self._count, self._folder, self.ports)
+        worker = Worker(number, self._count, self._folder.path, self.ports)
         libc = ctypes.CDLL(None)
         parent = os.getpid()
 
@@ -322,7 +321,7 @@ class Workers:
                 process.stdout.close()
         for each in self._reserved:
             each.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def __enter__(self) -> Self:
         return self
