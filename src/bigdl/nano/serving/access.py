@@ -5,13 +5,31 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import stat
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bigdl.common.errors import UsageError
 
-__all__ = ["AccessError", "check_token", "is_loopback", "read_token", "tls_files", "warn_of_host"]
+__all__ = [
+    "ADMIN",
+    "INFER",
+    "METRICS",
+    "AccessError",
+    "ForbiddenError",
+    "Tokens",
+    "changes_allowed",
+    "is_loopback",
+    "only_authorization",
+    "read_token",
+    "tls_files",
+    "warn_of_exposure",
+]
+
+INFER, ADMIN, METRICS = "infer", "admin", "metrics"
+"""What a request is for; an operation that changes the server is one of an admin."""
 
 
 class AccessError(UsageError):
@@ -20,22 +38,116 @@ class AccessError(UsageError):
     code = "request-denied"
 
 
-def check_token(token: str | None, authorization: str | None) -> None:
-    """Refuse a request whose header ``Authorization`` lacks the token; None asks for none.
+class ForbiddenError(AccessError):
+    """A request with a token that is right, but not for this."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The bearer tokens of a server; None asks for none.
+
+    Attributes
+    ----------
+    infer : str, optional
+        For all but what changes the server. It shows the metrics, too, where they have no token of
+        their own.
+    admin : str, optional
+        For everything.
+    metrics : str, optional
+        For the metrics alone.
+
+    Examples
+    --------
+    >>> from bigdl.nano.serving.access import Tokens
+    >>> tokens = Tokens("use", "change")
+    >>> tokens.check("Bearer use", "infer")
+    >>> try:
+    ...     tokens.check("Bearer use", "admin")
+    ... except ValueError as error:
+    ...     print(error)
+    The token does not let its holder change the server; this takes the admin token
+    """
+
+    infer: str | None = field(default=None, repr=False)
+    admin: str | None = field(default=None, repr=False)
+    metrics: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, token in vars(self).items():
+            if token is not None and not token.strip():
+                begin = "The token" if name == INFER else f"The {name} token"
+                raise UsageError(
+                    f"{begin} is empty; leave it out, or give one",
+                    code="argument-value",
+                    argument="token" if name == INFER else f"{name}_token",
+                )
+        if self.admin is not None and self.admin in (self.infer, self.metrics):
+            raise UsageError(
+                "The admin token is the same as another one, whose holders may change nothing; "
+                "give it a value of its own",
+                code="argument-conflict",
+                argument="admin_token",
+            )
+
+    def __bool__(self) -> bool:
+        return any(each is not None for each in vars(self).values())
+
+    def check(self, authorization: str | None, purpose: str = INFER) -> None:
+        """Refuse a request whose header ``Authorization`` has no token for its purpose.
+
+        Raises
+        ------
+        ForbiddenError
+            If it has the token of another purpose.
+        AccessError
+            If it has none.
+        """
+        allowed = {
+            INFER: (self.infer, self.admin),
+            METRICS: (self.metrics, self.admin)
+            if self.metrics is not None
+            else (self.infer, self.admin),
+            ADMIN: (self.admin,) if self.admin is not None else (self.infer,),
+        }[purpose]
+        if allowed[0] is None:
+            return
+        scheme, _, token = (authorization or "").partition(" ")
+        given = token.strip().encode("utf-8", "surrogateescape")
+        is_bearer = scheme.lower() == "bearer"
+        # All are compared, so that the time tells nothing.
+        matches = {
+            each: each is not None and hmac.compare_digest(given, each.encode())
+            for each in (self.infer, self.admin, self.metrics)
+        }
+        if is_bearer and any(matches[each] for each in allowed):
+            return
+        if not is_bearer or not any(matches.values()):
+            raise AccessError("The request needs the header 'Authorization: Bearer <token>'")
+        if purpose == ADMIN:
+            raise ForbiddenError(
+                "The token does not let its holder change the server; this takes the admin token"
+            )
+        other = "metrics" if matches[self.metrics] else "infer"
+        raise ForbiddenError(f"The token is the one for {other}; this takes that for {purpose}")
+
+
+def only_authorization(values: Sequence[str | bytes]) -> str | None:
+    """Return the only header ``Authorization`` of a request, or None.
 
     Raises
     ------
     AccessError
+        If there are several: a proxy may have checked another one than the server would.
     """
-    if token is None:
-        return
-    given = (authorization or "").encode("utf-8", "surrogateescape")
-    if not hmac.compare_digest(given, b"Bearer " + token.encode()):
-        raise AccessError("The request needs the header 'Authorization: Bearer <token>'")
+    if len(values) > 1:
+        raise AccessError("The request has several headers 'Authorization'; send one")
+    if not values:
+        return None
+    return values[0].decode("latin-1") if isinstance(values[0], bytes) else values[0]
 
 
 def read_token(path: str | os.PathLike) -> str:
-    """Return the token that a file holds.
+    """Return the token that a file holds; warn if every user of the machine can read it.
 
     Raises
     ------
@@ -43,7 +155,9 @@ def read_token(path: str | os.PathLike) -> str:
         If it cannot be read, or holds none.
     """
     try:
-        token = Path(path).read_text(encoding="utf-8").strip()
+        with open(path, encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"The token cannot be read from {str(path)!r}: {error}",
@@ -52,6 +166,13 @@ def read_token(path: str | os.PathLike) -> str:
         ) from None
     if not token:
         raise UsageError(f"There is no token in {str(path)!r}", code="data-empty", path=str(path))
+    # A group is right where a secret is mounted: Kubernetes gives it to that of the pod (fsGroup).
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        warnings.warn(
+            f"Other users of the machine can read or change the token in {str(path)!r} (mode "
+            f"{stat.S_IMODE(mode):04o}); chmod 600 it, or mount a secret with defaultMode 0440",
+            stacklevel=2,
+        )
     return token
 
 
@@ -91,10 +212,40 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def warn_of_host(host: str, stacklevel: int = 3) -> None:
-    """Warn that a server without TLS listens where other machines reach it."""
-    warnings.warn(
-        f"The server listens at {host} without TLS, so others can read and change what is sent; "
-        "give a certificate and its key, or let a proxy do it",
-        stacklevel=stacklevel,
-    )
+def changes_allowed(changes: bool | None, tokens: Tokens) -> bool:
+    """Return True if clients may change a server: if that is asked for, or there is an admin token.
+
+    Raises
+    ------
+    UsageError
+        If every holder of the token for inference would be one who may.
+    """
+    if changes and tokens.infer is not None and tokens.admin is None:
+        raise UsageError(
+            "Clients may change the server only by an admin token where it has a token; give one, "
+            "or do not allow changes",
+            code="argument-conflict",
+            argument="changes",
+        )
+    return tokens.admin is not None if changes is None else changes
+
+
+def warn_of_exposure(
+    host: str, *, tls: bool, tokens: Tokens, changes: bool, stacklevel: int = 3
+) -> None:
+    """Warn that a server listens where other machines reach it, without TLS or without a token."""
+    if is_loopback(host):
+        return
+    if not tls:
+        warnings.warn(
+            f"The server listens at {host} without TLS, so others can read and change what is "
+            "sent; give a certificate and its key, or let a proxy do it",
+            stacklevel=stacklevel,
+        )
+    if tokens.infer is None:
+        may = "use it and change it" if changes and tokens.admin is None else "use it"
+        warnings.warn(
+            f"The server listens at {host} without a token, so everybody who reaches it can {may}; "
+            "give a token, or let a proxy ask for one",
+            stacklevel=stacklevel,
+        )

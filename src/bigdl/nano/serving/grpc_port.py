@@ -1,26 +1,148 @@
-"""GrpcPort: services of gRPC on one port, with token, TLS, limits and a drained end."""
+"""GrpcPort: services of gRPC on one port, with tokens, TLS, limits and a drained end.
+
+All ports of a process share one event loop of ``grpc.aio``, in a thread of its own.  No thread
+waits for a message: a request takes one when its message is there.  So clients that open streams
+and send nothing keep nobody waiting, and a request without the token is refused before its message
+comes.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import logging
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
-from bigdl.nano.serving.access import AccessError
+from bigdl.nano.serving.access import AccessError, ForbiddenError, only_authorization
 
-__all__ = ["GrpcPort"]
+__all__ = ["Call", "GrpcPort", "GrpcRefusal"]
 
+_log = logging.getLogger(__name__)
+
+MESSAGE_SECONDS = 30.0  # within which the message of a request has to be there
 _DRAIN_SECONDS = 0.2
+_END_SECONDS = 5.0  # beyond those that requests have at the end
 _HEALTH = "/grpc.health.v1.Health/"
+_HEALTH_THREADS = 4
 _MOST_HEADER_BYTES = 1 << 16
+_MOST_SENTENCE_BYTES = 2000  # it travels in a header, of which clients take 8 KiB
+_MOST_SILENT = 4  # times most_requests: calls whose message has not come
+_FURTHER_STREAMS = 64  # of a connection, beyond the limit of requests: they get a sentence
+_MILLISECONDS = {
+    # A connection on which nothing is asked; one whose client does not answer pings; any.
+    "max_connection_idle": 600_000,
+    "keepalive_time": 60_000,
+    "keepalive_timeout": 20_000,
+    "max_connection_age": 3_600_000,
+    "max_connection_age_grace": 120_000,
+}
+
+
+class GrpcRefusal(Exception):
+    """A request that is answered by a status.
+
+    Parameters
+    ----------
+    status : str
+        Name of a status of gRPC.
+    sentence : str
+    """
+
+    def __init__(self, status: str, sentence: str):
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A method of one request and one answer, and where it runs."""
+
+    path: str
+    function: Callable[[Any, Any], Any]
+    read: Callable[[bytes], Any] | None
+    write: Callable[[Any], bytes] | None
+    is_open: bool
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+class Call:
+    """What a method sees of a request: the context of grpc, for a method in a thread.
+
+    Parameters
+    ----------
+    context : grpc.aio.ServicerContext
+    pool : Executor
+        For :meth:`run`.
+    results : _Results
+    """
+
+    def __init__(self, context: Any, pool: ThreadPoolExecutor, results: Any):
+        self._context, self._pool, self._results = context, pool, results
+        self._loop = asyncio.get_running_loop()
+        self._left = context.time_remaining()
+        self._begin = time.monotonic()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)  # peer, set_trailing_metadata, set_code, ...
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function gives that is called in a thread of the port."""
+        return await self._results.of(self._pool.submit(function, *arguments))
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds that are left, or None where the client waits for ever."""
+        if self._left is None:
+            return None
+        return max(self._left - (time.monotonic() - self._begin), 0.0)
+
+    def abort(self, status: Any, sentence: str) -> None:
+        """Answer by a status; raises."""
+        raise GrpcRefusal(status.name, sentence)
+
+    def abort_with_status(self, status: Any) -> None:
+        """Answer by a status; raises."""
+        raise GrpcRefusal(status.code.name, status.details)
+
+    def is_active(self) -> bool:
+        """Return True while the client waits."""
+        return not self._context.done()
+
+    def cancel(self) -> None:
+        """End the call."""
+        raise GrpcRefusal("CANCELLED", "The server has cancelled the call")
+
+    def add_callback(self, function: Callable[[], Any]) -> bool:
+        """Have a function called at the end of the call; return False if that is over."""
+        if self._context.done():
+            return False
+        self._loop.call_soon_threadsafe(self._context.add_done_callback, lambda context: function())
+        return True
+
+    def send_initial_metadata(self, metadata: Any) -> None:
+        """Send leading metadata."""
+        sending = self._context.send_initial_metadata(metadata)
+        asyncio.run_coroutine_threadsafe(sending, self._loop).result()
 
 
 class GrpcPort:
     """A server of gRPC for some services; it answers from :meth:`start` to :meth:`stop`.
+
+    A method of one request and one answer is a function of request and :class:`Call`: one that is
+    async runs in the event loop, any other in a thread. Other methods are those of ``grpc.aio``,
+    or run in the threads.
 
     Parameters
     ----------
@@ -30,20 +152,26 @@ class GrpcPort:
     handlers : sequence of grpc.GenericRpcHandler
         Of the services.
     threads : int
-        Requests that are answered at the same time.
+        Requests that are answered at the same time, but for methods that are async.
     most_requests : int
         Requests that are answered or wait; one more is refused by ``RESOURCE_EXHAUSTED``.
     most_bytes : int
         Size of a request.
     check_access : callable
-        Gets the header ``authorization`` or None; raises an :class:`AccessError`.
+        Gets the header ``authorization`` or None, and the path of the method; raises an
+        :class:`AccessError`.
     open_methods : sequence of str
         Paths of methods that need no token and are answered while the server ends; those of the
         usual health service are.
+    quick_methods : sequence of str
+        Paths of methods that say something of the server: they have threads of their own, like
+        those of health, and wait for no other request.
     pem : (bytes, bytes), optional
         Key and certificate, for TLS.
     shares_port : bool, default False
         Other processes listen on the port, too; the system gives each connection to one of them.
+    message_seconds : float
+        Within which the message of a request has to be there.
 
     Attributes
     ----------
@@ -64,86 +192,313 @@ class GrpcPort:
         threads: int,
         most_requests: int,
         most_bytes: int,
-        check_access: Callable[[str | None], None],
+        check_access: Callable[[str | None, str], None],
         open_methods: Sequence[str] = (),
+        quick_methods: Sequence[str] = (),
         pem: tuple[bytes, bytes] | None = None,
         shares_port: bool = False,
+        message_seconds: float = MESSAGE_SECONDS,
     ):
         grpc = require("grpc", "serving")
+        require("grpc.aio", "serving")
         check_integer("The port of gRPC", port, 0, MOST_PORT)
-        self._gate = _gate(grpc, check_access, frozenset(open_methods))
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="bigdl-serving-grpc")
-        self._server = grpc.server(
-            self._pool,
-            handlers=list(handlers),
-            interceptors=[self._gate],
-            maximum_concurrent_rpcs=most_requests,
-            options=[
-                ("grpc.max_receive_message_length", most_bytes),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_metadata_size", _MOST_HEADER_BYTES),
-                ("grpc.so_reuseport", int(shares_port)),
-            ],
-        )
+        from bigdl.nano.serving.http_app import _Results
+
+        self._grpc, self._results = grpc, _Results()
+        self._handlers = list(handlers)
+        self._most_requests, self._message_seconds = most_requests, message_seconds
+        self._check_access = check_access
+        self._open, self._quick = frozenset(open_methods), frozenset(quick_methods)
+        self._methods: dict[str, Any] = {}
+        self._requests = 0
+        self._silent = {True: 0, False: 0}  # calls without a message, by whether they are open
+        self._is_ending = self._has_ended = False
+        self._pool = ThreadPoolExecutor(threads, "bigdl-serving-grpc")
+        self._health_pool = ThreadPoolExecutor(_HEALTH_THREADS, "bigdl-serving-grpc-health")
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        options = [
+            ("grpc.max_receive_message_length", most_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", _MOST_HEADER_BYTES),
+            ("grpc.absolute_max_metadata_size", _MOST_HEADER_BYTES),
+            ("grpc.max_concurrent_streams", most_requests + _FURTHER_STREAMS),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.so_reuseport", int(shares_port)),
+            *((f"grpc.{name}_ms", value) for name, value in _MILLISECONDS.items()),
+        ]
+        self._loop = _SharedLoop()
         try:
-            if pem is None:
-                self.port: int = self._server.add_insecure_port(address)
-            else:
-                credentials = grpc.ssl_server_credentials([pem])
-                self.port = self._server.add_secure_port(address, credentials)
+            self.port: int = self._loop.run(self._opened(address, options, pem))
         except RuntimeError as error:
+            self._loop.close()
             raise UsageError(
                 f"gRPC cannot listen on {address}: {_first_reason(host, port, error)}",
                 code="address-unusable",
                 address=address,
             ) from error
         if not self.port:
+            self._loop.close()
             raise UsageError(
                 f"gRPC cannot listen on {address}; is the port in use?",
                 code="address-unusable",
                 address=address,
             )
 
+    async def _opened(
+        self, address: str, options: list[tuple[str, int]], pem: tuple[bytes, bytes] | None
+    ) -> int:
+        """Make the server; returns its port."""
+        grpc, port = self._grpc, self
+
+        class Services(grpc.GenericRpcHandler):
+            def service(self, details: Any) -> Any:
+                return port._handler(details)
+
+        self._server = grpc.aio.server(self._pool, handlers=[Services()], options=options)
+        if pem is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, grpc.ssl_server_credentials([pem]))
+
     def start(self) -> None:
         """Answer requests from now on."""
-        self._server.start()
+        self._loop.run(self._server.start())
 
     def stop(self, seconds: float) -> None:
         """Take no more requests, give those under way so many seconds, and end."""
-        self._gate.is_ending = True
-        # gRPC cancels what has come and no thread has taken: it gets its refusal first.
+        if self._has_ended:
+            return
+        self._is_ending = self._has_ended = True
+        # gRPC cancels what has come and nobody has taken: it gets its refusal first.
         time.sleep(min(_DRAIN_SECONDS, seconds))
-        self._server.stop(seconds).wait()
-        self._pool.shutdown(wait=False)
+        with suppress(FutureTimeoutError):
+            self._loop.run(self._server.stop(seconds), seconds + _END_SECONDS)
+        del self._server
+        self._loop.close()
+        for pool in (self._pool, self._health_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
+    # -- in the event loop ---------------------------------------------------------------------
 
-def _gate(grpc: Any, check_access: Callable[[str | None], None], is_open: frozenset[str]) -> Any:
-    """Return what refuses requests without the token, and all once the server ends."""
-
-    def refusing(status: Any, sentence: str) -> Any:
-        def refuse(content: bytes, context: Any) -> None:
-            context.abort(status, sentence)
-
-        return grpc.unary_unary_rpc_method_handler(refuse)
-
-    ending = refusing(grpc.StatusCode.UNAVAILABLE, "The server is ending")
-
-    class Gate(grpc.ServerInterceptor):
-        is_ending = False
-
-        def intercept_service(self, continuation: Any, details: Any) -> Any:
-            if details.method.startswith(_HEALTH) or details.method in is_open:
-                return continuation(details)
-            if self.is_ending:
-                return ending
+    def _handler(self, details: Any) -> Any:
+        """Return what answers a request, of which the headers alone are there."""
+        path = details.method
+        is_open = path.startswith(_HEALTH) or path in self._open
+        if not is_open:
+            if self._is_ending:
+                return self._refusing("UNAVAILABLE", "The server is ending")
             try:
-                check_access(dict(details.invocation_metadata).get("authorization"))
+                headers = details.invocation_metadata or ()
+                given = [value for name, value in headers if name == "authorization"]
+                self._check_access(only_authorization(given), path)
+            except ForbiddenError as error:
+                return self._refusing("PERMISSION_DENIED", str(error))
             except AccessError as error:
-                return refusing(grpc.StatusCode.UNAUTHENTICATED, str(error))
-            return continuation(details)
+                return self._refusing("UNAUTHENTICATED", str(error))
+            if self._requests >= self._most_requests:
+                return self._busy()
+        if self._silent[is_open] >= _MOST_SILENT * self._most_requests:
+            return self._busy()
+        known = self._methods.get(path)
+        if known is None:
+            known = next(filter(None, (each.service(details) for each in self._handlers)), None)
+            if known is None:
+                return None
+            if known.unary_unary is not None:
+                known = self._as_stream(path, known, is_open)
+            self._methods[path] = known
+        return known
 
-    return Gate()
+    def _as_stream(self, path: str, handler: Any, is_open: bool) -> Any:
+        """Return a handler that waits for the message of a request itself."""
+        method = _Method(
+            path,
+            handler.unary_unary,
+            handler.request_deserializer,
+            handler.response_serializer,
+            is_open,
+        )
+
+        async def answer(requests: Any, context: Any) -> bytes:
+            return await self._answer(method, context)
+
+        return self._grpc.stream_unary_rpc_method_handler(answer)
+
+    def _refusing(self, status: str, sentence: str) -> Any:
+        async def refuse(requests: Any, context: Any) -> None:
+            await self._abort(context, status, sentence)
+
+        return self._grpc.stream_unary_rpc_method_handler(refuse)
+
+    def _busy(self) -> Any:
+        sentence = "Too many requests at the same time; try again later"
+        return self._refusing("RESOURCE_EXHAUSTED", sentence)
+
+    async def _abort(self, context: Any, status: str, sentence: str) -> None:
+        await context.abort(getattr(self._grpc.StatusCode, status), shortened(sentence))
+
+    async def _answer(self, method: _Method, context: Any) -> bytes:
+        try:
+            content = await self._message(method, context)
+            if not method.is_open and self._requests >= self._most_requests:
+                raise GrpcRefusal(
+                    "RESOURCE_EXHAUSTED", "Too many requests at the same time; try again later"
+                )
+            self._requests += not method.is_open
+            try:
+                return await self._called(method, content, context)
+            finally:
+                self._requests -= not method.is_open
+        except GrpcRefusal as error:
+            await self._abort(context, error.status, str(error))
+        except Exception:
+            _log.exception("A call of %s failed", method.path)
+            await self._abort(context, "UNKNOWN", "The server has failed; its log says why")
+        raise AssertionError("abort raises")
+
+    async def _message(self, method: _Method, context: Any) -> bytes:
+        """Return the message of a request when it has come."""
+        self._silent[method.is_open] += 1
+        try:
+            async with asyncio.timeout(self._message_seconds):
+                content = await context.read()
+        except TimeoutError:
+            raise GrpcRefusal(
+                "DEADLINE_EXCEEDED",
+                f"The message of the request did not arrive within {self._message_seconds:g} s",
+            ) from None
+        finally:
+            self._silent[method.is_open] -= 1
+        if content is self._grpc.aio.EOF:
+            raise GrpcRefusal("INVALID_ARGUMENT", "The request has no message")
+        return content
+
+    async def _called(self, method: _Method, content: bytes, context: Any) -> bytes:
+        is_quick = method.is_open or method.path in self._quick
+        pool = self._health_pool if is_quick else self._pool
+        call = Call(context, pool, self._results)
+        if method.is_async:
+            answer = await method.function(_read(method, content), call)
+            return answer if method.write is None else method.write(answer)
+        work = _Work(method, content, call)
+        future = pool.submit(work)
+        try:
+            return await self._results.of(future)
+        except asyncio.CancelledError:
+            work.content = None  # it waits for its thread, but not with its message
+            self._count_until_done(method, future)
+            raise
+
+    def _count_until_done(self, method: _Method, future: Future) -> None:
+        """Count a request whose client has gone as long as a thread works on it."""
+        if method.is_open or future.done():
+            return
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            self._requests -= 1
+
+        def done(_: Future) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(end)
+
+        self._requests += 1
+        future.add_done_callback(done)
+
+
+class _Work:
+    """A call of a method in a thread, from the bytes of its message to those of its answer."""
+
+    def __init__(self, method: _Method, content: bytes, call: Call):
+        self._method, self._call = method, call
+        self.content: bytes | None = content
+
+    def __call__(self) -> bytes:
+        content, self.content = self.content, None
+        if content is None:
+            return b""
+        answer = self._method.function(_read(self._method, content), self._call)
+        return answer if self._method.write is None else self._method.write(answer)
+
+
+def _read(method: _Method, content: bytes) -> Any:
+    if method.read is None:
+        return content
+    try:
+        return method.read(content)
+    except Exception:  # whatever protobuf says of bytes that are no message
+        raise not_a_message(method.path) from None
+
+
+def not_a_message(path: str) -> GrpcRefusal:
+    """Return the refusal of bytes that are no message of a method."""
+    return GrpcRefusal("INVALID_ARGUMENT", f"The request is no message of {path}")
+
+
+def shortened(sentence: str) -> str:
+    """Return a sentence that fits into a header; clients choose names that errors repeat."""
+    content = sentence.encode("utf-8", "replace")
+    if len(content) <= _MOST_SENTENCE_BYTES:
+        return content.decode()
+    return content[:_MOST_SENTENCE_BYTES].decode("utf-8", "ignore") + "…"
+
+
+class _SharedLoop:
+    """A share in the event loop of all ports of this process, whose thread ends with the last.
+
+    Two event loops with grpc.aio would wake each other at every message.
+    """
+
+    _lock = threading.Lock()
+    _shares = 0
+    _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
+
+    def __init__(self) -> None:
+        shared = _SharedLoop
+        with shared._lock:
+            if shared._loop is None:
+                shared._loop = asyncio.new_event_loop()
+                shared._thread = threading.Thread(
+                    target=_run_loop, args=(shared._loop,), name="bigdl-serving-grpc", daemon=True
+                )
+                shared._thread.start()
+            shared._shares += 1
+            self._mine: asyncio.AbstractEventLoop = shared._loop
+        self._is_open = True
+
+    def run(self, work: Coroutine[Any, Any, Any], seconds: float | None = None) -> Any:
+        """Return what a coroutine gives that runs in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._mine).result(seconds)
+
+    def close(self) -> None:
+        """Give the share back."""
+        shared = _SharedLoop
+        with shared._lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+            shared._shares -= 1
+            if shared._shares:
+                return
+            loop, thread = shared._loop, shared._thread
+            shared._loop = shared._thread = None
+        assert loop is not None
+        assert thread is not None
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=1))
+    finally:
+        loop.close()
 
 
 def _first_reason(host: str, port: int, error: Exception) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from bigdl.common.errors import require
 from bigdl.nano.serving import open_inference as protocol
-from bigdl.nano.serving.grpc_port import GrpcPort
-from bigdl.nano.serving.http_app import server_metadata
+from bigdl.nano.serving.access import ADMIN, INFER
+from bigdl.nano.serving.batching import DeadlineError
+from bigdl.nano.serving.grpc_port import Call, GrpcPort, GrpcRefusal, not_a_message
+from bigdl.nano.serving.http_app import _Results, server_metadata
 from bigdl.nano.serving.messages import (
     METHODS,
     SERVICE,
@@ -25,7 +31,13 @@ __all__ = ["GrpcServer", "InferenceHandlers"]
 
 _log = logging.getLogger(__name__)
 _WAITING_FOR_EACH_THREAD = 32
+_SMALL = 64 << 10  # bytes of a message that are read or written at once, in the event loop
 OPEN_METHODS = [f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady")]
+QUICK_METHODS = [
+    f"/{SERVICE}/{name}"
+    for name in ("ServerMetadata", "ModelReady", "ModelMetadata", "RepositoryIndex")
+]
+ADMIN_METHODS = [f"/{SERVICE}/{name}" for name in ("RepositoryModelLoad", "RepositoryModelUnload")]
 _STATUS = {
     "not_found": "NOT_FOUND",
     "denied": "PERMISSION_DENIED",
@@ -37,8 +49,13 @@ _STATUS = {
 }
 
 
+def purpose_of(path: str) -> str:
+    """Return what a method of the protocol is for."""
+    return ADMIN if path in ADMIN_METHODS else INFER
+
+
 class InferenceHandlers:
-    """The methods of the protocol for a server of gRPC.
+    """The methods of the protocol for a :class:`GrpcPort`.
 
     Parameters
     ----------
@@ -49,64 +66,97 @@ class InferenceHandlers:
 
     def __init__(self, service: InferenceService):
         self._grpc = require("grpc", "serving")
+        self._results = _Results()
         self.service = service
 
     def handler(self) -> Any:
-        """Return what a server of gRPC takes."""
+        """Return what a :class:`GrpcPort` takes.
+
+        What asks about the server alone is answered without its message. Inference waits for the
+        model in the event loop, and all else in threads.
+        """
         grpc, made = self._grpc, messages()
-        methods = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(name, getattr(self, f"_{name}")),
-                request_deserializer=made[f"{name}Request"].FromString,
-                response_serializer=made[f"{name}Response"].SerializeToString,
-            )
-            for name in METHODS
+        empty = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ServerMetadata": self._server_metadata,
         }
+        methods = {}
+        for name in METHODS:
+            if name in empty:
+                methods[name] = grpc.stream_unary_rpc_method_handler(
+                    self._unasked(empty[name]),
+                    response_serializer=made[f"{name}Response"].SerializeToString,
+                )
+            elif name == "ModelInfer":
+                methods[name] = grpc.unary_unary_rpc_method_handler(self._model_infer)
+            else:
+                methods[name] = grpc.unary_unary_rpc_method_handler(
+                    self._guarded(name, getattr(self, f"_{name}")),
+                    request_deserializer=made[f"{name}Request"].FromString,
+                    response_serializer=made[f"{name}Response"].SerializeToString,
+                )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _unasked(self, answer: Callable[[], Any]) -> Callable[[Any, Any], Any]:
+        """A method whose request says nothing, so nobody waits for it."""
+
+        async def answered(requests: Any, context: Any) -> Any:
+            return answer()
+
+        return answered
 
     def _guarded(self, name: str, method: Callable[..., Any]) -> Callable[[Any, Any], Any]:
         """A method that answers errors by their status."""
-        status = self._grpc.StatusCode
 
         def answer(request: Any, context: Any) -> Any:
             try:
-                return method(request, context)
+                return method(request)
             except Exception as error:
-                code = code_of(error)
-                sentence = str(error)
-                if code == "error":
-                    _log.exception("A call of %s failed", name)
-                    sentence = "The server has failed; its log says why"
-                context.abort(getattr(status, _STATUS[code]), sentence)
+                raise _refusal(name, error) from None
 
         return answer
 
-    def _ServerLive(self, request: Any, context: Any) -> Any:
+    def _server_live(self) -> Any:
         return messages()["ServerLiveResponse"](live=True)
 
-    def _ServerReady(self, request: Any, context: Any) -> Any:
+    def _server_ready(self) -> Any:
         return messages()["ServerReadyResponse"](ready=self.service.ready)
 
-    def _ServerMetadata(self, request: Any, context: Any) -> Any:
+    def _server_metadata(self) -> Any:
         return messages()["ServerMetadataResponse"](**server_metadata())
 
-    def _ModelReady(self, request: Any, context: Any) -> Any:
+    def _ModelReady(self, request: Any) -> Any:
         try:
             self.service.repository.find(request.name, request.version)
         except UnknownModelError:
             return messages()["ModelReadyResponse"](ready=False)
         return messages()["ModelReadyResponse"](ready=True)
 
-    def _ModelMetadata(self, request: Any, context: Any) -> Any:
+    def _ModelMetadata(self, request: Any) -> Any:
         repository, name = self.service.repository, request.name
         model = repository.find(name, request.version).model
         versions = [request.version] if request.version else repository.versions(name)
         described = protocol.model_metadata(name, versions, model.platform, model.signature)
         return messages()["ModelMetadataResponse"](**described)
 
-    def _ModelInfer(self, request: Any, context: Any) -> Any:
-        service, name = self.service, request.model_name
-        metadata = dict(context.invocation_metadata())
+    async def _model_infer(self, content: bytes, call: Call) -> bytes:
+        try:
+            return await self._inferred(content, call)
+        except GrpcRefusal:
+            raise
+        except Exception as error:
+            raise _refusal("ModelInfer", error) from None
+
+    async def _inferred(self, content: bytes, call: Call) -> bytes:
+        """Answer a request in the event loop; what is large is read and written in threads."""
+        service, begin, is_small = self.service, time.monotonic(), len(content) <= _SMALL
+
+        async def run(function: Callable[..., Any], *arguments: Any) -> Any:
+            return function(*arguments) if is_small else await call.run(function, *arguments)
+
+        request = await run(_parsed, content)
+        name, metadata = request.model_name, dict(call.invocation_metadata())
         version = request.model_version or metadata.get("x-model-version")
         with (
             service.answering(name, version, "grpc") as answering,
@@ -114,48 +164,92 @@ class InferenceHandlers:
         ):
             answering.deployed, served = deployed, deployed.model
             with answering.stage("decode"):
-                inputs = read_tensors(request.inputs, request.raw_input_contents)
-                for each in request.outputs:
-                    protocol.refuse_output_parameters(each.name, each.parameters)
-                asked = protocol.InferRequest(
-                    inputs,
-                    [protocol.RequestedOutput(each.name, True) for each in request.outputs],
-                    id=request.id,
-                    timeout=protocol.timeout_of(parameters_of(request)),
-                )
-                wanted = asked.wanted(served.signature)
                 most = service.limits.max_rows
-                arrays = protocol.strict_inputs(served.signature, inputs, most)
+                asked, wanted, arrays = await run(_decoded, request, served.signature, most)
             answering.mirror(arrays)
-            deadline = context.time_remaining()
-            times = [each for each in (asked.timeout, deadline) if each is not None]
-            results = served.call(arrays, service.seconds_of(min(times, default=None)))
+            times = [each for each in (asked.timeout, call.time_remaining()) if each is not None]
+            seconds = service.seconds_of(min(times, default=None))
+            left = max(seconds - (time.monotonic() - begin), 0.0)
+            future = served.submit(arrays, left)
+            try:
+                async with asyncio.timeout(left):
+                    results = await self._results.of(future)
+            except DeadlineError:
+                raise
+            except TimeoutError:
+                raise DeadlineError(
+                    f"The request was not answered within its time of {seconds:g} s"
+                ) from None
             with answering.stage("encode"):
-                answer = messages()["ModelInferResponse"](
-                    model_name=name, model_version=deployed.version, id=request.id
-                )
-                for position, output in wanted:
-                    array = results[position]
-                    describe_tensor(answer.outputs.add(), output.name, array)
-                    answer.raw_output_contents.append(protocol.to_bytes(array))
-                return answer
+                is_small = sum(results[position].nbytes for position, _ in wanted) <= _SMALL
+                return await run(_encoded, asked, wanted, results, name, deployed.version)
 
-    def _RepositoryIndex(self, request: Any, context: Any) -> Any:
+    def _RepositoryIndex(self, request: Any) -> Any:
         entries = self.service.repository.index()
         models = [e for e in entries if not request.ready or e["state"] == "READY"]
         return messages()["RepositoryIndexResponse"](models=models)
 
-    def _RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+    def _RepositoryModelLoad(self, request: Any) -> Any:
         self.service.change("load", request.model_name)
         return messages()["RepositoryModelLoadResponse"]()
 
-    def _RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+    def _RepositoryModelUnload(self, request: Any) -> Any:
         self.service.change("unload", request.model_name)
         return messages()["RepositoryModelUnloadResponse"]()
 
 
+def _refusal(name: str, error: Exception) -> GrpcRefusal:
+    """Return how an error is answered; one of the server's own is logged."""
+    code, sentence = code_of(error), str(error)
+    if code == "error":
+        _log.error("A call of %s failed", name, exc_info=error)
+        sentence = "The server has failed; its log says why"
+    return GrpcRefusal(_STATUS[code], sentence)
+
+
+def _parsed(content: bytes) -> Any:
+    """Return the request in the bytes of a message."""
+    try:
+        return messages()["ModelInferRequest"].FromString(content)
+    except Exception:  # whatever protobuf says of bytes that are no message
+        raise not_a_message(f"/{SERVICE}/ModelInfer") from None
+
+
+def _decoded(
+    request: Any, signature: Any, most_rows: int
+) -> tuple[protocol.InferRequest, list[tuple[int, Any]], list[np.ndarray]]:
+    """Return the request, its outputs by their positions, and the model's inputs."""
+    inputs = read_tensors(request.inputs, request.raw_input_contents)
+    for each in request.outputs:
+        protocol.refuse_output_parameters(each.name, each.parameters)
+    asked = protocol.InferRequest(
+        inputs,
+        [protocol.RequestedOutput(each.name, True) for each in request.outputs],
+        id=request.id,
+        timeout=protocol.timeout_of(parameters_of(request)),
+    )
+    wanted = asked.wanted(signature)
+    return asked, wanted, protocol.strict_inputs(signature, inputs, most_rows)
+
+
+def _encoded(
+    asked: protocol.InferRequest,
+    wanted: list[tuple[int, Any]],
+    results: list[np.ndarray],
+    name: str,
+    version: str,
+) -> bytes:
+    """Return the bytes of an answer."""
+    answer = messages()["ModelInferResponse"](model_name=name, model_version=version, id=asked.id)
+    for position, output in wanted:
+        array = results[position]
+        describe_tensor(answer.outputs.add(), output.name, array)
+        answer.raw_output_contents.append(protocol.to_bytes(array))
+    return answer.SerializeToString()
+
+
 class GrpcServer:
-    """A server for gRPC; its threads wait for the model, so it needs as many as clients at a time.
+    """A server for gRPC, in the event loop and the threads of a :class:`GrpcPort`.
 
     Parameters
     ----------
@@ -164,7 +258,8 @@ class GrpcServer:
     port : int
         0 means any that is free.
     threads : int
-        Requests that are answered at the same time.
+        For messages that are large, for loading, and for further services; 32 times as many
+        requests may be answered or wait.
     pem : (bytes, bytes), optional
         Key and certificate, for TLS.
     handlers : sequence of grpc.GenericRpcHandler, optional
@@ -195,8 +290,9 @@ class GrpcServer:
             threads=threads,
             most_requests=threads * _WAITING_FOR_EACH_THREAD,
             most_bytes=service.limits.max_request_bytes,
-            check_access=service.check_access,
+            check_access=lambda given, path: service.check_access(given, purpose_of(path)),
             open_methods=OPEN_METHODS,
+            quick_methods=QUICK_METHODS,
             pem=pem,
             shares_port=shares_port,
         )

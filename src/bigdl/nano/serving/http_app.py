@@ -17,6 +17,7 @@ from typing import Any
 
 from bigdl.common.errors import LazyModule, UsageError
 from bigdl.nano.serving import open_inference as protocol
+from bigdl.nano.serving.access import ADMIN, INFER, METRICS, ForbiddenError, only_authorization
 from bigdl.nano.serving.batching import ClosedError, DeadlineError, OverloadError
 from bigdl.nano.serving.openapi import openapi, page
 from bigdl.nano.serving.repository import UnknownModelError
@@ -213,8 +214,11 @@ class HttpApp:
                     break
         headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
         if not path.startswith("/v2/health/"):
+            given = [value for name, value in scope["headers"] if name == b"authorization"]
             try:
-                self.service.check_access(headers.get("authorization"))
+                self.service.check_access(only_authorization(given), _purpose(path))
+            except ForbiddenError:
+                raise  # 403
             except AccessError as error:
                 raise _Refused(401, str(error), **{"www-authenticate": "Bearer"}) from None
         if methods is None:
@@ -417,6 +421,13 @@ def server_metadata() -> dict[str, Any]:
         version = "unknown"
     extensions = ["binary_tensor_data", "model_repository"]
     return {"name": "bigdl", "version": version, "extensions": extensions}
+
+
+def _purpose(path: str) -> str:
+    """Return what a request to a path is for."""
+    if path.startswith("/v2/repository/models/"):
+        return ADMIN
+    return METRICS if path == "/metrics" else INFER
 
 
 def _header_length(value: str | None) -> int | None:

@@ -1,6 +1,8 @@
 """HttpThread: an application of ASGI behind uvicorn, in a thread of this process.
 
-Connections whose headers are too long or too slow are ended, and so are those that say nothing.
+Connections end whose headers are too long or too slow, whose messages have much beside headers and
+body (trailers, extensions of chunks), whose client does not read its answer, and those that say
+nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +17,16 @@ from bigdl.common.checks import MOST_PORT, check_integer
 from bigdl.common.errors import UsageError, require
 
 _MOST_HEAD_BYTES = 64 << 10
+_MOST_HEADERS = 256
+_MOST_BESIDE_BYTES = 64 << 10  # between parts of a body: sizes and extensions of chunks
 _HEAD_SECONDS = 20
 _IDLE_SECONDS = 75
+_SENDING_SECONDS = 20  # within which a client reads some of its answer
+_LEAST_SENT_BYTES = 16 << 10  # in that time
+_LOST_SECONDS = 60  # until the system gives up what a client does not take
+# What may follow of a request that is answered already: so its client gets the answer.
+_LATE_SECONDS = 10
+_MOST_LATE_BYTES = 64 << 20
 
 
 class HttpThread:
@@ -62,6 +72,9 @@ class HttpThread:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shares_port:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                milliseconds = _LOST_SECONDS * 1000
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
             self._socket.bind((host, port))
             self._socket.listen(2048)
         except (OSError, OverflowError) as error:
@@ -113,44 +126,182 @@ class HttpThread:
         self._socket.close()
 
 
+class _TooMuch(Exception):
+    """A request that has too much of something; ends its connection."""
+
+
 def _limited_protocol() -> type:
-    """Return uvicorn's protocol, which ends connections whose headers are too long or too slow."""
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    """Return uvicorn's protocol, which ends connections that ask for too much or wait too long."""
+    from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
     class LimitedProtocol(HttpToolsProtocol):
-        head_bytes = 0
+        in_head = in_body = False
+        head_bytes = head_count = 0
+        beside_bytes = 0  # since the begin of a message, or the last part of its body
+        late_bytes = 0
+        idle_since = 0.0
+        unsent_bytes = 0
+        has_sent = False
+        refusal: tuple[int, str] | None = None
         head_timer: asyncio.TimerHandle | None = None
+        late_timer: asyncio.TimerHandle | None = None
+        sending_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # Uvicorn sets this one after each answer, but not before the first request.
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self.idle_since = self.loop.time()
+            self._wait_for_request()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            for name in ("head_timer", "late_timer", "sending_timer"):
+                self._stop_timer(name)
+            super().connection_lost(exc)
+
+        def _stop_timer(self, name: str) -> None:
+            timer = getattr(self, name)
+            if timer is not None:
+                timer.cancel()
+                setattr(self, name, None)
+
+        def _wait_for_request(self) -> None:
+            """End an idle connection in time, also before its first request.
+
+            Uvicorn waits only after an answer, and no more when something comes that begins no
+            request.
+            """
+            has_answered = self.cycle is None or self.cycle.response_complete
+            if self.in_head or self.in_body or not has_answered or self.pipeline:
+                return
+            if self.timeout_keep_alive_task is None and not self.transport.is_closing():
+                left = self.idle_since + self.timeout_keep_alive - self.loop.time()
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    max(left, 0), self.timeout_keep_alive_handler
+                )
+
+        # -- what comes ----------------------------------------------------------------------
+
+        def data_received(self, data: bytes) -> None:
+            self.beside_bytes += len(data)
+            super().data_received(data)
+            if self.transport.is_closing():
+                return
+            if self.late_timer is not None:
+                self.late_bytes += len(data)
+                if self.late_bytes > _MOST_LATE_BYTES:
+                    self.transport.abort()
+            elif self.in_head and self.beside_bytes > _MOST_HEAD_BYTES:
+                self.refusal = 431, "The headers of the request are too long."
+                self.send_400_response("")
+            elif self.in_body and self.beside_bytes > _MOST_BESIDE_BYTES:
+                self.refusal = 400, "The chunks of the request have too much beside their content."
+                self.send_400_response("")
+            else:
+                self._wait_for_request()
 
         def on_message_begin(self) -> None:
-            self.head_bytes = 0
+            self.head_bytes = self.head_count = self.beside_bytes = 0
+            self.in_head = True
             self.head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.abort)
             super().on_message_begin()
 
+        def on_url(self, url: bytes) -> None:
+            self._count_head(len(url))
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if not self.in_head:
+                self._refuse(400, "The request has trailers, which are not taken.")
+            self.head_count += 1
+            self._count_head(len(name) + len(value) + 4)
+            super().on_header(name, value)
+
+        def _count_head(self, size: int) -> None:
+            self.head_bytes += size
+            if self.head_bytes > _MOST_HEAD_BYTES:
+                self._refuse(431, "The headers of the request are too long.")
+            if self.head_count > _MOST_HEADERS:
+                self._refuse(431, "The request has too many headers.")
+
+        def _refuse(self, status: int, sentence: str) -> None:
+            self.refusal = status, sentence
+            raise _TooMuch(sentence)  # through the parser, which reads no further
+
         def on_headers_complete(self) -> None:
-            self._stop_timer()
+            self._stop_timer("head_timer")
+            self.in_head, self.in_body, self.beside_bytes = False, True, 0
             super().on_headers_complete()
+            if self.scope["method"] in ("GET", "HEAD") and _has_body(self.headers):
+                self.cycle.keep_alive = False  # nobody reads the body
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
+        def on_body(self, body: bytes) -> None:
+            self.beside_bytes = 0
+            super().on_body(body)
 
-        def _stop_timer(self) -> None:
-            if self.head_timer is not None:
-                self.head_timer.cancel()
-                self.head_timer = None
+        def on_message_complete(self) -> None:
+            self.in_body = False
+            self._stop_timer("late_timer")
+            super().on_message_complete()
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.head_timer is not None and not self.transport.is_closing():
-                self.head_bytes += len(data)
-                if self.head_bytes > _MOST_HEAD_BYTES:
-                    self.send_400_response("The headers of the request are too long.")
+        # -- what goes -----------------------------------------------------------------------
+
+        def send_400_response(self, msg: str) -> None:
+            status, sentence = self.refusal or (400, msg)
+            cycle = self.cycle
+            if cycle is not None and cycle.response_started:
+                is_over = cycle.response_complete and not self.in_body
+                if not is_over:
+                    self.transport.abort()  # a second answer would be taken for part of the first
+                    return
+            head = (
+                f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(sentence)}\r\n"
+                f"connection: close\r\n\r\n{sentence}"
+            )
+            self.transport.write(STATUS_LINE[status] + head.encode())
+            self.transport.close()
+            self._watch_sending()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self.idle_since = self.loop.time()
+            self._watch_sending()
+            if self.in_body and self.cycle.response_complete and not self.transport.is_closing():
+                self.late_bytes = 0
+                self.late_timer = self.loop.call_later(_LATE_SECONDS, self.transport.abort)
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._watch_sending()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch_sending()
+
+        def resume_writing(self) -> None:
+            self.has_sent = True
+            super().resume_writing()
+
+        def _watch_sending(self) -> None:
+            """End the connection if its client does not read what is sent."""
+            if self.sending_timer is not None:
+                return
+            self.unsent_bytes, self.has_sent = self.transport.get_write_buffer_size(), False
+            if self.unsent_bytes:
+                self.sending_timer = self.loop.call_later(_SENDING_SECONDS, self._check_sending)
+
+        def _check_sending(self) -> None:
+            self.sending_timer = None
+            before, has_sent = self.unsent_bytes, self.has_sent
+            now = self.transport.get_write_buffer_size()
+            if now and not has_sent and before - now < _LEAST_SENT_BYTES:
+                self.transport.abort()
+            else:
+                self._watch_sending()
 
     return LimitedProtocol
+
+
+def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+        for name, value in headers
+    )

@@ -81,13 +81,35 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="look for changes in the directory that often (default 2)",
     )
-    add("--allow-changes", action="store_true", default=None, help="clients may load and unload")
-    add("--no-changes", dest="allow_changes", action="store_false", help="clients may not")
+    add(
+        "--changes",
+        "--allow-changes",
+        action="store_true",
+        default=None,
+        help="clients may load and unload models and share requests among versions; where requests "
+        "need a token, by an admin token alone",
+    )
+    add(
+        "--no-changes",
+        dest="changes",
+        action="store_false",
+        help="clients may not, which is the default without an admin token",
+    )
     add("--tls-cert", help="file of a certificate, in PEM")
     add("--tls-key", help="file of its key")
     add(
         "--token-file",
         help="file of the token that requests need; by default the variable BIGDL_SERVE_TOKEN",
+    )
+    add(
+        "--admin-token-file",
+        help="file of the token for changes, which is good for everything; by default the variable "
+        "BIGDL_SERVE_ADMIN_TOKEN",
+    )
+    add(
+        "--metrics-token-file",
+        help="file of the token for /metrics alone; by default the variable "
+        "BIGDL_SERVE_METRICS_TOKEN, and without it they need the token of requests",
     )
     add(
         "--drain-seconds",
@@ -198,7 +220,9 @@ def _started(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
         inputs=options.inputs,
     )
     limits = ServingLimits(options.max_request_bytes, options.max_rows, options.timeout)
-    token = _token(options.token_file)
+    token = _token("BIGDL_SERVE_TOKEN", options.token_file)
+    admin_token = _token("BIGDL_SERVE_ADMIN_TOKEN", options.admin_token_file)
+    metrics_token = _token("BIGDL_SERVE_METRICS_TOKEN", options.metrics_token_file)
     repository.load_all(keep_going=True)
     shadows = dict(_assignment("--shadow", each) for each in options.shadow)
     shares = {
@@ -214,16 +238,18 @@ def _started(options: argparse.Namespace, *, shares_port: bool) -> ModelServer:
         grpc_port=None if options.grpc_port < 0 else options.grpc_port,
         limits=limits,
         token=token,
+        admin_token=admin_token,
+        metrics_token=metrics_token,
         tls=None if options.tls_cert is None else (options.tls_cert, options.tls_key),
-        changes=options.allow_changes,
+        changes=options.changes,
         reload_seconds=options.reload,
         grpc_threads=options.grpc_threads,
         shares_port=shares_port,
     )
 
 
-def _token(file: str | None) -> str | None:
-    return os.environ.get("BIGDL_SERVE_TOKEN") or None if file is None else read_token(file)
+def _token(variable: str, file: str | None) -> str | None:
+    return os.environ.get(variable) or None if file is None else read_token(file)
 
 
 def _assignment(option: str, text: str) -> tuple[str, str]:

@@ -14,7 +14,13 @@ from typing import Any, Self
 
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import UsageError
-from bigdl.nano.serving.access import is_loopback, read_pem, tls_files, warn_of_host
+from bigdl.nano.serving.access import (
+    Tokens,
+    changes_allowed,
+    read_pem,
+    tls_files,
+    warn_of_exposure,
+)
 from bigdl.nano.serving.grpc_service import GrpcServer
 from bigdl.nano.serving.http_app import Handler, HttpApp
 from bigdl.nano.serving.http_thread import HttpThread
@@ -43,11 +49,14 @@ class ModelServer:
     limits : ServingLimits, optional
     token : str, optional
         Requests then need the header ``Authorization: Bearer <token>``.
+    admin_token, metrics_token : str, optional
+        For requests that change the models, and for ``/metrics``. The admin token is good for
+        everything; without `metrics_token` the metrics need `token`.
     tls : (str, str), optional
         Files of a certificate and of its key, in PEM.
     changes : bool, optional
-        True if clients may load and unload models and share requests among versions. By default
-        where only this machine can reach the server, or there is a token.
+        True if clients may load and unload models and share requests among versions, which needs
+        an admin token where there is a token. Default: only with an admin token.
     reload_seconds : float, optional
         Look for changes in the directory that often.
     grpc_threads : int
@@ -100,6 +109,8 @@ class ModelServer:
         routes: Mapping[tuple[str, str], Handler] | None = None,
         grpc_handlers: Sequence[Any] = (),
         shares_port: bool = False,
+        admin_token: str | None = None,
+        metrics_token: str | None = None,
     ):
         if http_port is None and grpc_port is None:
             raise UsageError(
@@ -107,17 +118,11 @@ class ModelServer:
                 code="argument-missing",
             )
         check_positive("grpc_threads", grpc_threads)
-        if token is not None and not token.strip():
-            raise UsageError(
-                "The token is empty; leave it out, or give one",
-                code="argument-value",
-                argument="token",
-            )
+        tokens = Tokens(token, admin_token, metrics_token)
+        allowed = changes_allowed(changes, tokens)
         if reload_seconds is not None:
             check_number("reload_seconds", reload_seconds, above=0)
-        local = is_loopback(host)
-        if not local and tls is None:
-            warn_of_host(host)
+        warn_of_exposure(host, tls=tls is not None, tokens=tokens, changes=allowed)
         certificate = None if tls is None else _tls_files(tls)
         self._http: HttpThread | None = None
         self._grpc: GrpcServer | None = None
@@ -127,8 +132,7 @@ class ModelServer:
         else:
             self.repository = ModelRepository(models)
             self.repository.load_all()
-        allowed = changes if changes is not None else local or token is not None
-        self.service = InferenceService(self.repository, limits, token=token, changes=allowed)
+        self.service = InferenceService(self.repository, limits, tokens=tokens, changes=allowed)
         try:
             if http_port is not None:
                 app = HttpApp(self.service, routes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from bigdl.common.checks import check_number, check_positive
 from bigdl.common.errors import UsageError
-from bigdl.nano.serving.access import AccessError, check_token
+from bigdl.nano.serving.access import INFER, AccessError, Tokens
 from bigdl.nano.serving.batching import ClosedError, DeadlineError, OverloadError
 from bigdl.nano.serving.metrics import ServingMetrics
 from bigdl.nano.serving.repository import Deployment, ModelRepository, UnknownModelError
@@ -58,8 +58,8 @@ class InferenceService:
     ----------
     repository : ModelRepository
     limits : ServingLimits, optional
-    token : str, optional
-        Requests need it, but for those that ask whether the server lives and is ready.
+    tokens : Tokens, optional
+        Requests need one, but for those that ask whether the server lives and is ready.
     changes : bool
         True if clients may load, unload and share models.
     registry : prometheus_client.CollectorRegistry, optional
@@ -73,7 +73,7 @@ class InferenceService:
         repository: ModelRepository,
         limits: ServingLimits | None = None,
         *,
-        token: str | None = None,
+        tokens: Tokens | None = None,
         changes: bool = True,
         registry: Any = None,
         needs_models: bool = True,
@@ -83,7 +83,7 @@ class InferenceService:
         self.metrics = ServingMetrics(repository, registry)
         self._needs_models = needs_models
         self.draining = False
-        self._token = token
+        self._tokens = tokens or Tokens()
         self._changes = changes
         self._span = _tracer()
         # Where several processes are one server, it tells the others.
@@ -94,19 +94,20 @@ class InferenceService:
         """True if the server is not about to end, and there is a model if it needs one."""
         return not self.draining and (not self._needs_models or bool(self.repository.names()))
 
-    def check_access(self, authorization: str | None) -> None:
-        """Refuse a request without the token.
+    def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
+        """Refuse a request without the token for its purpose.
 
         Parameters
         ----------
         authorization : str or None
             The header ``Authorization``.
+        purpose : {"infer", "admin", "metrics"}
 
         Raises
         ------
         AccessError
         """
-        check_token(self._token, authorization)
+        self._tokens.check(authorization, purpose)
 
     def check_changes(self) -> None:
         """Refuse a request that changes the repository where that is not allowed.
@@ -117,7 +118,8 @@ class InferenceService:
         """
         if not self._changes:
             raise AccessError(
-                "The server does not let clients change its models; start it with --allow-changes"
+                "The server does not let clients change its models; start it with --changes, or "
+                "with an admin token"
             )
 
     def change(self, name: str, *arguments: Any) -> None:
