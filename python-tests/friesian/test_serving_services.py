@@ -71,7 +71,7 @@ def server(stages):
         RankingService(Linear(), limits=LIMITS),
         RecommenderService(recommender, limits=LIMITS),
     ]
-    with GrpcServer(services, limits=LIMITS) as made:
+    with GrpcServer(services, security=Security(changes=True), limits=LIMITS) as made:
         yield made
 
 

@@ -63,6 +63,7 @@ recommender:
   candidates: 40
   popular: [3, 0, 6]
 server:
+  changes: true
 {"".join(f"  {name}_port: {port}{chr(10)}" for name, port in ports.items())}
 init:
   users: users.parquet

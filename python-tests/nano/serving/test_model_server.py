@@ -67,7 +67,8 @@ def server():
     repository.add("join", ServedModel(join_runner()))
     limits = ServingLimits(max_request_bytes=100_000, max_rows=1000, body_timeout=1)
     routes = {("GET", "/hello/{name}"): hello}
-    with ModelServer(repository, http_port=0, grpc_port=0, limits=limits, routes=routes) as server:
+    options = {"limits": limits, "routes": routes, "changes": True}
+    with ModelServer(repository, http_port=0, grpc_port=0, **options) as server:
         yield server
 
 
@@ -140,7 +141,7 @@ def test_versions_are_chosen_by_shares_keys_and_headers(repository_of):
     triple = ModelRunner(lambda arrays: [arrays[0] * 3], Signature((x,), (y,)), "python")
     repository = repository_of(double=double_runner())
     repository.add("double", ServedModel(triple), "2")
-    with ModelServer(repository, http_port=0, grpc_port=0) as server:
+    with ModelServer(repository, http_port=0, grpc_port=0, changes=True) as server:
         body = {"inputs": [GOOD]}
         assert post(server, body)[1]["model_version"] == "2"
         traffic = "/v2/repository/models/double/traffic"

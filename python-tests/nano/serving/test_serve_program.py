@@ -126,7 +126,7 @@ def test_workers_share_the_ports_and_what_clients_change(scale_directory, tmp_pa
     scale_directory(tmp_path / "scale" / "1", 1)
     scale_directory(tmp_path / "scale" / "2", 2)
     scale_directory(tmp_path / "other" / "1", 3)
-    served = program(tmp_path, "--workers", "2")
+    served = program(tmp_path, "--workers", "2", "--changes")
     assert served.line.startswith("bigdl-serve: other 1, scale 1/2 at http")
     assert served.line.endswith(", 2 workers\n")
     children = psutil.Process(served.process.pid).children()

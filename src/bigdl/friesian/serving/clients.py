@@ -33,6 +33,8 @@ class Client:
     token : str, optional
     authority : str, optional
         File in PEM with the certificate that the server's own is checked by; TLS is used then.
+    admin_token : str, optional
+        For what changes the service, in place of `token`.
     """
 
     service: str
@@ -43,6 +45,7 @@ class Client:
         timeout: float = 10.0,
         token: str | None = None,
         authority: str | None = None,
+        admin_token: str | None = None,
     ):
         grpc = require("grpc", "serving")
         options = [
@@ -67,25 +70,31 @@ class Client:
             self._channel = grpc.secure_channel(address, credentials, options)
         self._grpc = grpc
         self._address, self._timeout = address, timeout
-        self._headers = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._token, self._admin_token = token, token if admin_token is None else admin_token
         self._stub = wire.stub_of(self._channel, self.service)
 
     def _ask(self, method: str, request: str, headers: tuple = (), **values: Any) -> Any:
         """Return the answer of a call."""
         call = getattr(self._stub, method)  # waits in this thread, which a future does not
-        return call(self._message(request, values), **self._options(headers))
+        return call(self._message(request, values), **self._options(headers, self._token))
+
+    def _change(self, method: str, request: str, **values: Any) -> None:
+        """Make a call that changes the service."""
+        call = getattr(self._stub, method)
+        call(self._message(request, values), **self._options((), self._admin_token))
 
     def _send(self, method: str, request: str, headers: tuple = (), **values: Any) -> Any:
         """Start a call; the result is a future of the answer."""
         call = getattr(self._stub, method)
-        return call.future(self._message(request, values), **self._options(headers))
+        return call.future(self._message(request, values), **self._options(headers, self._token))
 
     def _message(self, request: str, values: dict[str, Any]) -> Any:
         package = self.service.partition(".")[0]
         return wire.message(request if "." in request else f"{package}.{request}")(**values)
 
-    def _options(self, headers: tuple) -> dict[str, Any]:
-        return {"timeout": self._timeout, "metadata": (*self._headers, *headers)}
+    def _options(self, headers: tuple, token: str | None) -> dict[str, Any]:
+        access = () if token is None else (("authorization", f"Bearer {token}"),)
+        return {"timeout": self._timeout, "metadata": (*access, *headers)}
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the figures of the service's ``getMetrics``."""
@@ -93,7 +102,7 @@ class Client:
 
     def reset_metrics(self) -> None:
         """Have the service forget its figures."""
-        self._ask("resetMetrics", "google.protobuf.Empty")
+        self._change("resetMetrics", "google.protobuf.Empty")
 
     def close(self) -> None:
         """Close the line."""
@@ -111,7 +120,7 @@ class RemoteFeatures(Client):
 
     Parameters
     ----------
-    address, timeout, token, authority
+    address, timeout, token, authority, admin_token
         See :class:`Client`.
     user_table : str, default "user"
         What the users' table is called here; all others are the items'.
@@ -208,7 +217,7 @@ class RemoteRecall(Client):
 
     Parameters
     ----------
-    address, timeout, token, authority
+    address, timeout, token, authority, admin_token
         See :class:`Client`.
 
     Examples
@@ -216,10 +225,11 @@ class RemoteRecall(Client):
     >>> import numpy as np
     >>> import pandas as pd
     >>> from bigdl.friesian.serving import EmbeddedStore, GrpcServer, IndexRecall, ItemIndex
-    >>> from bigdl.friesian.serving import RecallService, RemoteRecall
+    >>> from bigdl.friesian.serving import RecallService, RemoteRecall, Security
     >>> store, index = EmbeddedStore("features"), ItemIndex([10, 20], np.eye(2))
     >>> _ = store.replace({"user": pd.DataFrame({"user": [3], "prediction": [[1.0, 2.0]]})})
-    >>> with GrpcServer([RecallService(IndexRecall(store, index), index)]) as server:
+    >>> service, security = RecallService(IndexRecall(store, index), index), Security(changes=True)
+    >>> with GrpcServer([service], security=security) as server:
     ...     with RemoteRecall(f"127.0.0.1:{server.port}") as recall:
     ...         recall.add_item(30, [3, 3])
     ...         recall.candidates(np.array([3]), 2).ids.tolist()
@@ -261,7 +271,7 @@ class RemoteRecall(Client):
     def add_item(self, item_id: int, vector: Any) -> None:
         """Add an item to the index of the service."""
         values = np.asarray(vector, np.float32).tolist()
-        self._ask("addItem", "Item", itemID=item_id, itemVector=values)
+        self._change("addItem", "Item", itemID=item_id, itemVector=values)
 
 
 class RemoteRanker(Client):
@@ -269,7 +279,7 @@ class RemoteRanker(Client):
 
     Parameters
     ----------
-    address, timeout, token, authority
+    address, timeout, token, authority, admin_token
         See :class:`Client`.
 
     Examples
@@ -301,7 +311,7 @@ class RecommenderClient(Client):
 
     Parameters
     ----------
-    address, timeout, token, authority
+    address, timeout, token, authority, admin_token
         See :class:`Client`.
 
     Examples

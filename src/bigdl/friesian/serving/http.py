@@ -157,7 +157,7 @@ class HttpServer:
         self._service = service or InferenceService(
             ModelRepository(),
             ServingLimits(max_request_bytes=limits.max_bytes),
-            token=security.token,
+            tokens=security.tokens,
             changes=False,
             registry=metrics.registry,
             needs_models=False,

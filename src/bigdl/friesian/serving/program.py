@@ -64,7 +64,7 @@ from bigdl.friesian.serving.services import (
     Service,
 )
 from bigdl.friesian.serving.shards import Shard, ShardedFeatures, ShardedRecall
-from bigdl.nano.serving.access import read_token
+from bigdl.nano.serving.access import Tokens, changes_allowed, read_token
 from bigdl.nano.serving.batching import BatchingOptions
 from bigdl.nano.serving.grpc_service import InferenceHandlers
 from bigdl.nano.serving.repository import ModelRepository
@@ -271,6 +271,7 @@ class Serving:
         return {
             "timeout": config.get("recommender.deadline_ms", 10_000.0) / 1000,
             "token": _token(config),
+            "admin_token": _token(config, "admin_token"),
             "authority": config.get("server.authority"),
         }
 
@@ -389,7 +390,7 @@ class Serving:
             return InferenceService(
                 repository,
                 limits,
-                token=_token(config),
+                tokens=_tokens(config),
                 changes=False,
                 registry=self.metrics.registry,
                 needs_models=False,
@@ -562,20 +563,36 @@ def limits_of(config: Config) -> Limits:
     return config.checked("server", lambda: Limits(**given))
 
 
-def _token(config: Config) -> str | None:
-    if "server.token_file" not in config.values:
+def _token(config: Config, name: str = "token") -> str | None:
+    key = f"server.{name}_file"
+    if key not in config.values:
         return None
-    return config.checked("server.token_file", read_token, config.get("server.token_file"))
+    return config.checked(key, read_token, config.get(key))
+
+
+def _tokens(config: Config) -> Tokens:
+    names = ("token", "admin_token", "metrics_token")
+    tokens = [_token(config, name) for name in names]
+    return config.checked("server.admin_token_file", Tokens, *tokens)
 
 
 def _security(config: Config) -> Security:
-    keys = ("host", "expose", "certificate", "key")
+    keys = ("host", "expose", "certificate", "key", "changes")
     given = {
         name: config.get(f"server.{name}") for name in keys if f"server.{name}" in config.values
     }
+    tokens = _tokens(config)
+    config.checked("server.changes", changes_allowed, given.get("changes"), tokens)
     place = "server.host" if "server.host" in config.lines else "server.certificate"
-    token = _token(config)
-    return config.checked(place, lambda: Security(**given, token=token))
+    return config.checked(
+        place,
+        lambda: Security(
+            **given,
+            token=tokens.infer,
+            admin_token=tokens.admin,
+            metrics_token=tokens.metrics,
+        ),
+    )
 
 
 # -- near the line ---------------------------------------------------------------------------------
@@ -726,9 +743,7 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _client(options: argparse.Namespace) -> int:
-    token = None
-    if options.token_file is not None:
-        token = Path(options.token_file).read_text(encoding="utf-8").strip()
+    token = None if options.token_file is None else read_token(options.token_file)
     try:
         users = [int(each) for each in options.users.split(",")]
     except ValueError:

@@ -34,19 +34,30 @@ from bigdl.friesian.serving.recommender import (
 )
 from bigdl.friesian.serving.rows import as_numpy
 from bigdl.nano.serving.access import (
-    check_token,
+    ADMIN,
+    INFER,
+    METRICS,
+    ForbiddenError,
+    Tokens,
+    changes_allowed,
     is_loopback,
     read_pem,
     tls_files,
-    warn_of_host,
+    warn_of_exposure,
 )
 from bigdl.nano.serving.grpc_port import GrpcPort
-from bigdl.nano.serving.grpc_service import OPEN_METHODS, InferenceHandlers
+from bigdl.nano.serving.grpc_service import OPEN_METHODS, QUICK_METHODS, InferenceHandlers
+from bigdl.nano.serving.grpc_service import purpose_of as purpose_of_inference
 
 logger = logging.getLogger(__name__)
 
 _GREATEST_ID = (1 << 31) - 1  # of int32
-_LONGEST_SENTENCE = 2000  # it travels in a header
+_PURPOSES = {
+    "addItem": ADMIN,
+    "resetMetrics": ADMIN,
+    "getMetrics": METRICS,
+    "getClientMetrics": METRICS,
+}
 # Between the end of the work and the deadline of the caller: the way back of the answer, which a
 # busy machine makes longer. Seconds at least and at most, and the part of the time that is left.
 _MARGIN, _MOST_MARGIN, _MARGIN_PART = 0.005, 0.25, 0.05
@@ -176,7 +187,7 @@ class Service:
         except Exception as error:
             logger.exception("%s failed", method)
             status, sentence = grpc.StatusCode.UNAVAILABLE, f"{method} failed: {one_line(error)}"
-        context.abort(status, sentence[:_LONGEST_SENTENCE])
+        context.abort(status, sentence)
 
 
 class FeatureService(Service):
@@ -285,10 +296,11 @@ class RecallService(Service):
     >>> import numpy as np
     >>> import pandas as pd
     >>> from bigdl.friesian.serving import EmbeddedStore, GrpcServer, IndexRecall, ItemIndex
-    >>> from bigdl.friesian.serving import RecallService, RemoteRecall
+    >>> from bigdl.friesian.serving import RecallService, RemoteRecall, Security
     >>> store, index = EmbeddedStore("features"), ItemIndex([10, 20], np.eye(2))
     >>> _ = store.replace({"user": pd.DataFrame({"user": [3], "prediction": [[1.0, 2.0]]})})
-    >>> with GrpcServer([RecallService(IndexRecall(store, index), index)]) as server:
+    >>> service, security = RecallService(IndexRecall(store, index), index), Security(changes=True)
+    >>> with GrpcServer([service], security=security) as server:
     ...     with RemoteRecall(f"127.0.0.1:{server.port}") as recall:
     ...         recall.add_item(30, [3, 3])
     ...         recall.candidates(np.array([3]), 2).ids.tolist()
@@ -548,6 +560,13 @@ class Security:
         Files in PEM for TLS.
     token : str or None
         What requests have to carry in the header ``authorization: Bearer <token>``.
+    admin_token : str or None
+        What ``addItem`` and ``resetMetrics`` need in its place; it is good for everything.
+    metrics_token : str or None
+        What ``getMetrics``, ``getClientMetrics`` and ``/metrics`` need in place of `token`.
+    changes : bool or None
+        True if ``addItem`` and ``resetMetrics`` are allowed, which needs an admin token where there
+        is a token. Default: only with an admin token.
 
     Examples
     --------
@@ -565,8 +584,12 @@ class Security:
     certificate: str | None = None
     key: str | None = None
     token: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
+    metrics_token: str | None = field(default=None, repr=False)
+    changes: bool | None = None
 
     def __post_init__(self) -> None:
+        allowed = changes_allowed(self.changes, self.tokens)
         if (self.certificate is None) != (self.key is None):
             raise UsageError(
                 "TLS needs both a certificate and a key",
@@ -584,8 +607,13 @@ class Security:
                 argument="expose",
                 address=self.host,
             )
-        if self.certificate is None:
-            warn_of_host(self.host, stacklevel=5)
+        tls = self.certificate is not None
+        warn_of_exposure(self.host, tls=tls, tokens=self.tokens, changes=allowed, stacklevel=5)
+
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens."""
+        return Tokens(self.token, self.admin_token, self.metrics_token)
 
     def files(self) -> tuple[Path, Path] | None:
         """Return the files of certificate and key, if there is TLS."""
@@ -593,9 +621,23 @@ class Security:
             return None
         return tls_files(self.certificate, self.key)
 
-    def check_access(self, authorization: str | None) -> None:
-        """Raise an error if the header of a request lacks the token, and one is needed."""
-        check_token(self.token, authorization)
+    def check_access(self, authorization: str | None, purpose: str = INFER) -> None:
+        """Raise an error if the header of a request lacks the token for its purpose."""
+        self.tokens.check(authorization, purpose)
+
+    def check_method(self, authorization: str | None, path: str) -> None:
+        """Raise an error if a method of gRPC may not be called with the header of a request."""
+        service, _, method = path.rpartition("/")
+        if service == f"/{InferenceHandlers.name}":
+            self.check_access(authorization, purpose_of_inference(path))
+            return
+        purpose = _PURPOSES.get(method, INFER)
+        self.check_access(authorization, purpose)
+        if purpose == ADMIN and not changes_allowed(self.changes, self.tokens):
+            raise ForbiddenError(
+                f"The server does not let clients change it by {method}; set changes or an admin "
+                "token for it"
+            )
 
 
 class GrpcServer:
@@ -645,8 +687,12 @@ class GrpcServer:
             threads=check_integer("threads", threads, 1),
             most_requests=limits.max_requests,
             most_bytes=limits.max_bytes,
-            check_access=security.check_access,
+            check_access=security.check_method,
             open_methods=OPEN_METHODS,
+            quick_methods=[
+                *QUICK_METHODS,
+                *(f"/{each.name}/{method}" for each in services for method in _PURPOSES),
+            ],
             pem=read_pem(security.files()),
             shares_port=shares_port,
         )

@@ -30,10 +30,12 @@ __all__ = ["Call", "GrpcPort", "GrpcRefusal"]
 _log = logging.getLogger(__name__)
 
 MESSAGE_SECONDS = 30.0  # within which the message of a request has to be there
+_OPEN, _QUICK, _WORK = "open", "quick", "work"  # groups of methods
 _DRAIN_SECONDS = 0.2
 _END_SECONDS = 5.0  # beyond those that requests have at the end
 _HEALTH = "/grpc.health.v1.Health/"
-_HEALTH_THREADS = 4
+_QUICK_THREADS = 4
+_BUSY = "Too many requests at the same time; try again later"
 _MOST_HEADER_BYTES = 1 << 16
 _MOST_SENTENCE_BYTES = 2000  # it travels in a header, of which clients take 8 KiB
 _MOST_SILENT = 4  # times most_requests: calls whose message has not come
@@ -71,7 +73,7 @@ class _Method:
     function: Callable[[Any, Any], Any]
     read: Callable[[bytes], Any] | None
     write: Callable[[Any], bytes] | None
-    is_open: bool
+    group: str
 
     @property
     def is_async(self) -> bool:
@@ -210,11 +212,12 @@ class GrpcPort:
         self._check_access = check_access
         self._open, self._quick = frozenset(open_methods), frozenset(quick_methods)
         self._methods: dict[str, Any] = {}
-        self._requests = 0
-        self._silent = {True: 0, False: 0}  # calls without a message, by whether they are open
+        # Counted apart, so that none of a group is refused for many of another.
+        self._requests = dict.fromkeys((_OPEN, _QUICK, _WORK), 0)
+        self._silent = dict.fromkeys((_OPEN, _QUICK, _WORK), 0)  # whose message has not come
         self._is_ending = self._has_ended = False
         self._pool = ThreadPoolExecutor(threads, "bigdl-serving-grpc")
-        self._health_pool = ThreadPoolExecutor(_HEALTH_THREADS, "bigdl-serving-grpc-health")
+        self._quick_pool = ThreadPoolExecutor(_QUICK_THREADS, "bigdl-serving-grpc-quick")
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         options = [
             ("grpc.max_receive_message_length", most_bytes),
@@ -274,7 +277,7 @@ class GrpcPort:
             self._loop.run(self._server.stop(seconds), seconds + _END_SECONDS)
         del self._server
         self._loop.close()
-        for pool in (self._pool, self._health_pool):
+        for pool in (self._pool, self._quick_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # -- in the event loop ---------------------------------------------------------------------
@@ -282,8 +285,8 @@ class GrpcPort:
     def _handler(self, details: Any) -> Any:
         """Return what answers a request, of which the headers alone are there."""
         path = details.method
-        is_open = path.startswith(_HEALTH) or path in self._open
-        if not is_open:
+        group = self._group(path)
+        if group != _OPEN:
             if self._is_ending:
                 return self._refusing("UNAVAILABLE", "The server is ending")
             try:
@@ -294,28 +297,32 @@ class GrpcPort:
                 return self._refusing("PERMISSION_DENIED", str(error))
             except AccessError as error:
                 return self._refusing("UNAUTHENTICATED", str(error))
-            if self._requests >= self._most_requests:
-                return self._busy()
-        if self._silent[is_open] >= _MOST_SILENT * self._most_requests:
-            return self._busy()
+        is_busy = self._requests[group] >= self._most_requests
+        if is_busy or self._silent[group] >= _MOST_SILENT * self._most_requests:
+            return self._refusing("RESOURCE_EXHAUSTED", _BUSY)
         known = self._methods.get(path)
         if known is None:
             known = next(filter(None, (each.service(details) for each in self._handlers)), None)
             if known is None:
                 return None
             if known.unary_unary is not None:
-                known = self._as_stream(path, known, is_open)
+                known = self._as_stream(path, known, group)
             self._methods[path] = known
         return known
 
-    def _as_stream(self, path: str, handler: Any, is_open: bool) -> Any:
+    def _group(self, path: str) -> str:
+        if path.startswith(_HEALTH) or path in self._open:
+            return _OPEN
+        return _QUICK if path in self._quick else _WORK
+
+    def _as_stream(self, path: str, handler: Any, group: str) -> Any:
         """Return a handler that waits for the message of a request itself."""
         method = _Method(
             path,
             handler.unary_unary,
             handler.request_deserializer,
             handler.response_serializer,
-            is_open,
+            group,
         )
 
         async def answer(requests: Any, context: Any) -> bytes:
@@ -329,25 +336,19 @@ class GrpcPort:
 
         return self._grpc.stream_unary_rpc_method_handler(refuse)
 
-    def _busy(self) -> Any:
-        sentence = "Too many requests at the same time; try again later"
-        return self._refusing("RESOURCE_EXHAUSTED", sentence)
-
     async def _abort(self, context: Any, status: str, sentence: str) -> None:
         await context.abort(getattr(self._grpc.StatusCode, status), shortened(sentence))
 
     async def _answer(self, method: _Method, context: Any) -> bytes:
         try:
             content = await self._message(method, context)
-            if not method.is_open and self._requests >= self._most_requests:
-                raise GrpcRefusal(
-                    "RESOURCE_EXHAUSTED", "Too many requests at the same time; try again later"
-                )
-            self._requests += not method.is_open
+            if self._requests[method.group] >= self._most_requests:
+                raise GrpcRefusal("RESOURCE_EXHAUSTED", _BUSY)
+            self._requests[method.group] += 1
             try:
                 return await self._called(method, content, context)
             finally:
-                self._requests -= not method.is_open
+                self._requests[method.group] -= 1
         except GrpcRefusal as error:
             await self._abort(context, error.status, str(error))
         except Exception:
@@ -357,7 +358,7 @@ class GrpcPort:
 
     async def _message(self, method: _Method, context: Any) -> bytes:
         """Return the message of a request when it has come."""
-        self._silent[method.is_open] += 1
+        self._silent[method.group] += 1
         try:
             async with asyncio.timeout(self._message_seconds):
                 content = await context.read()
@@ -367,14 +368,13 @@ class GrpcPort:
                 f"The message of the request did not arrive within {self._message_seconds:g} s",
             ) from None
         finally:
-            self._silent[method.is_open] -= 1
+            self._silent[method.group] -= 1
         if content is self._grpc.aio.EOF:
             raise GrpcRefusal("INVALID_ARGUMENT", "The request has no message")
         return content
 
     async def _called(self, method: _Method, content: bytes, context: Any) -> bytes:
-        is_quick = method.is_open or method.path in self._quick
-        pool = self._health_pool if is_quick else self._pool
+        pool = self._pool if method.group == _WORK else self._quick_pool
         call = Call(context, pool, self._results)
         if method.is_async:
             answer = await method.function(_read(method, content), call)
@@ -390,18 +390,18 @@ class GrpcPort:
 
     def _count_until_done(self, method: _Method, future: Future) -> None:
         """Count a request whose client has gone as long as a thread works on it."""
-        if method.is_open or future.done():
+        if future.done():
             return
         loop = asyncio.get_running_loop()
 
         def end() -> None:
-            self._requests -= 1
+            self._requests[method.group] -= 1
 
         def done(_: Future) -> None:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(end)
 
-        self._requests += 1
+        self._requests[method.group] += 1
         future.add_done_callback(done)
 
 
