@@ -390,6 +390,88 @@ def test_tokens_are_asked_for():
             assert len(ranker.predict(inputs)) == 2
 
 
+def test_each_token_is_good_for_its_purpose(stages):
+    store, index = stages[:2]
+    security = Security(token="use", admin_token="change", metrics_token="look")
+    service = RecallService(IndexRecall(store, index), index)
+    wanted = {
+        None: ["UNAUTHENTICATED"] * 4,
+        "use": ["OK", "PERMISSION_DENIED", "PERMISSION_DENIED", "PERMISSION_DENIED"],
+        "look": ["PERMISSION_DENIED", "OK", "PERMISSION_DENIED", "PERMISSION_DENIED"],
+        "change": ["OK"] * 4,
+    }
+
+    def outcome(call, *arguments):
+        try:
+            call(*arguments)
+        except grpc.RpcError as error:
+            return error.code().name
+        return "OK"
+
+    with GrpcServer([service], security=security) as server:
+        address = f"127.0.0.1:{server.port}"
+        for token, outcomes in wanted.items():
+            with RemoteRecall(address, token=token) as remote:
+                assert [
+                    outcome(remote.candidates, np.array([1]), 3),
+                    outcome(remote.metrics),
+                    outcome(remote.add_item, 77_777, np.zeros(8)),
+                    outcome(remote.reset_metrics),
+                ] == outcomes
+        with RemoteRecall(address, token="use", admin_token="change") as remote:
+            remote.add_item(77_778, np.zeros(8))
+            assert len(remote.candidates(np.array([1]), 3).ids) == 3
+    index.remove_items([77_777, 77_778])
+
+
+def test_changes_are_refused_unless_they_are_allowed(stages):
+    service = RecallService(IndexRecall(*stages[:2]), stages[1])
+    with GrpcServer([service]) as server, RemoteRecall(f"127.0.0.1:{server.port}") as remote:
+        for change in (remote.reset_metrics, lambda: remote.add_item(77_777, np.zeros(8))):
+            with pytest.raises(grpc.RpcError, match="does not let clients change it") as error:
+                change()
+            assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    with pytest.raises(UsageError, match="only by an admin token"):
+        Security(token="use", changes=True)
+
+
+def test_streams_that_send_no_message_keep_nobody_waiting(stages):
+    import threading
+
+    over = threading.Event()
+
+    def nothing():
+        over.wait()
+        yield from ()
+
+    with (
+        GrpcServer(
+            [FeatureService(stages[0])], security=Security(token="use"), threads=2
+        ) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as silent,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+        RemoteFeatures(f"127.0.0.1:{server.port}", token="use", timeout=20) as features,
+    ):
+        headers = (("authorization", "Bearer use"),)
+        calls = {}
+        for method, given in (
+            ("/feature.Feature/getUserFeatures", ()),
+            ("/feature.Feature/getUserFeatures", headers),
+            ("/grpc.health.v1.Health/Check", ()),
+        ):
+            call = silent.stream_unary(method)
+            streams = [call.future(nothing(), metadata=given) for _ in range(16)]
+            calls[method, given] = streams
+        refused = next(iter(calls.values()))
+        assert {call.exception(30).code().name for call in refused} == {"UNAUTHENTICATED"}
+        check = wire.message("grpc.health.v1.HealthCheckRequest")
+        stub = wire.stub_of(channel, "grpc.health.v1.Health")
+        for _ in range(3):
+            assert stub.Check(check(service=""), timeout=20).status == 1
+            assert features.read("user", [1]).found.tolist() == [True]
+        over.set()
+
+
 def test_tls_is_spoken(certificate, stages):
     cert, key = certificate
     security = Security(certificate=cert, key=key)
@@ -415,7 +497,14 @@ def test_another_address_has_to_be_meant():
     with pytest.raises(UsageError, match="can be reached from other machines; set expose"):
         Security(host="0.0.0.0")
     with pytest.warns(UserWarning, match="without TLS"):
-        Security(host="0.0.0.0", expose=True)
+        Security(host="0.0.0.0", expose=True, token="secret")
+    with (
+        pytest.warns(UserWarning, match="without TLS"),
+        pytest.warns(
+            UserWarning, match="without a token, so everybody .* can use it and change it"
+        ),
+    ):
+        Security(host="0.0.0.0", expose=True, changes=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Security(host="::1")

@@ -541,7 +541,10 @@ def test_tls_and_a_token_are_asked_for(repository_of, certificate):
 
 def test_other_addresses_warn_without_tls_and_let_nobody_change_models(repository_of):
     repository = repository_of(double=double_runner())
-    with pytest.warns(UserWarning, match="listens at 0.0.0.0 without TLS"):
+    with (
+        pytest.warns(UserWarning, match="listens at 0.0.0.0 without TLS"),
+        pytest.warns(UserWarning, match="listens at 0.0.0.0 without a token"),
+    ):
         server = ModelServer(repository, host="0.0.0.0", http_port=0, grpc_port=0)
     with server:
         assert ask(server, "POST", "/v2/repository/models/double/unload")[0] == 403

@@ -44,6 +44,7 @@ _ERROR = {
 _MEANINGS = {
     400: "The request is wrong.",
     401: "The token is missing or wrong.",
+    403: "The token is not good for this.",
     404: "There is no such path.",
     405: "The path takes another method.",
     408: "The body did not arrive in time.",
@@ -59,7 +60,7 @@ def _of_json(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _operation(summary: str, *errors: int, **more: Any) -> dict[str, Any]:
     responses = {"200": {"description": "The items of each user.", "content": _of_json(_ANSWER)}}
-    for status in sorted((400, 401, 404, 405, 503, *errors)):
+    for status in sorted((400, 401, 403, 404, 405, 503, *errors)):
         content = _of_json(_ERROR)
         responses[str(status)] = {"description": _MEANINGS[status], "content": content}
     return {"summary": summary, "responses": responses, **more}

@@ -74,10 +74,7 @@ class _Method:
     read: Callable[[bytes], Any] | None
     write: Callable[[Any], bytes] | None
     group: str
-
-    @property
-    def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.function)
+    is_async: bool
 
 
 class Call:
@@ -251,13 +248,10 @@ class GrpcPort:
         self, address: str, options: list[tuple[str, int]], pem: tuple[bytes, bytes] | None
     ) -> int:
         """Make the server; returns its port."""
-        grpc, port = self._grpc, self
-
-        class Services(grpc.GenericRpcHandler):
-            def service(self, details: Any) -> Any:
-                return port._handler(details)
-
-        self._server = grpc.aio.server(self._pool, handlers=[Services()], options=options)
+        grpc = self._grpc
+        self._server = grpc.aio.server(
+            self._pool, handlers=[_Services(self._handler)], options=options
+        )
         if pem is None:
             return self._server.add_insecure_port(address)
         return self._server.add_secure_port(address, grpc.ssl_server_credentials([pem]))
@@ -323,6 +317,7 @@ class GrpcPort:
             handler.request_deserializer,
             handler.response_serializer,
             group,
+            inspect.iscoroutinefunction(handler.unary_unary),
         )
 
         async def answer(requests: Any, context: Any) -> bytes:
@@ -405,6 +400,13 @@ class GrpcPort:
         future.add_done_callback(done)
 
 
+@dataclass(frozen=True)
+class _Services:
+    """What grpc asks for the handler of a request."""
+
+    service: Callable[[Any], Any]
+
+
 class _Work:
     """A call of a method in a thread, from the bytes of its message to those of its answer."""
 
@@ -457,7 +459,7 @@ class _SharedLoop:
         shared = _SharedLoop
         with shared._lock:
             if shared._loop is None:
-                shared._loop = asyncio.new_event_loop()
+                shared._loop = _new_loop()
                 shared._thread = threading.Thread(
                     target=_run_loop, args=(shared._loop,), name="bigdl-serving-grpc", daemon=True
                 )
@@ -486,6 +488,15 @@ class _SharedLoop:
         assert thread is not None
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop of uvloop, whose messages between threads cost less, if it is there."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

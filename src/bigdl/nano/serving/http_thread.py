@@ -185,10 +185,9 @@ def _limited_protocol() -> type:
             super().data_received(data)
             if self.transport.is_closing():
                 return
-            if self.late_timer is not None:
-                self.late_bytes += len(data)
-                if self.late_bytes > _MOST_LATE_BYTES:
-                    self.transport.abort()
+            self.late_bytes += len(data)
+            if self.late_timer is not None and self.late_bytes > _MOST_LATE_BYTES:
+                self.transport.abort()
             elif self.in_head and self.beside_bytes > _MOST_HEAD_BYTES:
                 self.refusal = 431, "The headers of the request are too long."
                 self.send_400_response("")

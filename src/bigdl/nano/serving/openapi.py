@@ -153,7 +153,7 @@ def _operation(
             ok["content"]["application/octet-stream"] = binary
     responses: dict[str, Any] = {"200": ok}
     health = path.startswith("/v2/health")
-    for status in (*errors, *(() if health else (401,))):
+    for status in sorted({*errors, *(() if health else (401, 403))}):
         responses[str(status)] = {"description": _MEANINGS[status]}
         if path != "/v2/health/ready":
             content = {"application/json": {"schema": _reference("Error")}}
