@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+from functools import partial
 
 import grpc
 import numpy as np
@@ -23,9 +24,10 @@ from bigdl.friesian.serving import (
     EmbeddedStore,
     ItemIndex,
     RecommenderClient,
+    RemoteRecall,
 )
 from bigdl.friesian.serving.config import read_config
-from bigdl.friesian.serving.program import main
+from bigdl.friesian.serving.program import Serving, main
 
 
 @pytest.mark.parametrize(
@@ -266,6 +268,51 @@ def test_what_cannot_be_served_is_told_in_a_sentence(folder, change, message, ca
     assert main(["serve", "--config", wrong]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert re.search(message, line), line
+
+
+def is_allowed(call):
+    try:
+        call()
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.PERMISSION_DENIED:
+            return False
+        raise
+    return True
+
+
+def test_tokens_and_changes_are_set_in_the_file(folder, capsys):
+    made = folder[0]
+    text = re.sub(r"\n  \w+_port: \d+", "", (made / "serving.yaml").read_text())
+    text = text.replace("  changes: true\n", "")
+    for name in ("use", "change", "look"):
+        (made / name).write_text(f"{name}\n")
+        (made / name).chmod(0o600)
+    files = "token_file: use\n  admin_token_file: change\n  metrics_token_file: look"
+    config = read_config(
+        written(
+            made, text.replace("server:", f"server:\n  {files}\n  recall_port: 0"), "tokens.yaml"
+        )
+    )
+    with Serving(config) as serving:
+        address = f"127.0.0.1:{serving.ports['recall']}"
+        for token, outcomes in (("use", "ynn"), ("look", "nyn"), ("change", "yyy")):
+            with RemoteRecall(address, token=token) as recall:
+                assert (
+                    "".join(
+                        "y" if is_allowed(call) else "n"
+                        for call in (
+                            partial(recall.candidates, np.array([1]), 2),
+                            recall.metrics,
+                            recall.reset_metrics,
+                        )
+                    )
+                    == outcomes
+                )
+    wrong = written(made, text.replace("server:", "server:\n  token_file: use\n  changes: true"))
+    assert main(["serve", "--config", wrong]) == 2
+    assert (
+        "server.changes: Clients may change the server only by an admin" in capsys.readouterr().err
+    )
 
 
 def test_a_server_that_is_not_there_is_told(capsys):

@@ -435,6 +435,19 @@ def test_changes_are_refused_unless_they_are_allowed(stages):
         Security(token="use", changes=True)
 
 
+def test_an_item_reaches_its_shard_by_the_admin_token(stages):
+    from bigdl.friesian.serving import Shard, ShardedRecall
+
+    security = Security(token="use", admin_token="change")
+    with GrpcServer([RecallService(IndexRecall(*stages[:2]), stages[1])], security=security) as one:
+        shards = [Shard((0, 99_999), (f"127.0.0.1:{one.port}",), ())]
+        with ShardedRecall(shards, token="use") as recall, pytest.raises(grpc.RpcError):
+            recall.add_item(77_779, np.zeros(8))
+        with ShardedRecall(shards, token="use", admin_token="change") as recall:
+            recall.add_item(77_779, np.zeros(8))
+    stages[1].remove_items([77_779])
+
+
 def test_streams_that_send_no_message_keep_nobody_waiting(stages):
     import threading
 

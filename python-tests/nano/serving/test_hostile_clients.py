@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 
 from bigdl.common.errors import UsageError
@@ -174,6 +175,48 @@ def test_what_further_services_do_is_answered_by_its_status(caplog):
         assert error.value.code() == grpc.StatusCode.UNKNOWN
         assert "ZeroDivisionError" in caplog.text
     port.stop(0)
+
+
+def test_a_message_is_measured_when_it_is_unpacked():
+    port = echo_port(lambda content, call: content)
+    with grpc.insecure_channel(f"127.0.0.1:{port.port}") as channel:
+        call = channel.unary_unary("/echo/Echo")
+        assert call(bytes(1000), 30, compression=grpc.Compression.Gzip) == bytes(1000)
+        with pytest.raises(grpc.RpcError) as error:
+            call(bytes(2 << 20), 30, compression=grpc.Compression.Gzip)
+        assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    port.stop(0)
+
+
+def test_a_client_of_grpc_that_reads_nothing_is_cut(monkeypatch):
+    from bigdl.nano.serving import grpc_port
+
+    for name in ("keepalive_time", "keepalive_timeout"):
+        monkeypatch.setitem(grpc_port._MILLISECONDS, name, 1000)
+    port = echo_port(lambda content, call: bytes(16 << 20))
+    with socket.create_server(("127.0.0.1", 0)) as between, suppress(OSError):
+        channel = grpc.insecure_channel(f"127.0.0.1:{between.getsockname()[1]}")
+        channel.unary_unary("/echo/Echo").future(b"")
+        client, _ = between.accept()
+        with client, socket.create_connection(("127.0.0.1", port.port)) as line:
+            line.settimeout(30)
+            threading.Thread(target=forward, args=(client, line), daemon=True).start()
+            client.sendall(line.recv(4096))  # the settings, without which nothing is sent
+            end = time.monotonic() + 30
+            while any(
+                each.laddr.port == port.port and each.status == psutil.CONN_ESTABLISHED
+                for each in psutil.Process().net_connections("tcp")
+            ):
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        channel.close()
+    port.stop(0)
+
+
+def forward(source, target):
+    with suppress(OSError):
+        while content := source.recv(65536):
+            target.sendall(content)
 
 
 def test_bytes_that_are_no_message_are_told_without_a_traceback(server, caplog):

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from bigdl.nano.serving import Client
+from bigdl.nano.serving import Client, ServerError
 
 ROWS = np.ones((1, 3), "float32")
 PROGRAM = [sys.executable, "-m", "bigdl.nano.serving.main"]
@@ -157,6 +157,27 @@ def workers_seen(url):
             return set(re.findall(r'worker="(\d)"', answer.read().decode()))
     except OSError:  # of a worker that is gone
         return set()
+
+
+def test_tokens_come_from_files_and_variables(scale_directory, tmp_path, program, monkeypatch):
+    file = tmp_path / "admin"
+    file.write_text("change\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("BIGDL_SERVE_TOKEN", "use")
+    monkeypatch.setenv("BIGDL_SERVE_METRICS_TOKEN", "look")
+    served = program(scale_directory(tmp_path / "scale", 3), "--admin-token-file", file)
+    for url in served.urls:
+        with Client(url, token="use") as user, Client(url, token="change") as admin:
+            assert user.infer("scale", ROWS)[0, 0] == 3
+            with pytest.raises(ServerError, match="takes the admin token"):
+                user.load("scale")
+            admin.load("scale")
+    metrics = urllib.request.Request(f"{served.urls[0]}/metrics")
+    metrics.add_header("Authorization", "Bearer look")
+    with urllib.request.urlopen(metrics) as answer:
+        assert answer.status == 200
+    code, _, errors = served.stop()
+    assert (code, errors) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ _MILLISECONDS = {
     "max_connection_idle": 600_000,
     "keepalive_time": 60_000,
     "keepalive_timeout": 20_000,
-    "max_connection_age": 3_600_000,
+    "max_connection_age": 900_000,
     "max_connection_age_grace": 120_000,
 }
 
