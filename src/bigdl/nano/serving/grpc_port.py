@@ -229,20 +229,17 @@ class GrpcPort:
         self._loop = _SharedLoop()
         try:
             self.port: int = self._loop.run(self._opened(address, options, pem))
-        except RuntimeError as error:
+            if not self.port:
+                raise RuntimeError("is the port in use?")
+        except BaseException as error:
             self._loop.close()
+            if not isinstance(error, RuntimeError):
+                raise
             raise UsageError(
                 f"gRPC cannot listen on {address}: {_first_reason(host, port, error)}",
                 code="address-unusable",
                 address=address,
             ) from error
-        if not self.port:
-            self._loop.close()
-            raise UsageError(
-                f"gRPC cannot listen on {address}; is the port in use?",
-                code="address-unusable",
-                address=address,
-            )
 
     async def _opened(
         self, address: str, options: list[tuple[str, int]], pem: tuple[bytes, bytes] | None
