@@ -196,7 +196,7 @@ def test_a_client_of_grpc_that_reads_nothing_is_cut(monkeypatch):
     port = echo_port(lambda content, call: bytes(16 << 20))
     with socket.create_server(("127.0.0.1", 0)) as between, suppress(OSError):
         channel = grpc.insecure_channel(f"127.0.0.1:{between.getsockname()[1]}")
-        channel.unary_unary("/echo/Echo").future(b"")
+        asked = channel.unary_unary("/echo/Echo").future(b"")
         client, _ = between.accept()
         with client, socket.create_connection(("127.0.0.1", port.port)) as line:
             line.settimeout(30)
@@ -209,6 +209,7 @@ def test_a_client_of_grpc_that_reads_nothing_is_cut(monkeypatch):
             ):
                 assert time.monotonic() < end
                 time.sleep(0.1)
+        asked.cancel()
         channel.close()
     port.stop(0)
 
