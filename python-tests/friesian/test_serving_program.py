@@ -308,10 +308,8 @@ def test_tokens_and_changes_are_set_in_the_file(folder, capsys):
                     )
                     == outcomes
                 )
-    wrong = written(
-        made,
-        text.replace("server:", "server:\n  token_file: use\n  changes: true\n  recall_port: 0"),
-    )
+    changes = "token_file: use\n  changes: true\n  recall_port: 0"
+    wrong = written(made, text.replace("server:", f"server:\n  {changes}"), "wrong.yaml")
     assert main(["serve", "--config", wrong]) == 2
     assert (
         "server.changes: Clients may change the server only by an admin" in capsys.readouterr().err
