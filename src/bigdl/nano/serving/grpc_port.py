@@ -78,7 +78,7 @@ class _Method:
 
 
 class Call:
-    """What a method sees of a request: the context of grpc, for a method in a thread.
+    """A request as its method sees it: the context of grpc, for a method in a thread.
 
     Parameters
     ----------
@@ -399,7 +399,7 @@ class GrpcPort:
 
 @dataclass(frozen=True)
 class _Services:
-    """What grpc asks for the handler of a request."""
+    """The services of a port, of which grpc asks for the handler of a request."""
 
     service: Callable[[Any], Any]
 
