@@ -15,7 +15,9 @@ from bigdl.nano.pytorch import InferenceOptimizer
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 
-TOKEN = "let-me-in"
+# or the scheduler puts a pod aside for minutes
+ALL_BOUND = ("--for=jsonpath={.status.phase}=Bound", "pvc", "--all", "--timeout=60s")
+TOKEN, METRICS = "let-me-in", "let-me-look"
 ASK = """
 import json, sys, urllib.request
 def ask(token):
@@ -71,20 +73,24 @@ def applied(cluster, documents, folder):
     for each in (folder, *folder.rglob("*")):
         each.chmod(0o777)
     items = on_this_machine(cluster, documents, folder)
-    file = folder.parent / "manifest.json"
-    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    of_data = [each for each in items if each["kind"].startswith("PersistentVolume")]
+    files = [folder.parent / "data.json", folder.parent / "manifest.json"]
+    for file, each in zip(files, (of_data, items), strict=True):
+        file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": each}))
     claims = cluster / f"claims-{namespace}.json"
 
     def kubectl(*arguments):
         return control("kubernetes.py", "kubectl", cluster, "-n", namespace, *arguments)
 
     try:
-        kubectl("apply", "-f", str(file))
-        secret = "secret", "generic", namespace, f"--from-literal=token={TOKEN}"
-        kubectl("create", *secret)
+        kubectl("apply", "-f", str(files[0]))
+        kubectl("wait", *ALL_BOUND)
+        kubectl("apply", "-f", str(files[1]))
+        tokens = (f"--from-literal=token={TOKEN}", f"--from-literal=metrics-token={METRICS}")
+        kubectl("create", "secret", "generic", namespace, *tokens)
         yield kubectl
     finally:
-        kubectl("delete", "-f", str(file), "-f", str(claims), "--wait=false")
+        kubectl("delete", "-f", str(files[1]), "-f", str(claims), "--wait=false")
 
 
 def await_ready(kubectl, name, number, seconds=200):

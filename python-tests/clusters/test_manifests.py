@@ -169,3 +169,30 @@ def test_the_pods_of_a_program_may_talk_to_each_other():
     for file in ("client.yaml", "client-service.yaml"):
         (job,) = of_kind(file, "Job")
         assert job["spec"]["template"]["metadata"]["labels"] == {"spark-role": "driver"}
+
+
+@pytest.mark.parametrize("file", SERVERS)
+def test_metrics_are_asked_for_by_a_token_that_is_good_for_nothing_else(file):
+    (deployment,) = of_kind(file, "Deployment")
+    namespace = deployment["metadata"]["namespace"]
+    pod = deployment["spec"]["template"]["spec"]
+    (secret,) = (each["secret"] for each in pod["volumes"] if "secret" in each)
+    assert secret["defaultMode"] == 0o440
+    (monitor,) = (
+        each for each in documents("monitoring.yaml") if each["metadata"]["namespace"] == namespace
+    )
+    (endpoint,) = monitor["spec"]["endpoints"]
+    credentials = {"name": secret["secretName"], "key": "metrics-token"}
+    assert endpoint["authorization"]["credentials"] == credentials
+    text = (MANIFESTS / file).read_text()
+    assert "/token/metrics-token" in text
+    assert f"create secret generic {secret['secretName']}" in text
+    assert "--from-literal=metrics-token=" in text
+    services = of_kind(file, "Service")
+    chosen = [
+        service
+        for service in services
+        if service["metadata"].get("labels") == monitor["spec"]["selector"]["matchLabels"]
+    ]
+    (service,) = chosen
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
